@@ -1,0 +1,106 @@
+"""The error tree, importable by every floor; each error is also a builtin.
+
+    PenstockError
+    ├── ConfigError (ValueError)         an argument, or two that contradict each other
+    │   ├── PlanError                    sizes, lanes, window, batch and world don't fit
+    │   └── RecipeError                  operations don't fit their data
+    ├── DatasetError (ValueError)        the dataset can't be used as it is
+    │   ├── DatasetNotFoundError (FileNotFoundError)   nothing there, or nothing in it
+    │   ├── IndexChangedError            files no longer match the index
+    │   └── CorruptShardError            bytes came, but aren't what the index promised
+    │       └── CorruptSampleError       one sample of a shard; carries .sample_id
+    ├── FetchError (OSError)             a remote object was not fetched; carries .uri
+    ├── DestinationError (FileExistsError)   a destination holds other data
+    ├── ResumeError (ValueError)         a state that can't be honoured
+    ├── MissingDependencyError (ImportError)   an optional package; names the extra
+    ├── StalledError (TimeoutError)      a wait passed its limit
+    └── ClosedError (RuntimeError)       used after close()
+
+A message says four things: what, got, wanted, do this.
+"""
+
+from __future__ import annotations
+
+
+class PenstockError(Exception):
+    """Base of all errors that Penstock raises on purpose."""
+
+
+class ConfigError(PenstockError, ValueError):
+    """An argument is wrong, or two arguments contradict each other."""
+
+
+class PlanError(ConfigError):
+    """Sizes, lanes, window, batch and world don't fit together."""
+
+
+class RecipeError(ConfigError):
+    """Operations of a recipe don't fit one another or the data."""
+
+
+class DatasetError(PenstockError, ValueError):
+    """The dataset can't be used as it is."""
+
+
+class DatasetNotFoundError(DatasetError, FileNotFoundError):
+    """There is nothing at the URL, or nothing that can be read."""
+
+    # OSError's __str__ wants (errno, strerror); ours carries one message.
+    __str__ = Exception.__str__
+
+
+class IndexChangedError(DatasetError):
+    """The files no longer match the index that was built over them."""
+
+
+class CorruptShardError(DatasetError):
+    """Bytes came, but they aren't what the index promised."""
+
+
+class CorruptSampleError(CorruptShardError):
+    """One sample's bytes aren't what the index promised, or don't decode.
+
+    sample_id: position in the index.
+    """
+
+    def __init__(self, message: str, *, sample_id: int) -> None:
+        super().__init__(message)
+        self.sample_id = sample_id
+
+
+class FetchError(PenstockError, OSError):
+    """A remote object could not be listed or fetched. uri: which one."""
+
+    __str__ = Exception.__str__
+
+    def __init__(self, message: str, *, uri: str) -> None:
+        super().__init__(message)
+        self.uri = uri
+
+
+class DestinationError(PenstockError, FileExistsError):
+    """A destination holds data of something else; nothing was touched."""
+
+    __str__ = Exception.__str__
+
+
+class ResumeError(PenstockError, ValueError):
+    """A state can't be honoured by this dataset, seed or version."""
+
+
+class MissingDependencyError(PenstockError, ImportError):
+    """An optional package isn't installed; the message names the extra."""
+
+
+class StalledError(PenstockError, TimeoutError):
+    """A wait passed its time limit."""
+
+    __str__ = Exception.__str__
+
+
+class ClosedError(PenstockError, RuntimeError):
+    """Used after close()."""
+
+
+class PenstockWarning(UserWarning):
+    """The one warning class: something works, but not as well as it could."""

@@ -1,0 +1,118 @@
+"""All threads of Penstock are started here.
+
+`Workers` is a small named pool that is owned, closed, and empties itself at interpreter exit
+(concurrent.futures joins its threads there, and nothing here waits for a consumer, so an unclosed
+loader can't hang the exit). `ordered` walks a known future: the consumer's own pull submits work, so
+no feeder thread exists that could block on a full queue.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures as futures
+from collections import deque
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from cache.errors import ClosedError, StalledError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+# Longer than any honest read of one batch; a stuck NFS mount or disk is reported, not waited for.
+STALL_TIMEOUT_S = 300.0
+
+
+class Workers:
+    """A pool of named threads. Closing cancels what has not started and waits for what has."""
+
+    def __init__(self, count: int, *, name: str) -> None:
+        self._pool = futures.ThreadPoolExecutor(count, thread_name_prefix=f"penstock-{name}")
+        self._closed = False
+
+    def submit(self, fn: Callable[[T], U], item: T) -> futures.Future[U]:
+        """Run fn(item) on a thread. Raises ClosedError after close()."""
+        if self._closed:
+            raise ClosedError("These workers are closed; make a new loader.")
+        return self._pool.submit(fn, item)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        self._closed = True
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+
+class Ordered(Generic[T, U]):
+    """fn(item) in the order of items, at most `ahead` in flight. See `ordered`."""
+
+    def __init__(
+        self,
+        fn: Callable[[T], U],
+        items: Iterable[T],
+        *,
+        pool: Workers,
+        ahead: int,
+        timeout_s: float = STALL_TIMEOUT_S,
+    ) -> None:
+        if ahead < 1:
+            raise ValueError(f"ahead must be at least 1, got {ahead}.")
+        self._fn = fn
+        self._items = iter(items)
+        self._pool = pool
+        self._ahead = ahead
+        self._timeout_s = timeout_s
+        self._in_flight: deque[futures.Future[U]] = deque()
+
+    def __iter__(self) -> Iterator[U]:
+        return self
+
+    def fill(self) -> None:
+        """Submit work until `ahead` results are in flight or the items end."""
+        while len(self._in_flight) < self._ahead:
+            try:
+                item = next(self._items)
+            except StopIteration:
+                return
+            self._in_flight.append(self._pool.submit(self._fn, item))
+
+    def __next__(self) -> U:
+        self.fill()
+        if not self._in_flight:
+            raise StopIteration
+        future = self._in_flight.popleft()
+        self.fill()
+        try:
+            return future.result(timeout=self._timeout_s)
+        except futures.TimeoutError as error:
+            if future.done():  # the work itself raised a TimeoutError: that is the better message
+                raise
+            future.cancel()
+            raise StalledError(
+                f"Nothing arrived for {self._timeout_s:.0f} s from {self._fn!r}. The disk or the "
+                "network mount under the dataset may hang; look at it with `ls`, or raise timeout=."
+            ) from error
+
+    def close(self) -> None:
+        """Cancel what has not started, wait for what has, forget the results."""
+        for future in self._in_flight:
+            future.cancel()
+        futures.wait(self._in_flight, timeout=self._timeout_s)
+        self._in_flight.clear()
+
+
+def ordered(
+    fn: Callable[[T], U], items: Iterable[T], *, workers: int, ahead: int, name: str = "ordered"
+) -> Iterator[U]:
+    """Yield fn(item) in the order of items, on `workers` threads, at most `ahead` in flight.
+
+    An error surfaces at its own place in the order. Closing the generator (or leaving it) cancels
+    what has not started and waits for what has.
+    """
+    pool = Workers(workers, name=name)
+    run = Ordered(fn, items, pool=pool, ahead=ahead)
+    try:
+        yield from run
+    finally:
+        run.close()
+        pool.close()

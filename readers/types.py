@@ -1,0 +1,49 @@
+"""The values that cross the floors: what readers hand to augment and to pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Encoded = NDArray[np.uint8]
+"""One encoded sample: shape (bytes,), read-only, a view on a mapped file where possible."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageFacts:
+    """What a full decode of one image told. height, width: after the EXIF orientation."""
+
+    height: int
+    width: int
+    channels: int
+    codec: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Why one sample can't be used, in words for the quarantine report."""
+
+    reason: str
+
+
+Verify = Callable[[Sequence[Encoded]], list[ImageFacts | Rejected]]
+"""Decodes each sample fully; answers in the same order, never raises for a bad sample."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedBatch:
+    """Encoded samples of one batch, in the order that was asked for.
+
+    ids: sample ids, int64, shape (n,).
+    encoded: n views of uint8, shape (bytes,) each; they keep their mapped file alive.
+    dims: oriented height and width, int32, shape (n, 2).
+    columns: further fields by name ("label": int64, shape (n,)).
+    """
+
+    ids: NDArray[np.int64]
+    encoded: list[Encoded]
+    dims: NDArray[np.int32]
+    columns: Mapping[str, NDArray[np.int64]]

@@ -76,6 +76,11 @@ class Ordered(Generic[T, U]):
                 return
             self._in_flight.append(self._pool.submit(self._fn, item))
 
+    def ready(self) -> bool:
+        """Whether the next result, or the end, can be had without waiting."""
+        self.fill()
+        return not self._in_flight or self._in_flight[0].done()
+
     def __next__(self) -> U:
         self.fill()
         if not self._in_flight:

@@ -1,0 +1,46 @@
+# Every target does its own set-up in .venv, from constraints.txt. Needs Python 3.11+, pip, gcc, make and a
+# package registry; no GPU.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+DATA ?=
+
+.PHONY: help setup demo test check verify bench clean
+help:
+	@echo "make demo     photographs -> pack -> train -> kill -> resume -> table and two pictures (DATA=folder: yours)"
+	@echo "make test     ruff, mypy and the test suite: what CI runs"
+	@echo "make verify   the long grids, memory over 50 epochs, parity"
+	@echo "make bench    throughput beside torch's DataLoader and DALI's own pipeline"
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dali,demo,dev]'
+	touch $(READY)
+
+setup: $(READY)
+
+demo: $(READY)
+	$(BIN)/python -m benchmarks.demo $(if $(DATA),--data '$(DATA)')
+
+check: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/mypy tests benchmarks
+
+test: check
+	$(BIN)/pytest -q -n 2 --dist loadfile --durations=10
+
+verify: $(READY)
+	$(BIN)/pytest -q -m "not gpu"
+	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.resume
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks.throughput
+	$(BIN)/python -m benchmarks.overhead
+
+clean:
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

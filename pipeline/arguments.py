@@ -1,0 +1,171 @@
+"""The loader's arguments, checked once and turned into values. Errors name the argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal
+
+from cache.errors import ConfigError, PlanError
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.world import World
+
+# torch's arguments that choose or build batches: a native dataset's order comes from its plan.
+_REFUSED = {
+    "sampler": "the order comes from the plan; pass shuffle= and seed=",
+    "batch_sampler": "the order comes from the plan; pass batch_size=, shuffle= and seed=",
+    "collate_fn": "batches leave DALI as tensors already; put per-sample work into augment=, or do "
+    "it on the batch in your loop",
+    "worker_init_fn": "there are no worker processes; draws are keyed by (seed, epoch, sample id)",
+    "multiprocessing_context": "there are no worker processes; drop it",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSizes:
+    """Batch sizes in samples. per_rank: of the largest rank; the others have at most one less."""
+
+    global_batch: int
+    per_rank: int
+
+
+def refuse_foreign(arguments: dict[str, Any]) -> None:
+    """Raise ConfigError for torch's arguments that a native dataset has no use for."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name}={value!r} can't be used with a native dataset: {_REFUSED[name]}."
+            )
+
+
+def batch_sizes(batch_size: object, global_batch_size: int | None, world: World) -> BatchSizes:
+    """From what the user gave. Raises ConfigError, and PlanError for a batch below the world."""
+    if global_batch_size is not None:
+        if batch_size != 1:
+            raise ConfigError(
+                f"Got batch_size={batch_size!r} and global_batch_size={global_batch_size!r}: "
+                "batch_size is per rank, global_batch_size over all ranks. Pass one of them."
+            )
+        _check_count("global_batch_size", global_batch_size, least=1)
+        if global_batch_size < world.size:
+            raise PlanError(
+                f"global_batch_size={global_batch_size} is smaller than the world of {world.size} "
+                f"ranks, so some ranks would get nothing. Pass at least {world.size}."
+            )
+        return BatchSizes(
+            global_batch=global_batch_size, per_rank=-(-global_batch_size // world.size)
+        )
+    if batch_size is None:
+        raise ConfigError(
+            "batch_size=None (no batching) isn't possible with a native dataset: DALI decodes "
+            "batches. Pass batch_size=1 and take the first element."
+        )
+    count = _check_count("batch_size", batch_size, least=1)
+    return BatchSizes(global_batch=count * world.size, per_rank=count)
+
+
+def _check_count(name: str, value: object, *, least: int) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
+        raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    return int(value)
+
+
+def check_counts(**values: int | None) -> None:
+    """Each must be an integer ≥ 0 (prefetch_factor, lanes, window: ≥ 1) or None."""
+    for name, value in values.items():
+        if value is not None:
+            _check_count(name, value, least=0 if name in ("num_workers",) else 1)
+
+
+def check_share(name: str, value: object) -> float:
+    """A share in [0, 1]."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 1:
+        raise ConfigError(f"{name} must be a share between 0 and 1, got {value!r}.")
+    return float(value)
+
+
+def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    """Raise ConfigError unless value is one of the choices."""
+    if value not in choices:
+        wanted = " or ".join(map(repr, choices))
+        raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
+
+
+def check_ends(world: World, *, drop_last: bool, pad: Literal["mask"] | None) -> None:
+    """On several ranks the end of an epoch must be decided: unequal ranks hang collectives."""
+    if pad is not None and drop_last:
+        raise ConfigError(
+            'Got drop_last=True and pad="mask": drop what does not fill a batch, or pad it. Pass '
+            "one of them (drop_last for training, pad for evaluation)."
+        )
+    if world.size > 1 and pad is None and not drop_last:
+        raise ConfigError(
+            f"With {world.size} ranks the end of an epoch must be the same on each: pass "
+            'drop_last=True (training), or pad="mask" (evaluation: each sample exactly once, and '
+            "a `valid` mask as the last element of every batch)."
+        )
+
+
+def parse_device(device: object) -> torch.device:
+    """A torch device of type cpu or cuda that exists here. Raises ConfigError."""
+    import torch
+
+    try:
+        parsed = torch.device(device)  # type: ignore[call-overload]
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(
+            f'device={device!r} is no torch device. Pass "cpu", "cuda" or "cuda:1".'
+        ) from error
+    if parsed.type == "cpu":
+        return torch.device("cpu")
+    if parsed.type != "cuda":
+        raise ConfigError(f'device={device!r}: DALI decodes on "cpu" or "cuda", not on this.')
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            f'device={device!r}, but torch sees no CUDA device here. Pass device="cpu", or install '
+            "a CUDA build of torch and check `nvidia-smi`."
+        )
+    index = torch.cuda.current_device() if parsed.index is None else parsed.index
+    if index >= torch.cuda.device_count():
+        raise ConfigError(
+            f"device={device!r}, but this machine has {torch.cuda.device_count()} CUDA device(s). "
+            'Pass "cuda" for the current one.'
+        )
+    return torch.device("cuda", index)
+
+
+def check_timeout(value: object) -> None:
+    """Seconds ≥ 0."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+        raise ConfigError(f"timeout must be seconds ≥ 0 (0 stands for 300), got {value!r}.")
+
+
+def check_epoch(value: object) -> None:
+    """An integer ≥ 0."""
+    _check_count("epoch", value, least=0)
+
+
+def choose_seed(
+    seed: int | None, generator: torch.Generator | None, *, shuffle: bool, world: World
+) -> int:
+    """The seed of order and draws. Without one: torch's generator where that is safe.
+
+    Raises ConfigError where several ranks would each draw their own.
+    """
+    if seed is not None:
+        if not isinstance(seed, Integral) or isinstance(seed, bool):
+            raise ConfigError(f"seed must be an integer, got {seed!r}.")
+        return int(seed)
+    if not shuffle:
+        return 0
+    if world.size > 1:
+        raise ConfigError(
+            f"shuffle=True on {world.size} ranks needs seed=: without it each rank would draw its "
+            "own order, and samples would repeat and go missing. Pass the same seed on every rank."
+        )
+    import torch
+
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())

@@ -1,0 +1,200 @@
+"""From checked settings to a run: index, plan, walk, recipe, graph. The one place that ties them."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from augment.graph import Graph
+from augment.recipe import CheckedRecipe, check_recipe
+
+from cache.errors import ConfigError, PenstockWarning, PlanError
+from cache.threads import STALL_TIMEOUT_S
+from pipeline.arguments import BatchSizes, batch_sizes
+from pipeline.batches import BatchReader
+from pipeline.order import Plan, default_lanes, default_window, label_spread
+from pipeline.run import Run
+from pipeline.state import LoaderState, PlanSettings
+from pipeline.statistics import Meter
+from pipeline.steps import Walk
+from pipeline.world import World, usable_cores
+
+if TYPE_CHECKING:
+    import torch
+    from readers.index import Index
+
+    from augment import Operation
+    from readers import Dataset
+
+# Per-batch label counts vary this much more than in a full shuffle before we speak of it: below
+# that, BatchNorm's statistics move less than between two batches anyway.
+LOPSIDED_SPREAD = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the user asked for, checked. wanted: plan settings that were spelt out.
+
+    threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
+    """
+
+    world: World
+    sizes: BatchSizes
+    wanted: dict[str, int | float]
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    pad: bool
+    augment: tuple[Operation, ...] | None
+    device: torch.device
+    deterministic: bool
+    threads: int
+    depth: int
+    timeout_s: float
+    mode: Literal["mmap", "pread"]
+
+    def resumed(self, state: LoaderState, *, take_batch: bool) -> Settings:
+        """Settings to go on from a state. take_batch: nobody gave a batch size, so the state's."""
+        if take_batch:
+            sizes = batch_sizes(1, state.global_batch_size, self.world)
+            return replace(self, seed=state.plan.seed, sizes=sizes)
+        if self.sizes.global_batch != state.global_batch_size:
+            warnings.warn(
+                f"The global batch goes from {state.global_batch_size} to "
+                f"{self.sizes.global_batch} samples with this state: no sample is lost, but batches "
+                f"differ from the saved job's. Pass global_batch_size={state.global_batch_size} "
+                "for identical ones.",
+                PenstockWarning,
+                stacklevel=3,
+            )
+        return replace(self, seed=state.plan.seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A loader's parts. fingerprint: of dataset and plan, hex."""
+
+    run: Run
+    plan: Plan
+    walk: Walk
+    meter: Meter
+    frozen: PlanSettings
+    fingerprint: str
+
+
+def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None = None) -> Built:
+    """Open the dataset, freeze the plan and build the graph; nothing is read yet.
+
+    frozen: the plan of a state, taken over as it is. Raises what DataLoader's constructor documents.
+    """
+    index = dataset.index
+    frozen = frozen or freeze_plan(index, settings)
+    plan = Plan(
+        index.sizes,
+        seed=frozen.seed if frozen.shuffle else None,
+        lanes=frozen.lanes,
+        window=frozen.window,
+        reshuffle=frozen.reshuffle,
+    )
+    walk = Walk(
+        samples=index.samples,
+        global_batch=settings.sizes.global_batch,
+        drop_last=settings.drop_last,
+    )
+    if not len(walk):
+        raise PlanError(
+            f"One global batch of {walk.global_batch} samples is more than the {walk.samples} of "
+            f"{dataset!r}, and drop_last=True drops it: an epoch would have no step. Pass a smaller "
+            "batch or drop_last=False."
+        )
+    threads = settings.threads or settings.world.threads(usable_cores())
+    recipe, graph = _decoder(dataset, settings, threads)
+    meter = Meter(decode_threads=threads, device=str(settings.device))
+    reader = BatchReader(
+        dataset=dataset,
+        plan=plan,
+        recipe=recipe,
+        draw_seed=frozen.seed,
+        world=settings.world,
+        global_batch=walk.global_batch,
+        padded_size=settings.sizes.per_rank if settings.pad else None,
+        mode=settings.mode,
+    )
+    run = Run(
+        reader=reader,
+        walk=walk,
+        graph=graph,
+        depth=settings.depth,
+        endless=frozen.shuffle,
+        meter=meter,
+        timeout_s=settings.timeout_s or STALL_TIMEOUT_S,
+    )
+    fingerprint = hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
+    return Built(run=run, plan=plan, walk=walk, meter=meter, frozen=frozen, fingerprint=fingerprint)
+
+
+def freeze_plan(index: Index, settings: Settings) -> PlanSettings:
+    """Plan settings for a job's first start: the user's, else from dataset and global batch."""
+    wanted, batch, shards = settings.wanted, settings.sizes.global_batch, len(index.sizes)
+    if not settings.shuffle:
+        for name in ("lanes", "window", "reshuffle"):
+            if name in wanted:
+                raise ConfigError(
+                    f"{name}={wanted[name]} has no meaning with shuffle=False: samples come in "
+                    "index order. Drop it, or pass shuffle=True."
+                )
+        return PlanSettings(seed=settings.seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
+    largest_bytes = int(index.shard_bytes.max())
+    lanes = int(wanted.get("lanes") or default_lanes(batch, shards, shard_bytes=largest_bytes))
+    window = int(
+        wanted.get("window")
+        or default_window(shards, lanes, global_batch=batch, icc=index.icc, shuffled=index.shuffled)
+    )
+    _warn_if_lopsided(index, settings, open_shards=min(lanes * window, shards))
+    return PlanSettings(
+        seed=settings.seed,
+        shuffle=True,
+        lanes=lanes,
+        window=window,
+        reshuffle=wanted.get("reshuffle", 0.0),
+    )
+
+
+def _warn_if_lopsided(index: Index, settings: Settings, *, open_shards: int) -> None:
+    if index.icc is None:
+        return
+    mixed = max(1, open_shards // settings.world.size)  # what one rank mixes
+    spread = label_spread(settings.sizes.per_rank, index.icc, mixed, len(index.sizes))
+    if spread > LOPSIDED_SPREAD:
+        warnings.warn(
+            f"Labels cluster inside shards (ICC {index.icc:.2f}): with {mixed} of "
+            f"{len(index.sizes)} shards mixed, label counts of this rank's batches vary "
+            f"{spread:.1f} times as much as in a full shuffle, and BatchNorm sees that. "
+            "`penstock pack` shuffles for good; window= mixes more.",
+            PenstockWarning,
+            stacklevel=4,
+        )
+
+
+def _decoder(
+    dataset: Dataset, settings: Settings, threads: int
+) -> tuple[CheckedRecipe | None, Graph | None]:
+    if "image" not in dataset.fields:
+        if settings.augment is not None:
+            raise ConfigError(
+                f"augment= needs images, but fields={dataset.fields!r} leaves them out. Drop "
+                'augment=, or add "image" to the dataset\'s fields.'
+            )
+        return None, None
+    recipe = check_recipe(settings.augment, dataset.index.images)
+    graph = Graph(
+        recipe,
+        batch_size=settings.sizes.per_rank,
+        threads=threads,
+        device=settings.device.type,
+        device_id=settings.device.index,
+        deterministic=settings.deterministic,
+    )
+    return recipe, graph

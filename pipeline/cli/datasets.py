@@ -1,0 +1,203 @@
+"""`penstock pack | index | inspect`: thin over readers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from cache.errors import ConfigError
+from cache.sizes import format_size
+from pipeline.cli.progress import SampleProgress
+from pipeline.order import default_lanes, default_window, label_spread
+from pipeline.world import World, usable_cores
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option("--cache", help="Folder that keeps what is downloaded from a remote URL."),
+]
+StoreOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option", "-o", help="KEY=VALUE for the file system (fsspec), repeatable."
+    ),
+]
+Workers = Annotated[
+    int, typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default=True)
+]
+
+
+def pack(
+    src: Annotated[str, typer.Argument(help="Image folder or pack: a path or an fsspec URL.")],
+    dst: Annotated[str, typer.Argument(help="Folder to write the pack to: new, or begun before.")],
+    shuffle: Annotated[
+        bool,
+        typer.Option(
+            "--shuffle/--no-shuffle",
+            help="Shuffle samples across shards, for good; --no-shuffle keeps the source's ids.",
+        ),
+    ] = True,
+    seed: Annotated[int, typer.Option(help="Seed of that shuffle.")] = 0,
+    shard_bytes: Annotated[
+        str, typer.Option(help="Size of a shard: what is fetched and cached as one.")
+    ] = "64MiB",
+    workers: Workers = 0,
+    cache: CacheFolder = None,
+    storage_option: StoreOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Write a dataset as shards that are read fast: shuffled, every image decoded once to check it.
+
+    What doesn't decode goes by name into DST/_penstock/quarantine.jsonl. Killed at any moment, the
+    same command goes on after the last finished shard. Under torchrun or Slurm each rank packs its
+    share.
+    """
+    from readers import pack as pack_dataset
+
+    world = World.detect()
+    with SampleProgress("pack") as progress:
+        summary = pack_dataset(
+            src,
+            dst,
+            shuffle=shuffle,
+            seed=seed,
+            shard_bytes=shard_bytes,
+            workers=workers or usable_cores(),
+            rank=world.rank,
+            size=world.size,
+            progress=progress,
+            storage_options=parse_options(storage_option),
+            cache=cache,
+        )
+    _report(asdict(summary), as_json=as_json, place=dst)
+
+
+def index(
+    url: Annotated[str, typer.Argument(help="Image folder: a path or an fsspec URL.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the index, where URL can't be written.")
+    ] = None,
+    workers: Workers = 0,
+    storage_option: StoreOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Index an image folder where it lies: sizes, checksums, labels; each image decoded once.
+
+    A Dataset does the same on first use; here it can be done before the job, with a progress bar.
+    """
+    from readers import build_index
+
+    with SampleProgress("index") as progress:
+        summary = build_index(
+            url,
+            out=out,
+            workers=workers or usable_cores(),
+            progress=progress,
+            storage_options=parse_options(storage_option),
+        )
+    _report(asdict(summary), as_json=as_json, place=str(out or url))
+
+
+def inspect(
+    url: Annotated[str, typer.Argument(help="Image folder or pack: a path or an fsspec URL.")],
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Global batch to tell lanes and window for.")
+    ] = 256,
+    index_folder: Annotated[
+        Path | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
+    ] = None,
+    cache: CacheFolder = None,
+    storage_option: StoreOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what a dataset holds and how a job would walk it."""
+    from readers import open_index
+
+    found = open_index(
+        url, index=index_folder, cache=cache, storage_options=parse_options(storage_option)
+    )
+    shards = len(found.sizes)
+    lanes = default_lanes(batch_size, shards, shard_bytes=int(found.shard_bytes.max()))
+    window = default_window(
+        shards, lanes, global_batch=batch_size, icc=found.icc, shuffled=found.shuffled
+    )
+    facts: dict[str, Any] = {
+        "kind": found.kind,
+        "samples": found.samples,
+        "shards": shards,
+        "bytes": int(found.shard_bytes.sum()),
+        "largest_shard_bytes": int(found.shard_bytes.max()),
+        "fields": list(found.fields),
+        "classes": len(found.classes),
+        "shuffled": found.shuffled,
+        "icc": found.icc,
+        "images": asdict(found.images) if found.images else None,
+        "quarantined": found.quarantined,
+        "fingerprint": found.fingerprint,
+        "batch_size": batch_size,
+        "lanes": lanes,
+        "window": window,
+        "label_spread": None
+        if found.icc is None
+        else label_spread(batch_size, found.icc, min(lanes * window, shards), shards),
+    }
+    if as_json:
+        typer.echo(json.dumps(facts))
+        return
+    table = Table("", url, show_header=True, box=None, pad_edge=False)
+    for name, value in facts.items():
+        table.add_row(name, _readable(name, value))
+    Console().print(table)
+
+
+def parse_options(pairs: list[str] | None) -> dict[str, Any] | None:
+    """`KEY=VALUE` pairs as a dict; a value that is JSON (true, 3, {...}) is taken as such."""
+    if not pairs:
+        return None
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--storage-option got {key!r}, wanted KEY=VALUE such as anon=true.")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options
+
+
+def _report(summary: dict[str, Any], *, as_json: bool, place: str) -> None:
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    console = Console()
+    console.print(
+        f"[bold green]done[/] {summary['samples']:,} samples in {summary['shards']:,} shards, "
+        f"{format_size(summary['bytes'])}, {summary['seconds']:.1f} s"
+    )
+    if summary["quarantined"]:
+        console.print(
+            f"[yellow]{summary['quarantined']:,} quarantined[/], each by name with its reason in "
+            f"{place.rstrip('/')}/_penstock/quarantine.jsonl",
+            soft_wrap=True,
+        )
+
+
+def _readable(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("bytes"):
+        return format_size(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_readable(k, v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,62 @@
+"""The progress bar of commands that walk over samples; on stderr, so that stdout stays clean."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from cache.sizes import format_size
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        speed = task.finished_speed or task.speed or 0.0
+        done_bytes = task.fields["done_bytes"]
+        per_s = done_bytes / task.elapsed if task.elapsed else 0.0
+        return Text(f"{speed:,.0f}/s  {format_size(per_s)}/s", style="progress.data.speed")
+
+
+class SampleProgress:
+    """A context manager, and the callable that readers report to: (done, total, done_bytes)."""
+
+    def __init__(self, what: str) -> None:
+        self._progress = Progress(
+            TextColumn(f"[bold]{what}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            _Rate(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        self._task = self._progress.add_task(what, total=None, done_bytes=0)
+
+    def __call__(self, done: int, total: int, done_bytes: int) -> None:
+        self._progress.update(self._task, completed=done, total=total, done_bytes=done_bytes)
+
+    def __enter__(self) -> SampleProgress:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()

@@ -1,0 +1,158 @@
+"""The moving part of a loader: reading threads ahead, DALI behind them, one consumer.
+
+A run owns the threads and the graph and knows nothing of the facade, so that the facade's finalizer
+can stop it. It decodes on into the next epoch (`endless`), so that an epoch's first batch is there at
+once; asked for any other cursor, it drops what is in flight and starts there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cache.errors import ClosedError
+from cache.threads import STALL_TIMEOUT_S, Ordered, Workers
+
+if TYPE_CHECKING:
+    import torch
+    from augment.graph import Graph
+
+    from pipeline.batches import BatchReader, Prepared
+    from pipeline.statistics import Meter
+    from pipeline.steps import Cursor, Step, Walk
+
+# Two threads overlap one batch's page faults with another's checksums; they spend little CPU.
+READ_THREADS = 2
+# Prepared batches wait here beside those in DALI; more would only hold mapped pages.
+PREPARED_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One decoded batch: what was prepared for it, and the image tensor (None without images)."""
+
+    prepared: Prepared
+    images: torch.Tensor | None
+
+
+class Run:
+    """Takes batches in the order of the walk. One thread takes; close() is safe to call twice."""
+
+    def __init__(
+        self,
+        *,
+        reader: BatchReader,
+        walk: Walk,
+        graph: Graph | None,
+        depth: int,
+        endless: bool,
+        meter: Meter,
+        timeout_s: float = STALL_TIMEOUT_S,
+    ) -> None:
+        self._reader = reader
+        self._walk = walk
+        self._graph = graph
+        self._depth = depth
+        self._endless = endless
+        self._meter = meter
+        self._timeout_s = timeout_s
+        self._pool = Workers(READ_THREADS, name="read")
+        self._stream: Ordered[Step, Prepared] | None = None
+        self._fed: deque[Prepared] = deque()
+        self._failure: Exception | None = None
+        self._next: Cursor | None = None
+        self._closed = False
+
+    def start(self, cursor: Cursor) -> None:
+        """Begin to read at a cursor, unless that is what is already under way."""
+        if self._closed:
+            raise ClosedError("This loader is closed; make a new one.")
+        if cursor == self._next:
+            return
+        self._stop_stream()
+        steps = self._walk.steps(cursor, endless=self._endless)
+        self._stream = Ordered(
+            self._reader,
+            steps,
+            pool=self._pool,
+            ahead=self._depth + PREPARED_AHEAD,
+            timeout_s=self._timeout_s,
+        )
+        self._stream.fill()
+        self._next = cursor
+
+    def take(self, cursor: Cursor) -> Taken:
+        """The batch at a cursor. Raises what reading or decoding it raised; asking again retries."""
+        began = time.perf_counter()
+        self.start(cursor)
+        self._next = None  # whatever interrupts us from here on, the next call starts afresh
+        read_s = self._feed(wait=True)
+        if not self._fed:
+            failure, self._failure = self._failure, None
+            raise failure or AssertionError(f"no step at {cursor}")
+        waiting = time.perf_counter()
+        images = self._graph.outputs() if self._graph else None
+        decode_s = time.perf_counter() - waiting
+        prepared = self._fed.popleft()
+        self._feed(wait=False)
+        then = prepared.step.then
+        if self._endless or then.epoch == cursor.epoch:
+            self._next = then
+        self._meter.read_s += prepared.read_s
+        self._meter.bytes_disk += sum(map(len, prepared.encoded.encoded))
+        self._meter.bytes_remote = self._reader.dataset.bytes_fetched
+        self._meter.delivered(
+            len(prepared.encoded.ids),
+            wait_s=time.perf_counter() - began,
+            read_s=read_s,
+            decode_s=decode_s,
+        )
+        return Taken(prepared, images)
+
+    def _feed(self, *, wait: bool) -> float:
+        """Move what is prepared into DALI; wait for it only if asked to and DALI has nothing.
+
+        Returns the seconds waited.
+        """
+        assert self._stream is not None
+        waited_s = 0.0
+        while len(self._fed) < self._depth and self._failure is None:
+            if (self._fed or not wait) and not self._stream.ready():
+                break
+            began = time.perf_counter()
+            try:
+                prepared = next(self._stream, None)
+            except Exception as error:  # kept, and raised where its own batch is due
+                self._failure = error
+                break
+            waited_s += time.perf_counter() - began
+            if prepared is None:
+                break
+            if self._graph:
+                self._graph.feed(prepared.encoded, prepared.draws)
+            self._fed.append(prepared)
+        return waited_s
+
+    def _stop_stream(self) -> None:
+        self._next = None
+        self._failure = None
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+        self._fed.clear()
+        if self._graph:
+            self._graph.drain()
+
+    def close(self) -> None:
+        """Stop the threads, drop what is in flight, release the graph."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._stop_stream()
+        finally:
+            self._pool.close()
+            if self._graph:
+                self._graph.close()

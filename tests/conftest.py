@@ -1,0 +1,69 @@
+"""Datasets that many tests read: built once a session, never changed by a test."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from PIL import Image
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SAMPLES = 203  # prime-ish: few batch and world sizes divide it
+CLASSES = 7
+
+
+def photograph(number: int) -> NDArray[np.uint8]:
+    """A small picture with gradients, a shape and noise, of its own size: uint8, (h, w, 3)."""
+    rng = np.random.default_rng(number)
+    height, width = rng.integers(40, 120, 2)
+    y, x = np.mgrid[0:height, 0:width]
+    picture = np.stack([x * 255 / width, y * 255 / height, (x + y) * 1.0], axis=-1)
+    picture[(x - width / 2) ** 2 + (y - height / 2) ** 2 < (10 + number % 20) ** 2] = rng.integers(
+        0, 255, 3
+    )
+    return np.clip(picture + rng.normal(0, 8, picture.shape), 0, 255).astype(np.uint8)
+
+
+def jpeg(number: int, **options: object) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(photograph(number)).save(buffer, "JPEG", quality=88, **options)
+    return buffer.getvalue()
+
+
+def write_photographs(folder: Path, samples: int = SAMPLES, classes: int = CLASSES) -> Path:
+    for number in range(samples):
+        place = folder / f"class-{number % classes}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:05d}.jpg").write_bytes(jpeg(number))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image folder of 203 small photographs in 7 classes."""
+    return write_photographs(tmp_path_factory.mktemp("data") / "photographs")
+
+
+@pytest.fixture(scope="session")
+def pack(folder: Path) -> Path:
+    """A shuffled pack of it, of about 20 shards."""
+    return _pack(folder, "pack", shuffle=True)
+
+
+@pytest.fixture(scope="session")
+def ordered_pack(folder: Path) -> Path:
+    """An unshuffled pack of it: sample ids are the folder's."""
+    return _pack(folder, "ordered-pack", shuffle=False)
+
+
+def _pack(folder: Path, name: str, *, shuffle: bool) -> Path:
+    from readers import pack
+
+    destination = folder.parent / name
+    pack(str(folder), str(destination), shuffle=shuffle, seed=3, shard_bytes="32KiB")
+    return destination

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from readers.types import EncodedBatch
-
 if TYPE_CHECKING:
     from augment.draws import Draws
     from augment.recipe import CheckedRecipe
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from pipeline.steps import Step
     from pipeline.world import World
     from readers import Dataset
+    from readers.types import EncodedBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +72,8 @@ class BatchReader:
     def _rows(self, step: Step) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
         epoch, position = step.start.epoch, step.start.position
         rank, size = self.world.rank, self.world.size
-        # The full size, not the step's: the plan clips at the epoch's end, where a rank may get none.
+        # The full size, not the step's: the plan clips at the epoch's end, where a rank may get
+        # none.
         rows = self.plan.batch(epoch, position, self.global_batch, rank=rank, world=size)
         if self.padded_size is None:
             return rows, None

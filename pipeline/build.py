@@ -1,4 +1,4 @@
-"""From checked settings to a run: index, plan, walk, recipe, graph. The one place that ties them."""
+"""From checked settings to a run: index, plan, walk, recipe, graph; tied here only."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class Settings:
         if self.sizes.global_batch != state.global_batch_size:
             warnings.warn(
                 f"The global batch goes from {state.global_batch_size} to "
-                f"{self.sizes.global_batch} samples with this state: no sample is lost, but batches "
-                f"differ from the saved job's. Pass global_batch_size={state.global_batch_size} "
-                "for identical ones.",
+                f"{self.sizes.global_batch} samples with this state: no sample is lost, but "
+                "batches differ from the saved job's. For identical ones pass "
+                f"global_batch_size={state.global_batch_size}.",
                 PenstockWarning,
                 stacklevel=3,
             )
@@ -87,7 +87,8 @@ class Built:
 def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None = None) -> Built:
     """Open the dataset, freeze the plan and build the graph; nothing is read yet.
 
-    frozen: the plan of a state, taken over as it is. Raises what DataLoader's constructor documents.
+    frozen: the plan of a state, taken over as it is. Raises what DataLoader's constructor
+    documents.
     """
     index = dataset.index
     frozen = frozen or freeze_plan(index, settings)
@@ -106,8 +107,8 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     if not len(walk):
         raise PlanError(
             f"One global batch of {walk.global_batch} samples is more than the {walk.samples} of "
-            f"{dataset!r}, and drop_last=True drops it: an epoch would have no step. Pass a smaller "
-            "batch or drop_last=False."
+            f"{dataset!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
+            "smaller batch or drop_last=False."
         )
     threads = settings.threads or settings.world.threads(usable_cores())
     recipe, graph = _decoder(dataset, settings, threads)

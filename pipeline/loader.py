@@ -1,7 +1,7 @@
 """The DataLoader: torch's names and meanings in front of the run.
 
-It is a subclass of torch's because trainers ask for one, but never calls torch's constructor: nothing
-of torch's machinery (worker processes, pin threads) is started for a native dataset.
+It is a subclass of torch's because trainers ask for one, but never calls torch's constructor:
+nothing of torch's machinery (worker processes, pin threads) is started for a native dataset.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
     batch_size: samples of this rank's batch; global_batch_size is the alternative, over all ranks.
     shuffle: draw the order from the seed; otherwise samples come in index order.
     num_workers: decode threads of this rank; 0 is this rank's share of the usable cores.
-    drop_last, pad: the end of an epoch. One of them is needed on several ranks; pad="mask" fills the
-        last batch up and appends a bool tensor `valid` of shape (n,) to every batch.
+    drop_last, pad: the end of an epoch. One of them is needed on several ranks; pad="mask" fills
+        the last batch up and appends a bool tensor `valid` of shape (n,) to every batch.
     timeout: seconds to wait for the bytes of a batch; 0 stands for 300.
     prefetch_factor: batches decoded ahead; None is 2 when shuffling, else 1.
-    seed: of order and draws. None takes one from torch's generator, as torch does; several ranks need
-        the same, so there it must be given.
-    augment: operations, such as `imagenet_train(224)`. None gives uint8 images of shape (n, 3, h, w)
-        where all are of one size, and is an error otherwise.
+    seed: of order and draws. None takes one from torch's generator, as torch does; several ranks
+        need the same, so there it must be given.
+    augment: operations, such as `imagenet_train(224)`. None gives uint8 images of shape (n, 3, h,
+        w) where all are of one size, and is an error otherwise.
     device: "cpu", "cuda" or "cuda:1"; images are decoded there and every tensor lies there.
     world: rank and size; None reads torch's process group, else the launcher's environment.
     lanes, window, reshuffle: of the plan (`pipeline.order.Plan`); None follows dataset and batch.
     deterministic: bit-exact pixels on CUDA too, for speed.
     read: "mmap" views on mapped packs, or "pread" where files may change under the map (NFS).
 
-    Yields tuples in the order of `dataset.fields`: "image" (n, c, h, w), "label" and "id" int64 (n,).
-    A batch is the user's; no buffer is reused.
+    Yields tuples in the order of `dataset.fields`: "image" (n, c, h, w), "label" and "id" int64
+    (n,). A batch is the user's; no buffer is reused.
 
     Raises: ConfigError, PlanError and RecipeError (all ValueErrors) for arguments that don't fit,
     before any work starts; DatasetError for a dataset that can't be read.
@@ -270,7 +270,8 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly behind the last batch that the saved loader handed out.
 
-        The state's plan is taken over (seed, lanes, window); the world and the batch size may differ.
+        The state's plan is taken over (seed, lanes, window); the world and the batch size may
+        differ.
         Raises ResumeError for a state of another dataset, seed, plan or version; the loader is then
         unchanged.
         """

@@ -1,8 +1,8 @@
 """The moving part of a loader: reading threads ahead, DALI behind them, one consumer.
 
 A run owns the threads and the graph and knows nothing of the facade, so that the facade's finalizer
-can stop it. It decodes on into the next epoch (`endless`), so that an epoch's first batch is there at
-once; asked for any other cursor, it drops what is in flight and starts there.
+can stop it. It decodes on into the next epoch (`endless`), so that an epoch's first batch is there
+at once; asked for any other cursor, it drops what is in flight and starts there.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Run:
         self._next = cursor
 
     def take(self, cursor: Cursor) -> Taken:
-        """The batch at a cursor. Raises what reading or decoding it raised; asking again retries."""
+        """The batch at a cursor. Raises what its reading or decoding raised; ask again to retry."""
         began = time.perf_counter()
         self.start(cursor)
         self._next = None  # whatever interrupts us from here on, the next call starts afresh

@@ -121,7 +121,7 @@ def check_resumable(
 def other_order(saved: str, rebuilt: str) -> ResumeError:
     """The plan of a state, rebuilt here, gives another order: another release computed it."""
     return ResumeError(
-        f"State was saved for plan {saved[:12]}; the same settings give {rebuilt[:12]} here, so this "
-        "release orders samples differently. Resume with the release that wrote the state, or start "
-        "without one."
+        f"State was saved for plan {saved[:12]}; the same settings give {rebuilt[:12]} here, so "
+        "this release orders samples differently. Resume with the release that wrote the state, or "
+        "start without one."
     )

@@ -27,11 +27,14 @@ class Statistics:
     samples, batches: handed out to the training loop.
     first_batch_s: from the first request to the first batch; it counts in no other field.
     step_s: spent outside the loader between two batches: the model's time.
-    wait_s: spent in the loader, waiting for or handing over a batch; wait_share: of step_s + wait_s.
+    wait_s: spent in the loader, waiting for or handing over a batch; wait_share: of step_s +
+    wait_s.
     wait_p50_s, wait_p99_s: of one batch, over the latest 4,096.
     wait_read_s, wait_decode_s: the part of wait_s that waited for bytes, and for DALI.
-    read_s: thread time that reading, checking and drawing took; high with a low wait_read_s is fine.
-    bytes_disk, bytes_remote: encoded bytes read from local files; bytes fetched from a remote store.
+    read_s: thread time that reading, checking and drawing took; high with a low wait_read_s is
+    fine.
+    bytes_disk, bytes_remote: encoded bytes read from local files; bytes fetched from a remote
+    store.
     samples_per_s: while iterating, the first batch left out; 0.0 before the second batch.
     limit, verdict: what holds the job back, and what would move it.
     """

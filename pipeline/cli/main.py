@@ -9,15 +9,16 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from typing import Annotated
+from typing import Annotated, TextIO
 
-import click
 import typer
 from rich.console import Console
 
 import pipeline
 from cache.errors import ConfigError, PenstockError, PenstockWarning
 from pipeline.cli import datasets
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="penstock",
@@ -43,33 +44,44 @@ def _root(
         raise typer.Exit
 
 
-def _show_warning(message: Warning | str, category: type[Warning], *_: object) -> None:
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """One line for people; where in the code it arose is no use to them."""
+    del filename, lineno, file, line
     name = "warning" if issubclass(category, PenstockWarning) else category.__name__
-    Console(stderr=True).print(f"[yellow]{name}:[/] ", end="")
-    Console(stderr=True).print(str(message), markup=False, highlight=False)
+    _tell(f"[yellow]{name}:[/] ", str(message))
+
+
+def _tell(label: str, message: str) -> None:
+    stderr = Console(stderr=True)
+    stderr.print(label, end="")
+    stderr.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script passes it to sys.exit)."""
     logging.getLogger("penstock").addHandler(logging.StreamHandler())
-    stderr = Console(stderr=True)
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            result = app(args=arguments, prog_name="penstock", standalone_mode=False)
-        except click.ClickException as error:
-            error.show()
-            return error.exit_code
-        except (KeyboardInterrupt, click.Abort):
-            stderr.print(
-                "Interrupted. What was finished stays; the same command goes on from there."
-            )
-            return 130
+            app(args=arguments, prog_name="penstock")
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+            if code == INTERRUPTED:
+                _tell(
+                    "", "Interrupted. What was finished stays: the same command goes on from there."
+                )
+            return code
         except (PenstockError, OSError) as error:
-            stderr.print("[bold red]error:[/] ", end="")
-            stderr.print(str(error), markup=False, highlight=False, soft_wrap=True)
+            _tell("[bold red]error:[/] ", str(error))
             return 2 if isinstance(error, ConfigError) else 1
-    return result if isinstance(result, int) else 0
+    return 0
 
 
 if __name__ == "__main__":

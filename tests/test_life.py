@@ -1,0 +1,160 @@
+"""Nothing is left behind: threads, file descriptors, shared memory; and Ctrl-C ends a job soon."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from augment import imagenet_train
+from cache.errors import CorruptSampleError
+from pipeline import DataLoader
+from readers import Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Resources(NamedTuple):
+    threads: int
+    native_threads: int
+    descriptors: int
+    shared_memory: frozenset[str]
+
+    @classmethod
+    def now(cls) -> Resources:
+        gc.collect()
+        return cls(
+            threading.active_count(),
+            len(os.listdir("/proc/self/task")),
+            len(os.listdir("/proc/self/fd")),
+            frozenset(os.listdir("/dev/shm")),
+        )
+
+
+def make(path: Path) -> DataLoader:
+    return DataLoader(
+        Dataset(str(path)), batch_size=16, shuffle=True, seed=1, augment=imagenet_train(32)
+    )
+
+
+@pytest.fixture
+def nothing_left(pack: Path) -> Iterator[None]:
+    with make(pack) as loader:  # DALI and torch keep process-wide threads after their first use
+        next(iter(loader))
+    before = Resources.now()
+    yield
+    after = Resources.now()
+    assert after.threads <= before.threads
+    assert after.native_threads <= before.native_threads
+    assert after.descriptors <= before.descriptors
+    assert after.shared_memory == before.shared_memory
+
+
+@pytest.mark.usefixtures("nothing_left")
+class TestNothingIsLeft:
+    def test_after_close(self, pack: Path) -> None:
+        loader = make(pack)
+        next(iter(loader))
+        loader.close()
+
+    def test_after_an_exception_in_the_loop(self, pack: Path) -> None:
+        def fail() -> None:
+            with make(pack) as loader:
+                for _ in loader:
+                    raise KeyError
+
+        with pytest.raises(KeyError):
+            fail()
+
+    def test_after_an_abandoned_iterator(self, pack: Path) -> None:
+        for _ in make(pack):
+            break
+
+    def test_after_an_abandoned_loader(self, pack: Path) -> None:
+        loader = make(pack)
+        iter(loader)
+        del loader
+
+    def test_after_a_failing_read(self, pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: object, **__: object) -> None:
+            raise CorruptSampleError("planted", sample_id=3)
+
+        with make(pack) as loader:
+            monkeypatch.setattr(Dataset, "read", fail)
+            with pytest.raises(CorruptSampleError, match="planted"):
+                next(iter(loader))
+
+
+def test_an_error_surfaces_at_its_own_batch_and_asking_again_goes_on(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Dataset.read
+    reads: list[int] = []
+
+    def fail_once(self: Dataset, rows: object, **options: object) -> object:
+        reads.append(1)
+        if len(reads) == 3:
+            raise OSError("planted")
+        return read(self, rows, **options)  # type: ignore[arg-type]
+
+    with make(pack) as loader:
+        whole = [labels.tolist() for _, labels in loader]
+        loader.set_epoch(5)
+        loader.set_epoch(0)
+        monkeypatch.setattr(Dataset, "read", fail_once)
+        found, failures = [], 0
+        batches = iter(loader)
+        while len(found) < len(whole):
+            try:
+                found.append(next(batches)[1].tolist())
+            except OSError:
+                failures += 1
+        assert failures == 1
+        assert found == whole
+
+
+JOB = """
+import sys, threading
+from augment import imagenet_train
+from pipeline import DataLoader
+from readers import Dataset
+
+def train(path):
+    with DataLoader(Dataset(path), batch_size=16, shuffle=True, seed=1, augment=imagenet_train(32))
+        as loader: while True:
+            for _ in loader:
+                print("step", flush=True)
+
+try:
+    train(sys.argv[1])
+except KeyboardInterrupt:
+    ours = [t.name for t in threading.enumerate() if t.name.startswith("penstock")]
+    print("left", ours, flush=True)
+    raise SystemExit(7)
+"""
+
+
+def test_ctrl_c_ends_the_job_within_5_s(pack: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", JOB, str(pack)], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert job.stdout is not None
+        assert job.stdout.readline() == "step\n"
+        job.send_signal(signal.SIGINT)
+        out, _ = job.communicate(timeout=5)
+    assert job.returncode == 7
+    assert out.splitlines()[-1] == "left []"
+
+
+def test_a_loader_that_nobody_closed_does_not_hang_the_exit(pack: Path) -> None:
+    code = JOB.replace("while True:", "if True:").replace("with DataLoader", "loader = DataLoader")
+    code = code.replace(" as loader:", "\n    if True:")
+    subprocess.run([sys.executable, "-c", code, str(pack)], check=True, timeout=30)

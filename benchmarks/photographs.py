@@ -1,0 +1,308 @@
+"""A labelled image folder cut from the photographs that scikit-image's and scikit-learn's wheels
+ship.
+
+Nothing is downloaded. The class is which photograph a crop came from. Each photograph is split by a
+straight cut: training crops come from one part, evaluation crops from the other, so that no pixel
+of an evaluation crop was ever trained on. Crops are resampled to sizes that follow ImageNet's (mean
+about 400 by 350) and written as JPEG at several qualities, a few of them progressive, a few of them
+grey.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cache.errors import ConfigError, DatasetNotFoundError, MissingDependencyError
+from cache.threads import ordered
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from PIL import Image
+
+PHOTOGRAPHS = {
+    "astronaut": "skimage/data/astronaut.png",
+    "brick": "skimage/data/brick.png",
+    "camera": "skimage/data/camera.png",
+    "cat": "skimage/data/chelsea.png",
+    "coffee": "skimage/data/coffee.png",
+    "coins": "skimage/data/coins.png",
+    "flower": "sklearn/datasets/images/flower.jpg",
+    "galaxies": "skimage/data/hubble_deep_field.jpg",
+    "grass": "skimage/data/grass.png",
+    "gravel": "skimage/data/gravel.png",
+    "moon": "skimage/data/moon.png",
+    "motorcycle": "skimage/data/motorcycle_left.png",
+    "retina": "skimage/data/retina.jpg",
+    "rocket": "skimage/data/rocket.jpg",
+    "temple": "sklearn/datasets/images/china.jpg",
+    "tissue": "skimage/data/ihc.png",
+}
+TRAIN_SHARE = 0.7  # of each photograph's longer side
+QUALITIES = (75, 85, 90, 95)
+PROGRESSIVE_SHARE = 0.05
+GREY_SHARE = 0.05
+# Levels of 255. Enlarged crops compress far better than photographs do; with this much sensor noise
+# their bytes a pixel come near ImageNet's, and so does the work of decoding them.
+GRAIN = 6.0
+# The format of the folder; a change makes folders of an older demo be cut anew.
+VERSION = 1
+IMAGE_SUFFIXES = frozenset(
+    {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".jp2"}
+)
+EVAL_NAMES = ("eval", "val", "validation", "test")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageSet:
+    """Two labelled image folders, `<root>/<class>/*`, of the same classes.
+
+    train_images, eval_images, image_bytes: how many files there are, and their bytes in all.
+    origin: where the pictures come from, in words for people.
+    """
+
+    train: Path
+    eval: Path
+    classes: tuple[str, ...]
+    train_images: int
+    eval_images: int
+    image_bytes: int
+    origin: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """One crop to make: every random choice follows from (seed, split, class, number)."""
+
+    region: Image.Image
+    grain: Image.Image
+    path: Path
+    key: tuple[int, ...]
+
+
+def make_photographs(
+    out: Path,
+    *,
+    train_images: int = 3072,
+    eval_images: int = 480,
+    seed: int = 7,
+    workers: int = 2,
+    progress: Callable[[int, int], None] | None = None,
+) -> ImageSet:
+    """Cut the shipped photographs into `out/train` and `out/eval`; the same bytes for the same
+    seed.
+
+    A folder that an earlier call finished with the same numbers is used as it is; one that was
+    begun is made anew. progress: told (files written, files in all). Raises MissingDependencyError
+    where a wheel isn't installed, ConfigError for fewer images than classes.
+    """
+    if min(train_images, eval_images) < len(PHOTOGRAPHS):
+        raise ConfigError(
+            f"train_images and eval_images: got {train_images} and {eval_images}, wanted at least "
+            f"one a photograph ({len(PHOTOGRAPHS)})."
+        )
+    settings = {"version": VERSION, "seed": seed, "train": train_images, "eval": eval_images}
+    record = out / "made.json"
+    if record.exists() and json.loads(record.read_text())["settings"] == settings:
+        return _read_record(record)
+    for split in ("train", "eval"):
+        shutil.rmtree(out / split, ignore_errors=True)
+    cuts = _cuts(out, {"train": train_images, "eval": eval_images}, seed)
+    written_bytes = 0
+    for done, size_bytes in enumerate(
+        ordered(_write, cuts, workers=workers, ahead=4 * workers, name="photographs"), start=1
+    ):
+        written_bytes += size_bytes
+        if progress is not None:
+            progress(done, len(cuts))
+    made = ImageSet(
+        train=out / "train",
+        eval=out / "eval",
+        classes=tuple(sorted(PHOTOGRAPHS)),
+        train_images=train_images,
+        eval_images=eval_images,
+        image_bytes=written_bytes,
+        origin=f"{len(PHOTOGRAPHS)} photographs of scikit-image and scikit-learn",
+    )
+    _write_record(record, settings, made)
+    return made
+
+
+def _cuts(out: Path, images: dict[str, int], seed: int) -> list[_Cut]:
+    from PIL import Image
+
+    noise = np.random.default_rng(seed).normal(128, GRAIN, (1024, 1024, 3))
+    grain = Image.fromarray(noise.round().clip(0, 255).astype(np.uint8))
+    cuts = []
+    for number, name in enumerate(sorted(PHOTOGRAPHS)):
+        for split, region in enumerate(_split(_open(PHOTOGRAPHS[name]))):
+            total = images["eval" if split else "train"]
+            folder = out / ("eval" if split else "train") / name
+            folder.mkdir(parents=True)
+            count = total // len(PHOTOGRAPHS) + (number < total % len(PHOTOGRAPHS))
+            cuts += [
+                _Cut(
+                    region=region,
+                    grain=grain,
+                    path=folder / f"{i:04d}.jpg",
+                    key=(seed, split, number, i),
+                )
+                for i in range(count)
+            ]
+    return cuts
+
+
+def _open(path: str) -> Image.Image:
+    """A shipped photograph, RGB or grey. The package isn't imported, only its file is read."""
+    from PIL import Image
+
+    package, _, inside = path.partition("/")
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise MissingDependencyError(
+            f"The photographs of `{package}` aren't installed. Run `pip install 'penstock[demo]'`."
+        )
+    with Image.open(Path(spec.origin).parent / inside) as image:
+        image.load()
+        return image.copy()
+
+
+def _split(image: Image.Image) -> tuple[Image.Image, Image.Image]:
+    """The training and the evaluation part: images of their own, so resampling can't look over."""
+    width, height = image.size
+    if width >= height:
+        edge = round(width * TRAIN_SHARE)
+        return image.crop((0, 0, edge, height)), image.crop((edge, 0, width, height))
+    edge = round(height * TRAIN_SHARE)
+    return image.crop((0, 0, width, edge)), image.crop((0, edge, width, height))
+
+
+def _write(cut: _Cut) -> int:
+    """Write one crop; returns its bytes."""
+    from PIL import Image
+
+    rng = np.random.default_rng(cut.key)
+    width = int(np.clip(rng.normal(400, 75), 200, 500))
+    height = int(np.clip(rng.normal(350, 75), 200, 500))
+    most = min(cut.region.width / width, cut.region.height / height)  # source pixels a crop's pixel
+    scale = rng.uniform(0.6 * most, most)
+    box_width, box_height = scale * width, scale * height
+    left = rng.uniform(0, cut.region.width - box_width)
+    top = rng.uniform(0, cut.region.height - box_height)
+    crop = cut.region.resize(
+        (width, height),
+        Image.Resampling.BILINEAR,
+        box=(left, top, left + box_width, top + box_height),
+    )
+    crop = _grain(crop.convert("RGB"), cut.grain, rng)
+    if rng.random() < GREY_SHARE:
+        crop = crop.convert("L")
+    encoded = io.BytesIO()
+    crop.save(
+        encoded,
+        "JPEG",
+        quality=int(rng.choice(QUALITIES)),
+        progressive=bool(rng.random() < PROGRESSIVE_SHARE),
+    )
+    cut.path.write_bytes(encoded.getbuffer())
+    return encoded.tell()
+
+
+def _grain(image: Image.Image, grain: Image.Image, rng: np.random.Generator) -> Image.Image:
+    """Add a window of the grain, drawn at random; 128 in the grain stands for none."""
+    from PIL import ImageChops
+
+    top = int(rng.integers(0, grain.height - image.height))
+    left = int(rng.integers(0, grain.width - image.width))
+    window = grain.crop((left, top, left + image.width, top + image.height))
+    return ImageChops.add(image, window, offset=-128)
+
+
+def borrow_images(
+    folder: Path, out: Path, *, most_images: int = 4000, eval_share: float = 0.15, seed: int = 7
+) -> ImageSet:
+    """The user's own image folder as an ImageSet of symbolic links under `out`; nothing is copied.
+
+    folder: `<class>/*`, or `train/<class>/*` beside `val/<class>/*` (or eval, validation, test).
+    Without such a pair an eval_share of the files, drawn by the seed, is held out. At most
+    most_images files are linked, so that the demo stays short. Raises DatasetNotFoundError where
+    there are no two classes.
+    """
+    folder = folder.expanduser().resolve()
+    held_out = next((folder / name for name in EVAL_NAMES if (folder / name).is_dir()), None)
+    rng = np.random.default_rng(seed)
+    if held_out is not None and (folder / "train").is_dir():
+        train, test = _listing(folder / "train"), _listing(held_out)
+    else:
+        files = _listing(folder)
+        rng.shuffle(files)
+        test = files[: round(len(files) * eval_share)]
+        train = files[len(test) :]
+    classes = sorted({path.parent.name for path in train})
+    if len(classes) < 2 or not test:
+        raise DatasetNotFoundError(
+            f"{folder}: found {len(train)} training images in {len(classes)} class folders, wanted "
+            "images of two classes at least, as <folder>/<class>/*.jpg. Point DATA= at such a "
+            "folder."
+        )
+    shutil.rmtree(out, ignore_errors=True)
+    test = [path for path in test if path.parent.name in set(classes)]
+    kept = {
+        "train": _some(train, round(most_images * (1 - eval_share)), rng),
+        "eval": _some(test, round(most_images * eval_share), rng),
+    }
+    for split, files in kept.items():
+        for name in classes:
+            (out / split / name).mkdir(parents=True)
+        for path in files:
+            (out / split / path.parent.name / path.name).symlink_to(path)
+    return ImageSet(
+        train=out / "train",
+        eval=out / "eval",
+        classes=tuple(classes),
+        train_images=len(kept["train"]),
+        eval_images=len(kept["eval"]),
+        image_bytes=sum(path.stat().st_size for files in kept.values() for path in files),
+        origin=str(folder),
+    )
+
+
+def _listing(folder: Path) -> list[Path]:
+    """Images of `<folder>/<class>/`, sorted; dot files and folders are passed over."""
+    found = []
+    for entry in sorted(os.scandir(folder), key=lambda entry: entry.name):
+        if entry.is_dir() and not entry.name.startswith((".", "_")):
+            found += sorted(
+                path
+                for path in Path(entry.path).iterdir()
+                if path.suffix.lower() in IMAGE_SUFFIXES and not path.name.startswith(".")
+            )
+    return found
+
+
+def _some(files: list[Path], most: int, rng: np.random.Generator) -> list[Path]:
+    if len(files) <= most:
+        return files
+    return [files[i] for i in sorted(rng.choice(len(files), most, replace=False))]
+
+
+def _write_record(record: Path, settings: dict[str, int], made: ImageSet) -> None:
+    told = {name: str(v) if isinstance(v, Path) else v for name, v in asdict(made).items()}
+    partial = record.with_suffix(".part")
+    partial.write_text(json.dumps({"settings": settings, "made": told}, indent=1))
+    partial.rename(record)
+
+
+def _read_record(record: Path) -> ImageSet:
+    told: dict[str, Any] = json.loads(record.read_text())["made"]
+    folders = {"train": record.parent / "train", "eval": record.parent / "eval"}
+    return ImageSet(**(told | folders | {"classes": tuple(told["classes"])}))

@@ -1,0 +1,231 @@
+"""One peer in a process of its own: it plays rounds when asked to and tells what each cost.
+
+Peers must not share a process: torch's workers are forked, which is unsafe beside DALI's threads,
+and one peer's read-ahead would burn the cores in another's round. Here a round builds its loader,
+measures, and closes it, so that nothing runs between two rounds. Imports are done before the first.
+
+The parent writes one JSON object a line to stdin (a RoundSize) and reads one a line from stdout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peers import Name, Work, build, imports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import torch
+
+    from benchmarks.peers import Batches
+
+MARK = "penstock-round "  # libraries print to stdout too; only lines that begin so are ours
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundSize:
+    """How many batches a round has.
+
+    settle: taken at first and looked at, and then once more so many that aren't looked at: more
+    than any peer keeps ready, so that the timed ones come at the rate at which they are made.
+    timed: taken as fast as they come.
+    stepped: each followed by step_ms in which this process leaves the cores alone, as it does while
+    an accelerator trains.
+    seed: of the order and the crops; another one each round, so that pooled pixels average well.
+    """
+
+    settle: int = 5
+    timed: int = 16
+    stepped: int = 12
+    step_ms: float = 0.0
+    seed: int = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """What a peer's tensors look like, to tell whether two peers do the same work.
+
+    mean, deviation: of each channel over all pixels, in normalised units.
+    detail: mean absolute difference of horizontal neighbours; a resize without antialiasing raises
+    it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    label_dtype: str
+    labels: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    detail: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round cost.
+
+    build_s: the constructor; first_batch_s: from its return to the first batch.
+    images, wall_s, cpu_s: of the timed batches; cpu_s counts this process and its children.
+    stepped: batches that a step followed; wait_s, step_s: their time in the loader and in the step.
+    """
+
+    build_s: float
+    first_batch_s: float
+    images: int
+    wall_s: float
+    cpu_s: float
+    stepped: int
+    wait_s: float
+    step_s: float
+    pixels: Pixels
+
+    @property
+    def images_per_s(self) -> float:
+        return self.images / self.wall_s
+
+    @property
+    def cpu_s_per_1000(self) -> float:
+        return 1000 * self.cpu_s / self.images
+
+    @property
+    def batch_wait_ms(self) -> float:
+        return 1000 * self.wait_s / max(1, self.stepped)
+
+    @property
+    def batch_step_ms(self) -> float:
+        return 1000 * self.step_s / max(1, self.stepped)
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait_s / (self.wait_s + self.step_s) if self.step_s else 0.0
+
+
+def tree_cpu_s() -> float:
+    """CPU-seconds of this process and all of its children so far, those that still run included.
+
+    Linux keeps a CPU clock for every process, in nanoseconds; clock_getcpuclockid(3) names it by
+    the complement of the process id shifted left by three, plus 2 (the scheduler's clock).
+    """
+    ended = os.times()
+    total = time.process_time() + ended.children_user + ended.children_system
+    for pid in _descendants(os.getpid()):
+        with contextlib.suppress(OSError):  # it ended meanwhile: os.times counts it next time
+            total += time.clock_gettime((~pid << 3) | 2)
+    return total
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # the thread or process ended meanwhile
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from _descendants(child)
+
+
+def look(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> Pixels:
+    """The facts of some batches of (n, 3, size, size) images and (n,) labels."""
+    import torch
+
+    images = torch.cat([images for images, _ in batches]).float()
+    labels = torch.cat([labels for _, labels in batches])
+    return Pixels(
+        shape=tuple(batches[0][0].shape),
+        dtype=str(batches[0][0].dtype),
+        label_dtype=str(batches[0][1].dtype),
+        labels=len(set(labels.tolist())),
+        mean=tuple(images.mean(dim=(0, 2, 3)).tolist()),
+        deviation=tuple(images.std(dim=(0, 2, 3)).tolist()),
+        detail=float((images[..., 1:] - images[..., :-1]).abs().mean()),
+    )
+
+
+def play(name: Name, work: Work, size: RoundSize) -> Round:
+    """One round, from the constructor to close()."""
+    began = time.perf_counter()
+    peer = build(name, replace(work, seed=size.seed))
+    built = time.perf_counter()
+    batches = peer.batches()
+    try:
+        settled = [next(batches)]
+        first = time.perf_counter()
+        settled += [next(batches) for _ in range(size.settle - 1)]
+        pixels = look(settled)
+        del settled
+        # Looking let the peer read ahead; use that up, or the first timed batches come for free.
+        for _ in range(size.settle):
+            next(batches)
+        images, wall_s, cpu_s = _take(batches, size.timed)
+        wait_s = step_s = 0.0
+        if size.stepped:
+            step_s_asked = size.step_ms / 1000
+            wait_s, step_s = _feed_accelerator(batches, size.stepped, step_s=step_s_asked)
+    finally:
+        batches.close()  # type: ignore[attr-defined]
+        peer.close()
+    return Round(
+        build_s=built - began,
+        first_batch_s=first - built,
+        images=images,
+        wall_s=wall_s,
+        cpu_s=cpu_s,
+        stepped=size.stepped,
+        wait_s=wait_s,
+        step_s=step_s,
+        pixels=pixels,
+    )
+
+
+def _take(batches: Batches, count: int) -> tuple[int, float, float]:
+    images = 0
+    cpu, wall = tree_cpu_s(), time.perf_counter()
+    for _ in range(count):
+        images += len(next(batches)[1])
+    return images, time.perf_counter() - wall, tree_cpu_s() - cpu
+
+
+def _feed_accelerator(batches: Batches, count: int, *, step_s: float) -> tuple[float, float]:
+    """Seconds waited for data and spent in steps; two steps before let the read-ahead refill."""
+    idle = threading.Event()
+    wait_s = busy_s = 0.0
+    for number in range(-2, count):
+        began = time.perf_counter()
+        next(batches)
+        waited = time.perf_counter()
+        idle.wait(step_s)
+        if number >= 0:
+            wait_s += waited - began
+            busy_s += time.perf_counter() - waited
+    return wait_s, busy_s
+
+
+def round_from_json(told: dict[str, Any]) -> Round:
+    """A round as its process told it: JSON has lists where Pixels has tuples."""
+    pixels: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in told["pixels"].items()
+    }
+    return Round(**(told | {"pixels": Pixels(**pixels)}))
+
+
+def main(argv: list[str]) -> None:
+    """argv: the peer's name, and its Work as JSON."""
+    name: Name = argv[0]  # type: ignore[assignment]
+    told = json.loads(argv[1])
+    work = Work(**(told | {key: Path(told[key]) for key in ("folder", "pack")}))
+    imports(name)
+    print(MARK + json.dumps({"ready": name}), flush=True)
+    for line in sys.stdin:
+        done = play(name, work, RoundSize(**json.loads(line)))
+        print(MARK + json.dumps(asdict(done)), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,238 @@
+"""A small training job: a CNN on the CPU, fed by Penstock, that saves checkpoints and resumes
+exactly.
+
+`python -m benchmarks.train --train PACK --eval FOLDER --out FOLDER` runs it, in a process of its
+own so that the demo can kill it. It tells what happens as one JSON object a line on stdout, and
+logs the sample ids and the loss of every step to `steps.jsonl` in its out folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+    from torch import nn
+
+    from pipeline import DataLoader
+
+    Tell = Callable[[dict[str, Any]], None]
+
+CHECKPOINT = "checkpoint.pt"
+STEPS = "steps.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What to train. Everything that decides the weights is in here.
+
+    train, eval: datasets as URLs or paths; out: where checkpoints and the log go.
+    epochs: of the whole schedule; stop_after: leave the schedule after so many epochs (None: at its
+    end).
+    size: height and width in pixels of the crops that the model sees.
+    save_every: steps between two checkpoints.
+    """
+
+    train: str
+    eval: str
+    out: Path
+    classes: int
+    epochs: int = 5
+    stop_after: int | None = None
+    batch_size: int = 64
+    size: int = 64
+    learning_rate: float = 2e-3
+    save_every: int = 10
+    seed: int = 7
+
+
+@dataclass(slots=True)
+class Progress:
+    """Where the job is: what a checkpoint holds beside the loader's state."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int = 0
+    losses: list[float] = field(default_factory=list)
+
+
+def small_cnn(classes: int, *, width: int = 24) -> nn.Module:
+    """Four strided convolutions and a linear layer; any image size from 16 pixels on."""
+    from torch import nn
+
+    layers: list[nn.Module] = []
+    inputs = 3
+    for outputs in (width, 2 * width, 4 * width, 4 * width):
+        layers += [
+            nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+        ]
+        inputs = outputs
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def weights_hash(model: nn.Module) -> str:
+    """SHA-256 over every parameter and buffer: equal only if all bits are."""
+    digest = hashlib.sha256()
+    for name, value in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def run(job: Job, *, tell: Tell) -> None:
+    """Train; go on from the checkpoint in job.out if there is one. tell: receives each event."""
+    import torch
+
+    from augment import imagenet_train
+    from pipeline import DataLoader
+    from readers import Dataset
+
+    torch.manual_seed(job.seed)
+    torch.use_deterministic_algorithms(True)
+    model = small_cnn(job.classes)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
+    progress = Progress(model, optimizer)
+    job.out.mkdir(parents=True, exist_ok=True)
+    dataset = Dataset(job.train, fields=("image", "label", "id"))
+    with (
+        DataLoader(
+            dataset,
+            batch_size=job.batch_size,
+            shuffle=True,
+            drop_last=True,
+            seed=job.seed,
+            augment=imagenet_train(job.size),
+        ) as loader,
+        (job.out / STEPS).open("a") as log,
+    ):
+        if (job.out / CHECKPOINT).exists():
+            _restore(job, progress, loader)
+            tell({"event": "resumed", "step": progress.step, "epoch": loader.epoch})
+        last = job.epochs if job.stop_after is None else job.stop_after
+        for epoch in range(loader.epoch, last):
+            began, first = time.perf_counter(), progress.step
+            for images, labels, ids in loader:
+                loss = _step(job, progress, images, labels, steps=job.epochs * len(loader))
+                line = {"step": progress.step, "epoch": epoch, "loss": loss, "ids": ids.tolist()}
+                log.write(json.dumps(line) + "\n")
+                log.flush()
+                if progress.step % job.save_every == 0:
+                    _save(job, progress, loader)
+                tell({"event": "step", "step": progress.step, "epoch": epoch, "loss": loss})
+            images_seen = (progress.step - first) * job.batch_size
+            rate = images_seen / (time.perf_counter() - began)
+            tell(
+                {
+                    "event": "epoch",
+                    "epoch": epoch,
+                    "step": progress.step,
+                    "loss": sum(progress.losses) / max(1, len(progress.losses)),
+                    "accuracy": accuracy(job, model),
+                    "images_per_s": rate,
+                    "weights": weights_hash(model),
+                }
+            )
+            progress.losses.clear()
+        tell({"event": "statistics", "text": str(loader.statistics())})
+
+
+def _step(
+    job: Job, progress: Progress, images: torch.Tensor, labels: torch.Tensor, *, steps: int
+) -> float:
+    """One step; the learning rate falls linearly to nothing over the schedule."""
+    from torch.nn import functional
+
+    for group in progress.optimizer.param_groups:
+        group["lr"] = job.learning_rate * (1 - progress.step / steps)
+    progress.model.train()
+    progress.optimizer.zero_grad(set_to_none=True)
+    loss = functional.cross_entropy(progress.model(images), labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    progress.optimizer.step()
+    progress.step += 1
+    progress.losses.append(loss.item())
+    return progress.losses[-1]
+
+
+def accuracy(job: Job, model: nn.Module) -> float:
+    """Share of the evaluation images that the model labels rightly; each is seen exactly once."""
+    import torch
+
+    from augment import imagenet_eval
+    from pipeline import DataLoader
+    from readers import Dataset
+
+    model.eval()
+    right = seen = 0
+    recipe = imagenet_eval(job.size, resize=round(job.size * 256 / 224))
+    with (
+        DataLoader(Dataset(job.eval), batch_size=job.batch_size, augment=recipe) as loader,
+        torch.inference_mode(),
+    ):
+        for images, labels in loader:
+            right += int((model(images).argmax(1) == labels).sum())
+            seen += len(labels)
+    return right / seen
+
+
+def _save(job: Job, progress: Progress, loader: DataLoader) -> None:
+    """Write beside, then rename: a kill in the middle leaves the checkpoint before."""
+    import torch
+
+    state = {
+        "model": progress.model.state_dict(),
+        "optimizer": progress.optimizer.state_dict(),
+        "step": progress.step,
+        "losses": progress.losses,
+        "loader": loader.state_dict(),
+    }
+    partial = job.out / (CHECKPOINT + ".part")
+    torch.save(state, partial)
+    partial.rename(job.out / CHECKPOINT)
+
+
+def _restore(job: Job, progress: Progress, loader: DataLoader) -> None:
+    import torch
+
+    state = torch.load(job.out / CHECKPOINT, weights_only=True)
+    progress.model.load_state_dict(state["model"])
+    progress.optimizer.load_state_dict(state["optimizer"])
+    progress.step = state["step"]
+    progress.losses = list(state["losses"])
+    loader.load_state_dict(state["loader"])
+
+
+def arguments(job: Job) -> list[str]:
+    """The command line that runs this job."""
+    words = []
+    for name, value in asdict(job).items():
+        if value is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    return [sys.executable, "-m", "benchmarks.train", *words]
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.train", description=__doc__)
+    for name in ("train", "eval"):
+        parser.add_argument(f"--{name}", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    for name in ("classes", "epochs", "stop-after", "batch-size", "size", "save-every", "seed"):
+        parser.add_argument(f"--{name}", type=int, default=argparse.SUPPRESS)
+    parser.add_argument("--learning-rate", type=float, default=argparse.SUPPRESS)
+    job = Job(**vars(parser.parse_args(argv)))
+    run(job, tell=lambda event: print(json.dumps(event), flush=True))
+
+
+if __name__ == "__main__":
+    main()

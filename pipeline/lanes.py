@@ -1,8 +1,8 @@
 """The layout under an order: shards cut into lanes, a lane's pieces in an epoch's order. Pure.
 
-A *stream coordinate* counts samples of the shards laid end to end; a lane is a range of it. Where a
-lane's boundary falls inside a shard, both lanes hold a *piece* of it, so any number of uneven shards
-gives lanes whose lengths differ by at most one sample. Everything here is O(shards + lanes).
+A *stream coordinate* counts samples of the shards laid end to end; a lane is a range of it. Where
+a lane's boundary falls inside a shard, both lanes hold a *piece* of it, so that uneven shards give
+lanes whose lengths differ by at most one sample. Everything here is O(shards + lanes).
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ class Layout:
 
 
 def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, lanes: int) -> Cut:
-    """Lay shards end to end and cut the stream into lanes of N // lanes samples, the first N % lanes
-    of them one longer; that makes `p % lanes, p // lanes` a bijection between positions and lanes.
+    """Lay shards end to end and cut the stream into lanes of N // lanes samples, the first
+    N % lanes of them one longer: so p -> (p % lanes, p // lanes) is a bijection.
 
     sizes: samples of every shard, shape (all,). shards: those to lay, in order, none of them empty.
     """
@@ -64,7 +64,11 @@ def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, lanes: int) -> C
     total = int(ends[-1]) if len(ends) else 0
     lane = np.arange(lanes + 1, dtype=np.int64)
     lane_start = lane * (total // lanes) + np.minimum(lane, total % lanes)
-    begin = np.union1d(starts, lane_start[lane_start < total])
+    inner = lane_start[lane_start < total]
+    at = np.searchsorted(starts, inner)
+    new = at == len(starts)
+    new[~new] = starts[at[~new]] != inner[~new]  # a lane that begins with a shard cuts none
+    begin = np.insert(starts, at[new], inner[new])
     place = np.searchsorted(starts, begin, side="right") - 1
     return Cut(
         shard=shards[place],
@@ -76,7 +80,7 @@ def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, lanes: int) -> C
 
 
 def lay(pieces: Cut, hashes: NDArray[np.uint64] | None) -> Layout:
-    """Put each lane's pieces in the order of their hashes (uint64, shape (pieces,)); None: as cut."""
+    """Put each lane's pieces in the order of their hashes: uint64, shape (pieces,), or None."""
     if hashes is None:
         order = np.arange(len(pieces.rows), dtype=np.int64)
     else:
@@ -86,9 +90,7 @@ def lay(pieces: Cut, hashes: NDArray[np.uint64] | None) -> Layout:
     return Layout(begin=begin, shard=pieces.shard[order], to_row=pieces.first_row[order] - begin)
 
 
-def _keys_by_lane(
-    lane_pieces: NDArray[np.int64], hashes: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
+def _keys_by_lane(lane_pieces: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Keys that sort pieces by lane, then by as many bits of the hash as there is room for.
 
     One sort of 64-bit keys costs half of a lexsort; what still ties keeps its stream order.

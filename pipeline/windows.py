@@ -1,9 +1,9 @@
-"""Shuffling inside windows: a lane's samples change places only within S neighbours. Pure but cached.
+"""Shuffling inside windows: a lane's samples change places only with S neighbours. Pure but cached.
 
-The window of a lane decides how many shards are open at once, and it turns over as a whole. Were all
+A lane's window decides how many shards are open at once, and it turns over as a whole. Were all
 lanes to turn over together, the demand for new shards would come in bursts of 11 times the
 consumption; so lane l's boundaries lie l/L of a window earlier. The order in a window is that of
-keyed hashes, so any window can be computed alone; two windows of each lane are kept, as a walk needs.
+keyed hashes, so any window can be computed alone; two windows a lane are kept, as a walk needs.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ class Windows:
         # l * span // lanes without overflow for any span.
         number = np.arange(lanes, dtype=np.int64)
         self._shift = number * (span // lanes) + number * (span % lanes) // lanes
-        # Even and odd windows of a lane have one place each; np.empty takes no memory until filled.
-        self._place = np.cumsum(2 * span) - 2 * span
+        # A lane has a place for even and one for odd windows. The even ones lie together, so that
+        # the odd half takes no memory (not even of a huge page) before the first turnover.
+        begin = np.cumsum(span) - span
+        self._place = np.concatenate([begin, begin + int(span.sum())])
         self._table = np.empty(int(2 * span.sum()), dtype=np.uint32)
         self._held = np.full(2 * lanes, -1, dtype=np.int64)
 
@@ -67,25 +69,33 @@ class Windows:
         """
         span, shift = self._span[lane], self._shift[lane]
         window = (offset + shift) // span
-        start = np.maximum(window * span - shift, 0)
-        slot = 2 * lane + (window & 1)
-        index = self._place[lane] + (window & 1) * span + (offset - start)
+        start: Ints = np.maximum(window * span - shift, 0)
+        slot = self._slot(lane, window)
+        within = offset - start
+        index = self._place[slot] + within
         stale = self._held[slot] != window
-        if not stale.any():
-            return start + self._table[index]
-        runs = _Runs(lane, window)
-        self._fill(runs, stale)
-        return start + self._look_up(runs, index, offset - start)
+        if stale.any():
+            runs = _Runs(lane, window)
+            self._fill(runs, stale)
+            start += self._look_up(runs, index, within)
+        else:
+            start += self._table[index]
+        return start
 
     def _fill(self, runs: _Runs, stale: NDArray[np.bool_]) -> None:
         """Compute the missing windows of those lanes that need no more than two."""
         chosen = np.flatnonzero(stale[runs.first] & ~runs.crowded)
         lane, window = runs.lane[chosen], runs.window[chosen]
-        place = self._place[lane] + (window & 1) * self._span[lane]
+        slot = self._slot(lane, window)
         hashes, sizes = self._describe(lane, window)
+        self._held[slot] = -1  # an error midway must not leave half a window
         for group, order in _permutations(hashes, sizes):
-            self._table[_ranges(place[group], sizes[group])] = order
-        self._held[2 * lane + (window & 1)] = window
+            self._table[_ranges(self._place[slot[group]], sizes[group])] = order
+        self._held[slot] = window
+
+    def _slot(self, lane: Ints, window: Ints) -> Ints:
+        slot: Ints = lane + (window & 1) * len(self._span)
+        return slot
 
     def _look_up(self, runs: _Runs, index: Ints, within: Ints) -> Ints:
         """The batch's permuted indices; windows of crowded lanes are computed for it alone.
@@ -129,9 +139,7 @@ class _Runs:
         self.crowded = counts[inverse] > 2
 
 
-def _permutations(
-    hashes: Hashes, sizes: Ints
-) -> Iterator[tuple[slice, NDArray[np.uint64]]]:
+def _permutations(hashes: Hashes, sizes: Ints) -> Iterator[tuple[slice, NDArray[np.uint64]]]:
     """Permutations of windows, as (slice of the windows, their permutations end to end).
 
     A permutation of n is range(n) sorted by the upper half of splitmix64(hash ^ i); ties keep their

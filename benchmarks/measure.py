@@ -16,14 +16,12 @@ import math
 import os
 import platform
 import statistics
-import subprocess
-import sys
-import tempfile
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.player import MARK, Pixels, Round, RoundSize, round_from_json
+from benchmarks.children import Child
+from benchmarks.player import Pixels, Round, RoundSize, round_from_json
 from cache.errors import PenstockError
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from benchmarks.peers import Name, Work
 
 RESULTS = Path(__file__).parent / "results"
-REPOSITORY = Path(__file__).parent.parent
 # Some hundreds of images a peer; means of normalised pixels then agree within a few hundredths,
 # while a forgotten or doubled normalisation moves them by 0.5 and more.
 MEAN_TOLERANCE = 0.15
@@ -48,70 +45,28 @@ class NotTheSameWorkError(PenstockError, ValueError):
     """Two peers' tensors differ, so their times say nothing about one another."""
 
 
-class PeerFailedError(PenstockError, RuntimeError):
-    """A peer's process ended; the message carries the end of what it wrote to stderr."""
-
-
 class Player:
     """A peer in a process of its own. Leaving the context ends the process."""
 
     def __init__(self, name: Name, work: Work) -> None:
         self.name = name
-        told = json.dumps(
-            {k: str(v) if isinstance(v, Path) else v for k, v in asdict(work).items()}
-        )
-        self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed in __exit__
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.player", name, told],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            text=True,
-            cwd=REPOSITORY,
-        )
+        told = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(work).items()}
+        self._child = Child("benchmarks.player", [name, json.dumps(told)])
         self._ready = False
 
     def play(self, size: RoundSize) -> Round:
-        """Play one round. Raises PeerFailedError if the process ended instead."""
-        assert self._process.stdin is not None
+        """Play one round. Raises ChildFailedError if the process ends instead."""
         if not self._ready:
-            self._answer()
+            self._child.answer()
             self._ready = True
-        try:
-            self._process.stdin.write(json.dumps(asdict(size)) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._failed() from error
-        return round_from_json(self._answer())
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(MARK):
-                told: dict[str, Any] = json.loads(line.removeprefix(MARK))
-                return told
-        raise self._failed()
-
-    def _failed(self) -> PeerFailedError:
-        code = self._process.wait()
-        self._stderr.seek(0)
-        return PeerFailedError(
-            f"The process of {self.name} ended with {code}, wanted a round. Its stderr ends:\n"
-            + self._stderr.read()[-2000:]
-        )
+        self._child.say(asdict(size))
+        return round_from_json(self._child.answer())
 
     def __enter__(self) -> Player:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):  # it is gone already, which is what is wanted
-            self._process.stdin.close()
-        self._process.terminate()
-        self._process.wait()
-        self._process.stdout.close()
-        self._stderr.close()
+    def __exit__(self, *error: object) -> None:
+        self._child.__exit__(*error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,11 +118,11 @@ def compare(
     *,
     rounds: int,
     size: RoundSize,
-    progress: Callable[[int, Name], None] | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Comparison:
-    """Play `rounds` interleaved rounds. progress: told (round, peer) before each is played.
+    """Play `rounds` interleaved rounds. progress: told how many rounds of all peers are played.
 
-    Raises NotTheSameWorkError where the peers' tensors differ, PeerFailedError where one fails.
+    Raises NotTheSameWorkError where the peers' tensors differ, ChildFailedError where one fails.
     """
     played: dict[Name, list[Round]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
@@ -176,9 +131,9 @@ def compare(
         for number in range(rounds):
             sized = replace(size, seed=work.seed + number)
             for player in players if number % 2 == 0 else reversed(players):
-                if progress is not None:
-                    progress(number, player.name)
                 played[player.name].append(player.play(sized))
+                if progress is not None:
+                    progress(sum(map(len, played.values())))
     check_same_work(played, pooled=True)
     first = played[names[0]]
     return Comparison(

@@ -13,19 +13,20 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+import multiprocessing
 import os
 import shutil
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from cache.errors import ConfigError, DatasetNotFoundError, MissingDependencyError
-from cache.threads import ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from PIL import Image
 
@@ -80,13 +81,14 @@ class ImageSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Cut:
-    """One crop to make: every random choice follows from (seed, split, class, number)."""
+class _Part:
+    """Crops of a part of one photograph; all choices follow from seed, split, class and number."""
 
-    region: Image.Image
-    grain: Image.Image
-    path: Path
-    key: tuple[int, ...]
+    name: str
+    split: Literal["train", "eval"]
+    folder: Path
+    count: int
+    seed: int
 
 
 def make_photographs(
@@ -116,14 +118,13 @@ def make_photographs(
         return _read_record(record)
     for split in ("train", "eval"):
         shutil.rmtree(out / split, ignore_errors=True)
-    cuts = _cuts(out, {"train": train_images, "eval": eval_images}, seed)
-    written_bytes = 0
-    for done, size_bytes in enumerate(
-        ordered(_write, cuts, workers=workers, ahead=4 * workers, name="photographs"), start=1
-    ):
+    parts = _parts(out, {"train": train_images, "eval": eval_images}, seed)
+    done = written_bytes = 0
+    for part, size_bytes in zip(parts, _cut_all(parts, workers), strict=True):
+        done += part.count
         written_bytes += size_bytes
         if progress is not None:
-            progress(done, len(cuts))
+            progress(done, train_images + eval_images)
     made = ImageSet(
         train=out / "train",
         eval=out / "eval",
@@ -137,28 +138,47 @@ def make_photographs(
     return made
 
 
-def _cuts(out: Path, images: dict[str, int], seed: int) -> list[_Cut]:
+def _parts(out: Path, images: dict[Literal["train", "eval"], int], seed: int) -> list[_Part]:
+    names = sorted(PHOTOGRAPHS)
+    return [
+        _Part(
+            name=name,
+            split=split,
+            folder=out / split / name,
+            count=total // len(names) + (number < total % len(names)),
+            seed=seed,
+        )
+        for split, total in images.items()
+        for number, name in enumerate(names)
+    ]
+
+
+def _cut_all(parts: list[_Part], workers: int) -> Iterator[int]:
+    """Bytes written, a part at a time, in order."""
+    if workers < 2:
+        yield from map(_cut, parts)
+        return
+    # Processes: Pillow's JPEG encoder keeps the GIL, and two threads took longer than one. Spawned,
+    # since the caller may have threads by now.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        yield from pool.map(_cut, parts)
+
+
+def _cut(part: _Part) -> int:
+    """Write the crops of one part; returns their bytes."""
     from PIL import Image
 
-    noise = np.random.default_rng(seed).normal(128, GRAIN, (1024, 1024, 3))
+    noise = np.random.default_rng(part.seed).normal(128, GRAIN, (1024, 1024, 3))
     grain = Image.fromarray(noise.round().clip(0, 255).astype(np.uint8))
-    cuts = []
-    for number, name in enumerate(sorted(PHOTOGRAPHS)):
-        for split, region in enumerate(_split(_open(PHOTOGRAPHS[name]))):
-            total = images["eval" if split else "train"]
-            folder = out / ("eval" if split else "train") / name
-            folder.mkdir(parents=True)
-            count = total // len(PHOTOGRAPHS) + (number < total % len(PHOTOGRAPHS))
-            cuts += [
-                _Cut(
-                    region=region,
-                    grain=grain,
-                    path=folder / f"{i:04d}.jpg",
-                    key=(seed, split, number, i),
-                )
-                for i in range(count)
-            ]
-    return cuts
+    train, test = _split(_open(PHOTOGRAPHS[part.name]))
+    region = train if part.split == "train" else test
+    part.folder.mkdir(parents=True)
+    key = (part.seed, int(part.split == "eval"), sorted(PHOTOGRAPHS).index(part.name))
+    return sum(
+        _write(region, grain, part.folder / f"{i:04d}.jpg", np.random.default_rng((*key, i)))
+        for i in range(part.count)
+    )
 
 
 def _open(path: str) -> Image.Image:
@@ -186,24 +206,23 @@ def _split(image: Image.Image) -> tuple[Image.Image, Image.Image]:
     return image.crop((0, 0, width, edge)), image.crop((0, edge, width, height))
 
 
-def _write(cut: _Cut) -> int:
-    """Write one crop; returns its bytes."""
+def _write(region: Image.Image, grain: Image.Image, path: Path, rng: np.random.Generator) -> int:
+    """Write one crop of the region; returns its bytes."""
     from PIL import Image
 
-    rng = np.random.default_rng(cut.key)
     width = int(np.clip(rng.normal(400, 75), 200, 500))
     height = int(np.clip(rng.normal(350, 75), 200, 500))
-    most = min(cut.region.width / width, cut.region.height / height)  # source pixels a crop's pixel
+    most = min(region.width / width, region.height / height)  # source pixels a crop's pixel
     scale = rng.uniform(0.6 * most, most)
     box_width, box_height = scale * width, scale * height
-    left = rng.uniform(0, cut.region.width - box_width)
-    top = rng.uniform(0, cut.region.height - box_height)
-    crop = cut.region.resize(
+    left = rng.uniform(0, region.width - box_width)
+    top = rng.uniform(0, region.height - box_height)
+    crop = region.resize(
         (width, height),
         Image.Resampling.BILINEAR,
         box=(left, top, left + box_width, top + box_height),
     )
-    crop = _grain(crop.convert("RGB"), cut.grain, rng)
+    crop = _grain(crop.convert("RGB"), grain, rng)
     if rng.random() < GREY_SHARE:
         crop = crop.convert("L")
     encoded = io.BytesIO()
@@ -213,7 +232,7 @@ def _write(cut: _Cut) -> int:
         quality=int(rng.choice(QUALITIES)),
         progressive=bool(rng.random() < PROGRESSIVE_SHARE),
     )
-    cut.path.write_bytes(encoded.getbuffer())
+    path.write_bytes(encoded.getbuffer())
     return encoded.tell()
 
 

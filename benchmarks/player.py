@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.children import tell
 from benchmarks.peers import Name, Work, build, imports
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.peers import Batches
-
-MARK = "penstock-round "  # libraries print to stdout too; only lines that begin so are ours
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,10 +220,9 @@ def main(argv: list[str]) -> None:
     told = json.loads(argv[1])
     work = Work(**(told | {key: Path(told[key]) for key in ("folder", "pack")}))
     imports(name)
-    print(MARK + json.dumps({"ready": name}), flush=True)
+    tell({"ready": name})
     for line in sys.stdin:
-        done = play(name, work, RoundSize(**json.loads(line)))
-        print(MARK + json.dumps(asdict(done)), flush=True)
+        tell(asdict(play(name, work, RoundSize(**json.loads(line)))))
 
 
 if __name__ == "__main__":

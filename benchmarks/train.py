@@ -3,7 +3,8 @@ exactly.
 
 `python -m benchmarks.train --train PACK --eval FOLDER --out FOLDER` runs it, in a process of its
 own so that the demo can kill it. It tells what happens as one JSON object a line on stdout, and
-logs the sample ids and the loss of every step to `steps.jsonl` in its out folder.
+logs the sample ids and the loss of every step to `steps-<life>.jsonl` in its out folder, one file a
+process, and every epoch to `epochs.jsonl`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import sys
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from benchmarks.children import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
     Tell = Callable[[dict[str, Any]], None]
 
 CHECKPOINT = "checkpoint.pt"
-STEPS = "steps.jsonl"
+STEPS = "steps-{life}.jsonl"
+EPOCHS = "epochs.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,47 +107,61 @@ def run(job: Job, *, tell: Tell) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=job.learning_rate)
     progress = Progress(model, optimizer)
     job.out.mkdir(parents=True, exist_ok=True)
-    dataset = Dataset(job.train, fields=("image", "label", "id"))
     with (
         DataLoader(
-            dataset,
+            Dataset(job.train, fields=("image", "label", "id")),
             batch_size=job.batch_size,
             shuffle=True,
             drop_last=True,
             seed=job.seed,
             augment=imagenet_train(job.size),
         ) as loader,
-        (job.out / STEPS).open("a") as log,
+        _log(job) as log,
     ):
         if (job.out / CHECKPOINT).exists():
             _restore(job, progress, loader)
             tell({"event": "resumed", "step": progress.step, "epoch": loader.epoch})
         last = job.epochs if job.stop_after is None else job.stop_after
         for epoch in range(loader.epoch, last):
-            began, first = time.perf_counter(), progress.step
-            for images, labels, ids in loader:
-                loss = _step(job, progress, images, labels, steps=job.epochs * len(loader))
-                line = {"step": progress.step, "epoch": epoch, "loss": loss, "ids": ids.tolist()}
-                log.write(json.dumps(line) + "\n")
-                log.flush()
-                if progress.step % job.save_every == 0:
-                    _save(job, progress, loader)
-                tell({"event": "step", "step": progress.step, "epoch": epoch, "loss": loss})
-            images_seen = (progress.step - first) * job.batch_size
-            rate = images_seen / (time.perf_counter() - began)
-            tell(
-                {
-                    "event": "epoch",
-                    "epoch": epoch,
-                    "step": progress.step,
-                    "loss": sum(progress.losses) / max(1, len(progress.losses)),
-                    "accuracy": accuracy(job, model),
-                    "images_per_s": rate,
-                    "weights": weights_hash(model),
-                }
-            )
-            progress.losses.clear()
+            done = _epoch(job, progress, loader, epoch=epoch, log=log, tell=tell)
+            with (job.out / EPOCHS).open("a") as epochs:
+                epochs.write(json.dumps(done) + "\n")
+            tell(done)
         tell({"event": "statistics", "text": str(loader.statistics())})
+
+
+def _log(job: Job) -> TextIO:
+    """A new file for each life: the last line of one that was killed may be torn."""
+    lives = len(list(job.out.glob(STEPS.format(life="*"))))
+    return (job.out / STEPS.format(life=lives)).open("x")
+
+
+def _epoch(
+    job: Job, progress: Progress, loader: DataLoader, *, epoch: int, log: TextIO, tell: Tell
+) -> dict[str, Any]:
+    """What is left of an epoch, and then the evaluation."""
+    began, before = time.perf_counter(), progress.step
+    for images, labels, ids in loader:
+        loss = _step(job, progress, images, labels, steps=job.epochs * len(loader))
+        line = {"step": progress.step, "epoch": epoch, "loss": loss, "ids": ids.tolist()}
+        log.write(json.dumps(line) + "\n")
+        log.flush()
+        if progress.step % job.save_every == 0:
+            _save(job, progress, loader)
+        tell({"event": "step", "step": progress.step, "epoch": epoch, "loss": loss})
+    images_seen = (progress.step - before) * job.batch_size
+    rate = images_seen / (time.perf_counter() - began)
+    loss = sum(progress.losses) / max(1, len(progress.losses))
+    progress.losses.clear()
+    return {
+        "event": "epoch",
+        "epoch": epoch,
+        "step": progress.step,
+        "loss": loss,
+        "accuracy": accuracy(job, progress.model),
+        "images_per_s": rate,
+        "weights": weights_hash(progress.model),
+    }
 
 
 def _step(
@@ -214,24 +231,25 @@ def _restore(job: Job, progress: Progress, loader: DataLoader) -> None:
 
 
 def arguments(job: Job) -> list[str]:
-    """The command line that runs this job."""
+    """The command line's words for a job."""
     words = []
     for name, value in asdict(job).items():
         if value is not None:
             words += [f"--{name.replace('_', '-')}", str(value)]
-    return [sys.executable, "-m", "benchmarks.train", *words]
+    return words
 
 
 def main(argv: list[str] | None = None) -> None:
+    """Parse a Job from the command line and run it."""
     parser = argparse.ArgumentParser(prog="benchmarks.train", description=__doc__)
     for name in ("train", "eval"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    for name in ("classes", "epochs", "stop-after", "batch-size", "size", "save-every", "seed"):
+    parser.add_argument("--classes", type=int, required=True)
+    for name in ("epochs", "stop-after", "batch-size", "size", "save-every", "seed"):
         parser.add_argument(f"--{name}", type=int, default=argparse.SUPPRESS)
     parser.add_argument("--learning-rate", type=float, default=argparse.SUPPRESS)
-    job = Job(**vars(parser.parse_args(argv)))
-    run(job, tell=lambda event: print(json.dumps(event), flush=True))
+    run(Job(**vars(parser.parse_args(argv))), tell=tell)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,355 @@
+"""`make demo`: photographs, a pack, a training job that is killed and resumed, a table, two
+pictures.
+
+Everything is written below `--out` (demo/), runs on the CPU and takes some two minutes on two
+cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from benchmarks.measure import compare, comparison_record, machine, write_result
+from benchmarks.peers import TITLES, Work
+from benchmarks.photographs import ImageSet, borrow_images, make_photographs
+from benchmarks.player import RoundSize
+from benchmarks.proof import Verdict, kill_and_resume, train
+from benchmarks.train import Job
+from cache.errors import ConfigError, PenstockError
+from cache.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from benchmarks.measure import Comparison
+    from benchmarks.peers import Name
+
+PEERS: tuple[Name, ...] = ("penstock", "torch")
+SHEET_IMAGES = 32
+# Small shards, so that a few thousand photographs make a real plan; the default is 64 MiB.
+SHARD_BYTES = "4MiB"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much of everything the demo does.
+
+    epochs: of the training job. rounds: of the comparison. size: of a round.
+    """
+
+    train_images: int = 3072
+    eval_images: int = 480
+    epochs: int = 5
+    batch_size: int = 64
+    rounds: int = 5
+    size: RoundSize = field(default_factory=lambda: RoundSize(timed=12, stepped=10))
+    crop: int = 224
+    workers: int = 2
+
+
+def demo(out: Path, *, data: Path | None, scale: Scale, console: Console) -> bool:
+    """Show everything. Returns whether the resumption was exact; raises PenstockError."""
+    began = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    images = _photographs(out, data, scale, console)
+    pack = _pack(images.train, out / "pack", console)
+    job = Job(
+        train=str(pack.absolute()),
+        eval=str(images.eval.absolute()),
+        out=(out / "run" / "whole").absolute(),
+        classes=len(images.classes),
+        epochs=scale.epochs,
+        batch_size=min(scale.batch_size, images.train_images),
+    )
+    shutil.rmtree(out / "run", ignore_errors=True)
+    _train(job, console)
+    verdict = _kill_and_resume(job, console)
+    work = Work(
+        folder=images.train.absolute(),
+        pack=pack.absolute(),
+        batch_size=job.batch_size,
+        size=scale.crop,
+        workers=scale.workers,
+    )
+    done = _compare(work, scale, console)
+    dataset = {
+        "images": images.train_images,
+        "bytes": images.image_bytes,
+        "origin": images.origin if data is None else "the user's own folder",
+    }
+    result = write_result("demo", comparison_record(done, work, dataset), folder=out)
+    pictures = _pictures(out, done, work, images)
+    _summary(out, verdict, pictures, result, began, console)
+    return verdict.exact
+
+
+def _heading(console: Console, number: int, text: str) -> None:
+    console.print(f"\n[bold]{number}. {text}[/bold]")
+
+
+def _photographs(out: Path, data: Path | None, scale: Scale, console: Console) -> ImageSet:
+    if data is not None:
+        _heading(console, 1, "Your images")
+        images = borrow_images(data, out / "yours")
+    else:
+        _heading(console, 1, "Photographs, cut from what scikit-image and scikit-learn ship")
+        with _Bar(console, "images") as bar:
+            images = make_photographs(
+                out / "photographs",
+                train_images=scale.train_images,
+                eval_images=scale.eval_images,
+                workers=scale.workers,
+                progress=bar,
+            )
+    total = images.train_images + images.eval_images
+    console.print(
+        f"   {images.train_images:,} to train on and {images.eval_images:,} to evaluate with, of "
+        f"{len(images.classes)} classes, {format_size(images.image_bytes / total)} each: "
+        f"{images.train}"
+    )
+    if data is None:
+        console.print(
+            "   A class is a photograph. Evaluation uses a part of it that training never sees."
+        )
+    return images
+
+
+def _pack(src: Path, dst: Path, console: Console) -> Path:
+    shutil.rmtree(dst, ignore_errors=True)
+    words = ["penstock", "pack", str(src), str(dst), "--shard-bytes", SHARD_BYTES]
+    _heading(console, 2, " ".join(words))
+    script = Path(sys.executable).with_name(words[0])
+    done = subprocess.run([script, *words[1:], "--json"], stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise ConfigError(
+            f"`{' '.join(words)}` ended with {done.returncode}, wanted 0; why stands above."
+        )
+    told = json.loads(done.stdout)
+    console.print(
+        f"   {told['samples']:,} images, each decoded once to check it, in {told['shards']} "
+        f"shards ({format_size(told['bytes'])}), {told['quarantined']} quarantined, {told['seconds']:.1f} s"
+    )
+    return dst
+
+
+def _train(job: Job, console: Console) -> None:
+    _heading(console, 3, f"A small CNN learns on the CPU, {job.size} x {job.size} pixels a crop")
+    table = Table("epoch", "loss", "accuracy", "images/s", box=None, pad_edge=False, padding=(0, 3))
+    for column in table.columns:
+        column.justify = "right"
+    statistics = ""
+    with Live(table, console=console, refresh_per_second=4):
+        for event in train(job):
+            if event["event"] == "epoch":
+                table.add_row(
+                    f"   {event['epoch'] + 1}",
+                    f"{event['loss']:.3f}",
+                    f"{event['accuracy']:.1%}",
+                    f"{event['images_per_s']:,.0f}",
+                )
+            elif event["event"] == "statistics":
+                statistics = event["text"]
+    for line in statistics.splitlines():
+        console.print(f"   {line}", highlight=False)
+
+
+def _kill_and_resume(whole: Job, console: Console) -> Verdict:
+    """The same job, killed in the middle of its second epoch (of its first, if it has but one)."""
+    from readers import Dataset
+
+    _heading(console, 4, "The same job once more: SIGKILL in mid-epoch, then resumed")
+    steps = len(Dataset(whole.train)) // whole.batch_size
+    epochs = min(2, whole.epochs)
+    kill_at = max(1, round((epochs - 0.5) * steps))
+    # An interval that doesn't divide the kill's step: the resumed job then has steps to do again.
+    job = Job(
+        train=whole.train,
+        eval=whole.eval,
+        out=whole.out.with_name("killed"),
+        classes=whole.classes,
+        epochs=whole.epochs,
+        stop_after=epochs,
+        batch_size=whole.batch_size,
+        save_every=max(1, min(10, kill_at - 1)),
+    )
+    with console.status("training until the kill, and from the checkpoint on"):
+        verdict = kill_and_resume(job, whole, kill_at=kill_at)
+    console.print(
+        f"   killed after step {verdict.killed_after} of {epochs * steps}; went on after step "
+        f"{verdict.resumed_after}, its last checkpoint\n"
+        f"   {verdict.steps} steps of both lives beside the uninterrupted job: sample ids "
+        f"{_same(verdict.same_ids)}, losses {_same(verdict.same_losses)}, weights "
+        f"{_same(verdict.same_weights)}, each sample once an epoch: "
+        f"{'yes' if verdict.each_once else '[red]no[/red]'}"
+    )
+    colour, word = ("green", "exact") if verdict.exact else ("red", "NOT exact")
+    console.print(f"   [bold {colour}]The resumption is {word}.[/bold {colour}]")
+    return verdict
+
+
+def _same(same: bool) -> str:
+    return "identical" if same else "[red]different[/red]"
+
+
+def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
+    _heading(
+        console, 5, f"Beside torch's DataLoader with Pillow: crops of {work.size} x {work.size}"
+    )
+    with _Bar(console, "rounds") as bar:
+        total = scale.rounds * len(PEERS)
+        done = compare(
+            PEERS,
+            work,
+            rounds=scale.rounds,
+            size=scale.size,
+            progress=lambda played: bar(played, total),
+        )
+    console.print(comparison_table(done))
+    here = machine()
+    console.print(
+        f"   Medians of {scale.rounds} interleaved rounds on {here['cores']} cores "
+        f"({here['processor']}). Waiting: beside an accelerator's step of {done.size.step_ms:.0f} ms for a batch of "
+        f"{work.batch_size}.",
+        style="dim",
+        highlight=False,
+    )
+    return done
+
+
+def comparison_table(done: Comparison) -> Table:
+    """Medians as a table for the terminal; ratios are of the first peer to the others."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2))
+    table.add_column("   loader")
+    for title in (
+        "images/s",
+        "CPU-s per 1,000",
+        "first batch",
+        "waits",
+        f"{TITLES[next(iter(done.summaries))]} is",
+    ):
+        table.add_column(title, justify="right")
+    for name, summary in done.summaries.items():
+        table.add_row(
+            f"   {TITLES[name]}",
+            f"{summary.images_per_s.median:,.0f}",
+            f"{summary.cpu_s_per_1000.median:.2f}",
+            f"{summary.first_batch_s.median:.2f} s",
+            f"{summary.wait_share.median:.0%}" if done.size.stepped else "",
+            f"{summary.speed_ratio.median:.2f} times as fast",
+        )
+    return table
+
+
+def _pictures(out: Path, done: Comparison, work: Work, images: ImageSet) -> Sequence[Path]:
+    from augment import imagenet_train
+    from benchmarks.pictures import contact_sheet, where_time_went
+    from pipeline import DataLoader
+    from readers import Dataset
+
+    dataset = Dataset(str(work.pack))
+    with DataLoader(
+        dataset,
+        batch_size=min(SHEET_IMAGES, images.train_images),
+        shuffle=True,
+        drop_last=True,
+        seed=work.seed,
+        augment=imagenet_train(work.size),
+    ) as loader:
+        pixels, labels = next(iter(loader))
+    names = [dataset.classes[label] for label in labels.tolist()]
+    sheet = contact_sheet(
+        pixels,
+        names,
+        out / "batch.png",
+        title=f"The first {len(names)} samples of epoch 1, seed {work.seed}: "
+        f"random resized crop to {work.size} x {work.size} pixels, random flip",
+    )
+    bars = where_time_went(
+        done,
+        out / "where-time-went.png",
+        batch_size=work.batch_size,
+        subtitle=f"Medians of interleaved rounds on {machine()['cores']} cores, "
+        f"{images.train_images:,} images, random crops to {work.size} x {work.size} pixels.",
+    )
+    return sheet, bars
+
+
+def _summary(
+    out: Path,
+    verdict: Verdict,
+    pictures: Sequence[Path],
+    result: Path,
+    began: float,
+    console: Console,
+) -> None:
+    console.rule()
+    exact = "bit for bit" if verdict.exact else "[red]NOT exactly[/red]"
+    console.print(
+        f"Packed, trained, killed and resumed {exact}, and compared, in "
+        f"{time.perf_counter() - began:.0f} s.\n"
+        f"  a batch              {pictures[0]}\n"
+        f"  where the time went  {pictures[1]}\n"
+        f"  the figures          {result}\n"
+        f"  checkpoints, logs    {out / 'run'}\n"
+        "Next, with your own images (one folder a class):\n"
+        "  make demo DATA=/path/to/images\n"
+        "  penstock pack /path/to/images /path/to/pack\n"
+        "  penstock inspect /path/to/pack",
+        highlight=False,
+    )
+
+
+class _Bar:
+    """A progress bar as a context; called with (done, total)."""
+
+    def __init__(self, console: Console, unit: str) -> None:
+        self._progress = Progress(
+            TextColumn("  "),
+            BarColumn(bar_width=40),
+            MofNCompleteColumn(),
+            TextColumn(unit),
+            console=console,
+            transient=True,
+        )
+        self._task = self._progress.add_task(unit, total=None)
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        self._progress.start()
+        return lambda done, total: self._progress.update(self._task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The exit code: 0 shown, 1 a part failed or the resumption wasn't exact."""
+    parser = argparse.ArgumentParser(prog="benchmarks.demo", description=__doc__)
+    parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
+    parser.add_argument("--out", type=Path, default=Path("demo"))
+    options = parser.parse_args(argv)
+    console = Console()
+    workers = len(os.sched_getaffinity(0))
+    try:
+        exact = demo(options.out, data=options.data, scale=Scale(workers=workers), console=console)
+    except PenstockError as error:
+        console.print(f"[bold red]{type(error).__name__}[/bold red] {error}", highlight=False)
+        return 1
+    return 0 if exact else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

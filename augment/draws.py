@@ -1,0 +1,299 @@
+"""Every random number of a batch, and every window that follows from it, in numpy.
+
+A draw is a keyed hash of (seed, epoch, sample id, place of the operation, number of the draw): the
+same sample gets the same window in any batch, on any rank, after any restart. DALI gets windows as
+arguments and keeps no random state.
+
+Windows are integers inside the upright image. Where a resize is followed by a crop, the graph
+resizes only the region that the crop will show, and decodes that region plus the filter's reach.
+The pixels are those of the whole image resized and then cropped, but for float32 rounding of the
+region's corners (7 of 100,000 values differ, by 1 of 255).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augment.ops import CenterCrop, RandomHorizontalFlip, RandomResizedCrop
+from cache.hashing import keyed_hash, splitmix64, unit
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from augment.recipe import CheckedRecipe, Stage, Window
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
+
+# Decoded beyond a bilinear filter's support (1 pixel, or the scale when antialiased): half a pixel
+# of centre offset, and float32 rounding of the region's corners.
+_SPARE_PX = 2
+
+Draws = dict[str, "NDArray[Any]"]
+"""Argument inputs of the graph, by name: one C-contiguous row per sample.
+
+start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright
+image. mirror: int32, (n,). lowK, highK: region that stage K resizes, (y, x) in pixels of its input,
+float32, (n, 2). sizeK: height and width it gets, float32, (n, 2). Only what `input_names` lists.
+"""
+
+
+@dataclass(slots=True)
+class _View:
+    """A window on one image per sample, while the operations are walked through.
+
+    top, left, height, width: the window, relative to `image`. image: its heights and widths.
+    flip: whether what the next operation sees is the mirrored window.
+    """
+
+    image: tuple[Ints, Ints]
+    top: Ints
+    left: Ints
+    height: Ints
+    width: Ints
+    flip: NDArray[np.bool_]
+
+    @classmethod
+    def whole(cls, height: Ints, width: Ints, flip: NDArray[np.bool_]) -> _View:
+        zero = np.zeros_like(height)
+        return cls((height, width), zero, zero, height, width, flip)
+
+    def cut(self, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
+        """A window relative to what the operation sees, which may be mirrored."""
+        left = np.where(self.flip, self.width - left - width, left)
+        self.top, self.left = self.top + top, self.left + left
+        self.height, self.width = height, width
+
+
+def draw(
+    recipe: CheckedRecipe,
+    *,
+    ids: NDArray[np.int64],
+    dims: NDArray[np.int32],
+    seed: int,
+    epoch: int,
+) -> Draws:
+    """The graph's argument inputs for one batch; a pure function of each sample.
+
+    ids: sample ids, shape (n,). dims: upright height and width, shape (n, 2).
+    """
+    base = keyed_hash(seed, epoch, ids) if recipe.random else None
+    height, width = dims[:, 0].astype(np.int64), dims[:, 1].astype(np.int64)
+    view = _View.whole(height, width, np.zeros(len(ids), np.bool_))
+    inputs: Draws = {}
+    for number, stage in enumerate(recipe.stages):
+        _apply(view, stage.before, base)
+        if stage.size is None:
+            if decodes_window(recipe):
+                _set_window(inputs, view.top, view.left, view.height, view.width)
+            continue
+        # A later stage's input is what the one before it has cut out.
+        source = _View.whole(view.height, view.width, view.flip) if number else view
+        view = _View.whole(*_resized(stage, source), source.flip)
+        _apply(view, stage.after, base)
+        _resize_inputs(inputs, recipe, number, source, view)
+    if recipe.flips:
+        inputs["mirror"] = view.flip.astype(np.int32)
+    return inputs
+
+
+def input_names(recipe: CheckedRecipe) -> list[str]:
+    """The names of the argument inputs that `draw` gives and the graph takes."""
+    names = ["start", "shape"] if decodes_window(recipe) else []
+    for number, stage in enumerate(recipe.stages):
+        if stage.size is not None:
+            names += [f"low{number}", f"high{number}"] if _cuts(stage.after) else []
+            names += [] if stage.out else [f"size{number}"]
+    return [*names, "mirror"] if recipe.flips else names
+
+
+def decodes_window(recipe: CheckedRecipe) -> bool:
+    """Whether a part of each image is enough to decode."""
+    first = recipe.stages[0]
+    return _cuts(first.before) or _cuts(first.after)
+
+
+def resizes_region(stage: Stage) -> bool:
+    """Whether the stage resizes a region of its input only."""
+    return _cuts(stage.after)
+
+
+def _cuts(windows: tuple[Window, ...]) -> bool:
+    return any(not isinstance(window.op, RandomHorizontalFlip) for window in windows)
+
+
+def _apply(view: _View, windows: tuple[Window, ...], base: NDArray[np.uint64] | None) -> None:
+    for window in windows:
+        op = window.op
+        if isinstance(op, CenterCrop):
+            view.cut(*_center_window(op, view.height, view.width))
+            continue
+        assert base is not None  # recipe.random is true: an operation that draws is here
+        if isinstance(op, RandomHorizontalFlip):
+            view.flip = view.flip ^ (_draws(base, window.index, [0])[0] < op.p)
+        else:
+            view.cut(*random_windows(op, view.height, view.width, base, index=window.index))
+
+
+def _draws(base: NDArray[np.uint64], index: int, numbers: list[int]) -> Floats:
+    """Draws in [0, 1) of these numbers, shape (numbers, n), for the operation at `index`.
+
+    Row k is unit(keyed_hash(seed, epoch, ids, index * 2^32 + numbers[k])), given
+    base = keyed_hash(seed, epoch, ids).
+    """
+    keys = np.array(numbers, np.uint64)[:, None] + np.uint64(index << 32)
+    return unit(splitmix64(base ^ keys))
+
+
+def _center_window(op: CenterCrop, height: Ints, width: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """torchvision.transforms.functional.center_crop: half to even, as Python's round()."""
+    rows, columns = op.height_width
+    top = np.rint((height - rows) / 2).astype(np.int64)
+    left = np.rint((width - columns) / 2).astype(np.int64)
+    return top, left, np.full_like(height, rows), np.full_like(width, columns)
+
+
+def random_windows(
+    op: RandomResizedCrop,
+    height: Ints,
+    width: Ints,
+    base: NDArray[np.uint64],
+    *,
+    index: int,
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Top, left, height, width of torchvision's RandomResizedCrop.get_params, vectorised.
+
+    Up to 10 attempts draw an area and a log-uniform ratio; the first window that fits the image is
+    placed at random; if none fits, the middle of the image with the nearest ratio that is allowed.
+    Attempt k uses draws 2k and 2k + 1, the place draws 20 and 21.
+    height, width: of the images, shape (n,). base: keyed_hash(seed, epoch, ids), shape (n,).
+    """
+    area, ratio, *place = _draws(base, index, [0, 1, 2 * ATTEMPTS, 2 * ATTEMPTS + 1])
+    rows, columns = _attempt(op, height, width, area, ratio)
+    fits = _fits(rows, columns, height, width)
+    if not fits.all():
+        failed = np.flatnonzero(~fits)
+        draws = _draws(
+            base[failed], index, [*range(2, 2 * ATTEMPTS, 2), *range(3, 2 * ATTEMPTS, 2)]
+        )
+        again = _first_fit(op, height[failed], width[failed], draws)
+        rows[failed], columns[failed], fits[failed] = again
+    room_y, room_x = height - rows, width - columns
+    top = np.where(fits, (place[0] * (room_y + 1)).astype(np.int64), room_y >> 1)
+    left = np.where(fits, (place[1] * (room_x + 1)).astype(np.int64), room_x >> 1)
+    return top, left, rows, columns
+
+
+def _attempt(
+    op: RandomResizedCrop, height: Ints, width: Ints, area: Floats, ratio: Floats
+) -> tuple[Ints, Ints]:
+    """Heights and widths of windows that may not fit, from draws in [0, 1)."""
+    low, high = math.log(op.ratio[0]), math.log(op.ratio[1])
+    side = np.sqrt((op.area[0] + (op.area[1] - op.area[0]) * area) * (height * width))
+    # sqrt(pixels * ratio) and sqrt(pixels / ratio) with one exp: the root of the ratio.
+    root = np.exp(low / 2 + (high - low) / 2 * ratio)
+    return np.rint(side / root).astype(np.int64), np.rint(side * root).astype(np.int64)
+
+
+def _fits(rows: Ints, columns: Ints, height: Ints, width: Ints) -> NDArray[np.bool_]:
+    # One comparison for both bounds: as unsigned, 0 - 1 is larger than any image.
+    most_y, most_x = (height - 1).view(np.uint64), (width - 1).view(np.uint64)
+    inside = (rows - 1).view(np.uint64) <= most_y
+    inside &= (columns - 1).view(np.uint64) <= most_x
+    return inside
+
+
+def _first_fit(
+    op: RandomResizedCrop, height: Ints, width: Ints, draws: Floats
+) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """The first fitting window of several attempts, else the middle one; and whether one fitted.
+
+    draws: shape (2 * attempts, n), the areas' first.
+    """
+    attempts = len(draws) // 2
+    rows, columns = _attempt(op, height, width, draws[:attempts], draws[attempts:])
+    fits = _fits(rows, columns, height, width)
+    first, found = fits.argmax(axis=0), np.logical_or.reduce(fits)
+    sample = np.arange(len(height))
+    middle = _middle(op, height, width)
+    return (
+        np.where(found, rows[first, sample], middle[0]),
+        np.where(found, columns[first, sample], middle[1]),
+        found,
+    )
+
+
+def _middle(op: RandomResizedCrop, height: Ints, width: Ints) -> tuple[Ints, Ints]:
+    """The largest window of the image whose ratio is allowed, of one pixel at least."""
+    ratio = width / height
+    tall, wide = ratio < op.ratio[0], ratio > op.ratio[1]
+    rows = np.where(tall, np.rint(width / op.ratio[0]).astype(np.int64), height)
+    columns = np.where(wide, np.rint(height * op.ratio[1]).astype(np.int64), width)
+    return np.clip(rows, 1, height), np.clip(columns, 1, width)
+
+
+def _resized(stage: Stage, source: _View) -> tuple[Ints, Ints]:
+    """Heights and widths after the stage's resize, before its `after` windows."""
+    size = stage.size
+    assert size is not None
+    if isinstance(size, tuple):
+        return np.full_like(source.height, size[0]), np.full_like(source.width, size[1])
+    short = np.minimum(source.height, source.width)
+    return size * source.height // short, size * source.width // short
+
+
+def _resize_inputs(
+    inputs: Draws, recipe: CheckedRecipe, number: int, source: _View, view: _View
+) -> None:
+    """The arguments of one stage's resize, and of the decoding in front of the first."""
+    stage = recipe.stages[number]
+    if stage.out is None:
+        inputs[f"size{number}"] = _pairs(view.height, view.width, np.float32)
+    if not resizes_region(stage):
+        if number == 0 and decodes_window(recipe):
+            _set_window(inputs, source.top, source.left, source.height, source.width)
+        return
+    top, bottom = _region(source.top, source.height, view.image[0], view.top, view.height)
+    left, right = _region(source.left, source.width, view.image[1], view.left, view.width)
+    if number == 0:
+        first_y, rows = _reach(stage, source.top, source.height, view.image[0], top, bottom)
+        first_x, columns = _reach(stage, source.left, source.width, view.image[1], left, right)
+        _set_window(inputs, first_y, first_x, rows, columns)
+        top, bottom, left, right = top - first_y, bottom - first_y, left - first_x, right - first_x
+    inputs[f"low{number}"] = _pairs(top, left, np.float32)
+    inputs[f"high{number}"] = _pairs(bottom, right, np.float32)
+
+
+def _region(
+    start: Ints, length: Ints, resized: Ints, offset: Ints, shown: Ints
+) -> tuple[Floats, Floats]:
+    """Where [offset, offset + shown) of a side resized to `resized` lies on its source."""
+    scale = length / resized
+    return start + offset * scale, start + (offset + shown) * scale
+
+
+def _reach(
+    stage: Stage, start: Ints, length: Ints, resized: Ints, low: Floats, high: Floats
+) -> tuple[Ints, Ints]:
+    """First pixel and number of pixels that resizing [low, high) of one side reads."""
+    support = np.ceil(np.maximum(length / resized, 1.0)) if stage.antialias else 1.0
+    first = np.maximum(np.floor(low) - support - _SPARE_PX, start).astype(np.int64)
+    end = np.minimum(np.ceil(high) + support + _SPARE_PX, start + length).astype(np.int64)
+    return first, end - first
+
+
+def _set_window(inputs: Draws, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
+    inputs["start"] = _pairs(top, left, np.int32)
+    inputs["shape"] = _pairs(height, width, np.int32)
+
+
+def _pairs(first: NDArray[Any], second: NDArray[Any], dtype: type[np.generic]) -> NDArray[Any]:
+    pairs = np.empty((len(first), 2), dtype)
+    pairs[:, 0], pairs[:, 1] = first, second
+    return pairs

@@ -1,0 +1,406 @@
+"""A checked recipe as a running DALI graph, for "cpu" or "cuda" from one description.
+
+Encoded bytes go in as views, without a copy; windows and flips go in as arguments (`draws`); torch
+tensors come out, without a copy. The graph keeps no random state and decides nothing.
+
+What shapes it, measured with DALI 2.4 on the CPU at batch 256:
+- Three small argument inputs (start, shape, mirror) cost 4.3 us a sample; one packed input that the
+  graph takes apart costs 9.4, as each subscript is an operator.
+- A crop after a resize is one resize of a region: fewer pixels are decoded and fewer resized.
+- The dynamic executor with prefetch_queue_depth=1 takes one schedule_run() per feed and holds as
+  many runs as one schedules. With a depth of 2 the first one runs twice; without the dynamic
+  executor tensors that were handed out are overwritten.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
+
+from augment.draws import decodes_window, input_names, resizes_region
+from cache.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptSampleError,
+    MissingDependencyError,
+    PenstockError,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from augment.draws import Draws
+    from augment.recipe import CheckedRecipe, Stage
+    from readers.types import EncodedBatch
+
+Device = Literal["cpu", "cuda"]
+
+_LOG = logging.getLogger("penstock")
+_NAMED_CULPRITS = 5  # sample ids that one message names
+
+
+class Graph:
+    """Decodes and augments batches. One thread feeds and takes; close() is safe to call twice.
+
+    Every feed() is one run; outputs() takes the oldest. How many are in flight is the caller's
+    choice; batches may be of any size up to batch_size, 0 too.
+    """
+
+    def __init__(
+        self,
+        recipe: CheckedRecipe,
+        *,
+        batch_size: int,
+        threads: int,
+        device: str = "cpu",
+        device_id: int | None = None,
+        deterministic: bool = False,
+        constant_decode: bool = False,
+    ) -> None:
+        """Build the graph; nothing runs yet.
+
+        batch_size: the largest batch. threads: CPU threads that decode. device_id: CUDA ordinal,
+        None: torch's current one. deterministic: on CUDA decode without the hardware decoder, so
+        that pixels don't depend on which decoder a sample falls to; on the CPU they never do.
+        constant_decode: for benchmarks: take the same inputs, decode nothing and hand out a
+        constant; what is left is the cost of everything but decoding.
+        Raises ConfigError (no such device), MissingDependencyError (no DALI).
+        """
+        if batch_size < 1 or threads < 1:
+            raise ConfigError(
+                f"Graph: got batch_size={batch_size} and threads={threads}, wanted at least 1."
+            )
+        self._plan = _Plan(
+            recipe=recipe,
+            batch_size=batch_size,
+            threads=threads,
+            deterministic=deterministic,
+            constant=constant_decode,
+            **_checked_device(device, device_id),
+        )
+        self._pipe: _Pipe | None = _Pipe(self._plan)
+        self._fed: deque[_Fed] = deque()
+        self._last: _Fed | None = None  # DALI may still read the batch that was just taken
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were fed and not yet taken."""
+        return len(self._fed)
+
+    def feed(self, batch: EncodedBatch, draws: Draws) -> None:
+        """Schedule one batch; returns before it is decoded. draws: of `draws.draw`.
+
+        Raises ConfigError for a batch larger than batch_size, ClosedError after close().
+        """
+        if len(batch.encoded) > self._plan.batch_size:
+            raise ConfigError(
+                f"Graph.feed: got {len(batch.encoded)} samples, wanted at most the "
+                f"batch_size={self._plan.batch_size} that the graph was built for."
+            )
+        pipe = self._open_pipe()
+        # DALI knows no empty batch; a rank may have one at the end of an epoch.
+        held = pipe.schedule(batch, draws) if batch.encoded else None
+        self._fed.append(_Fed(batch, draws, held))
+
+    def outputs(self) -> torch.Tensor:
+        """The oldest batch that was fed: (n, channels, height, width). Blocks until it is there.
+
+        The tensor is the caller's: no later run overwrites it. On CUDA it belongs to the stream
+        that is current now. Raises CorruptSampleError if samples don't decode; that batch is then
+        gone, and the graph goes on with the next. Raises ClosedError after close().
+        """
+        pipe = self._open_pipe()
+        if not self._fed:
+            raise PenstockError("Graph.outputs: no batch is in flight. Call feed() first.")
+        fed = self._fed.popleft()
+        if fed.held is None:
+            return pipe.blank(0)
+        self._last = fed
+        try:
+            return pipe.take(len(fed.batch.encoded))
+        except RuntimeError as error:
+            raise _diagnosed(self._plan, fed, error) from error
+
+    def drain(self) -> None:
+        """Drop what is in flight, with its errors: nobody will see those batches."""
+        pipe = self._open_pipe()
+        while self._fed:
+            fed = self._fed.popleft()
+            if fed.held is not None:
+                self._last = fed
+                pipe.skip()
+
+    def close(self) -> None:
+        """Wait for what runs and release DALI's threads and memory."""
+        if self._pipe is not None:
+            self.drain()
+            self._pipe = self._last = None
+
+    def _open_pipe(self) -> _Pipe:
+        if self._pipe is None:
+            raise ClosedError("This graph is closed; make a new loader.")
+        return self._pipe
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """A batch that was fed, and what DALI may read of it until the next one was taken.
+
+    held: None for an empty batch, of which DALI knows nothing.
+    """
+
+    batch: EncodedBatch
+    draws: Draws
+    held: tuple[Any, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """All that a DALI pipeline is built from; Graph's arguments, checked."""
+
+    recipe: CheckedRecipe
+    batch_size: int
+    threads: int
+    device: Device
+    device_id: int | None
+    deterministic: bool
+    constant: bool
+
+
+class _Pipe:
+    """A built DALI pipeline: batches in, tensors out, DALI's own errors."""
+
+    def __init__(self, plan: _Plan) -> None:
+        dali = load_dali()
+        self._plan = plan
+        self._names = input_names(plan.recipe)
+        self._tensor = dali.tensors.TensorCPU
+        self._tensors = dali.tensors.TensorListCPU
+        self._constant = self.blank(plan.batch_size) if plan.constant else None
+        self._pipe = dali.Pipeline(
+            batch_size=plan.batch_size,
+            num_threads=plan.threads,
+            device_id=plan.device_id,
+            prefetch_queue_depth=1,
+            exec_dynamic=True,
+        )
+        with self._pipe:
+            self._pipe.set_outputs(*_describe(plan))
+        self._pipe.build()
+
+    def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:
+        """Start one run. Returns what must stay alive until after the next take()."""
+        encoded = self._tensors([self._tensor(view) for view in batch.encoded], contiguous=False)
+        arguments = [self._tensors(draws[name]) for name in self._names]
+        self._pipe.feed_input("encoded", encoded)
+        for name, argument in zip(self._names, arguments, strict=True):
+            self._pipe.feed_input(name, argument)
+        self._pipe.schedule_run()
+        return (encoded, *arguments)
+
+    def take(self, samples: int) -> torch.Tensor:
+        """The oldest run's tensor. Raises RuntimeError as DALI does."""
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        # On CUDA the tensor is ordered after the stream that is current here, without a wait.
+        on_cuda = self._plan.device == "cuda"
+        stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
+        images = from_dlpack(self._pipe.outputs(cuda_stream=stream)[0].as_tensor())
+        return images if self._constant is None else self._constant[:samples]
+
+    def skip(self) -> None:
+        """Wait for the oldest run and drop what it gives, an error too."""
+        try:
+            self._pipe.outputs()
+        except RuntimeError as error:
+            _LOG.debug("dropped a batch that failed in DALI: %s", reason_of(error))
+
+    def blank(self, samples: int) -> torch.Tensor:
+        """Zeros in place of images."""
+        import torch
+
+        plan = self._plan
+        device = plan.device if plan.device_id is None else f"{plan.device}:{plan.device_id}"
+        dtype: torch.dtype = getattr(torch, plan.recipe.dtype)
+        return torch.zeros((samples, *plan.recipe.shape), dtype=dtype, device=device)
+
+
+def load_dali() -> Any:
+    """The module nvidia.dali. Raises MissingDependencyError with the remedy."""
+    try:
+        import nvidia.dali
+        import nvidia.dali.fn
+    except ImportError as error:
+        if not sys.platform.startswith("linux"):
+            remedy = f"DALI exists for Linux only, and this is {sys.platform}: use a Linux machine."
+        else:
+            remedy = (
+                "Install it: pip install 'penstock[dali]' (CUDA 13, or no GPU), or "
+                "'penstock[cuda12]'."
+            )
+        raise MissingDependencyError(
+            f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). {remedy}"
+        ) from error
+    return nvidia.dali
+
+
+def reason_of(error: BaseException) -> str:
+    """DALI's reason in one line, without its traceback of the graph's definition."""
+    text = str(error).rpartition("encountered:")[2].partition("C++ context")[0]
+    lines = [line.strip(" :") for line in text.splitlines()]
+    reason = " ".join(line for line in lines if line and "no longer valid" not in line)
+    if not reason or reason.startswith("Failed to decode sample"):
+        return "its bytes do not decode"
+    if reason.startswith("nvImageCodec failure"):
+        return "its bytes are no image that DALI knows"
+    return reason
+
+
+class _OnDevice(TypedDict):
+    device: Device
+    device_id: int | None
+
+
+def _checked_device(device: str, device_id: int | None) -> _OnDevice:
+    if device == "cpu":
+        return {"device": "cpu", "device_id": None}
+    if device != "cuda":
+        raise ConfigError(f'device: got {device!r}, wanted "cpu" or "cuda".')
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            'device="cuda": torch sees no GPU here. Pass device="cpu", or check the driver and '
+            "CUDA_VISIBLE_DEVICES, and that torch is a CUDA build."
+        )
+    count = torch.cuda.device_count()
+    number = torch.cuda.current_device() if device_id is None else device_id
+    if not 0 <= number < count:
+        raise ConfigError(f'device="cuda:{number}": this process sees {count} GPU(s), from 0.')
+    return {"device": "cuda", "device_id": number}
+
+
+def _describe(plan: _Plan) -> tuple[Any, ...]:
+    """The pipeline's outputs; called inside its definition."""
+    from nvidia.dali import fn, types
+
+    def source(name: str, dtype: Any, ndim: int) -> Any:
+        return fn.external_source(name=name, no_copy=True, dtype=dtype, ndim=ndim)
+
+    encoded = source("encoded", types.UINT8, 1)
+    kinds = {"start": types.INT32, "shape": types.INT32, "mirror": types.INT32}
+    inputs = {
+        name: source(name, kinds.get(name, types.FLOAT), 0 if name == "mirror" else 1)
+        for name in input_names(plan.recipe)
+    }
+    if plan.constant:  # as small as DALI's outputs get, and every input is used
+        return (encoded.shape(), *inputs.values())
+    images = _decoded(plan, encoded, inputs)
+    for number, stage in enumerate(plan.recipe.stages):
+        if stage.size is not None:
+            images = _resized(images, stage, number, inputs)
+    return (_finished(plan.recipe, images, inputs),)
+
+
+def _decoded(plan: _Plan, encoded: Any, inputs: dict[str, Any]) -> Any:
+    """Upright pixels, HWC; only the window where there is one."""
+    from nvidia.dali import fn, types
+
+    # Never ANY_DATA: on the CPU it corrupts the heap on a grey JPEG (DALI 2.4).
+    gray = plan.recipe.decode.color == "gray"
+    options: dict[str, Any] = {
+        "output_type": types.GRAY if gray else types.RGB,
+        "adjust_orientation": True,  # the windows are in upright coordinates
+    }
+    if plan.device == "cuda":
+        options["device"] = "mixed"
+        if plan.deterministic:
+            # All by one decoder, and then with the CPU's chroma upsampling, as it costs nothing
+            # that the hardware decoder would have saved.
+            options |= {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
+    if not decodes_window(plan.recipe):
+        return fn.decoders.image(encoded, **options)
+    window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
+    return fn.decoders.image_slice(encoded, **window, **options)
+
+
+def _resized(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:
+    from nvidia.dali import fn, types
+
+    options: dict[str, Any] = {"interp_type": types.INTERP_LINEAR, "antialias": stage.antialias}
+    options["size"] = list(stage.out) if stage.out else inputs[f"size{number}"]
+    if resizes_region(stage):
+        options |= {"roi_start": inputs[f"low{number}"], "roi_end": inputs[f"high{number}"]}
+    return fn.resize(images, **options)
+
+
+def _finished(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
+    """Flip, normalise, cast and HWC to CHW in one pass."""
+    from nvidia.dali import fn, types
+
+    dtypes = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
+    options: dict[str, Any] = {"dtype": dtypes[recipe.dtype], "output_layout": "CHW"}
+    if recipe.flips:
+        options["mirror"] = inputs["mirror"]
+    if recipe.normalize:  # in units of 0..1; pixels come as 0..255
+        options["mean"] = [255 * mean for mean in recipe.normalize.mean]
+        options["std"] = [255 * std for std in recipe.normalize.std]
+    return fn.crop_mirror_normalize(images, **options)
+
+
+def _diagnosed(plan: _Plan, fed: _Fed, error: RuntimeError) -> PenstockError:
+    """What is wrong with a batch that failed, found by running parts of it alone.
+
+    DALI names the bad samples of a batch sometimes only; a pipeline of its own keeps the runs that
+    are in flight out of this.
+    """
+    samples = len(fed.batch.encoded)
+    probe = _Pipe(replace(plan, batch_size=samples))
+    culprits: dict[int, str] = {}
+    parts = deque([(0, samples)])
+    while parts:
+        begin, end = parts.popleft()
+        part = slice(begin, end)
+        held = probe.schedule(
+            replace(
+                fed.batch,
+                ids=fed.batch.ids[part],
+                encoded=fed.batch.encoded[part],
+                dims=fed.batch.dims[part],
+            ),
+            {name: values[part] for name, values in fed.draws.items()},
+        )
+        try:
+            probe.take(end - begin)
+        except RuntimeError as found:
+            middle = (begin + end) // 2
+            if end - begin == 1:
+                culprits[int(fed.batch.ids[begin])] = reason_of(found)
+            else:
+                parts += [(begin, middle), (middle, end)]
+        del held
+    if culprits:
+        return _corrupt(culprits)
+    return PenstockError(
+        f"A batch of {samples} samples failed in DALI, though each of its samples decodes alone "
+        f"({reason_of(error)}). If memory is short, use a smaller batch."
+    )
+
+
+def _corrupt(culprits: dict[int, str]) -> CorruptSampleError:
+    (sample_id, reason), *others = culprits.items()
+    also = ""
+    if others:
+        named = ", ".join(str(number) for number, _ in others[:_NAMED_CULPRITS])
+        more = len(others) - _NAMED_CULPRITS
+        also = f" So it is with {named}" + (f" and {more} more." if more > 0 else ".")
+    return CorruptSampleError(
+        f"Sample {sample_id} can't be decoded: {reason}.{also} Its bytes or its stored height and "
+        "width may have changed since it was indexed: index or pack the dataset again, which sets "
+        "aside what does not decode.",
+        sample_id=sample_id,
+    )

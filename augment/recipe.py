@@ -1,0 +1,261 @@
+"""Whether operations fit one another and their data, and what comes out.
+
+A recipe is taken apart into *stages*: windows and flips of one image, then one resize. All sizes
+follow from the stored height and width, so numpy computes every window before a byte is decoded,
+and the graph decodes only what the last window will show (see `draws`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from augment.ops import (
+    Cast,
+    CenterCrop,
+    Decode,
+    DType,
+    Normalize,
+    Operation,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Recipe,
+    Resize,
+    Size,
+)
+from cache.errors import RecipeError
+from readers.types import ImageRange
+
+Geometric = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip
+_KNOWN = (Decode, Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip, Normalize, Cast)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A window or a flip, from the operation at `index` of the recipe."""
+
+    index: int
+    op: CenterCrop | RandomResizedCrop | RandomHorizontalFlip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """Windows of the stage's input, then a resize, then windows of its result.
+
+    size: as in `Resize`; None: no resize (then `after` is empty). out: height and width that leave
+    the stage, None if they differ between samples.
+    """
+
+    before: tuple[Window, ...] = ()
+    size: Size | None = None
+    antialias: bool = True
+    after: tuple[Window, ...] = ()
+    out: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRecipe:
+    """A recipe that fits its data. Made by `check_recipe` only.
+
+    ops: the recipe with Decode at its front. stages: at least one. shape: (channels, height, width)
+    of one sample of the batch. dtype: of the batch. normalize: the Normalize of the recipe, if any.
+    """
+
+    ops: tuple[Operation, ...]
+    stages: tuple[Stage, ...]
+    decode: Decode
+    normalize: Normalize | None
+    shape: tuple[int, int, int]
+    dtype: DType
+
+    @property
+    def flips(self) -> bool:
+        """Whether a sample may be mirrored."""
+        return any(isinstance(op, RandomHorizontalFlip) for op in self.ops)
+
+    @property
+    def random(self) -> bool:
+        """Whether a sample looks different in another epoch."""
+        return any(isinstance(op, RandomHorizontalFlip | RandomResizedCrop) for op in self.ops)
+
+
+def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> CheckedRecipe:
+    """What a recipe will do to images of these sizes.
+
+    images: the dataset's sizes; None: it holds no images. A recipe without Decode gets one at its
+    front. None or an empty recipe decodes to uint8, CHW, if all images share one size.
+    Raises RecipeError if the operations don't fit one another or the images.
+    """
+    if images is None:
+        raise RecipeError(
+            f"augment={recipe!r} works on images, and this dataset has none. Leave augment= "
+            "out, or check fields= of the dataset."
+        )
+    ops = _operations(recipe)
+    decode = ops[0]
+    assert isinstance(decode, Decode)
+    geometric, normalize, cast = _split(ops)
+    if normalize is not None and len(normalize.mean) != decode.channels:
+        raise RecipeError(
+            f"Normalize: got {len(normalize.mean)} means, wanted {decode.channels}, one per "
+            f'channel of Decode("{decode.color}").'
+        )
+    stages, out = _stages(geometric, images)
+    if out.fixed is None:
+        raise RecipeError(
+            f"The recipe leaves images of different sizes: heights {out.min_height} to "
+            f"{out.max_height}, widths {out.min_width} to {out.max_width}. A batch needs one size: "
+            "add RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
+        )
+    return CheckedRecipe(
+        ops=ops,
+        stages=stages,
+        decode=decode,
+        normalize=normalize,
+        shape=(decode.channels, *out.fixed),
+        dtype=cast.dtype if cast else ("uint8" if normalize is None else "float32"),
+    )
+
+
+def _operations(recipe: Recipe | None) -> tuple[Operation, ...]:
+    if recipe is None:
+        return (Decode(),)
+    if isinstance(recipe, _KNOWN):  # one operation is a slip that can be understood
+        recipe = (recipe,)
+    if not isinstance(recipe, Sequence) or isinstance(recipe, str):
+        raise RecipeError(
+            f"augment: got {recipe!r}, wanted a list of operations, such as imagenet_train(224)."
+        )
+    for op in recipe:
+        if not isinstance(op, _KNOWN):
+            raise RecipeError(_unknown(op))
+    ops = tuple(recipe)
+    return ops if ops and isinstance(ops[0], Decode) else (Decode(), *ops)
+
+
+def _unknown(op: Any) -> str:
+    names = ", ".join(kind.__name__ for kind in _KNOWN)
+    if isinstance(op, type) and issubclass(op, _KNOWN):
+        return f"augment: got the class {op.__name__}, wanted a value: {op.__name__}(...)."
+    if type(op).__module__.startswith("torchvision."):
+        return (
+            f"augment: got torchvision's {type(op).__name__}, wanted operations of `augment`: "
+            f"{names}. Import the one of the same name from `augment`."
+        )
+    return f"augment: got {op!r} of type {type(op).__name__}, wanted one of {names}."
+
+
+def _split(
+    ops: tuple[Operation, ...],
+) -> tuple[list[tuple[int, Geometric]], Normalize | None, Cast | None]:
+    """Geometric operations (with their place), Normalize, Cast; in that order or RecipeError."""
+    geometric: list[tuple[int, Geometric]] = []
+    normalize: Normalize | None = None
+    cast: Cast | None = None
+    for index, op in enumerate(ops):
+        if isinstance(op, Decode):
+            if index:
+                raise RecipeError(_second(op) if ops[0] == op else _second(op, ops[0]))
+        elif isinstance(op, Normalize):
+            if normalize is not None:
+                raise RecipeError(f"Two Normalize in one recipe ({normalize}, {op}): leave one.")
+            if cast is not None:
+                raise RecipeError(f"{op} stands after {cast}: put Cast last, or leave it out.")
+            normalize = op
+        elif isinstance(op, Cast):
+            if cast is not None:
+                raise RecipeError(f"Two Cast in one recipe ({cast}, {op}): leave one.")
+            if normalize is not None and op.dtype == "uint8":
+                raise RecipeError(
+                    'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, '
+                    "to nothing. Leave out one of the two."
+                )
+            cast = op
+        else:
+            if (late := normalize or cast) is not None:
+                raise RecipeError(
+                    f"{op} stands after {late}: put what moves pixels first, then Normalize, then "
+                    "Cast."
+                )
+            geometric.append((index, op))
+    return geometric, normalize, cast
+
+
+def _second(op: Decode, first: Operation | None = None) -> str:
+    where = f"{first} and {op}" if first else f"{op}, twice"
+    return f"Decode belongs once, at the front of a recipe; got {where}. Leave one."
+
+
+def _stages(
+    geometric: list[tuple[int, Geometric]], images: ImageRange
+) -> tuple[tuple[Stage, ...], ImageRange]:
+    """The stages, and the sizes that leave the last one."""
+    stages = [Stage(out=images.fixed)]
+    sizes = images
+    for index, op in geometric:
+        if isinstance(op, CenterCrop):
+            sizes = _cropped(op, sizes)
+            stages[-1] = _with_window(stages[-1], Window(index, op), sizes)
+        elif isinstance(op, RandomHorizontalFlip):
+            stages[-1] = _with_window(stages[-1], Window(index, op), sizes)
+        elif isinstance(op, RandomResizedCrop):
+            stages[-1] = _with_window(stages[-1], Window(index, op), None)
+            sizes = _exactly(op.height_width)
+            stages = _with_resize(stages, op.height_width, op.antialias, sizes)
+        else:
+            sizes = _resized(op, sizes)
+            stages = _with_resize(stages, op.size, op.antialias, sizes)
+    return tuple(stages), sizes
+
+
+def _with_window(stage: Stage, window: Window, sizes: ImageRange | None) -> Stage:
+    out = sizes.fixed if sizes else None
+    if stage.size is None:
+        return replace(stage, before=(*stage.before, window), out=out)
+    return replace(stage, after=(*stage.after, window), out=out)
+
+
+def _with_resize(
+    stages: list[Stage], size: Size, antialias: bool, sizes: ImageRange
+) -> list[Stage]:
+    last = stages[-1]
+    if last.size is None:
+        return [*stages[:-1], replace(last, size=size, antialias=antialias, out=sizes.fixed)]
+    return [*stages, Stage(size=size, antialias=antialias, out=sizes.fixed)]
+
+
+def _exactly(size: tuple[int, int]) -> ImageRange:
+    height, width = size
+    return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
+
+
+def _cropped(op: CenterCrop, sizes: ImageRange) -> ImageRange:
+    height, width = op.height_width
+    if height > sizes.min_height or width > sizes.min_width:
+        raise RecipeError(
+            f"CenterCrop: wanted {height} x {width} (height x width) of images as small as "
+            f"{sizes.min_height} x {sizes.min_width}. Put a Resize in front of it, or crop less."
+        )
+    return _exactly(op.height_width)
+
+
+def short_side(short: int, *, height: int, width: int) -> tuple[int, int]:
+    """Height and width after a resize of the short side, rounded as torchvision rounds."""
+    if height <= width:
+        return short, short * width // height
+    return short * height // width, short
+
+
+def _resized(op: Resize, sizes: ImageRange) -> ImageRange:
+    if isinstance(op.size, tuple):
+        return _exactly(op.size)
+    if sizes.fixed:
+        return _exactly(short_side(op.size, height=sizes.fixed[0], width=sizes.fixed[1]))
+    short = op.size
+    return ImageRange(
+        min_height=max(short, short * sizes.min_height // sizes.max_width),
+        max_height=max(short, short * sizes.max_height // sizes.min_width),
+        min_width=max(short, short * sizes.min_width // sizes.max_height),
+        max_width=max(short, short * sizes.max_width // sizes.min_height),
+    )

@@ -11,6 +11,7 @@
     │       └── CorruptSampleError       one sample of a shard; carries .sample_id
     ├── FetchError (OSError)             a remote object was not fetched; carries .uri
     ├── DestinationError (FileExistsError)   a destination holds other data
+    ├── WriteError (OSError)             a file of ours could not be written (disk full, read-only)
     ├── ResumeError (ValueError)         a state that can't be honoured
     ├── MissingDependencyError (ImportError)   an optional package; names the extra
     ├── StalledError (TimeoutError)      a wait passed its limit
@@ -80,6 +81,12 @@ class FetchError(PenstockError, OSError):
 
 class DestinationError(PenstockError, FileExistsError):
     """A destination holds data of something else; nothing was touched."""
+
+    __str__ = Exception.__str__
+
+
+class WriteError(PenstockError, OSError):
+    """A file of ours could not be written: the disk is full, or the folder read-only."""
 
     __str__ = Exception.__str__
 

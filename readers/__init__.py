@@ -1,0 +1,74 @@
+"""Datasets: samples in containers, by index. Image folders and packs, local or behind a URL."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from readers.dataset import Dataset
+    from readers.index import Index
+    from readers.opening import IndexSummary, build_index, open_index
+    from readers.packing import PackSummary, pack
+    from readers.types import EncodedBatch, ImageFacts, ImageRange, Rejected
+
+__all__ = [
+    "Dataset",
+    "EncodedBatch",
+    "ImageFacts",
+    "ImageRange",
+    "Index",
+    "IndexSummary",
+    "PackSummary",
+    "Rejected",
+    "build_index",
+    "open_index",
+    "pack",
+]
+
+# Each name's module. Loaded at first use: `readers.types` is all that many importers want.
+_HOME = {
+    "Dataset": "readers.dataset",
+    "EncodedBatch": "readers.types",
+    "ImageFacts": "readers.types",
+    "ImageRange": "readers.types",
+    "Index": "readers.index",
+    "IndexSummary": "readers.opening",
+    "PackSummary": "readers.packing",
+    "Rejected": "readers.types",
+    "build_index": "readers.opening",
+    "open_index": "readers.opening",
+    "pack": "readers.packing",
+}
+
+
+def _refuse_a_hidden_cache() -> None:
+    """A user's own cache.py beside the script hides our package of that name.
+
+    A plain ImportError: the error tree is what is hidden.
+    """
+    wanted = Path(__file__).resolve().parent.parent / "cache" / "__init__.py"
+    spec = importlib.util.find_spec("cache")
+    found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
+    if found != wanted:
+        raise ImportError(
+            f"Penstock's package `cache` is hidden: Python finds {found or 'nothing'}, wanted "
+            f"{wanted}. Rename your file or folder, or start Python where it isn't first on the "
+            "path.",
+            name="cache",
+        )
+
+
+_refuse_a_hidden_cache()
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -22,12 +22,32 @@ class ImageFacts:
     codec: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageRange:
+    """The sizes that a dataset's images have: oriented heights and widths, bounds inclusive."""
+
+    min_height: int
+    max_height: int
+    min_width: int
+    max_width: int
+
+    @property
+    def fixed(self) -> tuple[int, int] | None:
+        """Height and width if all images share them, else None."""
+        if self.min_height == self.max_height and self.min_width == self.max_width:
+            return self.min_height, self.min_width
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """Why one sample can't be used, in words for the quarantine report."""
 
     reason: str
 
+
+Progress = Callable[[int, int, int], None]
+"""Called as progress(done samples, total samples, done bytes) while something long runs."""
 
 Verify = Callable[[Sequence[Encoded]], list[ImageFacts | Rejected]]
 """Decodes each sample fully; answers in the same order, never raises for a bad sample."""

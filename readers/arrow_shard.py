@@ -1,0 +1,217 @@
+"""A pack's shard: one Arrow IPC file, uncompressed, one record batch, images as one flat buffer.
+
+Any Arrow tool opens it. Here it is mapped once, and a sample is a slice of the flat buffer: no
+Arrow object is made per sample.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from cache.errors import CorruptShardError, IndexChangedError
+from readers.atomic import write_whole
+from readers.manifest import FORMAT, map_file, write_batch
+from readers.names import printable
+from readers.pages import advise_willneed
+from readers.shard import END, START, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from readers.shard import ReadMode
+    from readers.types import Encoded
+
+_REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardContent:
+    """What goes into a shard; all of n samples.
+
+    images: encoded bytes; heights, widths: oriented, in pixels; source: the sample's id in the
+    source index; labels: None for a set without.
+    """
+
+    images: Sequence[Encoded]
+    heights: NDArray[np.int32]
+    widths: NDArray[np.int32]
+    channels: NDArray[np.int32]
+    codecs: Sequence[str]
+    crcs: NDArray[np.uint32]
+    source: NDArray[np.int64]
+    labels: NDArray[np.int64] | None
+
+
+def write_shard(path: bytes, content: ShardContent) -> int:
+    """Write a shard whole; returns its bytes. Raises WriteError."""
+    columns = {"image": _large_binary(content.images)}
+    if content.labels is not None:
+        columns["label"] = pa.array(content.labels, pa.int64())
+    columns |= {
+        "height": pa.array(content.heights, pa.int32()),
+        "width": pa.array(content.widths, pa.int32()),
+        "channels": pa.array(content.channels, pa.int32()),
+        "codec": pa.array(list(content.codecs), pa.string()),
+        "crc32c": pa.array(content.crcs, pa.uint32()),
+        "source": pa.array(content.source, pa.int64()),
+    }
+    batch = pa.record_batch(columns).replace_schema_metadata({"penstock.shard": str(FORMAT)})
+    write_whole(path, lambda temp: write_batch(temp, batch))
+    return os.stat(path).st_size
+
+
+def _large_binary(images: Sequence[Encoded]) -> Any:
+    offsets = np.zeros(len(images) + 1, np.int64)
+    np.cumsum([len(image) for image in images], out=offsets[1:])
+    flat = np.concatenate(images)
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(images), [None, pa.py_buffer(offsets), pa.py_buffer(flat)]
+    )
+
+
+class ArrowShard:
+    """An open shard. Holds a map and no descriptor; the views that it gave keep the map alive."""
+
+    def __init__(self, path: bytes, *, size_bytes: int, samples: int, shown: str) -> None:
+        """size_bytes, samples: what the manifest promises; shown: the shard's name for people.
+        Raises CorruptShardError, IndexChangedError."""
+        self.path, self._shown = path, shown
+        _check_size(path, size_bytes)
+        try:
+            mapped = map_file(path)
+            self._batch = mapped.batch
+            image = self._batch.column("image")
+            if self._batch.num_rows != samples:
+                raise ValueError(f"{self._batch.num_rows} samples, the manifest says {samples}")
+            _, offsets, flat = image.buffers()
+            self._data = np.frombuffer(flat, np.uint8)
+            self._address = flat.address
+            self._file_offset = flat.address - mapped.buffer.address
+            self._source_offset = (
+                self._batch.column("source").buffers()[1].address - mapped.buffer.address
+            )
+            self.table = _table(
+                self._batch, np.frombuffer(offsets, np.int64, samples + 1), flat.size
+            )
+        except FileNotFoundError:
+            raise _missing(path) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CorruptShardError(
+                f"{printable(path)}: not a shard that Penstock wrote ({error}). {_REMEDY}"
+            ) from error
+
+    def load(
+        self, rows: NDArray[np.int64], spans: NDArray[np.int64], mode: ReadMode
+    ) -> list[Encoded]:
+        """Views on the map, or fresh arrays; see OpenShard."""
+        del rows
+        if mode == "pread":
+            return self._copies(spans)
+        data = self._data
+        pairs = zip(spans[:, START].tolist(), spans[:, END].tolist(), strict=True)
+        return [data[start:end] for start, end in pairs]
+
+    def _copies(self, spans: NDArray[np.int64]) -> list[Encoded]:
+        copies = []
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise _missing(self.path) from None
+        try:
+            for start, end in zip(spans[:, START].tolist(), spans[:, END].tolist(), strict=True):
+                copy = np.empty(end - start, np.uint8)
+                if not read_fully(fd, copy, self._file_offset + start):
+                    raise CorruptShardError(
+                        f"{printable(self.path)}: torn: it ends before byte "
+                        f"{self._file_offset + end}. {_REMEDY}"
+                    )
+                copy.flags.writeable = False
+                copies.append(copy)
+        finally:
+            os.close(fd)
+        return copies
+
+    def advise(self, spans: NDArray[np.int64]) -> None:
+        """Start reading the spans' pages; see OpenShard."""
+        advise_willneed(self._address + spans[:, START], self._address + spans[:, END])
+
+    def name(self, row: int) -> str:
+        """Such as "shard-000003.arrow[17]"."""
+        return f"{self._shown}[{row}]"
+
+    def source(self) -> NDArray[np.int64]:
+        """Each sample's id in the index that the pack was made from, int64, shape (samples,)."""
+        source: NDArray[np.int64] = self._batch.column("source").to_numpy()
+        return source
+
+    def codecs(self) -> list[str]:
+        """Each sample's codec."""
+        codecs: list[str] = self._batch.column("codec").to_pylist()
+        return codecs
+
+    def channels(self) -> NDArray[np.int32]:
+        """Each sample's channels, int32, shape (samples,)."""
+        channels: NDArray[np.int32] = self._batch.column("channels").to_numpy()
+        return channels
+
+    def rewrite_source(self, source: NDArray[np.int64]) -> None:
+        """Replace the source column in the file, in place; for the packer, before anyone reads."""
+        with open(self.path, "r+b", buffering=0) as file:
+            file.seek(self._source_offset)
+            file.write(np.ascontiguousarray(source, "<i8").tobytes())
+            os.fsync(file.fileno())
+
+
+def read_fully(fd: int, into: NDArray[np.uint8], offset: int) -> bool:
+    """Fill an array from a file; False where the file ends before. Raises OSError."""
+    view = into.data
+    while len(view):
+        got = os.preadv(fd, [view], offset)
+        if got == 0:
+            return False
+        view, offset = view[got:], offset + got
+    return True
+
+
+def _check_size(path: bytes, size_bytes: int) -> None:
+    try:
+        got = os.stat(path).st_size
+    except FileNotFoundError:
+        raise _missing(path) from None
+    if got < size_bytes:
+        raise CorruptShardError(
+            f"{printable(path)}: torn: got {got} bytes, the manifest promises {size_bytes}. "
+            f"{_REMEDY}"
+        )
+    if got > size_bytes:
+        raise IndexChangedError(
+            f"{printable(path)}: changed: got {got} bytes, the manifest promises {size_bytes}. "
+            f"{_REMEDY}"
+        )
+
+
+def _missing(path: bytes) -> CorruptShardError:
+    return CorruptShardError(
+        f"{printable(path)}: the shard is missing, the manifest names it. {_REMEDY}"
+    )
+
+
+def _table(batch: Any, offsets: NDArray[np.int64], flat_bytes: int) -> NDArray[np.int64]:
+    if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > flat_bytes:
+        raise ValueError("its offsets lead out of the file")
+    has_labels = "label" in batch.schema.names
+    return table(
+        starts=offsets[:-1],
+        ends=offsets[1:],
+        heights=batch.column("height").to_numpy(),
+        widths=batch.column("width").to_numpy(),
+        labels=batch.column("label").to_numpy() if has_labels else None,
+        crcs=batch.column("crc32c").to_numpy(),
+    )

@@ -1,0 +1,333 @@
+"""A dataset: samples by (shard, row), as encoded bytes, from any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+from crc32c import crc32c
+
+from cache.errors import ClosedError, ConfigError, CorruptSampleError, IndexChangedError
+from readers.folder_shard import REINDEX
+from readers.opening import Format, Opener
+from readers.origin import locate, show
+from readers.scratch import Scratch
+from readers.shard import CRC, END, HEIGHT, LABEL, START, WIDTH, ReadMode
+from readers.types import EncodedBatch
+from readers.verify import default_workers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from readers.arrow_shard import ArrowShard
+    from readers.folder_shard import FolderShard
+    from readers.index import Index
+    from readers.opening import Folder
+    from readers.origin import Url
+    from readers.types import Encoded, Verify
+
+    Shard = ArrowShard | FolderShard
+
+
+# Address space, not memory: 1,024 maps of 64 MiB are 64 GiB of it, far below any limit, and windows
+# of the default plans stay below that many shards.
+OPEN_SHARDS = 1024
+
+# Reading through a map is checksumming it: 10 GB/s where the pages are in memory, under 1 where
+# each fault waits for the disk. A batch this many times slower than warm reads its successor ahead.
+_WARM_BYTES_PER_S = 8e9
+_WARM_SAMPLE_S = 2e-6
+_COLD_FACTOR = 5.0
+
+
+class Dataset:
+    """A folder of images or a pack, by URL. Opens at first use; several threads may read.
+
+    url: a local path or any fsspec URL. fields: of "image", "label", "id", in the order in which
+    batches shall have them; None is all that is there but "id". format: "auto", "folder" or
+    "arrow". index: folder for the index of an image folder. cache: folder that keeps downloads.
+    storage_options: fsspec's.
+
+    Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
+    with the first use.
+    """
+
+    def __init__(
+        self,
+        url: Url,
+        *,
+        fields: Sequence[str] | None = None,
+        format: Format = "auto",
+        index: Folder | None = None,
+        cache: Folder | None = None,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.url = show(url)
+        if format not in get_args(Format):
+            raise ConfigError(f"format: got {format!r}, wanted one of {list(get_args(Format))}.")
+        self._wanted = _checked_fields(fields)
+        self._scratch = Scratch(cache)
+        self._source, self._format, self._index_folder = url, format, index
+        self._storage_options = storage_options
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._index: Index | None = None
+        self._shards: OrderedDict[int, Shard] = OrderedDict()
+        self._cold = False
+        self._closed = False
+
+    def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
+        """Open the index, or build it; again, it costs nothing. verify, workers, and what is
+        raised: as for `open_index`. Raises ConfigError for fields that aren't there."""
+        with self._opening:
+            if self._closed:
+                raise ClosedError(f"{self!r} is closed; make a new one.")
+            if self._index is None:
+                opener = Opener(
+                    origin=locate(
+                        self._source,
+                        storage_options=self._storage_options,
+                        copies_folder=self._scratch.folder,
+                    ),
+                    scratch=self._scratch,
+                    index=self._index_folder,
+                    verify=verify,
+                    workers=workers or default_workers(),
+                )
+                index = opener.open(self._format)
+                self._check_fields(index)
+                self._index = index
+            return self._index
+
+    @property
+    def index(self) -> Index:
+        """What is there; opens it at first use."""
+        return self._index if self._index is not None and not self._closed else self.open()
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch has, in order."""
+        return self._wanted if self._wanted is not None else self.index.fields
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Class names by label; empty without labels."""
+        return self.index.classes
+
+    @property
+    def bytes_fetched(self) -> int:
+        """Bytes downloaded so far; 0 for a local dataset."""
+        return self._index.origin.bytes_fetched if self._index is not None else 0
+
+    def __len__(self) -> int:
+        return self.index.samples
+
+    def __repr__(self) -> str:
+        samples = f", {self._index.samples} samples" if self._index is not None else ""
+        return f"Dataset({self.url!r}{samples})"
+
+    def read(self, rows: NDArray[np.int64], *, mode: ReadMode = "mmap") -> EncodedBatch:
+        """Encoded samples in the order of rows, each checked against its CRC-32C.
+
+        rows: (shard, row), int64, shape (n, 2), n ≥ 0. mode: "mmap" gives read-only views of mapped
+        shards, "pread" reads into fresh memory (for mounts whose files may shrink under a map).
+
+        Raises CorruptSampleError (carries sample_id), CorruptShardError, IndexChangedError (files
+        aren't what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
+        """
+        index = self.index
+        self._check_rows(rows, index, mode)
+        # One visit per shard: samples sorted by shard, results put back in the order asked for.
+        order = np.argsort(rows[:, 0], kind="stable")
+        shards, row_of = rows[order, 0], rows[order, 1]
+        starts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
+        pieces = list(zip(starts, [*starts[1:], len(shards)], strict=True))
+        opened = self._open_shards(index, shards[starts].tolist())
+        spans = [s.table[row_of[a:b]] for s, (a, b) in zip(opened, pieces, strict=True)]
+        table = np.concatenate(spans) if spans else np.empty((0, 6), np.int64)
+        began = time.perf_counter()
+        if self._cold and mode == "mmap":
+            for shard, span in zip(opened, spans, strict=True):
+                shard.advise(span)
+        encoded: list[Encoded] = []
+        for shard, span, (a, b) in zip(opened, spans, pieces, strict=True):
+            encoded += shard.load(row_of[a:b], span, mode)
+        crcs = [crc32c(sample) for sample in encoded]
+        wanted = table[:, CRC].tolist()
+        self._note_rate(table, time.perf_counter() - began)
+        if crcs != wanted:
+            bad = [i for i, crc in enumerate(crcs) if crc != wanted[i]]
+            self._mend(index, encoded, shards, row_of, table, bad, mode)
+        return self._batch(index, rows, order, table, encoded)
+
+    def names(self, ids: Iterable[int] | NDArray[np.int64]) -> list[str]:
+        """The samples' names for people: file names below the folder, or shard and row of a pack.
+
+        Raises ConfigError for ids that don't exist.
+        """
+        index = self.index
+        wanted = np.asarray(list(ids), np.int64)
+        if len(wanted) and not (wanted.min() >= 0 and wanted.max() < index.samples):
+            raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")
+        shards = np.searchsorted(index.starts, wanted, side="right") - 1
+        rows = wanted - index.starts[shards]
+        opened = self._open_shards(index, shards.tolist())
+        return [shard.name(row) for shard, row in zip(opened, rows.tolist(), strict=True)]
+
+    def close(self) -> None:
+        """Unmap shards and remove temporary downloads; views that were handed out stay valid. Safe
+        to call twice."""
+        with self._opening, self._lock:
+            self._closed = True
+            self._shards.clear()
+            self._scratch.close()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _check_fields(self, index: Index) -> None:
+        there = (*index.fields, "id")
+        missing = [field for field in self._wanted or () if field not in there]
+        if missing:
+            raise ConfigError(
+                f"fields: got {missing[0]!r}, and {self.url} has {list(there)}. Ask for those"
+                + ("; labels need one sub-folder a class." if "label" in missing else ".")
+            )
+
+    def _check_rows(self, rows: NDArray[np.int64], index: Index, mode: ReadMode) -> None:
+        if rows.ndim != 2 or rows.shape[1] != 2:
+            raise ConfigError(f"rows: got shape {rows.shape}, wanted (n, 2) of (shard, row).")
+        if mode not in get_args(ReadMode):
+            raise ConfigError(f"mode: got {mode!r}, wanted one of {list(get_args(ReadMode))}.")
+        if not len(rows):
+            return
+        shards, row = rows[:, 0], rows[:, 1]
+        if (
+            not (shards.min() >= 0 and shards.max() < len(index.sizes) and row.min() >= 0)
+            or (row >= index.sizes[shards]).any()
+        ):
+            raise ConfigError(
+                f"rows: some of them don't exist; {self.url} has {len(index.sizes)} shards, row is "
+                "below its shard's size. The plan was made for another dataset."
+            )
+
+    def _open_shards(self, index: Index, numbers: Sequence[int]) -> list[Shard]:
+        """Shards by number, from those open or opened now; the least recently used are let go."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self!r} is closed; make a new one.")
+            held = self._shards
+            found = [held.get(number) for number in numbers]
+            for number, shard in zip(numbers, found, strict=True):
+                if shard is not None:
+                    held.move_to_end(number)
+        if None not in found:
+            return [shard for shard in found if shard is not None]
+        # Outside the lock: opening may download. Two threads may open one shard; one is kept.
+        new = {
+            number: index.open_shard(number)
+            for number, shard in zip(numbers, found, strict=True)
+            if shard is None
+        }
+        with self._lock:
+            if not self._closed:
+                held.update(new)
+                while len(held) > max(OPEN_SHARDS, len(numbers)):
+                    held.popitem(last=False)
+        return [
+            shard if shard is not None else new[number]
+            for number, shard in zip(numbers, found, strict=True)
+        ]
+
+    def _note_rate(self, table: NDArray[np.int64], seconds: float) -> None:
+        """Remember whether this batch waited for the disk."""
+        size_bytes = int((table[:, END] - table[:, START]).sum())
+        warm_s = size_bytes / _WARM_BYTES_PER_S + len(table) * _WARM_SAMPLE_S
+        self._cold = seconds > _COLD_FACTOR * warm_s
+
+    def _mend(
+        self,
+        index: Index,
+        encoded: list[Encoded],
+        shards: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        table: NDArray[np.int64],
+        bad: list[int],
+        mode: ReadMode,
+    ) -> None:
+        """Fetch remote copies of bad samples once more; raise for what is bad even then."""
+        for number in {int(shards[i]) for i in bad}:
+            of_shard = [i for i in bad if shards[i] == number]
+            shard = self._fetched_again(index, number, rows[of_shard].tolist())
+            if shard is not None:
+                again = shard.load(rows[of_shard], shard.table[rows[of_shard]], mode)
+                for i, sample in zip(of_shard, again, strict=True):
+                    encoded[i] = sample
+            for i in of_shard:
+                if crc32c(encoded[i]) != table[i, CRC]:
+                    raise self._corrupt(index, number, int(rows[i]))
+
+    def _fetched_again(self, index: Index, number: int, rows: list[int]) -> Shard | None:
+        """The shard over fresh copies; None for a local dataset."""
+        (shard,) = self._open_shards(index, [number])
+        if index.kind == "folder":
+            dropped = [shard.drop(row) for row in rows]  # type: ignore[union-attr]
+            return shard if all(dropped) else None
+        if not index.drop_copy(number):
+            return None
+        with self._lock:
+            self._shards.pop(number, None)
+        return self._open_shards(index, [number])[0]
+
+    def _corrupt(self, index: Index, number: int, row: int) -> Exception:
+        sample_id = int(index.starts[number]) + row
+        (shard,) = self._open_shards(index, [number])
+        if index.kind == "folder":
+            return IndexChangedError(
+                f"{shard.name(row)} (sample {sample_id} of {self.url}): its bytes aren't those "
+                f"that were indexed; the file was changed in place, or the disk is failing. "
+                f"{REINDEX}"
+            )
+        return CorruptSampleError(
+            f"Sample {sample_id} of {self.url} ({shard.name(row)}): its checksum (CRC-32C) is "
+            "wrong. The shard was changed or the disk is failing: fetch or pack that shard again.",
+            sample_id=sample_id,
+        )
+
+    def _batch(
+        self,
+        index: Index,
+        rows: NDArray[np.int64],
+        order: NDArray[np.int64],
+        table: NDArray[np.int64],
+        encoded: list[Encoded],
+    ) -> EncodedBatch:
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        table = table[back]
+        columns = {"label": table[:, LABEL].copy()} if "label" in self.fields else {}
+        return EncodedBatch(
+            ids=index.starts[rows[:, 0]] + rows[:, 1],
+            encoded=[encoded[i] for i in back.tolist()],
+            dims=table[:, HEIGHT : WIDTH + 1].astype(np.int32),
+            columns=columns,
+        )
+
+
+def _checked_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
+    if fields is None:
+        return None
+    known = ("image", "label", "id")
+    wanted = (fields,) if isinstance(fields, str) else tuple(fields)
+    unknown = [field for field in wanted if field not in known]
+    if unknown or not wanted or len(set(wanted)) < len(wanted):
+        raise ConfigError(f"fields: got {list(wanted)}, wanted some of {list(known)}, each once.")
+    return wanted

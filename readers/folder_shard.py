@@ -1,0 +1,193 @@
+"""A virtual shard: some files of a folder, and the sidecar that says what is known of each."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from cache.errors import CorruptShardError, DatasetError, IndexChangedError
+from readers.atomic import write_whole
+from readers.manifest import FORMAT, map_file, write_batch
+from readers.names import printable
+from readers.shard import END, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from readers.origin import Origin
+    from readers.shard import ReadMode
+    from readers.types import Encoded
+
+REINDEX = "Run `penstock index` on the dataset again."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SidecarContent:
+    """What a sidecar holds of n files; all of shape (n,). versions: etags or the like, of remote "
+    "ones."""
+
+    names: Sequence[bytes]
+    sizes: NDArray[np.int64]
+    mtimes_ns: NDArray[np.int64]
+    versions: Sequence[str]
+    crcs: NDArray[np.uint32]
+    heights: NDArray[np.int32]
+    widths: NDArray[np.int32]
+    channels: NDArray[np.int32]
+    codecs: Sequence[str]
+    labels: NDArray[np.int64] | None
+
+
+def write_sidecar(path: bytes, content: SidecarContent) -> None:
+    """Write a sidecar whole. Raises WriteError."""
+    columns = {
+        "path": pa.array(list(content.names), pa.large_binary()),
+        "bytes": pa.array(content.sizes, pa.int64()),
+        "mtime_ns": pa.array(content.mtimes_ns, pa.int64()),
+        "version": pa.array(list(content.versions), pa.string()),
+        "crc32c": pa.array(content.crcs, pa.uint32()),
+        "height": pa.array(content.heights, pa.int32()),
+        "width": pa.array(content.widths, pa.int32()),
+        "channels": pa.array(content.channels, pa.int32()),
+        "codec": pa.array(list(content.codecs), pa.string()),
+    }
+    if content.labels is not None:
+        columns["label"] = pa.array(content.labels, pa.int64())
+    batch = pa.record_batch(columns).replace_schema_metadata({"penstock.sidecar": str(FORMAT)})
+    write_whole(path, lambda temp: write_batch(temp, batch))
+
+
+def read_sidecar(path: bytes, *, crc_of_crcs: int) -> SidecarContent:
+    """Map a sidecar. crc_of_crcs: what the manifest promises. Raises IndexChangedError (missing,
+    another one's), CorruptShardError (torn)."""
+    try:
+        batch = map_file(path).batch
+        content = _content(batch)
+    except FileNotFoundError:
+        raise IndexChangedError(
+            f"{printable(path)}: part of the index is gone; it was built anew while this dataset "
+            f"was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CorruptShardError(
+            f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
+        ) from error
+    if crc32c(np.ascontiguousarray(content.crcs)) != crc_of_crcs:
+        raise CorruptShardError(
+            f"{printable(path)}: this part of the index isn't what the manifest promises. {REINDEX}"
+        )
+    return content
+
+
+def _content(batch: Any) -> SidecarContent:
+    has_labels = "label" in batch.schema.names
+    return SidecarContent(
+        names=batch.column("path").to_pylist(),
+        sizes=batch.column("bytes").to_numpy(),
+        mtimes_ns=batch.column("mtime_ns").to_numpy(),
+        versions=batch.column("version").to_pylist(),
+        crcs=batch.column("crc32c").to_numpy(),
+        heights=batch.column("height").to_numpy(),
+        widths=batch.column("width").to_numpy(),
+        channels=batch.column("channels").to_numpy(),
+        codecs=batch.column("codec").to_pylist(),
+        labels=batch.column("label").to_numpy() if has_labels else None,
+    )
+
+
+class FolderShard:
+    """Some files of a folder, open as a shard. Files are opened when they are read."""
+
+    def __init__(self, origin: Origin, sidecar: SidecarContent) -> None:
+        self._origin = origin
+        self._names, self._versions = sidecar.names, sidecar.versions
+        self.table = table(
+            starts=np.zeros(len(sidecar.names), np.int64),
+            ends=sidecar.sizes,
+            heights=sidecar.heights,
+            widths=sidecar.widths,
+            labels=sidecar.labels,
+            crcs=sidecar.crcs,
+        )
+
+    def load(
+        self, rows: NDArray[np.int64], spans: NDArray[np.int64], mode: ReadMode
+    ) -> list[Encoded]:
+        """Fresh arrays in either mode: mapping a small file costs more than reading it."""
+        del mode
+        pairs = zip(rows.tolist(), spans[:, END].tolist(), strict=True)
+        return [self._read(row, size_bytes) for row, size_bytes in pairs]
+
+    def _read(self, row: int, size_bytes: int) -> Encoded:
+        name = self._names[row]
+        path = self._origin.file(name, size_bytes=size_bytes, version=self._versions[row])
+        return read_file(path, name=name, size_bytes=size_bytes)
+
+    def drop(self, row: int) -> bool:
+        """Forget the local copy of a remote file; False for a local one."""
+        size_bytes = int(self.table[row, END])
+        return self._origin.drop(
+            self._names[row], size_bytes=size_bytes, version=self._versions[row]
+        )
+
+    def advise(self, spans: NDArray[np.int64]) -> None:
+        """Nothing: each file is read whole by one call, which is its own read-ahead."""
+
+    def name(self, row: int) -> str:
+        """The file's name below the dataset's root."""
+        return printable(self._names[row])
+
+
+def read_file(path: bytes, *, name: bytes, size_bytes: int) -> Encoded:
+    """A whole file that has size_bytes. Raises IndexChangedError (gone, another size), DatasetError
+    (can't be read)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise changed(name, "it is gone") from None
+    except OSError as error:
+        raise unreadable(name, error) from error
+    try:
+        # One byte more than promised, so that a file that grew is seen by the same call.
+        data = np.empty(size_bytes + 1, np.uint8)
+        got = _read_up_to(fd, data)
+    except OSError as error:
+        raise unreadable(name, error) from error
+    finally:
+        os.close(fd)
+    if got != size_bytes:
+        raise changed(
+            name, f"it had {size_bytes} bytes and has {'more' if got > size_bytes else got}"
+        )
+    data.flags.writeable = False
+    return data[:size_bytes]
+
+
+def _read_up_to(fd: int, into: NDArray[np.uint8]) -> int:
+    view, got = into.data, 0
+    while got < len(view) and (more := os.preadv(fd, [view[got:]], got)):
+        got += more
+    return got
+
+
+def changed(name: bytes, what: str) -> IndexChangedError:
+    """A file isn't what was listed or indexed."""
+    return IndexChangedError(
+        f"{printable(name)}: changed since it was listed: {what}. Put it back, or take the folder "
+        f"as it is now: {REINDEX}"
+    )
+
+
+def unreadable(name: bytes, error: OSError) -> DatasetError:
+    """A file is there and can't be read."""
+    return DatasetError(
+        f"{printable(name)}: can't be read ({error.strerror or error}). Give this user the right "
+        "to read it and look whether the disk is well."
+    )

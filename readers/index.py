@@ -1,0 +1,139 @@
+"""The index of an open dataset: what is there, shard by shard, and how to open a shard.
+
+Sample id = position in the index; it never changes while the index stands.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from readers.arrow_shard import ArrowShard
+from readers.folder_shard import FolderShard, read_sidecar
+from readers.names import OWN_FOLDER, printable
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from readers.manifest import About, Kind, Manifest
+    from readers.origin import Origin
+    from readers.scratch import Scratch
+    from readers.types import ImageRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Index:
+    """What a dataset holds. Sample id = position: starts[shard] + row.
+
+    sizes: samples a shard; starts: id of a shard's first sample; shard_bytes: bytes to read a
+    shard; all int64, shape (shards,), no shard empty. images: bounds of the oriented image sizes.
+    icc: label correlation inside a shard, None without labels (see
+    readers.facts.label_correlation). fingerprint: of the content, not of where it lies.
+    quarantined: files that aren't in it. place: where the manifest is, for people.
+    """
+
+    url: str
+    place: str
+    sizes: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    shard_bytes: NDArray[np.int64]
+    about: About
+    manifest: Manifest
+    origin: Origin
+    folder: bytes | None
+    scratch: Scratch
+
+    @property
+    def kind(self) -> Kind:
+        return self.about.kind
+
+    @property
+    def samples(self) -> int:
+        return self.about.samples
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a sample has, "id" left out: ("image", "label"), or ("image",) without labels."""
+        return self.about.fields
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        return self.about.classes
+
+    @property
+    def fingerprint(self) -> str:
+        return self.about.fingerprint
+
+    @property
+    def icc(self) -> float | None:
+        return self.about.icc
+
+    @property
+    def images(self) -> ImageRange:
+        return self.about.images
+
+    @property
+    def shuffled(self) -> bool:
+        return self.about.shuffled
+
+    @property
+    def seed(self) -> int | None:
+        return self.about.seed
+
+    @property
+    def quarantined(self) -> int:
+        return self.about.quarantined
+
+    def shard_name(self, shard: int) -> str:
+        """A shard's file, for people."""
+        return printable(self.manifest.names[shard])
+
+    def open_shard(self, shard: int) -> ArrowShard | FolderShard:
+        """Map a shard; fetches it if it is remote. Raises CorruptShardError, IndexChangedError,
+        FetchError."""
+        name, crc = self.manifest.names[shard], int(self.manifest.crc32c[shard])
+        if self.kind == "folder":
+            return FolderShard(self.origin, read_sidecar(self._sidecar(name), crc_of_crcs=crc))
+        size_bytes = int(self.shard_bytes[shard])
+        path = self.origin.file(name, size_bytes=size_bytes, version=_version(crc))
+        samples = int(self.sizes[shard])
+        return ArrowShard(path, size_bytes=size_bytes, samples=samples, shown=printable(name))
+
+    def drop_copy(self, shard: int) -> bool:
+        """Forget the local copy of a pack's remote shard; False where nothing can be fetched "
+        "anew."""
+        name, crc = self.manifest.names[shard], int(self.manifest.crc32c[shard])
+        size_bytes = int(self.shard_bytes[shard])
+        return self.origin.drop(name, size_bytes=size_bytes, version=_version(crc))
+
+    def _sidecar(self, name: bytes) -> bytes:
+        if self.folder is not None:
+            return os.path.join(self.folder, name)
+        # The fingerprint is part of the version: an index built anew has other sidecars.
+        return self.origin.file(OWN_FOLDER + b"/" + name, size_bytes=None, version=self.fingerprint)
+
+
+def _version(crc: int) -> str:
+    """A shard's version by content: copies are told apart without asking the store."""
+    return f"crc32c-{crc:08x}"
+
+
+def opened(manifest: Manifest, *, origin: Origin, folder: bytes | None, scratch: Scratch) -> Index:
+    """An index from its manifest. folder: where manifest and sidecars are, None for beside the data
+    behind the origin. scratch: kept alive as long as the index."""
+    ends = np.cumsum(manifest.samples, dtype=np.int64)
+    return Index(
+        url=origin.url,
+        place=printable(folder) if folder is not None else f"{origin.url}/{OWN_FOLDER.decode()}",
+        sizes=manifest.samples,
+        starts=ends - manifest.samples,
+        shard_bytes=manifest.shard_bytes,
+        about=manifest.about,
+        manifest=manifest,
+        origin=origin,
+        folder=folder,
+        scratch=scratch,
+    )

@@ -1,0 +1,237 @@
+"""The manifest of an index: one Arrow table of shards and what is true of them all, as JSON beside
+it.
+
+The same file describes a folder (rows name sidecars) and a pack (rows name shard files). It is
+memory-mapped and O(shards), and carries a checksum of itself: a bit that flips in it would be a
+wrong dataset.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from cache.errors import CorruptShardError, DatasetError
+from readers.atomic import write_whole
+from readers.facts import ShardFacts, fingerprint, join_ranges, label_correlation
+from readers.names import printable
+from readers.types import ImageRange
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+FORMAT = 1
+"""Version of manifest, sidecar and shard. A reader refuses a higher one."""
+
+MANIFEST = b"manifest.arrow"
+_ROOT, _SUM = b"penstock", b"penstock.crc32c"
+_COLUMNS = ("bytes", "samples", "crc32c", "labels_crc32c")
+
+Kind = Literal["folder", "arrow"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class About:
+    """What is true of all shards; the JSON part of a manifest.
+
+    classes: names by label; images: bounds over all samples; icc: see `readers.facts`; source: URL
+    of what a pack was made from; settings: what a pack was asked to be; directories: name and
+    modification time in ns of each listed folder (local folders).
+    """
+
+    kind: Kind
+    fields: tuple[str, ...]
+    classes: tuple[str, ...]
+    samples: int
+    fingerprint: str
+    icc: float | None
+    images: ImageRange
+    channels: tuple[int, ...]
+    codecs: tuple[str, ...]
+    quarantined: int
+    shuffled: bool = False
+    seed: int | None = None
+    source: str = ""
+    settings: dict[str, Any] = field(default_factory=dict)
+    directories: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Manifest:
+    """names: files of the shards, below the folder that kind says. shard_bytes, samples: int64,
+    crc32c: of the shard's sample CRCs as little-endian uint32, labels_crc32c: of its labels as
+    little-endian int64 (0 without labels), uint32; all of shape (shards,)."""
+
+    about: About
+    names: Sequence[bytes]
+    shard_bytes: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    crc32c: NDArray[np.uint32]
+    labels_crc32c: NDArray[np.uint32]
+
+
+def join_manifest(
+    names: Sequence[bytes],
+    facts: Sequence[ShardFacts],
+    *,
+    kind: Kind,
+    classes: tuple[str, ...],
+    quarantined: int,
+    **more: Any,
+) -> Manifest:
+    """Sum up shards, at least one, in their order. more: further fields of About."""
+    labels = [f.labels for f in facts if f.labels is not None]
+    fields = ("image", "label") if labels else ("image",)
+    samples = np.array([f.samples for f in facts], np.int64)
+    crcs = np.array([f.crc32c for f in facts], np.uint32)
+    labels_crcs = np.array([f.labels_crc32c for f in facts], np.uint32)
+    about = About(
+        kind=kind,
+        fields=fields,
+        classes=classes,
+        samples=int(samples.sum()),
+        fingerprint=fingerprint(
+            classes=classes, fields=fields, samples=samples, crcs=crcs, labels_crcs=labels_crcs
+        ),
+        icc=label_correlation(labels) if labels else None,
+        images=join_ranges([f.images for f in facts]),
+        channels=tuple(sorted({c for f in facts for c in f.channels})),
+        codecs=tuple(sorted({c for f in facts for c in f.codecs})),
+        quarantined=quarantined,
+        **more,
+    )
+    return Manifest(
+        about=about,
+        names=names,
+        shard_bytes=np.array([f.size_bytes for f in facts], np.int64),
+        samples=samples,
+        crc32c=crcs,
+        labels_crc32c=labels_crcs,
+    )
+
+
+class _Names(Sequence[bytes]):
+    """Names of a mapped column, decoded one at a time: 10^6 shards cost no memory."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, i: Any) -> Any:
+        return self._column[i].as_py()
+
+
+def write_manifest(path: bytes, manifest: Manifest) -> None:
+    """Write a manifest whole. Raises WriteError."""
+    columns = {
+        "uri": pa.array(list(manifest.names), pa.binary()),
+        "bytes": pa.array(manifest.shard_bytes, pa.int64()),
+        "samples": pa.array(manifest.samples, pa.int64()),
+        "crc32c": pa.array(manifest.crc32c, pa.uint32()),
+        "labels_crc32c": pa.array(manifest.labels_crc32c, pa.uint32()),
+    }
+    about = {"version": FORMAT, "penstock": _own_version(), **asdict(manifest.about)}
+    text = json.dumps(about, sort_keys=True).encode("ascii")
+    batch = pa.record_batch(columns)
+    metadata = {_ROOT: text, _SUM: f"{_checksum(text, batch):08x}".encode()}
+    write_whole(path, lambda temp: write_batch(temp, batch.replace_schema_metadata(metadata)))
+
+
+def read_manifest(path: bytes, *, remedy: str) -> Manifest:
+    """Map a manifest. remedy: what to do where it can't be read, for the message.
+
+    Raises CorruptShardError (torn or damaged), DatasetError (a newer version), FileNotFoundError.
+    """
+    try:
+        batch = map_file(path).batch
+        text = batch.schema.metadata[_ROOT]
+        about = json.loads(text)
+        newer = int(about.pop("version")) > FORMAT
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error, remedy) from error
+    if newer:
+        raise DatasetError(
+            f"{printable(path)}: written by Penstock {about.get('penstock')}, in a format newer "
+            f"than this one reads (wanted {FORMAT}). Upgrade penstock, or: {remedy}"
+        )
+    try:
+        if int(batch.schema.metadata[_SUM], 16) != _checksum(text, batch):
+            raise ValueError("its checksum is wrong")
+        return Manifest(
+            about=_about(about),
+            names=_Names(batch.column("uri")),
+            shard_bytes=batch.column("bytes").to_numpy(),
+            samples=batch.column("samples").to_numpy(),
+            crc32c=batch.column("crc32c").to_numpy(),
+            labels_crc32c=batch.column("labels_crc32c").to_numpy(),
+        )
+    except (ValueError, KeyError, TypeError) as error:
+        raise _damaged(path, error, remedy) from error
+
+
+def _about(values: dict[str, Any]) -> About:
+    values.pop("penstock", None)
+    values["images"] = ImageRange(**values["images"])
+    for name in ("fields", "classes", "channels", "codecs"):
+        values[name] = tuple(values[name])
+    values["directories"] = tuple((name, mtime_ns) for name, mtime_ns in values["directories"])
+    return About(**values)
+
+
+def _damaged(path: bytes, error: Exception, remedy: str) -> CorruptShardError:
+    return CorruptShardError(
+        f"{printable(path)}: not a whole manifest ({error}). It is torn or was changed. {remedy}"
+    )
+
+
+def _checksum(text: bytes, batch: Any) -> int:
+    total = crc32c(text)
+    for name in _COLUMNS:
+        total = crc32c(np.ascontiguousarray(batch.column(name).to_numpy()), total)
+    # Offsets and bytes of the names, without what a buffer pads.
+    lengths = batch.column("uri")
+    return int(crc32c(b"\0".join(lengths.to_pylist()), total))
+
+
+def _own_version() -> str:
+    try:
+        return version("penstock")
+    except PackageNotFoundError:  # run from a checkout that isn't installed
+        return "unknown"
+
+
+def write_batch(path: bytes, batch: Any) -> None:
+    """One record batch as an uncompressed Arrow IPC file."""
+    with pa.OSFile(os.fsdecode(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Mapped:
+    """A mapped Arrow file. buffer: the whole file's bytes; batch: its one record batch."""
+
+    buffer: Any
+    batch: Any
+
+
+def map_file(path: bytes) -> Mapped:
+    """Map an Arrow IPC file of one record batch: no descriptor stays open, the map lives as long as
+    anything that looks into it. Raises OSError and ValueError (pyarrow's ArrowInvalid)."""
+    with pa.memory_map(os.fsdecode(path)) as file:
+        buffer = file.read_buffer()
+    reader = pa.ipc.open_file(pa.BufferReader(buffer))
+    if reader.num_record_batches != 1:
+        raise ValueError(f"{reader.num_record_batches} record batches, wanted 1")
+    return Mapped(buffer=buffer, batch=reader.get_batch(0))

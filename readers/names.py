@@ -1,0 +1,42 @@
+"""Names of files, which are bytes and may hold anything but NUL."""
+
+from __future__ import annotations
+
+import re
+
+OWN_FOLDER = b"_penstock"
+"""Where an index or a pack keeps its own files, beside the data."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\\]")
+
+
+def printable(name: bytes) -> str:
+    """A name on one line of valid text: control characters, backslashes and bytes that aren't UTF-8
+    become backslash escapes."""
+    text = name.decode("utf-8", "surrogateescape")
+    return text if text.isprintable() and "\\" not in text else "".join(map(_escape, text))
+
+
+def _escape(c: str) -> str:
+    code = ord(c)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that wasn't UTF-8, as surrogateescape carries it
+        return f"\\x{code - 0xDC00:02x}"
+    if _CONTROL.match(c):
+        return c.encode("unicode_escape").decode("ascii")
+    return c
+
+
+def unsafe_reason(name: bytes) -> str | None:
+    """Why a remote name must not be used, or None. A name from a store never leaves its dataset."""
+    if b"\0" in name:
+        return "the name holds a NUL byte"
+    if name.startswith(b"/"):
+        return "the name is absolute"
+    if any(part in (b"..", b".") for part in name.split(b"/")):
+        return "the name leaves the dataset (a '.' or '..' component)"
+    return None
+
+
+def is_passed_over(part: bytes) -> bool:
+    """Dot-files, dot-folders and our own folder are no part of a dataset."""
+    return part.startswith(b".") or part == OWN_FOLDER

@@ -1,0 +1,350 @@
+"""Writing a pack: shards of a seeded full shuffle, every image decoded once, resumable at any
+moment.
+
+Each shard is written, renamed into place and then recorded; the manifest comes last, and until then
+nothing can be read. What is in each shard follows from the source's names and sizes alone, so
+killed runs and any number of ranks make byte-identical packs. (Packed shard by shard, a shard of
+which no sample is good leaves a gap in the numbers; the manifest names the shards that are.)
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cache.errors import ConfigError, DatasetNotFoundError, PenstockError
+from cache.sizes import parse_size
+from cache.threads import ordered
+from readers.arrow_shard import ArrowShard, ShardContent, write_shard
+from readers.atomic import locked, make_folder, write_bytes
+from readers.facts import shard_facts
+from readers.manifest import FORMAT, MANIFEST, Manifest, join_manifest, write_manifest
+from readers.names import printable
+from readers.opening import Opener
+from readers.origin import LocalFolder, local_path, locate, show
+from readers.pack_parts import PackFolder, Part, shard_name
+from readers.pack_source import FolderSource, PackedSource
+from readers.progress import Reporter
+from readers.quarantine import QUARANTINE, Quarantined, nothing_decodes, quarantine_lines
+from readers.scratch import Scratch
+from readers.types import Rejected
+from readers.verify import Checked, default_workers, find_verify
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from readers.opening import Folder
+    from readers.origin import Origin, Url
+    from readers.pack_plan import PackPlan
+    from readers.pack_source import PackSource
+    from readers.types import Encoded, Progress, Verify
+
+_log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackSummary:
+    """What pack did. bytes: of the shard files. complete: the manifest is written; else the counts
+    are of this rank's share, and other ranks have theirs to finish."""
+
+    samples: int
+    shards: int
+    bytes: int
+    quarantined: int
+    seconds: float
+    complete: bool
+
+
+def pack(
+    src: Url,
+    dst: Folder,
+    *,
+    shuffle: bool = True,
+    seed: int = 0,
+    shard_bytes: int | str = "64MiB",
+    workers: int | None = None,
+    verify: Verify | None = None,
+    rank: int = 0,
+    size: int = 1,
+    progress: Progress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    cache: Folder | None = None,
+) -> PackSummary:
+    """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
+
+    src: image folder or pack, local or behind a URL. shuffle: False keeps the ids of the source's
+    index. shard_bytes: mean bytes of a shard. workers: threads, None is all cores. verify: decodes
+    images, None finds the installed one. rank, size: this process's share of the shards; whoever
+    sees all shards finished writes the manifest. progress: called as progress(done samples, total
+    samples, done bytes). storage_options: fsspec's, for src. cache: folder that keeps downloads;
+    None keeps none.
+
+    Raises DatasetNotFoundError (nothing there, or nothing decodes), DestinationError (dst holds
+    other data; nothing was touched), ConfigError, IndexChangedError (a file changed meanwhile),
+    DatasetError, FetchError, WriteError (disk full, read-only), MissingDependencyError.
+    """
+    began = time.monotonic()
+    wanted_bytes = parse_size(shard_bytes, what="shard_bytes")
+    _check_share(rank, size)
+    scratch = Scratch(cache)
+    origin = locate(src, storage_options=storage_options, copies_folder=scratch.folder)
+    root = _destination(dst, origin)
+    source = _source(origin, scratch)
+    settings = {
+        "version": FORMAT,
+        "source": source.fingerprint,
+        "shuffle": shuffle,
+        "seed": seed if shuffle else None,
+        "shard_bytes": wanted_bytes,
+    }
+    folder = PackFolder(root, settings)
+    manifest = folder.finished()
+    if manifest is not None:
+        _log.info("%s is this very pack already, complete: nothing to do", printable(root))
+        with locked(folder.own):
+            folder.tidy()
+        return _summary(manifest, began)
+    threads = workers or default_workers()
+    packer = _Packer(
+        source=source,
+        plan=source.plan(shuffle=shuffle, seed=seed, shard_bytes=wanted_bytes),
+        folder=folder,
+        verify=None if source.has_ids else verify or find_verify(workers=threads),
+        workers=threads,
+        progress=progress,
+    )
+    folder.begin()
+    own = os.path.join(folder.own, b"ranks", b"%06d-of-%06d" % (rank, size))
+    make_folder(own)
+    busy = f"{printable(root)}: another process is packing into it. Wait for it, or end it first."
+    with locked(own, busy=busy):
+        parts = packer.work(range(rank, packer.shards, size))
+    manifest = packer.finish()
+    return _share(parts, began) if manifest is None else _summary(manifest, began)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Made:
+    """A shard's samples, good and bad, before it is written."""
+
+    shard: int
+    positions: NDArray[np.int64]
+    samples: list[Encoded | Rejected]
+    results: list[Checked | Rejected]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Packer:
+    source: PackSource
+    plan: PackPlan
+    folder: PackFolder
+    verify: Verify | None
+    workers: int
+    progress: Progress | None
+
+    @property
+    def shards(self) -> int:
+        return self.plan.shards.shards
+
+    def work(self, mine: range) -> list[Part]:
+        """Write the shards of one rank that aren't finished; returns the records of all of them."""
+        self.folder.sweep(mine)
+        parts = {shard: self.folder.read_part(shard) for shard in mine}
+        positions = {shard: self.plan.shards.positions(shard) for shard in mine}
+        reporter = Reporter(
+            f"Packing {self.source.url}",
+            total=sum(len(p) for p in positions.values()),
+            progress=self.progress,
+            remedy="`penstock pack` shows a progress bar.",
+        )
+        left = [shard for shard, part in parts.items() if part is None]
+        done = [positions[shard] for shard, part in parts.items() if part is not None]
+        if done:
+            _log.info("Going on after %d finished shards of %d", len(done), len(mine))
+            ready = np.concatenate(done)
+            reporter.done(len(ready), int(self.source.sizes[ready].sum()))
+        made = self._made(left, reporter)
+        # One thread writes a shard while the next one is decoded.
+        written = ordered(self._write, made, workers=1, ahead=1, name="pack-write")
+        parts |= zip(left, written, strict=True)
+        return [part for part in parts.values() if part is not None]
+
+    def _made(self, shards: list[int], reporter: Reporter) -> Iterator[_Made]:
+        jobs = ((shard, self.plan.shards.positions(shard)) for shard in shards)
+        judged = self.source.judged(jobs, verify=self.verify, workers=self.workers)
+        for shard in shards:
+            positions = self.plan.shards.positions(shard)
+            samples: list[Encoded | Rejected] = []
+            results: list[Checked | Rejected] = []
+            while len(samples) < len(positions):
+                some = next(judged)
+                samples += some.samples
+                results += some.results
+                reporter.done(len(some.positions), int(self.source.sizes[some.positions].sum()))
+            yield _Made(shard=shard, positions=positions, samples=samples, results=results)
+
+    def _write(self, made: _Made) -> Part:
+        good = np.array([isinstance(r, Checked) for r in made.results], bool)
+        content = self._content(made, made.positions[good]) if good.any() else None
+        facts = None
+        if content is not None:
+            facts = shard_facts(
+                size_bytes=write_shard(self.folder.shard(made.shard), content),
+                crcs=content.crcs,
+                heights=content.heights,
+                widths=content.widths,
+                channels=content.channels.tolist(),
+                codecs=content.codecs,
+                labels=content.labels,
+            )
+        rejected = [
+            (
+                int(self.plan.source_ids[position]),
+                Quarantined(name=self.source.name(position), reason=result.reason),
+            )
+            for position, result in zip(made.positions.tolist(), made.results, strict=True)
+            if isinstance(result, Rejected)
+        ]
+        part = Part(facts=facts, rejected=rejected)
+        self.folder.write_part(made.shard, part)
+        return part
+
+    def _content(self, made: _Made, positions: NDArray[np.int64]) -> ShardContent:
+        checked = [r for r in made.results if isinstance(r, Checked)]
+        pairs = zip(made.samples, made.results, strict=True)
+        images = [s for s, r in pairs if isinstance(r, Checked) and not isinstance(s, Rejected)]
+        labels = self.source.labels
+        return ShardContent(
+            images=images,
+            heights=np.array([c.facts.height for c in checked], np.int32),
+            widths=np.array([c.facts.width for c in checked], np.int32),
+            channels=np.array([c.facts.channels for c in checked], np.int32),
+            codecs=[c.facts.codec for c in checked],
+            crcs=np.array([c.crc32c for c in checked], np.uint32),
+            source=self.plan.source_ids[positions],
+            labels=None if labels is None else labels[positions],
+        )
+
+    def finish(self) -> Manifest | None:
+        """Write the manifest if every shard of every rank is finished; else None."""
+        with locked(self.folder.own):
+            try:
+                done = self.folder.finished()
+                return done if done is not None else self._finish()
+            except (PenstockError, FileNotFoundError):
+                # Without locks (some NFS) two ranks may finish at once, and one tidies up under the
+                # other: fine if the result stands.
+                if (done := self.folder.finished()) is not None:
+                    return done
+                raise
+
+    def _finish(self) -> Manifest | None:
+        parts = []
+        for shard in range(self.shards):
+            part = self.folder.read_part(shard)
+            if part is None:
+                return None
+            parts.append(part)
+        rejected = [r for part in parts for r in part.rejected]
+        quarantined = [*self.source.quarantined, *(q for _, q in rejected)]
+        write_bytes(os.path.join(self.folder.own, QUARANTINE), quarantine_lines(quarantined))
+        good = [(k, part.facts) for k, part in enumerate(parts) if part.facts is not None]
+        if not good:
+            raise DatasetNotFoundError(nothing_decodes(self.source.url, quarantined))
+        if rejected:
+            self._close_gaps(parts, np.sort(np.array([i for i, _ in rejected], np.int64)))
+        settings = self.folder.settings
+        manifest = join_manifest(
+            [shard_name(shard) for shard, _ in good],
+            [facts for _, facts in good],
+            kind="arrow",
+            classes=self.source.classes,
+            quarantined=len(quarantined),
+            shuffled=settings["shuffle"],
+            seed=settings["seed"],
+            source=self.source.url,
+            settings=settings,
+        )
+        write_manifest(os.path.join(self.folder.own, MANIFEST), manifest)
+        self.folder.tidy()
+        return manifest
+
+    def _close_gaps(self, parts: list[Part], rejected: NDArray[np.int64]) -> None:
+        """Turn the `source` columns into ids of the source's index, which counts good files only.
+
+        Which files are bad is known only now. The column is computed from the plan, not from what
+        is there, so doing it twice does no harm.
+        """
+        for shard, part in enumerate(parts):
+            if part.facts is None:
+                continue
+            ids = self.plan.source_ids[self.plan.shards.positions(shard)]
+            ids = ids[~np.isin(ids, rejected)]
+            opened = ArrowShard(
+                self.folder.shard(shard),
+                size_bytes=part.facts.size_bytes,
+                samples=part.facts.samples,
+                shown=printable(shard_name(shard)),
+            )
+            opened.rewrite_source(ids - np.searchsorted(rejected, ids))
+
+
+def _check_share(rank: int, size: int) -> None:
+    if not 0 <= rank < size:
+        raise ConfigError(f"rank: got {rank} of size {size}, wanted 0 <= rank < size.")
+
+
+def _destination(dst: Folder, origin: Origin) -> bytes:
+    path = local_path(os.fspath(dst))
+    if not path:
+        raise ConfigError(
+            f"dst: got {show(dst)}, wanted a local folder. Pack there, then copy the folder, "
+            "`_penstock` included, with your store's own tool."
+        )
+    root = os.path.abspath(path)
+    if isinstance(origin, LocalFolder):
+        source, target = os.path.realpath(origin.root), os.path.realpath(root)
+        if os.path.commonpath((source, target)) in (source, target):
+            raise ConfigError(
+                f"dst: {printable(root)} and the source {printable(origin.root)} lie one inside "
+                "the other. Give a folder outside the source."
+            )
+    return root
+
+
+def _source(origin: Origin, scratch: Scratch) -> PackSource:
+    opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
+    index = opener.open_pack("auto")
+    if index is not None:
+        return PackedSource(index)
+    return FolderSource(origin, keep_copies=scratch.is_kept)
+
+
+def _summary(manifest: Manifest, began: float) -> PackSummary:
+    return PackSummary(
+        samples=manifest.about.samples,
+        shards=len(manifest.names),
+        bytes=int(manifest.shard_bytes.sum()),
+        quarantined=manifest.about.quarantined,
+        seconds=time.monotonic() - began,
+        complete=True,
+    )
+
+
+def _share(parts: list[Part], began: float) -> PackSummary:
+    facts = [part.facts for part in parts if part.facts is not None]
+    return PackSummary(
+        samples=sum(f.samples for f in facts),
+        shards=len(facts),
+        bytes=sum(f.size_bytes for f in facts),
+        quarantined=sum(len(part.rejected) for part in parts),
+        seconds=time.monotonic() - began,
+        complete=False,
+    )

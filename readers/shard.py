@@ -1,0 +1,58 @@
+"""What the dataset needs of an open shard, whatever container it lies in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from readers.types import Encoded
+
+ReadMode = Literal["mmap", "pread"]
+
+START, END, HEIGHT, WIDTH, LABEL, CRC = range(6)
+"""Columns of a shard's table. START, END: the sample's bytes in the shard's flat data, end
+exclusive (a folder's file: 0 and its size). One int64 table, because gathering one row set from one
+array costs a sixth of gathering it from six."""
+
+
+class OpenShard(Protocol):
+    """table: int64, shape (samples, 6); source: ids in the source index, int64, shape "
+    "(samples,)."""
+
+    table: NDArray[np.int64]
+
+    def load(
+        self, rows: NDArray[np.int64], spans: NDArray[np.int64], mode: ReadMode
+    ) -> list[Encoded]:
+        """Encoded samples of rows; spans: their table rows, int64, shape (n, 6). "pread" reads into
+        fresh memory where "mmap" gives views. Raises CorruptShardError, IndexChangedError,
+        FetchError."""
+
+    def advise(self, spans: NDArray[np.int64]) -> None:
+        """Ask the kernel to read these spans ahead; returns at once."""
+
+    def name(self, row: int) -> str:
+        """The sample's name for people."""
+
+
+def table(
+    *,
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    heights: NDArray[np.int32],
+    widths: NDArray[np.int32],
+    labels: NDArray[np.int64] | None,
+    crcs: NDArray[np.uint32],
+) -> NDArray[np.int64]:
+    """The table of a shard, int64, shape (samples, 6); labels are 0 where there are none."""
+    columns = np.zeros((len(starts), 6), np.int64)
+    columns[:, START], columns[:, END] = starts, ends
+    columns[:, HEIGHT], columns[:, WIDTH] = heights, widths
+    columns[:, CRC] = crcs
+    if labels is not None:
+        columns[:, LABEL] = labels
+    return columns

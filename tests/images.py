@@ -1,0 +1,139 @@
+"""Small good and bad images, and a verifier by Pillow: what the readers' tests run on without DALI."""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from readers.types import ImageFacts, Rejected
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from readers.types import Encoded
+
+MAX_PIXELS = 2**27
+
+
+def picture(seed: int, height: int = 24, width: int = 32, mode: str = "RGB") -> Image.Image:
+    """A smooth random picture; the same for the same arguments."""
+    rng = np.random.default_rng(seed)
+    coarse = rng.integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def encoded(image: Image.Image, codec: str = "JPEG", **options: Any) -> bytes:
+    """An image as a file's bytes."""
+    buffer = io.BytesIO()
+    image.save(buffer, codec, **options)
+    return buffer.getvalue()
+
+
+def jpeg(seed: int, height: int = 24, width: int = 32, **options: Any) -> bytes:
+    """A small JPEG."""
+    return encoded(picture(seed, height, width), "JPEG", **options)
+
+
+def rotated_jpeg(seed: int, height: int = 24, width: int = 32) -> bytes:
+    """Stored height x width, to be shown width x height (EXIF orientation 6)."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    return jpeg(seed, height, width, exif=exif)
+
+
+def sixteen_bit_png(seed: int) -> bytes:
+    """A grey PNG of 16 bits."""
+    rng = np.random.default_rng(seed)
+    return encoded(Image.fromarray(rng.integers(0, 65536, (9, 7), dtype=np.uint16)), "PNG")
+
+
+def truncated(data: bytes, share: float = 0.6) -> bytes:
+    """The first part of a file."""
+    return data[: int(len(data) * share)]
+
+
+def with_corrupt_scan(data: bytes) -> bytes:
+    """A JPEG whose scan holds a marker that can't be there."""
+    middle = data.rindex(b"\xff\xda") + 40
+    return data[:middle] + b"\xff\x3b" + data[middle + 2 :]
+
+
+def with_huge_header(data: bytes, side: int = 65535) -> bytes:
+    """A JPEG whose header says side x side."""
+    sof = data.index(b"\xff\xc0")
+    return data[: sof + 5] + struct.pack(">HH", side, side) + data[sof + 9 :]
+
+
+GOOD = {
+    "baseline.jpg": jpeg(1),
+    "progressive.jpg": jpeg(2, progressive=True),
+    "grey.jpg": encoded(picture(3, mode="L")),
+    "cmyk.jpg": encoded(picture(4, mode="CMYK")),
+    "rotated.jpg": rotated_jpeg(5),
+    "one.png": encoded(picture(6, 1, 1), "PNG"),
+    "palette.png": encoded(picture(7, mode="P"), "PNG"),
+    "alpha.png": encoded(picture(8, mode="RGBA"), "PNG"),
+    "sixteen.png": sixteen_bit_png(9),
+    "lossless.webp": encoded(picture(10), "WEBP", lossless=True),
+    "plain.bmp": encoded(picture(11), "BMP"),
+    "plain.tif": encoded(picture(12), "TIFF"),
+    "trailing.jpg": jpeg(13) + b"a camera's own data",
+}
+
+# What of its reason must be in the report.
+BAD = {
+    "empty.jpg": (b"", "empty"),
+    "text.jpg": (b"<html>404 Not Found</html>", "not an image"),
+    "film.gif": (encoded(picture(20), "GIF"), "convert"),
+    "photo.avif": (b"\x00\x00\x00\x20ftypavif" + b"\x00" * 80, "convert"),
+    "phone.heic": (b"\x00\x00\x00\x18ftypheic" + b"\x00" * 80, "convert"),
+    "truncated.jpg": (truncated(jpeg(21)), "truncated"),
+    "corrupt.jpg": (with_corrupt_scan(jpeg(22, 64, 64, quality=95)), "corrupt"),
+    "huge.jpg": (with_huge_header(jpeg(23)), "pixels"),
+    "truncated.png": (truncated(encoded(picture(24), "PNG")), "decode"),
+    "magic-only.png": (b"\x89PNG\r\n\x1a\n", "decode"),
+}
+
+
+def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+    """Pillow's full decode of each sample, in the shape that the readers ask for."""
+    return [_verify_one(bytes(sample)) for sample in samples]
+
+
+def _verify_one(data: bytes) -> ImageFacts | Rejected:
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.width * image.height > MAX_PIXELS:
+                return Rejected(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}")
+            image.load()
+            shown = ImageOps.exif_transpose(image)
+            codec = str(image.format).lower()
+            channels = len(image.getbands())
+            return ImageFacts(
+                height=shown.height, width=shown.width, channels=channels, codec=codec
+            )
+    # Pillow raises many kinds for bad data; each is this image's reason.
+    except Exception as error:
+        return Rejected(f"can't be decoded ({error})")
+
+
+def write_folder(root: Path, files: dict[str, bytes]) -> Path:
+    """Write files by name below root."""
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return root
+
+
+def class_folder(root: Path, samples: int = 30, classes: int = 3) -> Path:
+    """An image folder of so many small photographs, class-0/0000.jpg and so on, of varied sizes."""
+    files = {
+        f"class-{i % classes}/{i:04d}.jpg": jpeg(i, 16 + i % 7, 20 + i % 5) for i in range(samples)
+    }
+    return write_folder(root, files)

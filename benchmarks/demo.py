@@ -141,7 +141,8 @@ def _pack(src: Path, dst: Path, console: Console) -> Path:
     told = json.loads(done.stdout)
     console.print(
         f"   {told['samples']:,} images, each decoded once to check it, in {told['shards']} "
-        f"shards ({format_size(told['bytes'])}), {told['quarantined']} quarantined, {told['seconds']:.1f} s"
+        f"shards ({format_size(told['bytes'])}), {told['quarantined']} quarantined, "
+        f"{told['seconds']:.1f} s"
     )
     return dst
 
@@ -222,7 +223,8 @@ def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
     here = machine()
     console.print(
         f"   Medians of {scale.rounds} interleaved rounds on {here['cores']} cores "
-        f"({here['processor']}). Waiting: beside an accelerator's step of {done.size.step_ms:.0f} ms for a batch of "
+        f"({here['processor']}). Waiting: beside an accelerator's step of "
+        f"{done.size.step_ms:.0f} ms for a batch of "
         f"{work.batch_size}.",
         style="dim",
         highlight=False,

@@ -1,0 +1,53 @@
+"""The images that benchmarks read, as a folder and as a pack of the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.measure import machine
+from benchmarks.photographs import ImageSet, borrow_images, make_photographs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """An image set and the pack of its training images. own: the user's, not the shipped ones."""
+
+    images: ImageSet
+    pack: Path
+    own: bool
+
+    def record(self) -> dict[str, Any]:
+        """What results say of the data; a user's path stays out of them."""
+        return {
+            "images": self.images.train_images,
+            "classes": len(self.images.classes),
+            "mean_bytes": round(
+                self.images.image_bytes / (self.images.train_images + self.images.eval_images)
+            ),
+            "origin": "the user's own folder" if self.own else self.images.origin,
+        }
+
+
+def prepare(
+    out: Path, *, data: Path | None = None, train_images: int = 3072, eval_images: int = 480
+) -> Prepared:
+    """Make or take the images and pack them below `out`; what an earlier call made is kept."""
+    from readers import pack
+
+    workers = int(machine()["cores"])
+    if data is None:
+        images = make_photographs(
+            out / "photographs",
+            train_images=train_images,
+            eval_images=eval_images,
+            workers=workers,
+        )
+    else:
+        images = borrow_images(data, out / "yours")
+    target = out / "bench-pack"
+    pack(str(images.train), str(target), workers=workers)
+    return Prepared(images=images, pack=target, own=data is not None)

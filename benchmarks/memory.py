@@ -1,0 +1,121 @@
+"""`python -m benchmarks.memory`: by how much resident memory grows an epoch, over many epochs.
+
+One process iterates a loader over 1,000 images for 50 epochs. The slope is a least-squares line
+through
+the resident sizes at the ends of the epochs, the first fifth left out: pools fill there. Threads
+and file descriptors are counted before the loader is built and after it is closed. Writes
+benchmarks/results/memory.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.children import Child, tell
+from benchmarks.data import prepare
+from benchmarks.measure import RESULTS, write_result
+
+WARM_SHARE = 0.2
+
+
+def resident_mib() -> float:
+    """Resident memory of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def held() -> dict[str, int]:
+    """Threads and file descriptors of this process, and files in shared memory on this machine."""
+    shared = Path("/dev/shm")
+    return {
+        "threads": len(os.listdir("/proc/self/task")),
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "shared_files": len(list(shared.iterdir())) if shared.exists() else 0,
+    }
+
+
+def slope_mib(resident: list[float]) -> float:
+    """MiB an epoch: the slope of a least-squares line, the first fifth of the epochs left out."""
+    kept = resident[int(len(resident) * WARM_SHARE) :]
+    return float(np.polyfit(np.arange(len(kept)), kept, 1)[0])
+
+
+def iterate(pack: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
+    """In a child: the resident memory after every epoch, and what is held before and after."""
+    from augment import imagenet_train
+    from pipeline import DataLoader
+    from readers import Dataset
+
+    def loader(seed: int) -> DataLoader:
+        return DataLoader(
+            Dataset(pack),
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=True,
+            seed=seed,
+            augment=imagenet_train(224),
+        )
+
+    with loader(1) as first:  # DALI and torch start threads once, which stay with the process
+        next(iter(first))
+    before = held()
+    resident = []
+    with loader(7) as second:
+        for _ in range(epochs):
+            for _batch in second:
+                pass
+            resident.append(resident_mib())
+    return {"resident_mib": resident, "before": before, "after": held()}
+
+
+def measure(
+    work: Path, *, images: int, epochs: int, results: Path = RESULTS, console: Console
+) -> Path:
+    """Run the child, print the slope, write the result. Returns its path."""
+    prepared = prepare(work, train_images=images, eval_images=16)
+    words = ["--pack", str(prepared.pack.absolute()), "--epochs", str(epochs)]
+    with (
+        console.status(f"{epochs} epochs of {images:,} images"),
+        Child("benchmarks.memory", words) as child,
+    ):
+        told = child.answer()
+    slope = slope_mib(told["resident_mib"])
+    console.print(
+        f"{slope:+.3f} MiB an epoch over {epochs} epochs of {images:,} images; before and after: "
+        f"{told['before']} {told['after']}",
+        highlight=False,
+    )
+    measured = told | {"epochs": epochs, "images": images, "slope_mib_per_epoch": slope}
+    return write_result("memory", measured, folder=results)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the command line and measure; with --pack, be the process that iterates."""
+    parser = argparse.ArgumentParser(prog="benchmarks.memory", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="5 epochs of 128 images")
+    parser.add_argument("--work", type=Path, default=Path("demo/memory"))
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--pack", help=argparse.SUPPRESS)
+    parser.add_argument("--epochs", type=int, default=50)
+    parser.add_argument("--batch-size", type=int, default=32)
+    options = parser.parse_args(argv)
+    if options.pack:
+        tell(iterate(options.pack, epochs=options.epochs, batch_size=options.batch_size))
+        return
+    measure(
+        options.work,
+        images=128 if options.quick else 1000,
+        epochs=5 if options.quick else options.epochs,
+        results=options.results,
+        console=Console(),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,616 @@
+"""Every property of the order that the design promises."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pipeline.lanes
+import pipeline.order
+import pipeline.windows
+from cache.errors import PlanError
+from cache.hashing import keyed_hash
+from pipeline.order import Plan, default_lanes, default_window, label_spread
+
+PRIMES_AND_POWERS = (1, 2, 3, 5, 7, 8, 16, 31, 64, 96)
+
+sizes_lists = st.one_of(
+    st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    st.lists(st.sampled_from([0, 1]), min_size=1, max_size=30),
+    st.lists(st.sampled_from([0, 1, 2, 400]), min_size=1, max_size=12),
+)
+seeds = st.one_of(st.integers(-(2**70), 2**70), st.integers(0, 9))
+
+
+@st.composite
+def plans(draw):
+    return Plan(
+        draw(sizes_lists),
+        seed=draw(st.one_of(seeds, st.none())) if draw(st.booleans()) else draw(seeds),
+        lanes=draw(st.integers(1, 24)),
+        window=draw(st.one_of(st.integers(1, 5), st.sampled_from([50, 2**70]))),
+        reshuffle=draw(st.sampled_from([0.0, 0.3, 1.0])),
+    )
+
+
+def fresh(plan):
+    """An equal plan without anything cached."""
+    return Plan(
+        plan.sizes,
+        seed=plan.seed,
+        lanes=plan.lanes,
+        window=plan.window,
+        reshuffle=plan.reshuffle,
+    )
+
+
+def whole(plan, epoch, size):
+    """Ids of an epoch walked in global batches of `size`."""
+    steps = [plan.ids(epoch, p, size) for p in range(0, plan.samples, size)]
+    return np.concatenate([*steps, np.empty(0, dtype=np.int64)])
+
+
+# -- what is visited
+
+
+@settings(max_examples=150)
+@given(plan=plans(), epoch=st.integers(0, 5), size=st.integers(1, 70))
+def test_each_epoch_visits_every_sample_once(plan, epoch, size):
+    np.testing.assert_array_equal(np.sort(whole(plan, epoch, size)), np.arange(plan.samples))
+
+
+@settings(max_examples=60)
+@given(plan=plans(), epoch=st.integers(0, 3), size=st.integers(1, 30), data=st.data())
+def test_ids_agree_with_rows(plan, epoch, size, data):
+    position = data.draw(st.integers(0, plan.samples))
+    rows = plan.batch(epoch, position, size)
+    assert rows.shape == (min(size, plan.samples - position), 2)
+    assert rows.dtype == np.int64
+    assert np.all(rows[:, 1] >= 0)
+    assert np.all(rows[:, 1] < plan.sizes[rows[:, 0]])
+    before = np.concatenate([[0], np.cumsum(plan.sizes)])
+    ids = plan.ids(epoch, position, size)
+    assert ids.dtype == np.int64
+    np.testing.assert_array_equal(ids, before[rows[:, 0]] + rows[:, 1])
+
+
+@settings(max_examples=30)
+@given(sizes=sizes_lists, epoch=st.integers(0, 3), size=st.integers(1, 50))
+def test_without_a_seed_samples_come_in_index_order(sizes, epoch, size):
+    plan = Plan(sizes, seed=None, lanes=7, window=3, reshuffle=0.5)
+    assert (plan.lanes, plan.window, plan.reshuffle) == (1, 1, 0.0)
+    np.testing.assert_array_equal(whole(plan, epoch, size), np.arange(plan.samples))
+
+
+# -- what it doesn't depend on
+
+
+@settings(max_examples=60)
+@given(plan=plans(), epoch=st.integers(0, 2), size=st.integers(96, 200), data=st.data())
+def test_every_world_size_gives_the_same_global_batches(plan, epoch, size, data):
+    position = data.draw(st.integers(0, plan.samples))
+    world = data.draw(st.one_of(st.integers(1, 96), st.sampled_from(PRIMES_AND_POWERS)))
+    assert_ranks_share(plan, epoch, position, size, world)
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("world", range(1, 97))
+def test_every_world_size_gives_the_same_global_batches_on_the_whole_grid(world):
+    sizes = np.random.default_rng(world).integers(0, 60, 40)
+    for lanes, window, size in [(1, 3, 96), (8, 2, 96), (24, 1, 128), (96, 1, 192), (5, 4, 256)]:
+        plan = Plan(sizes, seed=world, lanes=lanes, window=window)
+        for epoch in range(3):
+            for position in range(0, plan.samples + 1, size):
+                assert_ranks_share(plan, epoch, position, size, world)
+
+
+def assert_ranks_share(plan, epoch, position, size, world):
+    together = plan.batch(epoch, position, size)
+    slices = [plan.batch(epoch, position, size, rank=r, world=world) for r in range(world)]
+    np.testing.assert_array_equal(np.concatenate(slices), together)
+    lengths = [len(s) for s in slices]
+    assert max(lengths) - min(lengths) <= 1
+
+
+@settings(max_examples=60)
+@given(plan=plans(), epoch=st.integers(0, 2), data=st.data())
+def test_batch_size_may_change_at_any_position(plan, epoch, data):
+    """A ramp hands out the same stream: any cut of it holds the samples of its positions."""
+    one_by_one = whole(plan, epoch, 1)
+    position = 0
+    while position < plan.samples:
+        size = data.draw(st.integers(1, 90))
+        ids = plan.ids(epoch, position, size)
+        assert set(ids) == set(one_by_one[position : position + size])
+        position += size
+
+
+@settings(max_examples=60)
+@given(plan=plans(), epoch=st.integers(0, 3), size=st.integers(1, 60), data=st.data())
+def test_seeking_equals_walking(plan, epoch, size, data):
+    walked = [plan.batch(epoch, p, size) for p in range(0, plan.samples, size)]
+    if walked:
+        step = data.draw(st.integers(0, len(walked) - 1))
+        np.testing.assert_array_equal(fresh(plan).batch(epoch, step * size, size), walked[step])
+
+
+@settings(max_examples=30)
+@given(plan=plans(), data=st.data())
+def test_calls_in_any_order_agree(plan, data):
+    """What is cached between calls (epochs, windows) never shows."""
+    calls = data.draw(
+        st.lists(
+            st.tuples(st.integers(0, 4), st.integers(0, plan.samples), st.integers(1, 40)),
+            max_size=12,
+        )
+    )
+    for call in calls:
+        np.testing.assert_array_equal(plan.batch(*call), fresh(plan).batch(*call))
+
+
+def test_threads_agree():
+    plan = Plan([50] * 40, seed=3, lanes=8, window=2)
+    calls = [(epoch, p, 16) for p in range(0, 2000, 16) for epoch in (0, 1, 2)]
+    expected = [fresh(plan).ids(*call) for call in calls[:60]]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda call: plan.ids(*call), calls))
+    np.testing.assert_array_equal(np.array(found[:60]), np.array(expected))
+    assert sorted(np.concatenate(found)) == sorted(list(range(2000)) * 3)
+
+
+# -- what it does depend on
+
+
+@settings(max_examples=25)
+@given(seed=seeds, epoch=st.integers(0, 1000))
+def test_epochs_and_seeds_differ(seed, epoch):
+    plan = Plan([9, 11, 10, 12] * 5, seed=seed, lanes=4, window=2)
+    other = Plan(plan.sizes, seed=seed + 1, lanes=4, window=2)
+    here = plan.ids(epoch, 0, 100)
+    assert not np.array_equal(here, plan.ids(epoch + 1, 0, 100))
+    assert not np.array_equal(here, other.ids(epoch, 0, 100))
+    # seed + epoch must not be all that counts
+    assert not np.array_equal(plan.ids(epoch + 1, 0, 100), other.ids(epoch, 0, 100))
+
+
+GOLDEN = {
+    0.0: [
+        [3, 7, 10, 9, 14, 15, 6, 5, 11, 2, 17, 16, 4, 0, 13, 8, 18, 19, 1, 12],
+        [1, 4, 8, 13, 14, 15, 5, 7, 9, 12, 18, 16, 0, 6, 2, 10, 19, 17, 3, 11],
+    ],
+    0.5: [
+        [3, 7, 10, 9, 14, 15, 6, 5, 11, 2, 17, 16, 4, 0, 13, 8, 18, 19, 1, 12],
+        [14, 4, 16, 9, 0, 1, 5, 7, 8, 15, 11, 2, 13, 6, 19, 17, 12, 10, 3, 18],
+    ],
+}
+
+
+@pytest.mark.parametrize("reshuffle", GOLDEN)
+def test_the_order_of_this_version_stays(reshuffle):
+    """If this fails, running jobs can't resume: raise ORDER_VERSION and say so in the changelog."""
+    plan = Plan([3, 0, 5, 1, 4, 7], seed=7, lanes=3, window=2, reshuffle=reshuffle)
+    assert pipeline.order.ORDER_VERSION == 1
+    assert [whole(plan, epoch, 6).tolist() for epoch in (0, 1)] == GOLDEN[reshuffle]
+
+
+def test_the_order_of_this_version_stays_for_many_windows():
+    plan = Plan(np.arange(400) % 37, seed=-(2**70), lanes=12, window=3, reshuffle=0.25)
+    digest = hashlib.sha256(whole(plan, 3, 48).astype("<i8").tobytes()).hexdigest()
+    assert digest == "15b7a4aa60a952ee43d3ab759676034378e7b6154279ffa6e79520b2ab1bfb6c"
+
+
+def test_the_fingerprint_stays_and_tells_plans_apart():
+    def fingerprint(**changes):
+        settings = {
+            "sizes": [3, 5],
+            "seed": 7,
+            "lanes": 2,
+            "window": 2,
+            "reshuffle": 0.0,
+            **changes,
+        }
+        return Plan(settings.pop("sizes"), **settings).fingerprint
+
+    assert fingerprint() == "79ea3e2b0ec52fc889660cd8e897d67d4dfa6e0766dcb5ec231777d590afc6d8"
+    others = [
+        {"sizes": [5, 3]},
+        {"sizes": [3, 5, 0]},
+        {"seed": 8},
+        {"seed": None},
+        {"lanes": 1},
+        {"window": 1},
+        {"reshuffle": 0.1},
+    ]
+    assert len({fingerprint(), *(fingerprint(**o) for o in others)}) == len(others) + 1
+    assert fingerprint(sizes=np.array([3, 5], dtype=np.uint8)) == fingerprint()
+
+
+# -- the order itself, against a plain account of it
+
+
+@settings(max_examples=80)
+@given(plan=plans(), epoch=st.integers(0, 3), size=st.integers(1, 60))
+def test_order_is_the_documented_one(plan, epoch, size):
+    if plan.seed is not None:
+        expected = plainly(plan, epoch)
+        at = 0
+        for p in range(0, plan.samples, size):
+            slots = sorted(
+                (q % plan.lanes, q // plan.lanes) for q in range(p, min(p + size, len(expected)))
+            )
+            rows = plan.batch(epoch, p, size).tolist()
+            assert rows == [list(expected[offset * plan.lanes + lane]) for lane, offset in slots]
+            at += len(rows)
+        assert at == plan.samples
+
+
+def plainly(plan, epoch):
+    """(shard, row) of each position, one sample at a time."""
+    number = plan.lanes
+    stream = [(s, r) for s in shards_of(plan, epoch) for r in range(plan.sizes[s])]
+    lengths = [len(stream) // number + (lane < len(stream) % number) for lane in range(number)]
+    order, piece_number, begin = {}, 0, 0
+    for lane, length in enumerate(lengths):
+        samples = stream[begin : begin + length]
+        begin += length
+        pieces = {}
+        for shard, row in samples:
+            pieces.setdefault(shard, []).append((shard, row))
+        ranked = []
+        for piece in pieces.values():
+            ranked.append((int(keyed_hash(plan.seed, 4, epoch, piece_number)), piece))
+            piece_number += 1
+        lane_samples = [sample for _, piece in sorted(ranked) for sample in piece]
+        mixed = in_windows(plan, epoch, lane, lane_samples, len(pieces))
+        for offset, sample in enumerate(mixed):
+            order[offset * number + lane] = sample
+    return order
+
+
+def shards_of(plan, epoch):
+    keys = {}
+    for shard in np.flatnonzero(plan.sizes).tolist():
+        keys[shard] = int(keyed_hash(plan.seed, 1, shard))
+        if int(keyed_hash(plan.seed, 2, epoch, shard)) / 2**64 < plan.reshuffle:
+            keys[shard] = int(keyed_hash(plan.seed, 3, epoch, shard))
+    return sorted(keys, key=keys.__getitem__)
+
+
+def in_windows(plan, epoch, lane, samples, pieces):
+    if not samples:
+        return []
+    span = max(1, round(min(plan.window, pieces) * (len(samples) / pieces)))
+    mixed, start, window = [], 0, 0
+    end = span - lane * span // plan.lanes
+    while start < len(samples):
+        part = samples[start:end]
+        keys = [int(keyed_hash(plan.seed, 5, epoch, lane, window, i)) for i in range(len(part))]
+        mixed += [part[i] for i in sorted(range(len(part)), key=lambda i: keys[i] >> 32)]
+        start, end, window = end, end + span, window + 1
+    return mixed
+
+
+# -- bounds: work, memory, shards a node reads, bursts
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many numbers were hashed and how many window samples sorted, as a measure of work."""
+    work = {"hashed": 0}
+
+    def counting(*keys):
+        result = keyed_hash(*keys)
+        work["hashed"] += result.size
+        return result
+
+    real = pipeline.windows.splitmix64
+
+    def mixing(x):
+        work["hashed"] += x.size
+        return real(x)
+
+    monkeypatch.setattr(pipeline.windows, "splitmix64", mixing)
+    monkeypatch.setattr(pipeline.windows, "keyed_hash", counting)
+    monkeypatch.setattr(pipeline.order, "keyed_hash", counting)
+    return work
+
+
+def test_a_thousand_million_samples_cost_megabytes_at_any_position(counted):
+    sizes = np.random.default_rng(0).integers(1, 2000, 10**6)
+    sizes[::1000] = 0
+    works, peaks = [], []
+    for epoch, share in [(0, 0.0), (0, 0.31), (90, 0.63)]:
+        counted["hashed"] = 0
+        tracemalloc.start()
+        plan = Plan(sizes, seed=1, lanes=64, window=16)
+        assert len(plan.batch(epoch, int(plan.samples * share), 256)) == 256
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        works.append(counted["hashed"])
+    assert plan.samples > 0.99e9
+    assert max(peaks) < 200e6
+    start, *later = works  # the first windows of an epoch are shorter: half a window on average
+    assert max(later) < 1.02 * min(later)
+    assert start < min(later) < 1.25 * start
+
+
+def test_a_walk_hashes_each_sample_about_once(counted):
+    plan = Plan([100] * 400, seed=1, lanes=16, window=4)
+    counted["hashed"] = 0
+    whole(plan, 0, 64)
+    assert counted["hashed"] < 1.1 * plan.samples + 3 * len(plan.sizes)
+
+
+def test_windows_smaller_than_a_batch_cost_no_more_than_the_batch(counted):
+    plan = Plan([1] * 20_000, seed=1, lanes=1, window=3)
+    plan.batch(0, 0, 1)
+    counted["hashed"] = 0
+    whole(plan, 0, 500)
+    assert counted["hashed"] < 2.5 * plan.samples  # and a hash for each window of 3
+
+
+def nodes_per_shard(plan, size, nodes):
+    """How many nodes read a shard in an epoch's full batches, on average: 1 is the least."""
+    readers = set()
+    for position in range(0, plan.samples - size + 1, size):
+        for node in range(nodes):
+            rows = plan.batch(0, position, size, rank=node, world=nodes)
+            readers.update((shard, node) for shard in np.unique(rows[:, 0]).tolist())
+    return len(readers) / len(plan.sizes)
+
+
+@pytest.mark.parametrize(
+    ("size", "nodes"), [(64, 8), (128, 16), (128, 32), (128, 128), (256, 64), (64, 5)]
+)
+def test_few_nodes_read_a_shard(size, nodes, record_property):
+    """Power-of-two batches, with fewer nodes than lanes and with more (R > L)."""
+    shards = 200
+    lanes = default_lanes(size, shards, shard_bytes=64 * 2**20)
+    plan = Plan(np.random.default_rng(1).integers(40, 90, shards), seed=2, lanes=lanes, window=2)
+    found = nodes_per_shard(plan, size, nodes)
+    record_property("nodes_per_shard", found)
+    pieces = (shards + lanes - 1) / shards  # of a shard: one that lies across two lanes has two
+    if lanes % nodes == 0:
+        assert found <= pieces
+    elif nodes % lanes == 0:  # so many nodes take turns in a lane
+        assert found <= pieces * nodes / lanes
+    else:  # no lane is split among more than two
+        assert found <= pieces * 2
+
+
+def peak_demand(plan, size):
+    """Most shard bytes newly opened in the 16th part of a window, over the mean: 1 is steady.
+
+    The windows that begin and end an epoch are left out: they have nothing to overlap with.
+    """
+    steps_a_window = plan.window * plan.lanes * plan.samples / len(plan.sizes) / size
+    seen = np.zeros(len(plan.sizes), dtype=np.bool_)
+    opened = []
+    for position in range(0, plan.samples, size):
+        shards = np.unique(plan.batch(0, position, size)[:, 0])
+        opened.append(plan.sizes[shards[~seen[shards]]].sum())
+        seen[shards] = True
+    edge, stretch = math.ceil(steps_a_window), round(steps_a_window / 16)
+    steady = np.array(opened[edge:-edge], dtype=float)
+    demand = steady[: len(steady) // stretch * stretch].reshape(-1, stretch).sum(axis=1)
+    return demand.max() / demand.mean()
+
+
+@pytest.mark.parametrize(
+    ("size", "lanes", "window"), [(128, 128, 4), (256, 64, 8), (256, 256, 2), (512, 256, 2)]
+)
+def test_demand_is_steady_because_windows_are_staggered(
+    size, lanes, window, monkeypatch, record_property
+):
+    sizes = np.random.default_rng(5).integers(56, 73, 8 * lanes * window)
+    plan = Plan(sizes, seed=2, lanes=lanes, window=window)
+    shifted = peak_demand(plan, size)
+
+    build = pipeline.windows.Windows.__init__
+
+    def unshifted(self, **arguments):
+        build(self, **arguments)
+        self._shift = np.zeros_like(self._shift)
+
+    monkeypatch.setattr(pipeline.windows.Windows, "__init__", unshifted)
+    together = peak_demand(fresh(plan), size)
+    record_property("peak_demand", shifted)
+    record_property("peak_demand_unshifted", together)
+    assert shifted < 2
+    assert together > 4 * shifted
+
+
+# -- reshuffle
+
+
+def lane_of(plan, epoch):
+    """Each shard's lane (of most of its samples) in an epoch."""
+    rows = plan.batch(epoch, 0, plan.samples)  # sorted by lane
+    lane = np.arange(plan.samples) * plan.lanes // plan.samples
+    counts = np.zeros((len(plan.sizes), plan.lanes), dtype=np.int64)
+    np.add.at(counts, (rows[:, 0], lane), 1)
+    return counts.argmax(axis=1)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3])
+def test_about_the_reshuffle_share_changes_lane(share):
+    lanes = 8
+    plan = Plan([2] * 20_000, seed=4, lanes=lanes, window=2, reshuffle=share)
+    home = lane_of(Plan(plan.sizes, seed=4, lanes=lanes, window=2), 0)
+    for epoch in (0, 7):
+        moved = np.mean(lane_of(plan, epoch) != home)
+        # A shard that moves falls back into its lane once in L times; those near a cut slip across.
+        assert abs(moved - share * (1 - 1 / lanes)) < 0.03
+    if share:
+        assert not np.array_equal(lane_of(plan, 0), lane_of(plan, 7))
+
+
+# -- defaults
+
+
+@settings(max_examples=200)
+@given(
+    batch=st.integers(1, 5000),
+    shards=st.integers(0, 10**6),
+    shard_bytes=st.integers(0, 20 * 2**30),
+)
+def test_default_lanes_divide_the_batch_and_fit(batch, shards, shard_bytes):
+    lanes = default_lanes(batch, shards, shard_bytes=shard_bytes)
+    fits = [
+        d
+        for d in range(1, batch + 1)
+        if batch % d == 0 and d <= shards / 4 and d * shard_bytes <= 16 * 2**30
+    ]
+    assert lanes == max(fits, default=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "window"),
+    [
+        ({"icc": None, "shuffled": True}, 2),  # sqrt(10_000) = 100 open, over 64 lanes
+        ({"icc": None, "shuffled": False}, 16),  # 1,000
+        ({"icc": 0.0, "shuffled": False}, 2),
+        ({"icc": -0.01, "shuffled": False}, 2),
+        ({"icc": 0.1, "shuffled": False}, 40),  # 100 * 256 * 0.1 = 2,560
+        ({"icc": 0.02, "shuffled": False}, 16),
+        ({"icc": 0.1, "shuffled": True}, 40),
+        ({"icc": 1.0, "shuffled": False}, 157),  # never more than all 10,000
+    ],
+)
+def test_default_window_opens_what_labels_need(arguments, window):
+    assert default_window(10_000, 64, global_batch=256, **arguments) == window
+
+
+@settings(max_examples=100)
+@given(
+    shards=st.integers(0, 10**6),
+    lanes=st.integers(1, 512),
+    batch=st.integers(1, 10**5),
+    icc=st.one_of(st.none(), st.floats(-0.1, 1)),
+    shuffled=st.booleans(),
+)
+def test_default_window_is_enough_and_no_more_than_all(shards, lanes, batch, icc, shuffled):
+    window = default_window(shards, lanes, global_batch=batch, icc=icc, shuffled=shuffled)
+    assert window >= 1
+    assert window * lanes >= min(shards, math.sqrt(shards), max(1, shards))
+    assert (window - 1) * lanes < max(shards, 1)
+    if icc is not None:
+        assert window * lanes >= min(shards, 100 * batch * icc)
+        open_shards = min(window * lanes, shards)
+        if 0 < open_shards < shards:
+            assert label_spread(batch, icc, open_shards, shards) <= 1.01 + 1e-9
+
+
+def test_label_spread_follows_a_simulation():
+    """Shards of one label each: batches from few open shards vary as the formula says."""
+    rng = np.random.default_rng(0)
+    batch, open_shards, shards, classes = 64, 32, 1000, 10
+    labels = np.repeat(np.arange(classes), shards // classes)
+    counts = [
+        np.count_nonzero(labels[rng.choice(rng.choice(shards, open_shards, False), batch)] == 0)
+        for _ in range(6000)
+    ]
+    full = batch / classes * (1 - 1 / classes)
+    assert np.var(counts) / full == pytest.approx(
+        label_spread(batch, 1.0, open_shards, shards), rel=0.1
+    )
+    assert label_spread(batch, 1.0, shards, shards) == 1
+    assert label_spread(batch, 0.0, 1, shards) == 1
+    assert label_spread(1, 1.0, 1, 0) == 1
+
+
+# -- the ends, and what is refused
+
+
+def test_the_end_of_an_epoch_clips_and_may_leave_ranks_without():
+    plan = Plan([4, 3], seed=0, lanes=2, window=1)
+    assert plan.batch(0, 7, 5).shape == (0, 2)
+    assert plan.ids(0, 7, 5).shape == (0,)
+    assert len(plan.ids(0, 5, 5)) == 2
+    shares = [len(plan.ids(0, 5, 5, rank=r, world=5)) for r in range(5)]
+    assert sorted(shares) == [0, 0, 0, 1, 1]
+
+
+@pytest.mark.parametrize("sizes", [[], [0], [0, 0, 0]])
+def test_nothing_is_an_epoch_of_no_batches(sizes):
+    for seed in (None, 3):
+        plan = Plan(sizes, seed=seed, lanes=4, window=2, reshuffle=0.5)
+        assert plan.samples == 0
+        assert plan.batch(0, 0, 8).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "keywords", "message"),
+    [
+        ((-1, 0, 4), {}, "epoch"),
+        ((0, -1, 4), {}, "position"),
+        ((0, 8, 4), {}, "beyond"),
+        ((0, 0, 0), {}, "size"),
+        ((0, 0, -3), {}, "size"),
+        ((0, 0.5, 4), {}, "position"),
+        ((0, 0, 4), {"rank": 4, "world": 4}, "rank"),
+        ((0, 0, 4), {"rank": -1, "world": 4}, "rank"),
+        ((0, 0, 4), {"world": 0}, "world"),
+        ((0, 0, 4), {"world": 5}, "each of 5 ranks"),
+    ],
+)
+def test_calls_out_of_range_are_refused(call, keywords, message):
+    plan = Plan([4, 3], seed=0, lanes=2, window=1)
+    for method in (plan.batch, plan.ids):
+        with pytest.raises(PlanError, match=message):
+            method(*call, **keywords)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"sizes": [1.5]},
+        {"sizes": [[1]]},
+        {"sizes": [3, -1]},
+        {"sizes": [2**62]},
+        {"sizes": [2**61, 2**61]},
+        {"sizes": [2**63, 2**63]},
+        {"sizes": ["a"]},
+        {"lanes": 0},
+        {"lanes": 2.0},
+        {"window": 0},
+        {"window": None},
+        {"reshuffle": 1.5},
+        {"reshuffle": -0.1},
+        {"reshuffle": float("nan")},
+        {"seed": "7"},
+    ],
+)
+def test_plans_out_of_range_are_refused(wrong):
+    good = {"sizes": [4, 3], "seed": 0, "lanes": 2, "window": 1}
+    with pytest.raises(PlanError, match=next(iter(wrong))):
+        Plan(**{**good, **wrong})
+
+
+def test_a_window_beyond_32_bits_is_refused_with_what_to_do():
+    plan = Plan([2**34] * 4, seed=0, lanes=1, window=2)
+    with pytest.raises(PlanError, match="smaller window"):
+        plan.batch(0, 0, 8)
+
+
+def test_what_callers_hold_is_theirs():
+    sizes = np.array([4, 3])
+    plan = Plan(sizes, seed=0, lanes=2, window=1)
+    before = plan.ids(0, 0, 7)
+    sizes[:] = 0
+    before_copy = before.copy()
+    before[:] = -1
+    np.testing.assert_array_equal(plan.ids(0, 0, 7), before_copy)
+    with pytest.raises(ValueError, match="read-only"):
+        plan.sizes[0] = 9
+
+
+def test_a_plan_prints_in_short():
+    assert repr(Plan([4, 3], seed=1, lanes=2, window=1)).startswith("Plan(<7 samples in 2 shards>")

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from augment.draws import Draws, draw
+
 if TYPE_CHECKING:
-    from augment.draws import Draws
-    from augment.recipe import CheckedRecipe
     from numpy.typing import NDArray
 
+    from augment.recipe import CheckedRecipe
     from pipeline.order import Plan
     from pipeline.steps import Step
     from pipeline.world import World
@@ -58,8 +59,12 @@ class BatchReader:
         encoded = self.dataset.read(rows, mode=self.mode)
         draws = None
         if self.recipe is not None:
-            draws = self.recipe.draws(
-                seed=self.draw_seed, epoch=step.start.epoch, ids=encoded.ids, dims=encoded.dims
+            draws = draw(
+                self.recipe,
+                ids=encoded.ids,
+                dims=encoded.dims,
+                seed=self.draw_seed,
+                epoch=step.start.epoch,
             )
         return Prepared(
             step=step,

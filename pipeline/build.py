@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from augment.graph import Graph
-from augment.recipe import CheckedRecipe, check_recipe
 
+from augment.recipe import CheckedRecipe, check_recipe
 from cache.errors import ConfigError, PenstockWarning, PlanError
 from cache.threads import STALL_TIMEOUT_S
 from pipeline.arguments import BatchSizes, batch_sizes
@@ -23,10 +23,10 @@ from pipeline.world import World, usable_cores
 
 if TYPE_CHECKING:
     import torch
-    from readers.index import Index
 
     from augment import Operation
     from readers import Dataset
+    from readers.index import Index
 
 # Per-batch label counts vary this much more than in a full shuffle before we speak of it: below
 # that, BatchNorm's statistics move less than between two batches anyway.
@@ -189,7 +189,7 @@ def _decoder(
                 'augment=, or add "image" to the dataset\'s fields.'
             )
         return None, None
-    recipe = check_recipe(settings.augment, dataset.index.images)
+    recipe = check_recipe(settings.augment, images=dataset.index.images)
     graph = Graph(
         recipe,
         batch_size=settings.sizes.per_rank,

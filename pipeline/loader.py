@@ -62,7 +62,7 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
     before any work starts; DatasetError for a dataset that can't be read.
     """
 
-    # torch's __setattr__ and repr ask for it before its constructor could have set it.
+    dataset: Dataset  # type: ignore[assignment]  # not one of torch's: it has no __getitem__
     _run_finalizer: weakref.finalize[..., Any]
 
     def __init__(
@@ -160,6 +160,7 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         self.collate_fn = None  # type: ignore[assignment]
         self.worker_init_fn = None
         self.pin_memory_device = ""
+        self.in_order = True
         self.max_bad = max_bad
         self.device = self._settings.device
         self.world = world
@@ -342,7 +343,7 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         )
 
     @property
-    def multiprocessing_context(self) -> None:  # type: ignore[override]
+    def multiprocessing_context(self) -> None:
         """None: a native dataset has no worker processes."""
         return
 

@@ -130,7 +130,7 @@ class Run:
             waited_s += time.perf_counter() - began
             if prepared is None:
                 break
-            if self._graph:
+            if self._graph and prepared.draws is not None:
                 self._graph.feed(prepared.encoded, prepared.draws)
             self._fed.append(prepared)
         return waited_s

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
     run = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", *map(str, arguments)],
+        [sys.executable, "-m", "pipeline.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=120,
@@ -59,7 +59,7 @@ def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
         (["inspect", "nosuch://bucket/x"], (1, 2), "nosuch"),
         (["pack", "/nowhere/at/all", "OUT"], 1, "/nowhere/at/all"),
         (["pack", "FOLDER", "OUT", "--shard-bytes", "1.5 parsecs"], 2, "1.5 parsecs"),
-        (["pack", "FOLDER"], 2, "DST"),
+        (["pack", "FOLDER"], 2, "Missing argument"),
         (["pack", "FOLDER", "FOLDER"], (1, 2), "FOLDER"),
         (["frobnicate"], 2, "frobnicate"),
         (["inspect", "FOLDER", "-o", "novalue"], 2, "KEY=VALUE"),
@@ -70,7 +70,7 @@ def test_wrong_use_is_told_with_its_exit_code(
 ) -> None:
     places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
     run = subprocess.run(
-        [sys.executable, "-m", "pipeline.cli.main", *(places.get(a, a) for a in arguments)],
+        [sys.executable, "-m", "pipeline.cli", *(places.get(a, a) for a in arguments)],
         capture_output=True,
         text=True,
         timeout=60,

@@ -128,10 +128,10 @@ from pipeline import DataLoader
 from readers import Dataset
 
 def train(path):
-    with DataLoader(Dataset(path), batch_size=16, shuffle=True, seed=1, augment=imagenet_train(32))
-        as loader: while True:
-            for _ in loader:
-                print("step", flush=True)
+    loader = DataLoader(
+        Dataset(path), batch_size=16, shuffle=True, seed=1, augment=imagenet_train(32)
+    )
+    {body}
 
 try:
     train(sys.argv[1])
@@ -140,11 +140,24 @@ except KeyboardInterrupt:
     print("left", ours, flush=True)
     raise SystemExit(7)
 """
+FOR_EVER = """
+    with loader:
+        while True:
+            for _ in loader:
+                print("step", flush=True)
+"""
+UNCLOSED = """
+    for _ in loader:
+        break
+    sys.leaked = loader
+"""
 
 
 def test_ctrl_c_ends_the_job_within_5_s(pack: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", JOB, str(pack)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", JOB.format(body=FOR_EVER), str(pack)],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as job:
         assert job.stdout is not None
         assert job.stdout.readline() == "step\n"
@@ -155,6 +168,5 @@ def test_ctrl_c_ends_the_job_within_5_s(pack: Path) -> None:
 
 
 def test_a_loader_that_nobody_closed_does_not_hang_the_exit(pack: Path) -> None:
-    code = JOB.replace("while True:", "if True:").replace("with DataLoader", "loader = DataLoader")
-    code = code.replace(" as loader:", "\n    if True:")
+    code = JOB.format(body=UNCLOSED)
     subprocess.run([sys.executable, "-c", code, str(pack)], check=True, timeout=30)

@@ -7,7 +7,6 @@ everything else goes to stderr.
 from __future__ import annotations
 
 import logging
-import sys
 import warnings
 from typing import Annotated, TextIO
 
@@ -82,7 +81,3 @@ def main(arguments: list[str] | None = None) -> int:
             _tell("[bold red]error:[/] ", str(error))
             return 2 if isinstance(error, ConfigError) else 1
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

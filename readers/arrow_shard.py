@@ -18,14 +18,13 @@ from readers.atomic import write_whole
 from readers.manifest import FORMAT, map_file, write_batch
 from readers.names import printable
 from readers.pages import advise_willneed
-from readers.shard import END, START, table
+from readers.shard import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from readers.shard import ReadMode
     from readers.types import Encoded
 
 _REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
@@ -79,6 +78,8 @@ def _large_binary(images: Sequence[Encoded]) -> Any:
 class ArrowShard:
     """An open shard. Holds a map and no descriptor; the views that it gave keep the map alive."""
 
+    is_mapped = True
+
     def __init__(self, path: bytes, *, size_bytes: int, samples: int, shown: str) -> None:
         """size_bytes, samples: what the manifest promises; shown: the shard's name for people.
         Raises CorruptShardError, IndexChangedError."""
@@ -107,40 +108,32 @@ class ArrowShard:
                 f"{printable(path)}: not a shard that Penstock wrote ({error}). {_REMEDY}"
             ) from error
 
-    def load(
-        self, rows: NDArray[np.int64], spans: NDArray[np.int64], mode: ReadMode
-    ) -> list[Encoded]:
-        """Views on the map, or fresh arrays; see OpenShard."""
-        del rows
-        if mode == "pread":
-            return self._copies(spans)
+    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
+        """Views of the map; see OpenShard."""
         data = self._data
-        pairs = zip(spans[:, START].tolist(), spans[:, END].tolist(), strict=True)
-        return [data[start:end] for start, end in pairs]
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
-    def _copies(self, spans: NDArray[np.int64]) -> list[Encoded]:
-        copies = []
+    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
+        """Read past the map; see OpenShard."""
+        del rows
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
             raise _missing(self.path) from None
         try:
-            for start, end in zip(spans[:, START].tolist(), spans[:, END].tolist(), strict=True):
-                copy = np.empty(end - start, np.uint8)
-                if not read_fully(fd, copy, self._file_offset + start):
+            for start, slot in zip(starts, slots, strict=True):
+                wanted = slot[:-1]
+                if read_up_to(fd, wanted, self._file_offset + start) < len(wanted):
                     raise CorruptShardError(
                         f"{printable(self.path)}: torn: it ends before byte "
-                        f"{self._file_offset + end}. {_REMEDY}"
+                        f"{self._file_offset + start + len(wanted)}. {_REMEDY}"
                     )
-                copy.flags.writeable = False
-                copies.append(copy)
         finally:
             os.close(fd)
-        return copies
 
-    def advise(self, spans: NDArray[np.int64]) -> None:
-        """Start reading the spans' pages; see OpenShard."""
-        advise_willneed(self._address + spans[:, START], self._address + spans[:, END])
+    def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Start reading the pages; see OpenShard."""
+        advise_willneed(self._address + starts, self._address + ends)
 
     def name(self, row: int) -> str:
         """Such as "shard-000003.arrow[17]"."""
@@ -169,15 +162,13 @@ class ArrowShard:
             os.fsync(file.fileno())
 
 
-def read_fully(fd: int, into: NDArray[np.uint8], offset: int) -> bool:
-    """Fill an array from a file; False where the file ends before. Raises OSError."""
-    view = into.data
-    while len(view):
-        got = os.preadv(fd, [view], offset)
-        if got == 0:
-            return False
-        view, offset = view[got:], offset + got
-    return True
+def read_up_to(fd: int, into: Encoded, offset: int = 0) -> int:
+    """Fill an array from a file's offset; bytes that came, fewer where the file ends. Raises "
+    "OSError."""
+    view, got = into.data, 0
+    while got < len(view) and (more := os.preadv(fd, [view[got:]], offset + got)):
+        got += more
+    return got
 
 
 def _check_size(path: bytes, size_bytes: int) -> None:

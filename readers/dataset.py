@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from crc32c import crc32c
 
 from cache.errors import ClosedError, ConfigError, CorruptSampleError, IndexChangedError
-from readers.folder_shard import REINDEX
+from readers.folder_shard import REINDEX, FolderShard
 from readers.opening import Format, Opener
 from readers.origin import locate, show
 from readers.scratch import Scratch
@@ -20,12 +21,11 @@ from readers.types import EncodedBatch
 from readers.verify import default_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from readers.arrow_shard import ArrowShard
-    from readers.folder_shard import FolderShard
     from readers.index import Index
     from readers.opening import Folder
     from readers.origin import Url
@@ -43,6 +43,20 @@ OPEN_SHARDS = 1024
 _WARM_BYTES_PER_S = 8e9
 _WARM_SAMPLE_S = 2e-6
 _COLD_FACTOR = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Visit:
+    """Samples sorted by shard. bounds: where each shard's samples start, and the end; rows: int64,
+    shape (n,); table: int64, shape (n, 6)."""
+
+    shards: list[Shard]
+    bounds: list[int]
+    rows: NDArray[np.int64]
+    table: NDArray[np.int64]
+
+    def pieces(self) -> Iterator[tuple[Shard, int, int]]:
+        return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
 
 
 class Dataset:
@@ -144,26 +158,15 @@ class Dataset:
         self._check_rows(rows, index, mode)
         # One visit per shard: samples sorted by shard, results put back in the order asked for.
         order = np.argsort(rows[:, 0], kind="stable")
-        shards, row_of = rows[order, 0], rows[order, 1]
-        starts = np.flatnonzero(np.diff(shards, prepend=-1)).tolist()
-        pieces = list(zip(starts, [*starts[1:], len(shards)], strict=True))
-        opened = self._open_shards(index, shards[starts].tolist())
-        spans = [s.table[row_of[a:b]] for s, (a, b) in zip(opened, pieces, strict=True)]
-        table = np.concatenate(spans) if spans else np.empty((0, 6), np.int64)
+        visit = self._visit(index, rows[order])
         began = time.perf_counter()
-        if self._cold and mode == "mmap":
-            for shard, span in zip(opened, spans, strict=True):
-                shard.advise(span)
-        encoded: list[Encoded] = []
-        for shard, span, (a, b) in zip(opened, spans, pieces, strict=True):
-            encoded += shard.load(row_of[a:b], span, mode)
+        encoded = self._load(visit, mode)
         crcs = [crc32c(sample) for sample in encoded]
-        wanted = table[:, CRC].tolist()
-        self._note_rate(table, time.perf_counter() - began)
-        if crcs != wanted:
+        self._note_rate(visit.table, time.perf_counter() - began)
+        if crcs != (wanted := visit.table[:, CRC].tolist()):
             bad = [i for i, crc in enumerate(crcs) if crc != wanted[i]]
-            self._mend(index, encoded, shards, row_of, table, bad, mode)
-        return self._batch(index, rows, order, table, encoded)
+            self._mend(index, encoded, rows[order], bad, mode)
+        return self._batch(index, rows, order, visit.table, encoded)
 
     def names(self, ids: Iterable[int] | NDArray[np.int64]) -> list[str]:
         """The samples' names for people: file names below the folder, or shard and row of a pack.
@@ -247,6 +250,43 @@ class Dataset:
             for number, shard in zip(numbers, found, strict=True)
         ]
 
+    def _visit(self, index: Index, rows: NDArray[np.int64]) -> _Visit:
+        """Open what rows need; rows are sorted by shard."""
+        shards = rows[:, 0]
+        starts = np.flatnonzero(np.diff(shards, prepend=-1))
+        opened = self._open_shards(index, shards[starts].tolist())
+        bounds = [*starts.tolist(), len(rows)]
+        row_of = rows[:, 1]
+        pieces = [
+            shard.table.take(row_of[a:b], axis=0)
+            for shard, a, b in zip(opened, bounds, bounds[1:], strict=False)
+        ]
+        table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
+        return _Visit(shards=opened, bounds=bounds, rows=row_of, table=table)
+
+    def _load(self, visit: _Visit, mode: ReadMode) -> list[Encoded]:
+        """The samples' bytes, views or in one fresh block of memory."""
+        starts, ends = visit.table[:, START], visit.table[:, END]
+        first, last = starts.tolist(), ends.tolist()
+        is_mapped = mode == "mmap" and bool(visit.shards) and visit.shards[0].is_mapped
+        encoded: list[Encoded] = []
+        if is_mapped:
+            if self._cold:
+                for shard, a, b in visit.pieces():
+                    shard.advise(starts[a:b], ends[a:b])
+            for shard, a, b in visit.pieces():
+                encoded += shard.views(first[a:b], last[a:b])
+            return encoded
+        slots = _slots((ends - starts).tolist())
+        rows = visit.rows.tolist()
+        for shard, a, b in visit.pieces():
+            shard.read_into(rows[a:b], first[a:b], slots[a:b])
+        for slot in slots:
+            sample = slot[:-1]
+            sample.flags.writeable = False
+            encoded.append(sample)
+        return encoded
+
     def _note_rate(self, table: NDArray[np.int64], seconds: float) -> None:
         """Remember whether this batch waited for the disk."""
         size_bytes = int((table[:, END] - table[:, START]).sum())
@@ -257,35 +297,30 @@ class Dataset:
         self,
         index: Index,
         encoded: list[Encoded],
-        shards: NDArray[np.int64],
         rows: NDArray[np.int64],
-        table: NDArray[np.int64],
         bad: list[int],
         mode: ReadMode,
     ) -> None:
         """Fetch remote copies of bad samples once more; raise for what is bad even then."""
-        for number in {int(shards[i]) for i in bad}:
-            of_shard = [i for i in bad if shards[i] == number]
-            shard = self._fetched_again(index, number, rows[of_shard].tolist())
-            if shard is not None:
-                again = shard.load(rows[of_shard], shard.table[rows[of_shard]], mode)
-                for i, sample in zip(of_shard, again, strict=True):
+        for number in np.unique(rows[bad, 0]).tolist():
+            here = [i for i in bad if rows[i, 0] == number]
+            if self._drop_copies(index, number, rows[here, 1].tolist()):
+                visit = self._visit(index, rows[here])
+                for i, sample in zip(here, self._load(visit, mode), strict=True):
                     encoded[i] = sample
-            for i in of_shard:
-                if crc32c(encoded[i]) != table[i, CRC]:
-                    raise self._corrupt(index, number, int(rows[i]))
+            wanted = self._visit(index, rows[here]).table[:, CRC].tolist()
+            for i, crc in zip(here, wanted, strict=True):
+                if crc32c(encoded[i]) != crc:
+                    raise self._corrupt(index, number, int(rows[i, 1]))
 
-    def _fetched_again(self, index: Index, number: int, rows: list[int]) -> Shard | None:
-        """The shard over fresh copies; None for a local dataset."""
+    def _drop_copies(self, index: Index, number: int, rows: list[int]) -> bool:
+        """Forget local copies, so that they are fetched again; False for a local dataset."""
         (shard,) = self._open_shards(index, [number])
-        if index.kind == "folder":
-            dropped = [shard.drop(row) for row in rows]  # type: ignore[union-attr]
-            return shard if all(dropped) else None
-        if not index.drop_copy(number):
-            return None
+        if isinstance(shard, FolderShard):
+            return all([shard.drop(row) for row in rows])
         with self._lock:
             self._shards.pop(number, None)
-        return self._open_shards(index, [number])[0]
+        return index.drop_copy(number)
 
     def _corrupt(self, index: Index, number: int, row: int) -> Exception:
         sample_id = int(index.starts[number]) + row
@@ -331,3 +366,11 @@ def _checked_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
     if unknown or not wanted or len(set(wanted)) < len(wanted):
         raise ConfigError(f"fields: got {list(wanted)}, wanted some of {list(known)}, each once.")
     return wanted
+
+
+def _slots(sizes: list[int]) -> list[Encoded]:
+    """Room for samples and one byte more each, cut from one block: numpy backs a large block with
+    huge pages, and faulting a batch's small pages in costs more than copying into them."""
+    ends = np.cumsum([size_bytes + 1 for size_bytes in sizes], dtype=np.int64).tolist()
+    block = np.empty(ends[-1] if ends else 0, np.uint8)
+    return [block[start:end] for start, end in zip([0, *ends], ends, strict=False)]

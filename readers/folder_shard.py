@@ -11,6 +11,7 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from cache.errors import CorruptShardError, DatasetError, IndexChangedError
+from readers.arrow_shard import read_up_to
 from readers.atomic import write_whole
 from readers.manifest import FORMAT, map_file, write_batch
 from readers.names import printable
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from readers.origin import Origin
-    from readers.shard import ReadMode
     from readers.types import Encoded
 
 REINDEX = "Run `penstock index` on the dataset again."
@@ -105,6 +105,8 @@ def _content(batch: Any) -> SidecarContent:
 class FolderShard:
     """Some files of a folder, open as a shard. Files are opened when they are read."""
 
+    is_mapped = False
+
     def __init__(self, origin: Origin, sidecar: SidecarContent) -> None:
         self._origin = origin
         self._names, self._versions = sidecar.names, sidecar.versions
@@ -117,18 +119,19 @@ class FolderShard:
             crcs=sidecar.crcs,
         )
 
-    def load(
-        self, rows: NDArray[np.int64], spans: NDArray[np.int64], mode: ReadMode
-    ) -> list[Encoded]:
-        """Fresh arrays in either mode: mapping a small file costs more than reading it."""
-        del mode
-        pairs = zip(rows.tolist(), spans[:, END].tolist(), strict=True)
-        return [self._read(row, size_bytes) for row, size_bytes in pairs]
+    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
+        """Not here: mapping a small file costs more than reading it."""
+        del starts, ends
+        raise TypeError("a folder's files are read, not mapped")
 
-    def _read(self, row: int, size_bytes: int) -> Encoded:
-        name = self._names[row]
-        path = self._origin.file(name, size_bytes=size_bytes, version=self._versions[row])
-        return read_file(path, name=name, size_bytes=size_bytes)
+    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
+        """Read whole files; see OpenShard."""
+        del starts
+        for row, slot in zip(rows, slots, strict=True):
+            name = self._names[row]
+            size_bytes = len(slot) - 1
+            path = self._origin.file(name, size_bytes=size_bytes, version=self._versions[row])
+            read_file_into(path, slot, name=name)
 
     def drop(self, row: int) -> bool:
         """Forget the local copy of a remote file; False for a local one."""
@@ -137,7 +140,7 @@ class FolderShard:
             self._names[row], size_bytes=size_bytes, version=self._versions[row]
         )
 
-    def advise(self, spans: NDArray[np.int64]) -> None:
+    def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Nothing: each file is read whole by one call, which is its own read-ahead."""
 
     def name(self, row: int) -> str:
@@ -146,8 +149,19 @@ class FolderShard:
 
 
 def read_file(path: bytes, *, name: bytes, size_bytes: int) -> Encoded:
-    """A whole file that has size_bytes. Raises IndexChangedError (gone, another size), DatasetError
-    (can't be read)."""
+    """A whole file that has size_bytes. Raises as read_file_into does."""
+    data = np.empty(size_bytes + 1, np.uint8)
+    read_file_into(path, data, name=name)
+    data.flags.writeable = False
+    return data[:-1]
+
+
+def read_file_into(path: bytes, slot: Encoded, *, name: bytes) -> None:
+    """Read a whole file that is one byte shorter than its slot: so the same call sees one that
+    grew.
+
+    Raises IndexChangedError (gone, another size), DatasetError (can't be read).
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -155,26 +169,15 @@ def read_file(path: bytes, *, name: bytes, size_bytes: int) -> Encoded:
     except OSError as error:
         raise unreadable(name, error) from error
     try:
-        # One byte more than promised, so that a file that grew is seen by the same call.
-        data = np.empty(size_bytes + 1, np.uint8)
-        got = _read_up_to(fd, data)
+        got = read_up_to(fd, slot)
     except OSError as error:
         raise unreadable(name, error) from error
     finally:
         os.close(fd)
-    if got != size_bytes:
-        raise changed(
-            name, f"it had {size_bytes} bytes and has {'more' if got > size_bytes else got}"
-        )
-    data.flags.writeable = False
-    return data[:size_bytes]
-
-
-def _read_up_to(fd: int, into: NDArray[np.uint8]) -> int:
-    view, got = into.data, 0
-    while got < len(view) and (more := os.preadv(fd, [view[got:]], got)):
-        got += more
-    return got
+    wanted = len(slot) - 1
+    if got != wanted:
+        now = "has more" if got > wanted else f"has {got}"
+        raise changed(name, f"it had {wanted} bytes and {now}")
 
 
 def changed(name: bytes, what: str) -> IndexChangedError:

@@ -136,7 +136,7 @@ class PackedSource:
             shard = self._shard(number)
             codecs, channels = shard.codecs(), shard.channels()
             spans = shard.table[rows]
-            images = shard.load(rows, spans, "mmap")
+            images = shard.views(spans[:, START].tolist(), spans[:, END].tolist())
             for place, row, span, image in zip(
                 places.tolist(), rows.tolist(), spans.tolist(), images, strict=True
             ):

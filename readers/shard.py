@@ -20,20 +20,20 @@ array costs a sixth of gathering it from six."""
 
 
 class OpenShard(Protocol):
-    """table: int64, shape (samples, 6); source: ids in the source index, int64, shape "
-    "(samples,)."""
+    """table: int64, shape (samples, 6). is_mapped: samples can be had as views of a map."""
 
     table: NDArray[np.int64]
+    is_mapped: bool
 
-    def load(
-        self, rows: NDArray[np.int64], spans: NDArray[np.int64], mode: ReadMode
-    ) -> list[Encoded]:
-        """Encoded samples of rows; spans: their table rows, int64, shape (n, 6). "pread" reads into
-        fresh memory where "mmap" gives views. Raises CorruptShardError, IndexChangedError,
-        FetchError."""
+    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
+        """Views of the flat data, if is_mapped."""
 
-    def advise(self, spans: NDArray[np.int64]) -> None:
-        """Ask the kernel to read these spans ahead; returns at once."""
+    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
+        """Read the samples of rows, each into its slot, which is one byte longer than the sample.
+        Raises CorruptShardError, IndexChangedError, DatasetError, FetchError."""
+
+    def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Ask the kernel to read these bytes of the flat data ahead; returns at once."""
 
     def name(self, row: int) -> str:
         """The sample's name for people."""

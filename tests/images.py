@@ -1,4 +1,4 @@
-"""Small good and bad images, and a verifier by Pillow: what the readers' tests run on without DALI."""
+"""Small good and bad images, and a verifier by Pillow: the readers' tests run without DALI."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import pipeline.lanes
 import pipeline.order
 import pipeline.windows
 from cache.errors import PlanError
-from cache.hashing import keyed_hash
+from cache.hashing import keyed_hash, splitmix64
 from pipeline.order import Plan, default_lanes, default_window, label_spread
 
 PRIMES_AND_POWERS = (1, 2, 3, 5, 7, 8, 16, 31, 64, 96)
@@ -260,7 +260,7 @@ def plainly(plan, epoch):
     for lane, length in enumerate(lengths):
         samples = stream[begin : begin + length]
         begin += length
-        pieces = {}
+        pieces: dict[int, list[tuple[int, int]]] = {}
         for shard, row in samples:
             pieces.setdefault(shard, []).append((shard, row))
         ranked = []
@@ -310,7 +310,7 @@ def counted(monkeypatch):
         work["hashed"] += result.size
         return result
 
-    real = pipeline.windows.splitmix64
+    real = splitmix64
 
     def mixing(x):
         work["hashed"] += x.size
@@ -358,7 +358,7 @@ def test_windows_smaller_than_a_batch_cost_no_more_than_the_batch(counted):
 
 def nodes_per_shard(plan, size, nodes):
     """How many nodes read a shard in an epoch's full batches, on average: 1 is the least."""
-    readers = set()
+    readers: set[tuple[int, int]] = set()
     for position in range(0, plan.samples - size + 1, size):
         for node in range(nodes):
             rows = plan.batch(0, position, size, rank=node, world=nodes)

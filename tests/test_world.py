@@ -3,13 +3,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import pipeline.world
 from cache.errors import PlanError
 from pipeline.world import World, usable_cores
 
@@ -326,5 +326,5 @@ def test_control_groups_that_cannot_be_read_limit_nothing(tmp_path, monkeypatch)
     def refuse(*_, **__):
         raise PermissionError
 
-    monkeypatch.setattr(pipeline.world.Path, "read_text", refuse)
+    monkeypatch.setattr(Path, "read_text", refuse)
     assert usable_cores(root=tmp_path) == len(os.sched_getaffinity(0))

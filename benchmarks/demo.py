@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
@@ -56,7 +55,7 @@ class Scale:
     epochs: int = 5
     batch_size: int = 64
     rounds: int = 5
-    size: RoundSize = field(default_factory=lambda: RoundSize(timed=12, stepped=10))
+    size: RoundSize = field(default_factory=lambda: RoundSize(timed=12, stepped=8))
     crop: int = 224
     workers: int = 2
 
@@ -149,21 +148,17 @@ def _pack(src: Path, dst: Path, console: Console) -> Path:
 
 def _train(job: Job, console: Console) -> None:
     _heading(console, 3, f"A small CNN learns on the CPU, {job.size} x {job.size} pixels a crop")
-    table = Table("epoch", "loss", "accuracy", "images/s", box=None, pad_edge=False, padding=(0, 3))
-    for column in table.columns:
-        column.justify = "right"
+    console.print("   epoch    loss  accuracy  images/s", style="dim")
     statistics = ""
-    with Live(table, console=console, refresh_per_second=4):
-        for event in train(job):
-            if event["event"] == "epoch":
-                table.add_row(
-                    f"   {event['epoch'] + 1}",
-                    f"{event['loss']:.3f}",
-                    f"{event['accuracy']:.1%}",
-                    f"{event['images_per_s']:,.0f}",
-                )
-            elif event["event"] == "statistics":
-                statistics = event["text"]
+    for event in train(job):
+        if event["event"] == "epoch":
+            console.print(
+                f"   {event['epoch'] + 1:5}  {event['loss']:6.3f}  {event['accuracy']:8.1%}"
+                f"  {event['images_per_s']:8,.0f}",
+                highlight=False,
+            )
+        elif event["event"] == "statistics":
+            statistics = event["text"]
     for line in statistics.splitlines():
         console.print(f"   {line}", highlight=False)
 
@@ -220,6 +215,8 @@ def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
             progress=lambda played: bar(played, total),
         )
     console.print(comparison_table(done))
+    for line in ratio_lines(done):
+        console.print(line, highlight=False)
     here = machine()
     console.print(
         f"   Medians of {scale.rounds} interleaved rounds on {here['cores']} cores "
@@ -233,7 +230,7 @@ def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
 
 
 def comparison_table(done: Comparison) -> Table:
-    """Medians as a table for the terminal; ratios are of the first peer to the others."""
+    """Medians as a table for the terminal."""
     table = Table(box=None, pad_edge=False, padding=(0, 2))
     table.add_column("   loader")
     for title in (
@@ -251,9 +248,22 @@ def comparison_table(done: Comparison) -> Table:
             f"{summary.cpu_s_per_1000.median:.2f}",
             f"{summary.first_batch_s.median:.2f} s",
             f"{summary.wait_share.median:.0%}" if done.size.stepped else "",
-            f"{summary.speed_ratio.median:.2f} times as fast",
         )
     return table
+
+
+def ratio_lines(done: Comparison) -> list[str]:
+    """What the first peer is to each other one: medians of the paired ratios and their range."""
+    first, *others = done.summaries
+    lines = []
+    for name in others:
+        speed, cpu = done.summaries[name].speed_ratio, done.summaries[name].cpu_ratio
+        lines.append(
+            f"   {TITLES[first]} to {TITLES[name]}: {speed.median:.2f} times as fast "
+            f"({speed.low:.2f} to {speed.high:.2f}), CPU efficiency {cpu.median:.2f} "
+            f"({cpu.low:.2f} to {cpu.high:.2f})"
+        )
+    return lines
 
 
 def _pictures(out: Path, done: Comparison, work: Work, images: ImageSet) -> Sequence[Path]:
@@ -343,7 +353,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
     parser.add_argument("--out", type=Path, default=Path("demo"))
     options = parser.parse_args(argv)
-    console = Console()
+    # Into a file or a log: wide enough for the table, where rich would take 80 columns.
+    console = Console(width=None if sys.stdout.isatty() else 120)
     workers = len(os.sched_getaffinity(0))
     try:
         exact = demo(options.out, data=options.data, scale=Scale(workers=workers), console=console)

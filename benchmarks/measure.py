@@ -145,7 +145,7 @@ def _rehearse(players: Sequence[Player], work: Work, size: RoundSize) -> RoundSi
     """A short round of every peer that isn't counted: it warms the page cache, refuses unequal
     tensors before time is spent on them, and says how long a step an accelerator may have.
     """
-    short = RoundSize(settle=2, timed=max(1, size.timed // 2), stepped=0)
+    short = replace(size, looked=1, stepped=0)
     heard = {player.name: [player.play(short)] for player in players}
     check_same_work(heard, pooled=False)
     if not size.stepped or size.step_ms:

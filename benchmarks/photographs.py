@@ -10,6 +10,7 @@ grey.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import io
 import json
@@ -167,10 +168,7 @@ def _cut_all(parts: list[_Part], workers: int) -> Iterator[int]:
 
 def _cut(part: _Part) -> int:
     """Write the crops of one part; returns their bytes."""
-    from PIL import Image
-
-    noise = np.random.default_rng(part.seed).normal(128, GRAIN, (1024, 1024, 3))
-    grain = Image.fromarray(noise.round().clip(0, 255).astype(np.uint8))
+    grain = _noise(part.seed)
     train, test = _split(_open(PHOTOGRAPHS[part.name]))
     region = train if part.split == "train" else test
     part.folder.mkdir(parents=True)
@@ -234,6 +232,15 @@ def _write(region: Image.Image, grain: Image.Image, path: Path, rng: np.random.G
     )
     path.write_bytes(encoded.getbuffer())
     return encoded.tell()
+
+
+@functools.lru_cache(maxsize=1)
+def _noise(seed: int) -> Image.Image:
+    """Grain to take windows of; 128 stands for none. Kept: one part after another asks for it."""
+    from PIL import Image
+
+    noise = np.random.default_rng(seed).standard_normal((1024, 1024, 3), np.float32)
+    return Image.fromarray((128 + GRAIN * noise).round().clip(0, 255).astype(np.uint8))
 
 
 def _grain(image: Image.Image, grain: Image.Image, rng: np.random.Generator) -> Image.Image:

@@ -34,14 +34,16 @@ if TYPE_CHECKING:
 class RoundSize:
     """How many batches a round has.
 
-    settle: taken at first and looked at, and then once more so many that aren't looked at: more
-    than any peer keeps ready, so that the timed ones come at the rate at which they are made.
+    looked: taken at first; their pixels are looked at.
+    settle: taken next, more than any peer keeps ready, so that the timed ones come at the rate at
+    which they are made.
     timed: taken as fast as they come.
     stepped: each followed by step_ms in which this process leaves the cores alone, as it does while
     an accelerator trains.
     seed: of the order and the crops; another one each round, so that pooled pixels average well.
     """
 
+    looked: int = 2
     settle: int = 5
     timed: int = 16
     stepped: int = 12
@@ -155,7 +157,7 @@ def play(name: Name, work: Work, size: RoundSize) -> Round:
     try:
         settled = [next(batches)]
         first = time.perf_counter()
-        settled += [next(batches) for _ in range(size.settle - 1)]
+        settled += [next(batches) for _ in range(size.looked - 1)]
         pixels = look(settled)
         del settled
         # Looking let the peer read ahead; use that up, or the first timed batches come for free.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, cast, get_args
 from rich.console import Console
 
 from benchmarks.data import Prepared, prepare
-from benchmarks.demo import comparison_table
+from benchmarks.demo import comparison_table, ratio_lines
 from benchmarks.measure import RESULTS, compare, comparison_record, machine, versions, write_result
 from benchmarks.peers import Name, Work
 from benchmarks.player import RoundSize
@@ -55,15 +55,8 @@ def measure(
             progress=lambda played: status.update(f"{played} of {rounds * len(peers)} rounds"),
         )
     console.print(comparison_table(done))
-    first = next(iter(done.summaries))
-    for name, summary in done.summaries.items():
-        if name != first:
-            console.print(
-                f"   {first} / {name}, medians of {rounds} pairs: images/s "
-                f"{summary.speed_ratio.median:.3f} ({summary.speed_ratio.low:.3f} to "
-                f"{summary.speed_ratio.high:.3f}), CPU {summary.cpu_ratio.median:.3f} "
-                f"({summary.cpu_ratio.low:.3f} to {summary.cpu_ratio.high:.3f})"
-            )
+    for line in ratio_lines(done):
+        console.print(line, highlight=False)
     return write_result("throughput", comparison_record(done, work, told), folder=results)
 
 
@@ -82,7 +75,7 @@ def main(argv: list[str] | None = None) -> None:
         prepare(options.work, data=options.data),
         peers=cast("list[Name]", options.peers),
         rounds=3 if options.quick else options.rounds,
-        size=RoundSize(settle=4, timed=6, stepped=4) if options.quick else RoundSize(),
+        size=RoundSize(timed=6, stepped=4) if options.quick else RoundSize(),
         batch_size=options.batch_size,
         results=options.results,
         console=(console := Console()),

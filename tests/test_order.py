@@ -6,6 +6,7 @@ import hashlib
 import math
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -208,7 +209,7 @@ def test_the_order_of_this_version_stays_for_many_windows():
 
 def test_the_fingerprint_stays_and_tells_plans_apart():
     def fingerprint(**changes):
-        settings = {
+        settings: dict[str, Any] = {
             "sizes": [3, 5],
             "seed": 7,
             "lanes": 2,

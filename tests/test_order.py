@@ -220,7 +220,7 @@ def test_the_fingerprint_stays_and_tells_plans_apart():
         return Plan(settings.pop("sizes"), **settings).fingerprint
 
     assert fingerprint() == "79ea3e2b0ec52fc889660cd8e897d67d4dfa6e0766dcb5ec231777d590afc6d8"
-    others = [
+    others: list[dict[str, Any]] = [
         {"sizes": [5, 3]},
         {"sizes": [3, 5, 0]},
         {"seed": 8},

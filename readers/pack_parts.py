@@ -75,7 +75,8 @@ class PackFolder:
 
     def begin(self) -> None:
         """Make the folders and say what this will be. Raises WriteError, DestinationError."""
-        make_folder(self.parts)
+        # The settings first: with anything else beside it, a folder without them isn't ours.
+        make_folder(self.own)
         settings = os.path.join(self.own, _SETTINGS)
         if not os.path.exists(settings):
             try:
@@ -83,6 +84,7 @@ class PackFolder:
             except WriteError:  # another rank put the same file there at the same moment
                 if self.finished() is None and not os.path.exists(settings):
                     raise
+        make_folder(self.parts)
 
     def shard(self, shard: int) -> bytes:
         """Path of a shard's file."""

@@ -77,7 +77,6 @@ class Built:
     """A loader's parts. fingerprint: of dataset and plan, hex."""
 
     run: Run
-    plan: Plan
     walk: Walk
     meter: Meter
     frozen: PlanSettings
@@ -92,13 +91,7 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     """
     index = dataset.index
     frozen = frozen or freeze_plan(index, settings)
-    plan = Plan(
-        index.sizes,
-        seed=frozen.seed if frozen.shuffle else None,
-        lanes=frozen.lanes,
-        window=frozen.window,
-        reshuffle=frozen.reshuffle,
-    )
+    plan = make_plan(index, frozen)
     walk = Walk(
         samples=index.samples,
         global_batch=settings.sizes.global_batch,
@@ -133,7 +126,19 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         timeout_s=settings.timeout_s or STALL_TIMEOUT_S,
     )
     fingerprint = hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
-    return Built(run=run, plan=plan, walk=walk, meter=meter, frozen=frozen, fingerprint=fingerprint)
+    return Built(run=run, walk=walk, meter=meter, frozen=frozen, fingerprint=fingerprint)
+
+
+def make_plan(index: Index, frozen: PlanSettings) -> Plan:
+    """The order of a job. Each walker takes a plan of its own: a plan remembers the windows of one
+    place only, and two places on one plan would compute them over and over."""
+    return Plan(
+        index.sizes,
+        seed=frozen.seed if frozen.shuffle else None,
+        lanes=frozen.lanes,
+        window=frozen.window,
+        reshuffle=frozen.reshuffle,
+    )
 
 
 def freeze_plan(index: Index, settings: Settings) -> PlanSettings:

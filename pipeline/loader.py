@@ -15,7 +15,7 @@ import torch.utils.data
 
 from cache.errors import ClosedError, ConfigError
 from pipeline import arguments
-from pipeline.build import Built, Settings, build
+from pipeline.build import Built, Settings, build, make_plan
 from pipeline.sampler import PlanSampler
 from pipeline.state import LoaderState, check_resumable, other_order
 from pipeline.steps import Cursor
@@ -302,9 +302,10 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
     def epoch_ids(self) -> Iterator[int]:
         """Sample ids that this rank is handed in a whole current epoch, in order."""
         built, world = self._built, self.world
+        plan = make_plan(self.dataset.index, built.frozen)
         for step in built.walk.steps(Cursor(self._cursor.epoch, 0), endless=False):
             epoch, position = step.start.epoch, step.start.position
-            yield from built.plan.ids(
+            yield from plan.ids(
                 epoch, position, built.walk.global_batch, rank=world.rank, world=world.size
             ).tolist()
 

@@ -360,7 +360,7 @@ def _diagnosed(plan: _Plan, fed: _Fed, error: RuntimeError) -> PenstockError:
     """
     samples = len(fed.batch.encoded)
     probe = _Pipe(replace(plan, batch_size=samples))
-    culprits: dict[int, str] = {}
+    culprits: dict[int, str] = {}  # by row
     parts = deque([(0, samples)])
     while parts:
         begin, end = parts.popleft()
@@ -379,12 +379,12 @@ def _diagnosed(plan: _Plan, fed: _Fed, error: RuntimeError) -> PenstockError:
         except RuntimeError as found:
             middle = (begin + end) // 2
             if end - begin == 1:
-                culprits[int(fed.batch.ids[begin])] = reason_of(found)
+                culprits[begin] = reason_of(found)
             else:
                 parts += [(begin, middle), (middle, end)]
         del held
     if culprits:
-        return _corrupt(culprits)
+        return _corrupt({int(fed.batch.ids[row]): culprits[row] for row in sorted(culprits)})
     return PenstockError(
         f"A batch of {samples} samples failed in DALI, though each of its samples decodes alone "
         f"({reason_of(error)}). If memory is short, use a smaller batch."

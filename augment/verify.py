@@ -166,7 +166,7 @@ def _read_header(sample: Encoded, max_pixels: int) -> _Header | Rejected:
     from nvidia import nvimgcodec
 
     if len(sample) < _SMALLEST_FILE_BYTES:
-        return Rejected(f"not an image: {len(sample)} bytes" if len(sample) else "empty file")
+        return Rejected(f"not an image: {len(sample)} byte(s)" if len(sample) else "empty file")
     try:
         stream = nvimgcodec.CodeStream(sample)
         header = _Header(stream.height * stream.width, stream.num_channels, stream.codec_name)

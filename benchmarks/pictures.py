@@ -97,7 +97,7 @@ def _draw_waits(axis: Axes, done: Comparison, batch_size: int) -> None:
     steps = [s.batch_step_ms.median for s in summaries]
     waits = [s.batch_wait_ms.median for s in summaries]
     rows = range(len(summaries))
-    axis.barh(rows, steps, height=0.56, color=STEP, label="training step")
+    axis.barh(rows, steps, height=0.56, color=STEP, label="accelerator's step")
     axis.barh(rows, waits, left=steps, height=0.56, color=WAIT, label="waiting for data")
     longest = max(a + b for a, b in zip(steps, waits, strict=True))
     for row, (summary, step, wait) in enumerate(zip(summaries, steps, waits, strict=True)):
@@ -110,7 +110,7 @@ def _draw_waits(axis: Axes, done: Comparison, batch_size: int) -> None:
             color=INK,
         )
     axis.set_xlim(0, 1.32 * longest)
-    axis.set_xlabel(f"milliseconds for a batch of {batch_size}, beside a training step")
+    axis.set_xlabel(f"milliseconds for a batch of {batch_size}, with an accelerator")
     axis.legend(loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=2, frameon=False, fontsize=9)
 
 

@@ -15,9 +15,10 @@ import pyarrow as pa
 
 from cache.errors import CorruptShardError, IndexChangedError
 from readers.atomic import write_whole
-from readers.manifest import FORMAT, map_file, write_batch
+from readers.facts import Sums
+from readers.manifest import FORMAT, map_buffer, only_batch, write_batch
 from readers.names import printable
-from readers.pages import advise_willneed
+from readers.pages import advise_willneed, only_the_tail
 from readers.shard import table
 
 if TYPE_CHECKING:
@@ -80,33 +81,35 @@ class ArrowShard:
 
     is_mapped = True
 
-    def __init__(self, path: bytes, *, size_bytes: int, samples: int, shown: str) -> None:
-        """size_bytes, samples: what the manifest promises; shown: the shard's name for people.
-        Raises CorruptShardError, IndexChangedError."""
+    def __init__(
+        self, path: bytes, *, size_bytes: int, samples: int, sums: Sums, shown: str
+    ) -> None:
+        """size_bytes, samples, sums: what the manifest promises; shown: the shard's name for
+        people. Raises CorruptShardError, IndexChangedError."""
         self.path, self._shown = path, shown
         _check_size(path, size_bytes)
         try:
-            mapped = map_file(path)
-            self._batch = mapped.batch
-            image = self._batch.column("image")
-            if self._batch.num_rows != samples:
-                raise ValueError(f"{self._batch.num_rows} samples, the manifest says {samples}")
-            _, offsets, flat = image.buffers()
-            self._data = np.frombuffer(flat, np.uint8)
-            self._address = flat.address
-            self._file_offset = flat.address - mapped.buffer.address
-            self._source_offset = (
-                self._batch.column("source").buffers()[1].address - mapped.buffer.address
-            )
-            self.table = _table(
-                self._batch, np.frombuffer(offsets, np.int64, samples + 1), flat.size
-            )
+            buffer = map_buffer(path)
+            with only_the_tail(buffer.address, buffer.size):
+                self._parse(buffer, samples, sums)
         except FileNotFoundError:
             raise _missing(path) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise CorruptShardError(
-                f"{printable(path)}: not a shard that Penstock wrote ({error}). {_REMEDY}"
+                f"{printable(path)}: not a shard that Penstock wrote, or changed since ({error}). "
+                f"{_REMEDY}"
             ) from error
+
+    def _parse(self, buffer: Any, samples: int, sums: Sums) -> None:
+        self._batch = batch = only_batch(buffer)
+        if batch.num_rows != samples:
+            raise ValueError(f"{batch.num_rows} samples, the manifest says {samples}")
+        _, offsets, flat = batch.column("image").buffers()
+        self._data = np.frombuffer(flat, np.uint8)
+        self._address = flat.address
+        self._file_offset = flat.address - buffer.address
+        self._source_offset = batch.column("source").buffers()[1].address - buffer.address
+        self.table = _table(batch, np.frombuffer(offsets, np.int64, samples + 1), flat.size, sums)
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
         """Views of the map; see OpenShard."""
@@ -194,15 +197,21 @@ def _missing(path: bytes) -> CorruptShardError:
     )
 
 
-def _table(batch: Any, offsets: NDArray[np.int64], flat_bytes: int) -> NDArray[np.int64]:
+def _table(
+    batch: Any, offsets: NDArray[np.int64], flat_bytes: int, sums: Sums
+) -> NDArray[np.int64]:
     if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > flat_bytes:
         raise ValueError("its offsets lead out of the file")
-    has_labels = "label" in batch.schema.names
+    crcs = batch.column("crc32c").to_numpy()
+    heights, widths = batch.column("height").to_numpy(), batch.column("width").to_numpy()
+    labels = batch.column("label").to_numpy() if "label" in batch.schema.names else None
+    if Sums.of(crcs, heights, widths, labels) != sums:
+        raise ValueError("its columns aren't what the manifest promises")
     return table(
         starts=offsets[:-1],
         ends=offsets[1:],
-        heights=batch.column("height").to_numpy(),
-        widths=batch.column("width").to_numpy(),
-        labels=batch.column("label").to_numpy() if has_labels else None,
-        crcs=batch.column("crc32c").to_numpy(),
+        heights=heights,
+        widths=widths,
+        labels=labels,
+        crcs=crcs,
     )

@@ -121,8 +121,9 @@ def build_folder_index(
 def known_files(manifest: Manifest, folder: bytes) -> dict[bytes, Known]:
     """What an index says of its files, by name. Raises what read_sidecar raises."""
     known: dict[bytes, Known] = {}
-    for name, crc in zip(manifest.names, manifest.crc32c.tolist(), strict=True):
-        known |= _known_of(read_sidecar(os.path.join(folder, name), crc_of_crcs=crc))
+    for shard, name in enumerate(manifest.names):
+        sidecar = read_sidecar(os.path.join(folder, name), sums=manifest.sums(shard))
+        known |= _known_of(sidecar)
     return known
 
 

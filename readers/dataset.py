@@ -92,7 +92,7 @@ class Dataset:
         self._opening = threading.Lock()
         self._index: Index | None = None
         self._shards: OrderedDict[int, Shard] = OrderedDict()
-        self._cold = False
+        self._cold = True  # until a batch says otherwise
         self._closed = False
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:

@@ -19,6 +19,31 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Checksums (CRC-32C) of what is noted of a shard's samples. samples: of their own CRCs as
+    little-endian uint32; columns: of heights and widths as little-endian int32, then labels as
+    int64."""
+
+    samples: int
+    columns: int
+
+    @classmethod
+    def of(
+        cls,
+        crcs: NDArray[np.uint32],
+        heights: NDArray[np.int32],
+        widths: NDArray[np.int32],
+        labels: NDArray[np.int64] | None,
+    ) -> Sums:
+        """Sums over arrays of shape (samples,)."""
+        columns = crc32c(np.ascontiguousarray(heights, "<i4"))
+        columns = crc32c(np.ascontiguousarray(widths, "<i4"), columns)
+        if labels is not None:
+            columns = crc32c(np.ascontiguousarray(labels, "<i8"), columns)
+        return cls(samples=crc32c(np.ascontiguousarray(crcs, "<u4")), columns=columns)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
     """One shard's contribution. size_bytes: of its samples (a folder) or its file (a pack); labels:
@@ -26,8 +51,7 @@ class ShardFacts:
 
     samples: int
     size_bytes: int
-    crc32c: int
-    labels_crc32c: int
+    sums: Sums
     labels: Mapping[int, int] | None
     images: ImageRange
     channels: tuple[int, ...]
@@ -48,8 +72,7 @@ def shard_facts(
     return ShardFacts(
         samples=len(crcs),
         size_bytes=size_bytes,
-        crc32c=crc_of_crcs(crcs),
-        labels_crc32c=crc_of_labels(labels),
+        sums=Sums.of(crcs, heights, widths, labels),
         labels=None if labels is None else dict(Counter(labels.tolist())),
         images=ImageRange(
             min_height=int(heights.min()),
@@ -60,16 +83,6 @@ def shard_facts(
         channels=tuple(sorted({int(c) for c in channels})),
         codecs=tuple(sorted(set(codecs))),
     )
-
-
-def crc_of_crcs(crcs: NDArray[np.uint32]) -> int:
-    """CRC-32C of a shard's sample CRCs, as little-endian uint32."""
-    return int(crc32c(np.ascontiguousarray(crcs, "<u4")))
-
-
-def crc_of_labels(labels: NDArray[np.int64] | None) -> int:
-    """CRC-32C of a shard's labels, as little-endian int64; 0 without labels."""
-    return 0 if labels is None else int(crc32c(np.ascontiguousarray(labels, "<i8")))
 
 
 def join_ranges(parts: Sequence[ImageRange]) -> ImageRange:
@@ -113,12 +126,12 @@ def fingerprint(
     fields: Sequence[str],
     samples: NDArray[np.int64],
     crcs: NDArray[np.uint32],
-    labels_crcs: NDArray[np.uint32],
+    columns_crcs: NDArray[np.uint32],
 ) -> str:
-    """Of the content: shards' sizes, sample CRCs, labels, classes. Not of where it lies or when it
+    """Of the content: shards' sizes, their checksums, classes. Not of where it lies or when it
     was written, so a folder and its unshuffled pack of equal shards share it. Hex, 64
     characters."""
     digest = hashlib.sha256(json.dumps([list(classes), list(fields)]).encode("ascii"))
-    for column, kind in ((samples, "<i8"), (crcs, "<u4"), (labels_crcs, "<u4")):
+    for column, kind in ((samples, "<i8"), (crcs, "<u4"), (columns_crcs, "<u4")):
         digest.update(np.ascontiguousarray(column, kind).tobytes())
     return digest.hexdigest()

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
 from cache.errors import CorruptShardError, DatasetError, IndexChangedError
 from readers.arrow_shard import read_up_to
 from readers.atomic import write_whole
-from readers.manifest import FORMAT, map_file, write_batch
+from readers.facts import Sums
+from readers.manifest import FORMAT, map_buffer, only_batch, write_batch
 from readers.names import printable
 from readers.shard import END, table
 
@@ -64,11 +64,11 @@ def write_sidecar(path: bytes, content: SidecarContent) -> None:
     write_whole(path, lambda temp: write_batch(temp, batch))
 
 
-def read_sidecar(path: bytes, *, crc_of_crcs: int) -> SidecarContent:
-    """Map a sidecar. crc_of_crcs: what the manifest promises. Raises IndexChangedError (missing,
+def read_sidecar(path: bytes, *, sums: Sums) -> SidecarContent:
+    """Map a sidecar. sums: what the manifest promises. Raises IndexChangedError (missing,
     another one's), CorruptShardError (torn)."""
     try:
-        batch = map_file(path).batch
+        batch = only_batch(map_buffer(path))
         content = _content(batch)
     except FileNotFoundError:
         raise IndexChangedError(
@@ -79,7 +79,7 @@ def read_sidecar(path: bytes, *, crc_of_crcs: int) -> SidecarContent:
         raise CorruptShardError(
             f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
         ) from error
-    if crc32c(np.ascontiguousarray(content.crcs)) != crc_of_crcs:
+    if sums != Sums.of(content.crcs, content.heights, content.widths, content.labels):
         raise CorruptShardError(
             f"{printable(path)}: this part of the index isn't what the manifest promises. {REINDEX}"
         )

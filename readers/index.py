@@ -18,6 +18,7 @@ from readers.names import OWN_FOLDER, printable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from readers.facts import Sums
     from readers.manifest import About, Kind, Manifest
     from readers.origin import Origin
     from readers.scratch import Scratch
@@ -94,20 +95,24 @@ class Index:
     def open_shard(self, shard: int) -> ArrowShard | FolderShard:
         """Map a shard; fetches it if it is remote. Raises CorruptShardError, IndexChangedError,
         FetchError."""
-        name, crc = self.manifest.names[shard], int(self.manifest.crc32c[shard])
+        name, sums = self.manifest.names[shard], self.manifest.sums(shard)
         if self.kind == "folder":
-            return FolderShard(self.origin, read_sidecar(self._sidecar(name), crc_of_crcs=crc))
+            return FolderShard(self.origin, read_sidecar(self._sidecar(name), sums=sums))
         size_bytes = int(self.shard_bytes[shard])
-        path = self.origin.file(name, size_bytes=size_bytes, version=_version(crc))
-        samples = int(self.sizes[shard])
-        return ArrowShard(path, size_bytes=size_bytes, samples=samples, shown=printable(name))
+        path = self.origin.file(name, size_bytes=size_bytes, version=_version(sums))
+        return ArrowShard(
+            path,
+            size_bytes=size_bytes,
+            samples=int(self.sizes[shard]),
+            sums=sums,
+            shown=printable(name),
+        )
 
     def drop_copy(self, shard: int) -> bool:
         """Forget the local copy of a pack's remote shard; False where nothing can be fetched "
         "anew."""
-        name, crc = self.manifest.names[shard], int(self.manifest.crc32c[shard])
-        size_bytes = int(self.shard_bytes[shard])
-        return self.origin.drop(name, size_bytes=size_bytes, version=_version(crc))
+        name, version = self.manifest.names[shard], _version(self.manifest.sums(shard))
+        return self.origin.drop(name, size_bytes=int(self.shard_bytes[shard]), version=version)
 
     def _sidecar(self, name: bytes) -> bytes:
         if self.folder is not None:
@@ -116,9 +121,9 @@ class Index:
         return self.origin.file(OWN_FOLDER + b"/" + name, size_bytes=None, version=self.fingerprint)
 
 
-def _version(crc: int) -> str:
+def _version(sums: Sums) -> str:
     """A shard's version by content: copies are told apart without asking the store."""
-    return f"crc32c-{crc:08x}"
+    return f"crc32c-{sums.samples:08x}-{sums.columns:08x}"
 
 
 def opened(manifest: Manifest, *, origin: Origin, folder: bytes | None, scratch: Scratch) -> Index:

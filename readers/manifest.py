@@ -21,7 +21,7 @@ from crc32c import crc32c
 
 from cache.errors import CorruptShardError, DatasetError
 from readers.atomic import write_whole
-from readers.facts import ShardFacts, fingerprint, join_ranges, label_correlation
+from readers.facts import ShardFacts, Sums, fingerprint, join_ranges, label_correlation
 from readers.names import printable
 from readers.types import ImageRange
 
@@ -33,7 +33,7 @@ FORMAT = 1
 
 MANIFEST = b"manifest.arrow"
 _ROOT, _SUM = b"penstock", b"penstock.crc32c"
-_COLUMNS = ("bytes", "samples", "crc32c", "labels_crc32c")
+_COLUMNS = ("bytes", "samples", "crc32c", "columns_crc32c")
 
 Kind = Literal["folder", "arrow"]
 
@@ -67,7 +67,7 @@ class About:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Manifest:
     """names: files of the shards, below the folder that kind says. shard_bytes, samples: int64,
-    crc32c: of the shard's sample CRCs as little-endian uint32, labels_crc32c: of its labels as
+    crc32c: of the shard's sample CRCs as little-endian uint32, columns_crc32c: of its
     little-endian int64 (0 without labels), uint32; all of shape (shards,)."""
 
     about: About
@@ -75,7 +75,11 @@ class Manifest:
     shard_bytes: NDArray[np.int64]
     samples: NDArray[np.int64]
     crc32c: NDArray[np.uint32]
-    labels_crc32c: NDArray[np.uint32]
+    columns_crc32c: NDArray[np.uint32]
+
+    def sums(self, shard: int) -> Sums:
+        """Checksums of one shard."""
+        return Sums(int(self.crc32c[shard]), int(self.columns_crc32c[shard]))
 
 
 def join_manifest(
@@ -91,15 +95,15 @@ def join_manifest(
     labels = [f.labels for f in facts if f.labels is not None]
     fields = ("image", "label") if labels else ("image",)
     samples = np.array([f.samples for f in facts], np.int64)
-    crcs = np.array([f.crc32c for f in facts], np.uint32)
-    labels_crcs = np.array([f.labels_crc32c for f in facts], np.uint32)
+    crcs = np.array([f.sums.samples for f in facts], np.uint32)
+    columns_crcs = np.array([f.sums.columns for f in facts], np.uint32)
     about = About(
         kind=kind,
         fields=fields,
         classes=classes,
         samples=int(samples.sum()),
         fingerprint=fingerprint(
-            classes=classes, fields=fields, samples=samples, crcs=crcs, labels_crcs=labels_crcs
+            classes=classes, fields=fields, samples=samples, crcs=crcs, columns_crcs=columns_crcs
         ),
         icc=label_correlation(labels) if labels else None,
         images=join_ranges([f.images for f in facts]),
@@ -114,7 +118,7 @@ def join_manifest(
         shard_bytes=np.array([f.size_bytes for f in facts], np.int64),
         samples=samples,
         crc32c=crcs,
-        labels_crc32c=labels_crcs,
+        columns_crc32c=columns_crcs,
     )
 
 
@@ -138,7 +142,7 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
         "bytes": pa.array(manifest.shard_bytes, pa.int64()),
         "samples": pa.array(manifest.samples, pa.int64()),
         "crc32c": pa.array(manifest.crc32c, pa.uint32()),
-        "labels_crc32c": pa.array(manifest.labels_crc32c, pa.uint32()),
+        "columns_crc32c": pa.array(manifest.columns_crc32c, pa.uint32()),
     }
     about = {"version": FORMAT, "penstock": _own_version(), **asdict(manifest.about)}
     text = json.dumps(about, sort_keys=True).encode("ascii")
@@ -153,7 +157,7 @@ def read_manifest(path: bytes, *, remedy: str) -> Manifest:
     Raises CorruptShardError (torn or damaged), DatasetError (a newer version), FileNotFoundError.
     """
     try:
-        batch = map_file(path).batch
+        batch = only_batch(map_buffer(path))
         text = batch.schema.metadata[_ROOT]
         about = json.loads(text)
         newer = int(about.pop("version")) > FORMAT
@@ -175,7 +179,7 @@ def read_manifest(path: bytes, *, remedy: str) -> Manifest:
             shard_bytes=batch.column("bytes").to_numpy(),
             samples=batch.column("samples").to_numpy(),
             crc32c=batch.column("crc32c").to_numpy(),
-            labels_crc32c=batch.column("labels_crc32c").to_numpy(),
+            columns_crc32c=batch.column("columns_crc32c").to_numpy(),
         )
     except (ValueError, KeyError, TypeError) as error:
         raise _damaged(path, error, remedy) from error
@@ -218,20 +222,16 @@ def write_batch(path: bytes, batch: Any) -> None:
         writer.write_batch(batch)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Mapped:
-    """A mapped Arrow file. buffer: the whole file's bytes; batch: its one record batch."""
-
-    buffer: Any
-    batch: Any
-
-
-def map_file(path: bytes) -> Mapped:
-    """Map an Arrow IPC file of one record batch: no descriptor stays open, the map lives as long as
+def map_buffer(path: bytes) -> Any:
+    """A whole file as one mapped pyarrow buffer: no descriptor stays open, the map lives as long as
     anything that looks into it. Raises OSError and ValueError (pyarrow's ArrowInvalid)."""
     with pa.memory_map(os.fsdecode(path)) as file:
-        buffer = file.read_buffer()
+        return file.read_buffer()
+
+
+def only_batch(buffer: Any) -> Any:
+    """The one record batch of a mapped Arrow IPC file. Raises ValueError."""
     reader = pa.ipc.open_file(pa.BufferReader(buffer))
     if reader.num_record_batches != 1:
         raise ValueError(f"{reader.num_record_batches} record batches, wanted 1")
-    return Mapped(buffer=buffer, batch=reader.get_batch(0))
+    return reader.get_batch(0)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import DatasetError, DestinationError, WriteError
 from readers.atomic import make_folder, temp_name, write_json
-from readers.facts import ShardFacts
+from readers.facts import ShardFacts, Sums
 from readers.manifest import MANIFEST, Manifest, read_manifest
 from readers.names import OWN_FOLDER, printable
 from readers.quarantine import Quarantined
@@ -161,8 +161,7 @@ def _part(value: Mapping[str, Any]) -> Part:
         facts = ShardFacts(
             samples=facts["samples"],
             size_bytes=facts["size_bytes"],
-            crc32c=facts["crc32c"],
-            labels_crc32c=facts["labels_crc32c"],
+            sums=Sums(**facts["sums"]),
             labels=None if labels is None else {int(k): v for k, v in labels.items()},
             images=ImageRange(**facts["images"]),
             channels=tuple(facts["channels"]),

@@ -291,6 +291,7 @@ class _Packer:
                 self.folder.shard(shard),
                 size_bytes=part.facts.size_bytes,
                 samples=part.facts.samples,
+                sums=part.facts.sums,
                 shown=printable(shard_name(shard)),
             )
             opened.rewrite_source(ids - np.searchsorted(rejected, ids))

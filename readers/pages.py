@@ -6,11 +6,14 @@ reads many at once. pyarrow has no call for it, hence libc's.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -18,6 +21,10 @@ _libc = ctypes.CDLL(None)
 _madvise = _libc.madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _madvise.restype = ctypes.c_int
+
+
+# More than footer, schema and columns of a usual shard (50 bytes a sample, 600 samples).
+_TAIL_BYTES = 256 * 2**10
 
 
 def advise_willneed(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
@@ -28,3 +35,19 @@ def advise_willneed(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
     first = starts & -mmap.PAGESIZE
     for start, length in zip(first.tolist(), (ends - first).tolist(), strict=True):
         _madvise(start, length, mmap.MADV_WILLNEED)
+
+
+@contextlib.contextmanager
+def only_the_tail(address: int, length: int) -> Iterator[None]:
+    """Inside, faults in this map read single pages, and its last part is read ahead.
+
+    For parsing what stands at a file's end: each fault would read around itself as much as the
+    device is set to (8 MiB on some), megabytes of images that nobody asked for.
+    """
+    _madvise(address, length, mmap.MADV_RANDOM)
+    tail = (address + max(0, length - _TAIL_BYTES)) & -mmap.PAGESIZE
+    _madvise(tail, address + length - tail, mmap.MADV_WILLNEED)
+    try:
+        yield
+    finally:
+        _madvise(address, length, mmap.MADV_NORMAL)

@@ -2,8 +2,8 @@
 
 `Workers` is a small named pool that is owned, closed, and empties itself at interpreter exit
 (concurrent.futures joins its threads there, and nothing here waits for a consumer, so an unclosed
-loader can't hang the exit). `ordered` walks a known future: the consumer's own pull submits work, so
-no feeder thread exists that could block on a full queue.
+loader can't hang the exit). `ordered` walks a known future: the consumer's own pull submits work,
+so no feeder thread exists that could block on a full queue.
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from augment.graph import Graph
-
 from augment.recipe import CheckedRecipe, check_recipe
 from cache.errors import ConfigError, PenstockWarning, PlanError
 from cache.threads import STALL_TIMEOUT_S

@@ -17,8 +17,8 @@ from cache.threads import STALL_TIMEOUT_S, Ordered, Workers
 
 if TYPE_CHECKING:
     import torch
-    from augment.graph import Graph
 
+    from augment.graph import Graph
     from pipeline.batches import BatchReader, Prepared
     from pipeline.statistics import Meter
     from pipeline.steps import Cursor, Step, Walk

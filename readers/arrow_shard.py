@@ -16,9 +16,9 @@ import pyarrow as pa
 from cache.errors import CorruptShardError, IndexChangedError
 from readers.atomic import write_whole
 from readers.facts import Sums
-from readers.manifest import FORMAT, map_buffer, only_batch, write_batch
+from readers.manifest import FORMAT, only_batch, write_batch
 from readers.names import printable
-from readers.pages import advise_willneed, only_the_tail
+from readers.pages import advise_willneed, map_buffer, only_the_tail
 from readers.shard import table
 
 if TYPE_CHECKING:

@@ -13,8 +13,9 @@ from cache.errors import CorruptShardError, DatasetError, IndexChangedError
 from readers.arrow_shard import read_up_to
 from readers.atomic import write_whole
 from readers.facts import Sums
-from readers.manifest import FORMAT, map_buffer, only_batch, write_batch
+from readers.manifest import FORMAT, only_batch, write_batch
 from readers.names import printable
+from readers.pages import map_buffer
 from readers.shard import END, table
 
 if TYPE_CHECKING:

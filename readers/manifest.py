@@ -23,6 +23,7 @@ from cache.errors import CorruptShardError, DatasetError
 from readers.atomic import write_whole
 from readers.facts import ShardFacts, Sums, fingerprint, join_ranges, label_correlation
 from readers.names import printable
+from readers.pages import map_buffer
 from readers.types import ImageRange
 
 if TYPE_CHECKING:
@@ -220,13 +221,6 @@ def write_batch(path: bytes, batch: Any) -> None:
     """One record batch as an uncompressed Arrow IPC file."""
     with pa.OSFile(os.fsdecode(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
         writer.write_batch(batch)
-
-
-def map_buffer(path: bytes) -> Any:
-    """A whole file as one mapped pyarrow buffer: no descriptor stays open, the map lives as long as
-    anything that looks into it. Raises OSError and ValueError (pyarrow's ArrowInvalid)."""
-    with pa.memory_map(os.fsdecode(path)) as file:
-        return file.read_buffer()
 
 
 def only_batch(buffer: Any) -> Any:

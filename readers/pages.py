@@ -1,7 +1,9 @@
-"""Telling the kernel which pages of a map are needed next.
+"""Mapping files, and telling the kernel which pages are needed next.
 
-A thread that faults through cold pages one by one waits for each; asked beforehand, the kernel
-reads many at once. pyarrow has no call for it, hence libc's.
+A map of our own, by libc: pyarrow's asks for the whole file to be read ahead (a cold open of a
+64 MiB shard read 64 MiB), and Python's `mmap` keeps a descriptor open for each map. A thread that
+faults through cold pages one by one waits for each; asked beforehand, the kernel reads many at
+once.
 """
 
 from __future__ import annotations
@@ -9,18 +11,61 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-from typing import TYPE_CHECKING
+import os
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import numpy as np
     from numpy.typing import NDArray
 
-_libc = ctypes.CDLL(None)
-_madvise = _libc.madvise
+_libc = ctypes.CDLL(None, use_errno=True)
+_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
+_mmap.argtypes = (
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int64,
+)
+_mmap.restype = ctypes.c_void_p
+_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_madvise.restype = ctypes.c_int
+_FAILED = ctypes.c_void_p(-1).value
+
+
+class _Map:
+    """A whole file, mapped read-only until nothing refers to this object any more."""
+
+    def __init__(self, path: bytes) -> None:
+        self.address: int | None = None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self.size_bytes = os.fstat(fd).st_size
+            if self.size_bytes == 0:
+                raise ValueError("the file is empty")
+            found = _mmap(None, self.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        finally:
+            os.close(fd)
+        if found is None or found == _FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+        self.address = found
+
+    def __del__(self, unmap: Callable[[int, int], int] = _munmap) -> None:
+        if self.address is not None:
+            unmap(self.address, self.size_bytes)
+
+
+def map_buffer(path: bytes) -> Any:
+    """A whole file as one mapped pyarrow buffer, read-only: no descriptor stays open, the map lives
+    as long as anything that looks into it. Raises OSError, ValueError (an empty file)."""
+    mapped = _Map(path)
+    return pa.foreign_buffer(mapped.address, mapped.size_bytes, base=mapped)
 
 
 # More than footer, schema and columns of a usual shard (50 bytes a sample, 600 samples).

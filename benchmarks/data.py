@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.measure import machine
 from benchmarks.photographs import ImageSet, borrow_images, make_photographs
+from cache.errors import DestinationError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,5 +51,9 @@ def prepare(
     else:
         images = borrow_images(data, out / "yours")
     target = out / "bench-pack"
-    pack(str(images.train), str(target), workers=workers)
+    try:
+        pack(str(images.train), str(target), workers=workers)
+    except DestinationError:  # of other images, or by another version; it is ours to replace
+        shutil.rmtree(target)
+        pack(str(images.train), str(target), workers=workers)
     return Prepared(images=images, pack=target, own=data is not None)

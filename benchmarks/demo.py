@@ -220,7 +220,8 @@ def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
     here = machine()
     console.print(
         f"   Medians of {scale.rounds} interleaved rounds on {here['cores']} cores "
-        f"({here['processor']}); the same images, which Penstock reads from the pack. Waits: share of "
+        f"({here['processor']}); the same images, which Penstock reads from the pack. "
+        "Waits: share of "
         f"the time beside an emulated accelerator whose step on {work.batch_size} images takes "
         f"{done.size.step_ms:.0f} ms, {ACCELERATOR_SHARE:.0%} of what the fastest loader can feed.",
         style="dim",

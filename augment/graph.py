@@ -10,24 +10,28 @@ What shapes it, measured with DALI 2.4 on the CPU at batch 256:
 - The dynamic executor with prefetch_queue_depth=1 takes one schedule_run() per feed and holds as
   many runs as one schedules. With a depth of 2 the first one runs twice; without the dynamic
   executor tensors that were handed out are overwritten.
+- A sample that doesn't decode fails its batch and nothing else. But a header that can't be parsed,
+  or a window outside its image, ends the run while other threads still decode into it, and most
+  trials ended in a segmentation fault. Such samples must never get here: readers compare the CRC of
+  what was verified, and check_headers=True looks at what wasn't.
 """
 
 from __future__ import annotations
 
 import logging
-import sys
 from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from augment.culprits import corrupt, failing_rows, reason_of
 from augment.draws import decodes_window, input_names, resizes_region
+from augment.verify import load_dali, read_header
 from cache.errors import (
     ClosedError,
     ConfigError,
-    CorruptSampleError,
-    MissingDependencyError,
     PenstockError,
 )
+from readers.types import Rejected
 
 if TYPE_CHECKING:
     import torch
@@ -39,7 +43,6 @@ if TYPE_CHECKING:
 Device = Literal["cpu", "cuda"]
 
 _LOG = logging.getLogger("penstock")
-_NAMED_CULPRITS = 5  # sample ids that one message names
 
 
 class Graph:
@@ -58,6 +61,7 @@ class Graph:
         device: str = "cpu",
         device_id: int | None = None,
         deterministic: bool = False,
+        check_headers: bool = False,
         constant_decode: bool = False,
     ) -> None:
         """Build the graph; nothing runs yet.
@@ -65,6 +69,8 @@ class Graph:
         batch_size: the largest batch. threads: CPU threads that decode. device_id: CUDA ordinal,
         None: torch's current one. deterministic: on CUDA decode without the hardware decoder, so
         that pixels don't depend on which decoder a sample falls to; on the CPU they never do.
+        check_headers: read each sample's header before DALI sees it, for 4 us a sample: needed for
+        bytes that no `ImageVerifier` has seen or whose checksum was not compared since.
         constant_decode: for benchmarks: take the same inputs, decode nothing and hand out a
         constant; what is left is the cost of everything but decoding.
         Raises ConfigError (no such device), MissingDependencyError (no DALI).
@@ -78,6 +84,7 @@ class Graph:
             batch_size=batch_size,
             threads=threads,
             deterministic=deterministic,
+            check_headers=check_headers,
             constant=constant_decode,
             **_checked_device(device, device_id),
         )
@@ -102,7 +109,8 @@ class Graph:
             )
         pipe = self._open_pipe()
         # DALI knows no empty batch; a rank may have one at the end of an epoch.
-        held = pipe.schedule(batch, draws) if batch.encoded else None
+        scheduled = bool(batch.encoded) and not (self._plan.check_headers and _bad_headers(batch))
+        held = pipe.schedule(batch, draws) if scheduled else None
         self._fed.append(_Fed(batch, draws, held))
 
     def outputs(self) -> torch.Tensor:
@@ -116,13 +124,15 @@ class Graph:
         if not self._fed:
             raise PenstockError("Graph.outputs: no batch is in flight. Call feed() first.")
         fed = self._fed.popleft()
-        if fed.held is None:
+        if not fed.batch.encoded:
             return pipe.blank(0)
+        if fed.held is None:
+            raise _diagnosed(self._plan, fed, "their headers are bad")
         self._last = fed
         try:
             return pipe.take(len(fed.batch.encoded))
         except RuntimeError as error:
-            raise _diagnosed(self._plan, fed, error) from error
+            raise _diagnosed(self._plan, fed, reason_of(error)) from error
 
     def drain(self) -> None:
         """Drop what is in flight, with its errors: nobody will see those batches."""
@@ -149,7 +159,7 @@ class Graph:
 class _Fed:
     """A batch that was fed, and what DALI may read of it until the next one was taken.
 
-    held: None for an empty batch, of which DALI knows nothing.
+    held: None for a batch of which DALI knows nothing: an empty one, or one with a bad header.
     """
 
     batch: EncodedBatch
@@ -167,6 +177,7 @@ class _Plan:
     device: Device
     device_id: int | None
     deterministic: bool
+    check_headers: bool
     constant: bool
 
 
@@ -227,37 +238,6 @@ class _Pipe:
         device = plan.device if plan.device_id is None else f"{plan.device}:{plan.device_id}"
         dtype: torch.dtype = getattr(torch, plan.recipe.dtype)
         return torch.zeros((samples, *plan.recipe.shape), dtype=dtype, device=device)
-
-
-def load_dali() -> Any:
-    """The module nvidia.dali. Raises MissingDependencyError with the remedy."""
-    try:
-        import nvidia.dali
-        import nvidia.dali.fn
-    except ImportError as error:
-        if not sys.platform.startswith("linux"):
-            remedy = f"DALI exists for Linux only, and this is {sys.platform}: use a Linux machine."
-        else:
-            remedy = (
-                "Install it: pip install 'penstock[dali]' (CUDA 13, or no GPU), or "
-                "'penstock[cuda12]'."
-            )
-        raise MissingDependencyError(
-            f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). {remedy}"
-        ) from error
-    return nvidia.dali
-
-
-def reason_of(error: BaseException) -> str:
-    """DALI's reason in one line, without its traceback of the graph's definition."""
-    text = str(error).rpartition("encountered:")[2].partition("C++ context")[0]
-    lines = [line.strip(" :") for line in text.splitlines()]
-    reason = " ".join(line for line in lines if line and "no longer valid" not in line)
-    if not reason or reason.startswith("Failed to decode sample"):
-        return "its bytes do not decode"
-    if reason.startswith("nvImageCodec failure"):
-        return "its bytes are no image that DALI knows"
-    return reason
 
 
 class _OnDevice(TypedDict):
@@ -352,55 +332,41 @@ def _finished(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any
     return fn.crop_mirror_normalize(images, **options)
 
 
-def _diagnosed(plan: _Plan, fed: _Fed, error: RuntimeError) -> PenstockError:
+def _bad_headers(batch: EncodedBatch) -> dict[int, str]:
+    """Rows that would crash DALI, and why: no header, or one of another size than was stored."""
+    bad: dict[int, str] = {}
+    for row, (sample, dims) in enumerate(zip(batch.encoded, batch.dims.tolist(), strict=True)):
+        header = read_header(sample)
+        if isinstance(header, Rejected):
+            bad[row] = header.reason
+        elif {header.height, header.width} != set(
+            dims
+        ):  # stored dims are upright, these may not be
+            stored = " x ".join(map(str, dims))
+            bad[row] = f"it is {header.height} x {header.width} pixels, and {stored} was stored"
+    return bad
+
+
+def _diagnosed(plan: _Plan, fed: _Fed, reason: str) -> PenstockError:
     """What is wrong with a batch that failed, found by running parts of it alone.
 
-    DALI names the bad samples of a batch sometimes only; a pipeline of its own keeps the runs that
-    are in flight out of this.
+    A pipeline of its own keeps the runs that are in flight out of this.
     """
-    samples = len(fed.batch.encoded)
-    probe = _Pipe(replace(plan, batch_size=samples))
-    culprits: dict[int, str] = {}  # by row
-    parts = deque([(0, samples)])
-    while parts:
-        begin, end = parts.popleft()
-        part = slice(begin, end)
-        held = probe.schedule(
-            replace(
-                fed.batch,
-                ids=fed.batch.ids[part],
-                encoded=fed.batch.encoded[part],
-                dims=fed.batch.dims[part],
-            ),
-            {name: values[part] for name, values in fed.draws.items()},
-        )
-        try:
-            probe.take(end - begin)
-        except RuntimeError as found:
-            middle = (begin + end) // 2
-            if end - begin == 1:
-                culprits[begin] = reason_of(found)
-            else:
-                parts += [(begin, middle), (middle, end)]
-        del held
+    batch, samples = fed.batch, len(fed.batch.encoded)
+    probe = _Pipe(replace(plan, batch_size=samples, constant=False))
+
+    def run(rows: list[int]) -> None:
+        encoded = [batch.encoded[row] for row in rows]
+        part = replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows])
+        held = probe.schedule(part, {name: values[rows] for name, values in fed.draws.items()})
+        probe.take(len(rows))
+        del held  # DALI read it until here
+
+    culprits = _bad_headers(batch)
+    culprits |= failing_rows([row for row in range(samples) if row not in culprits], run)
     if culprits:
-        return _corrupt({int(fed.batch.ids[row]): culprits[row] for row in sorted(culprits)})
+        return corrupt({int(batch.ids[row]): why for row, why in culprits.items()})
     return PenstockError(
         f"A batch of {samples} samples failed in DALI, though each of its samples decodes alone "
-        f"({reason_of(error)}). If memory is short, use a smaller batch."
-    )
-
-
-def _corrupt(culprits: dict[int, str]) -> CorruptSampleError:
-    (sample_id, reason), *others = culprits.items()
-    also = ""
-    if others:
-        named = ", ".join(str(number) for number, _ in others[:_NAMED_CULPRITS])
-        more = len(others) - _NAMED_CULPRITS
-        also = f" So it is with {named}" + (f" and {more} more." if more > 0 else ".")
-    return CorruptSampleError(
-        f"Sample {sample_id} can't be decoded: {reason}.{also} Its bytes or its stored height and "
-        "width may have changed since it was indexed: index or pack the dataset again, which sets "
-        "aside what does not decode.",
-        sample_id=sample_id,
+        f"({reason}). If memory is short, use a smaller batch."
     )

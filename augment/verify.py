@@ -1,9 +1,9 @@
 """Full decodes of images, once, before they may enter a dataset.
 
-The header is read first, so that a file which claims 65,535 x 65,535 pixels is turned away before
-anything of that size is reserved. What passes is decoded whole by DALI, in groups that are bounded
-in pixels; a group that fails is halved until each culprit stands alone, so good images are never
-lost with bad ones.
+The header is read first: a file that claims 65,535 x 65,535 pixels is turned away before anything
+of that size is reserved, and one without a readable header would crash DALI (see `graph`). The rest
+is decoded whole, in groups that are bounded in pixels; a group that fails is halved until each
+culprit stands alone, so good images are never lost with bad ones.
 
 What no decode can find: damage inside a JPEG's scan that keeps its structure decodes to wrong
 pixels. libjpeg and nvImageCodec write what they dislike straight to the process's stderr.
@@ -12,12 +12,12 @@ pixels. libjpeg and nvImageCodec write what they dislike straight to the process
 from __future__ import annotations
 
 import os
-from collections import deque
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from augment.graph import load_dali, reason_of
-from cache.errors import ClosedError, ConfigError
+from augment.culprits import failing_rows
+from cache.errors import ClosedError, ConfigError, MissingDependencyError
 from readers.types import ImageFacts, Rejected
 
 if TYPE_CHECKING:
@@ -29,18 +29,26 @@ if TYPE_CHECKING:
 MAX_PIXELS = 2**27
 """Pixels of the largest image that is decoded: 134 million, 400 MB of RGB."""
 
+_SMALLEST_FILE_BYTES = 16  # below that no image format has a header
+# Sample types that DALI 2.4 was seen to decode; int32 (TIFF) ends a run half-way.
+_DECODABLE_DTYPES = ("uint8", "uint16", "float32")
 # Larger groups are not faster (64, 128, 256 measured), and a bad sample costs more repeats.
 _GROUP_SAMPLES = 64
-_SMALLEST_FILE_BYTES = 16  # below that no image format has a header
 
 
 @dataclass(frozen=True, slots=True)
-class _Header:
-    """What an image says of itself, before orientation. pixels: height times width."""
+class Header:
+    """What an encoded image says of itself, before its orientation is applied."""
 
-    pixels: int
+    height: int
+    width: int
     channels: int
     codec: str
+
+    @property
+    def pixels(self) -> int:
+        """Height times width."""
+        return self.height * self.width
 
 
 class ImageVerifier:
@@ -70,15 +78,23 @@ class ImageVerifier:
         """
         if self._pipe is None:
             raise ClosedError("This verifier is closed; make a new one.")
-        headers = [_read_header(sample, self._max_pixels) for sample in samples]
-        verdicts: list[ImageFacts | Rejected | None] = [
-            header if isinstance(header, Rejected) else None for header in headers
-        ]
-        good = {i: header for i, header in enumerate(headers) if isinstance(header, _Header)}
+        verdicts: dict[int, ImageFacts | Rejected] = {}
+        good: dict[int, Header] = {}
+        for row, sample in enumerate(samples):
+            header = _capped_header(sample, self._max_pixels)
+            if isinstance(header, Header):
+                good[row] = header
+            else:
+                verdicts[row] = header
+
+        def decode(rows: list[int]) -> None:
+            shapes = self._shapes([samples[row] for row in rows])
+            verdicts.update((row, _facts(shapes[i], good[row])) for i, row in enumerate(rows))
+
         for group in self._groups(good):
-            for i, shape in self._decode(samples, group):
-                verdicts[i] = shape if isinstance(shape, Rejected) else _facts(shape, good[i])
-        return [verdict for verdict in verdicts if verdict is not None]
+            for row, reason in failing_rows(group, decode).items():
+                verdicts[row] = Rejected(f"truncated or damaged: {reason}")
+        return [verdicts[row] for row in range(len(samples))]
 
     def close(self) -> None:
         """Release DALI's threads. Safe to call twice."""
@@ -90,7 +106,7 @@ class ImageVerifier:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _groups(self, headers: dict[int, _Header]) -> Iterator[list[int]]:
+    def _groups(self, headers: dict[int, Header]) -> Iterator[list[int]]:
         """Samples to decode together: max_pixels at most, so memory is bounded by one image's."""
         group: list[int] = []
         pixels = 0
@@ -104,23 +120,6 @@ class ImageVerifier:
             pixels += header.pixels
         if group:
             yield group
-
-    def _decode(
-        self, samples: Sequence[Encoded], group: list[int]
-    ) -> Iterator[tuple[int, tuple[int, int] | Rejected]]:
-        """Upright height and width of each sample of a group, or why it has none."""
-        parts = deque([group])
-        while parts:
-            part = parts.popleft()
-            try:
-                shapes = self._shapes([samples[i] for i in part])
-            except RuntimeError as error:
-                if len(part) == 1:
-                    yield part[0], Rejected(f"truncated or damaged: {reason_of(error)}")
-                else:
-                    parts += [part[: len(part) // 2], part[len(part) // 2 :]]
-            else:
-                yield from zip(part, shapes, strict=True)
 
     def _shapes(self, encoded: list[Encoded]) -> list[tuple[int, int]]:
         views = self._tensors([self._tensor(view) for view in encoded], contiguous=False)
@@ -162,22 +161,52 @@ def _decoder(dali: Any, threads: int) -> Any:
     return pipe
 
 
-def _read_header(sample: Encoded, max_pixels: int) -> _Header | Rejected:
+def _capped_header(sample: Encoded, max_pixels: int) -> Header | Rejected:
+    header = read_header(sample)
+    if isinstance(header, Header) and not 1 <= header.pixels <= max_pixels:
+        return Rejected(
+            f"its header says {header.width} x {header.height} pixels; wanted 1 to {max_pixels:,} "
+            "in all"
+        )
+    return header
+
+
+def _facts(shape: tuple[int, int], header: Header) -> ImageFacts:
+    height, width = shape
+    return ImageFacts(height=height, width=width, channels=header.channels, codec=header.codec)
+
+
+def read_header(sample: Encoded) -> Header | Rejected:
+    """What an encoded image says of itself, about 4 us; no pixel is decoded."""
     from nvidia import nvimgcodec
 
     if len(sample) < _SMALLEST_FILE_BYTES:
         return Rejected(f"not an image: {len(sample)} byte(s)" if len(sample) else "empty file")
     try:
         stream = nvimgcodec.CodeStream(sample)
-        header = _Header(stream.height * stream.width, stream.num_channels, stream.codec_name)
-        size = f"{stream.width} x {stream.height}"
+        dtype = str(stream.dtype)
+        header = Header(stream.height, stream.width, stream.num_channels, stream.codec_name)
     except (RuntimeError, ValueError):  # what nvImageCodec raises for bytes that it can't parse
         return Rejected("not an image of a format that DALI decodes")
-    if not 1 <= header.pixels <= max_pixels:
-        return Rejected(f"its header says {size} pixels; wanted 1 to {max_pixels:,} in all")
+    if dtype not in _DECODABLE_DTYPES:
+        return Rejected(f"its samples are {dtype}; DALI decodes {', '.join(_DECODABLE_DTYPES)}")
     return header
 
 
-def _facts(shape: tuple[int, int], header: _Header) -> ImageFacts:
-    height, width = shape
-    return ImageFacts(height=height, width=width, channels=header.channels, codec=header.codec)
+def load_dali() -> Any:
+    """The module nvidia.dali. Raises MissingDependencyError with the remedy."""
+    try:
+        import nvidia.dali
+        import nvidia.dali.fn
+    except ImportError as error:
+        if not sys.platform.startswith("linux"):
+            remedy = f"DALI exists for Linux only, and this is {sys.platform}: use a Linux machine."
+        else:
+            remedy = (
+                "Install it: pip install 'penstock[dali]' (CUDA 13, or no GPU), or "
+                "'penstock[cuda12]'."
+            )
+        raise MissingDependencyError(
+            f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). {remedy}"
+        ) from error
+    return nvidia.dali

@@ -41,6 +41,11 @@ def with_bytes(data, at, new):
     return data[:at] + new + data[at + len(new) :]
 
 
+def whole_numbers():
+    picture = Image.fromarray(photograph(0)[..., 0].astype(np.int32))
+    return encode(kind="TIFF", picture=picture)
+
+
 def huge_jpeg():
     data = encode()
     return with_bytes(data, data.index(b"\xff\xc0") + 5, b"\xff\xff\xff\xff")
@@ -79,6 +84,7 @@ GOOD = {
     "jpeg 2000": (encode(kind="JPEG2000"), 3, "jpeg2k"),
 }
 BAD = {
+    "32 bit tiff": (whole_numbers(), "its samples are int32"),
     "empty": (b"", "empty"),
     "one byte": (b"\xff", "1 byte(s)"),
     "text": (b"path,label\n0001.jpg,3\n0002.jpg,4\n", "not an image"),

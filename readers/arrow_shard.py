@@ -18,7 +18,7 @@ from readers.atomic import write_whole
 from readers.facts import Sums
 from readers.manifest import FORMAT, only_batch, write_batch
 from readers.names import printable
-from readers.pages import advise_willneed, map_buffer, only_the_tail
+from readers.pages import BROKEN, advise_willneed, map_buffer, only_the_tail
 from readers.shard import table
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class ArrowShard:
                 self._parse(buffer, samples, sums)
         except FileNotFoundError:
             raise _missing(path) from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except BROKEN as error:
             raise CorruptShardError(
                 f"{printable(path)}: not a shard that Penstock wrote, or changed since ({error}). "
                 f"{_REMEDY}"

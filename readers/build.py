@@ -81,6 +81,7 @@ def build_folder_index(
     generation = listing.fingerprint()[:16]
     quarantined = list(listing.quarantined)
     names: list[bytes] = []
+    etags: list[str] = []
     facts: list[ShardFacts] = []
     for positions, results in _judged(origin, listing, known, verify, workers, reporter):
         good = [i for i, result in enumerate(results) if isinstance(result, Checked)]
@@ -89,7 +90,7 @@ def build_folder_index(
             continue
         content = _sidecar(listing, positions[good], [r for r in results if isinstance(r, Checked)])
         name = b"%s/%s-%06d.arrow" % (SIDECARS, generation.encode(), len(names))
-        write_sidecar(os.path.join(folder, name), content)
+        etags.append(write_sidecar(os.path.join(folder, name), content))
         names.append(name)
         facts.append(_facts(content))
     lines = quarantine_lines(quarantined)
@@ -100,6 +101,7 @@ def build_folder_index(
     manifest = join_manifest(
         names,
         facts,
+        etags=etags,
         kind="folder",
         classes=listing.classes,
         quarantined=len(quarantined),
@@ -122,7 +124,7 @@ def known_files(manifest: Manifest, folder: bytes) -> dict[bytes, Known]:
     """What an index says of its files, by name. Raises what read_sidecar raises."""
     known: dict[bytes, Known] = {}
     for shard, name in enumerate(manifest.names):
-        sidecar = read_sidecar(os.path.join(folder, name), sums=manifest.sums(shard))
+        sidecar = read_sidecar(os.path.join(folder, name), etag=manifest.etags[shard])
         known |= _known_of(sidecar)
     return known
 

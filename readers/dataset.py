@@ -34,15 +34,18 @@ if TYPE_CHECKING:
     Shard = ArrowShard | FolderShard
 
 
-# Address space, not memory: 1,024 maps of 64 MiB are 64 GiB of it, far below any limit, and windows
-# of the default plans stay below that many shards.
+# Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
+# their tables. A plan with more open shards than this works and opens shards again and again.
 OPEN_SHARDS = 1024
 
-# Reading through a map is checksumming it: 10 GB/s where the pages are in memory, under 1 where
-# each fault waits for the disk. A batch this many times slower than warm reads its successor ahead.
+# Reading through a map is checksumming it: about 10 GB/s (one core, measured) where the pages are
+# in memory, under 0.1 where each fault waits for the disk. After a batch this many times slower
+# than warm the next ones are read ahead; several, since on a fast disk an advised batch looks warm.
+# Advice costs about 4 us a sample, so warm batches do without.
 _WARM_BYTES_PER_S = 8e9
 _WARM_SAMPLE_S = 2e-6
 _COLD_FACTOR = 5.0
+ADVISED_BATCHES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +95,7 @@ class Dataset:
         self._opening = threading.Lock()
         self._index: Index | None = None
         self._shards: OrderedDict[int, Shard] = OrderedDict()
-        self._cold = True  # until a batch says otherwise
+        self._advise = ADVISED_BATCHES  # until enough batches say otherwise
         self._closed = False
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
@@ -265,13 +268,13 @@ class Dataset:
         return _Visit(shards=opened, bounds=bounds, rows=row_of, table=table)
 
     def _load(self, visit: _Visit, mode: ReadMode) -> list[Encoded]:
-        """The samples' bytes, views or in one fresh block of memory."""
+        """The samples' bytes: views, or read into fresh memory."""
         starts, ends = visit.table[:, START], visit.table[:, END]
         first, last = starts.tolist(), ends.tolist()
         is_mapped = mode == "mmap" and bool(visit.shards) and visit.shards[0].is_mapped
         encoded: list[Encoded] = []
         if is_mapped:
-            if self._cold:
+            if self._advise:
                 for shard, a, b in visit.pieces():
                     shard.advise(starts[a:b], ends[a:b])
             for shard, a, b in visit.pieces():
@@ -288,10 +291,11 @@ class Dataset:
         return encoded
 
     def _note_rate(self, table: NDArray[np.int64], seconds: float) -> None:
-        """Remember whether this batch waited for the disk."""
+        """Remember for the next batches whether this one waited for the disk."""
         size_bytes = int((table[:, END] - table[:, START]).sum())
         warm_s = size_bytes / _WARM_BYTES_PER_S + len(table) * _WARM_SAMPLE_S
-        self._cold = seconds > _COLD_FACTOR * warm_s
+        is_cold = seconds > _COLD_FACTOR * warm_s
+        self._advise = ADVISED_BATCHES if is_cold else max(0, self._advise - 1)
 
     def _mend(
         self,
@@ -369,8 +373,6 @@ def _checked_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def _slots(sizes: list[int]) -> list[Encoded]:
-    """Room for samples and one byte more each, cut from one block: numpy backs a large block with
-    huge pages, and faulting a batch's small pages in costs more than copying into them."""
-    ends = np.cumsum([size_bytes + 1 for size_bytes in sizes], dtype=np.int64).tolist()
-    block = np.empty(ends[-1] if ends else 0, np.uint8)
-    return [block[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    """Room for samples and one byte more each. An array each, so that a sample that someone keeps
+    doesn't hold its whole batch; one block for all was no faster."""
+    return [np.empty(size_bytes + 1, np.uint8) for size_bytes in sizes]

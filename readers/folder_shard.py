@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
 from cache.errors import CorruptShardError, DatasetError, IndexChangedError
 from readers.arrow_shard import read_up_to
 from readers.atomic import write_whole
-from readers.facts import Sums
 from readers.manifest import FORMAT, only_batch, write_batch
 from readers.names import printable
-from readers.pages import map_buffer
+from readers.pages import BROKEN, map_buffer
 from readers.shard import END, table
 
 if TYPE_CHECKING:
@@ -46,8 +46,8 @@ class SidecarContent:
     labels: NDArray[np.int64] | None
 
 
-def write_sidecar(path: bytes, content: SidecarContent) -> None:
-    """Write a sidecar whole. Raises WriteError."""
+def write_sidecar(path: bytes, content: SidecarContent) -> str:
+    """Write a sidecar whole; returns its etag (a checksum of the file). Raises WriteError."""
     columns = {
         "path": pa.array(list(content.names), pa.large_binary()),
         "bytes": pa.array(content.sizes, pa.int64()),
@@ -63,28 +63,30 @@ def write_sidecar(path: bytes, content: SidecarContent) -> None:
         columns["label"] = pa.array(content.labels, pa.int64())
     batch = pa.record_batch(columns).replace_schema_metadata({"penstock.sidecar": str(FORMAT)})
     write_whole(path, lambda temp: write_batch(temp, batch))
+    return _etag(map_buffer(path))
 
 
-def read_sidecar(path: bytes, *, sums: Sums) -> SidecarContent:
-    """Map a sidecar. sums: what the manifest promises. Raises IndexChangedError (missing,
-    another one's), CorruptShardError (torn)."""
+def _etag(buffer: Any) -> str:
+    return f"crc32c-{crc32c(buffer):08x}"
+
+
+def read_sidecar(path: bytes, *, etag: str) -> SidecarContent:
+    """Map a sidecar. etag: what the manifest promises. Raises IndexChangedError (it is gone),
+    CorruptShardError (torn, changed)."""
     try:
-        batch = only_batch(map_buffer(path))
-        content = _content(batch)
+        buffer = map_buffer(path)
+        if _etag(buffer) != etag:
+            raise ValueError("its checksum isn't what the manifest promises")
+        return _content(only_batch(buffer))
     except FileNotFoundError:
         raise IndexChangedError(
             f"{printable(path)}: part of the index is gone; it was built anew while this dataset "
             f"was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except BROKEN as error:
         raise CorruptShardError(
             f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
         ) from error
-    if sums != Sums.of(content.crcs, content.heights, content.widths, content.labels):
-        raise CorruptShardError(
-            f"{printable(path)}: this part of the index isn't what the manifest promises. {REINDEX}"
-        )
-    return content
 
 
 def _content(batch: Any) -> SidecarContent:

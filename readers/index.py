@@ -97,7 +97,8 @@ class Index:
         FetchError."""
         name, sums = self.manifest.names[shard], self.manifest.sums(shard)
         if self.kind == "folder":
-            return FolderShard(self.origin, read_sidecar(self._sidecar(name), sums=sums))
+            etag = self.manifest.etags[shard]
+            return FolderShard(self.origin, read_sidecar(self._sidecar(name), etag=etag))
         size_bytes = int(self.shard_bytes[shard])
         path = self.origin.file(name, size_bytes=size_bytes, version=_version(sums))
         return ArrowShard(

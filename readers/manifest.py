@@ -23,7 +23,7 @@ from cache.errors import CorruptShardError, DatasetError
 from readers.atomic import write_whole
 from readers.facts import ShardFacts, Sums, fingerprint, join_ranges, label_correlation
 from readers.names import printable
-from readers.pages import map_buffer
+from readers.pages import BROKEN, map_buffer
 from readers.types import ImageRange
 
 if TYPE_CHECKING:
@@ -67,12 +67,14 @@ class About:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Manifest:
-    """names: files of the shards, below the folder that kind says. shard_bytes, samples: int64,
-    crc32c: of the shard's sample CRCs as little-endian uint32, columns_crc32c: of its
-    little-endian int64 (0 without labels), uint32; all of shape (shards,)."""
+    """names: files of the shards or sidecars; etags: checksums of the sidecars, "" for packs.
+    shard_bytes, samples: int64, crc32c: of the shard's sample CRCs as little-endian uint32,
+    columns_crc32c: of its little-endian int64 (0 without labels), uint32; all of shape
+    (shards,)."""
 
     about: About
     names: Sequence[bytes]
+    etags: Sequence[str]
     shard_bytes: NDArray[np.int64]
     samples: NDArray[np.int64]
     crc32c: NDArray[np.uint32]
@@ -90,6 +92,7 @@ def join_manifest(
     kind: Kind,
     classes: tuple[str, ...],
     quarantined: int,
+    etags: Sequence[str] | None = None,
     **more: Any,
 ) -> Manifest:
     """Sum up shards, at least one, in their order. more: further fields of About."""
@@ -116,6 +119,7 @@ def join_manifest(
     return Manifest(
         about=about,
         names=names,
+        etags=etags if etags is not None else [""] * len(names),
         shard_bytes=np.array([f.size_bytes for f in facts], np.int64),
         samples=samples,
         crc32c=crcs,
@@ -123,8 +127,8 @@ def join_manifest(
     )
 
 
-class _Names(Sequence[bytes]):
-    """Names of a mapped column, decoded one at a time: 10^6 shards cost no memory."""
+class _Column(Sequence[Any]):
+    """Values of a mapped column, decoded one at a time: 10^6 shards cost no memory."""
 
     def __init__(self, column: Any) -> None:
         self._column = column
@@ -140,6 +144,7 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
     """Write a manifest whole. Raises WriteError."""
     columns = {
         "uri": pa.array(list(manifest.names), pa.binary()),
+        "etag": pa.array(list(manifest.etags), pa.string()),
         "bytes": pa.array(manifest.shard_bytes, pa.int64()),
         "samples": pa.array(manifest.samples, pa.int64()),
         "crc32c": pa.array(manifest.crc32c, pa.uint32()),
@@ -164,7 +169,7 @@ def read_manifest(path: bytes, *, remedy: str) -> Manifest:
         newer = int(about.pop("version")) > FORMAT
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except BROKEN as error:
         raise _damaged(path, error, remedy) from error
     if newer:
         raise DatasetError(
@@ -176,13 +181,14 @@ def read_manifest(path: bytes, *, remedy: str) -> Manifest:
             raise ValueError("its checksum is wrong")
         return Manifest(
             about=_about(about),
-            names=_Names(batch.column("uri")),
+            names=_Column(batch.column("uri")),
+            etags=_Column(batch.column("etag")),
             shard_bytes=batch.column("bytes").to_numpy(),
             samples=batch.column("samples").to_numpy(),
             crc32c=batch.column("crc32c").to_numpy(),
             columns_crc32c=batch.column("columns_crc32c").to_numpy(),
         )
-    except (ValueError, KeyError, TypeError) as error:
+    except BROKEN as error:
         raise _damaged(path, error, remedy) from error
 
 
@@ -205,9 +211,9 @@ def _checksum(text: bytes, batch: Any) -> int:
     total = crc32c(text)
     for name in _COLUMNS:
         total = crc32c(np.ascontiguousarray(batch.column(name).to_numpy()), total)
-    # Offsets and bytes of the names, without what a buffer pads.
-    lengths = batch.column("uri")
-    return int(crc32c(b"\0".join(lengths.to_pylist()), total))
+    names = b"\0".join(batch.column("uri").to_pylist())
+    etags = "\0".join(batch.column("etag").to_pylist())
+    return int(crc32c(etags.encode(), crc32c(names, total)))
 
 
 def _own_version() -> str:
@@ -224,8 +230,10 @@ def write_batch(path: bytes, batch: Any) -> None:
 
 
 def only_batch(buffer: Any) -> Any:
-    """The one record batch of a mapped Arrow IPC file. Raises ValueError."""
+    """The one record batch of a mapped Arrow IPC file. Raises one of BROKEN."""
     reader = pa.ipc.open_file(pa.BufferReader(buffer))
     if reader.num_record_batches != 1:
         raise ValueError(f"{reader.num_record_batches} record batches, wanted 1")
-    return reader.get_batch(0)
+    batch = reader.get_batch(0)
+    batch.validate(full=True)  # or offsets that lead nowhere end in a crash
+    return batch

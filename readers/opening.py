@@ -5,8 +5,8 @@ A pack has its manifest beside its shards. A folder's index is looked for in `in
 written. A local folder's index notes the time of each folder that was listed: where one differs,
 files came or went, and the index is brought up to date; facts of unchanged files are kept. A file
 that changed in place is found when it is read, by size and CRC-32C. A remote folder isn't listed
-again on opening (10^6 objects take a minute to list), and nothing is written to it unasked:
-`penstock index` does both.
+again on opening (stores list a page at a time), and nothing is written to it unasked: `penstock
+index` does both.
 """
 
 from __future__ import annotations

@@ -38,6 +38,18 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _FAILED = ctypes.c_void_p(-1).value
 
 
+BROKEN = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    IndexError,
+    pa.ArrowException,
+)
+"""What parsing a damaged Arrow file raises, pyarrow's own kinds and those of what it then lacks."""
+
+
 class _Map:
     """A whole file, mapped read-only until nothing refers to this object any more."""
 

@@ -15,8 +15,8 @@ ReadMode = Literal["mmap", "pread"]
 
 START, END, HEIGHT, WIDTH, LABEL, CRC = range(6)
 """Columns of a shard's table. START, END: the sample's bytes in the shard's flat data, end
-exclusive (a folder's file: 0 and its size). One int64 table, because gathering one row set from one
-array costs a sixth of gathering it from six."""
+exclusive (a folder's file: 0 and its size). One int64 table, because a batch gathers rows from many
+shards: one gather of 4 rows takes 0.7 us, six from separate columns 4.2."""
 
 
 class OpenShard(Protocol):

@@ -150,13 +150,27 @@ def test_open_maps_are_bounded_and_hold_no_descriptor(
     assert maps() == before
 
 
-def test_cold_batches_are_advised_and_read_the_same(
-    built: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("factor", "advised"), [(-1.0, 3), (float("inf"), 2)])
+def test_batches_are_read_ahead_while_the_last_ones_were_cold(
+    built: Path, monkeypatch: pytest.MonkeyPatch, factor: float, advised: int
 ) -> None:
+    """Every batch counts as cold, or none does: then two are advised at the start and no more."""
+    from readers.arrow_shard import ArrowShard
+
+    calls: list[int] = []
+    monkeypatch.setattr(readers.dataset, "_COLD_FACTOR", factor)
+    monkeypatch.setattr(readers.dataset, "ADVISED_BATCHES", 2)
+    real = ArrowShard.advise
+    monkeypatch.setattr(
+        ArrowShard,
+        "advise",
+        lambda *args: (calls.append(1), real(*args)),  # type: ignore[func-returns-value]
+    )
     with Dataset(built / "pack") as dataset:
-        whole = contents(dataset.read(rows_of(dataset)))
-        monkeypatch.setattr(dataset, "_cold", True)
-        assert contents(dataset.read(rows_of(dataset))) == whole
+        row = rows_of(dataset)[:1]
+        whole = [contents(dataset.read(row)) for _ in range(3)]
+    assert whole[0] == whole[1] == whole[2]
+    assert len(calls) == advised
 
 
 @pytest.mark.parametrize(

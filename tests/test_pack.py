@@ -17,7 +17,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import readers.atomic
 from cache.errors import (
     ConfigError,
     CorruptSampleError,
@@ -384,9 +383,7 @@ def test_a_shard_without_a_good_image_leaves_the_others(tmp_path: Path) -> None:
 def test_a_source_file_that_changes_meanwhile_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    from readers import pack_source
-
-    real = pack_source.list_folder
+    from readers.folder import list_folder as real
 
     def list_then_change(origin: object) -> object:
         found = real(origin)  # type: ignore[arg-type]
@@ -402,7 +399,7 @@ def test_a_source_file_that_changes_meanwhile_is_named(
             os.utime(victim, ns=(3, 3))
         return found
 
-    monkeypatch.setattr(pack_source, "list_folder", list_then_change)
+    monkeypatch.setattr("readers.pack_source.list_folder", list_then_change)
     with pytest.raises(IndexChangedError, match=r"class-2/0002\.jpg"):
         make(folder, tmp_path / "pack")
 
@@ -418,7 +415,7 @@ def test_a_full_disk_is_a_clean_error_and_the_pack_goes_on_later(
             raise OSError(errno.ENOSPC, "No space left on device")
         real(fd)
 
-    monkeypatch.setattr(readers.atomic.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(WriteError, match=r"disk is full.*run the same command again"):
         make(folder, tmp_path / "pack")
     monkeypatch.undo()

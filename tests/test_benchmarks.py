@@ -303,7 +303,7 @@ def test_overhead_tells_microseconds(prepared: Prepared, tmp_path: Path) -> None
     path = overhead.measure(
         prepared, batch_size=16, batches=4, rounds=1, results=tmp_path, console=quiet()
     )
-    assert json.loads(path.read_text())["cpu_us_per_sample"]["median"] > 0
+    assert json.loads(path.read_text())["cpu_us_per_sample"]["process"] > 0
 
 
 def test_resume_tells_every_start(tmp_path: Path) -> None:
@@ -324,7 +324,12 @@ def test_memory_tells_a_slope(tmp_path: Path) -> None:
     assert len(json.loads(path.read_text())["resident_mib"]) == 3
 
 
-def test_slope_is_the_growth_an_epoch() -> None:
-    assert memory.slope_mib([50.0, 80.0, *[100.0 + 0.5 * i for i in range(8)]]) == pytest.approx(
-        0.5
-    )
+def test_growth_of_a_leak_is_seen_by_every_reading() -> None:
+    slopes = memory.growth([100.0 + 0.5 * i for i in range(10)])
+    assert list(slopes.values()) == pytest.approx([0.5] * 4)
+
+
+def test_growth_that_stops_is_not_in_the_last_half() -> None:
+    slopes = memory.growth([100.0] * 4 + [160.0] * 6)
+    assert slopes["last_half"] == pytest.approx(0)
+    assert slopes["least_squares"] > 1

@@ -47,10 +47,10 @@ def held() -> dict[str, int]:
 
 
 def growth(resident: list[float]) -> dict[str, float]:
-    """MiB an epoch by four readings; "least_squares" is the one that the limit is held against.
-
     """MiB an epoch by four readings; the limit is held against "least_squares".
-    on Kendall's tau", 1968).
+
+    "pairwise_median" is Theil's and Sen's slope: Sen, "Estimates of the regression coefficient
+    based on Kendall's tau", 1968.
     """
     kept = np.asarray(resident[int(len(resident) * WARM_SHARE) :])
     first, second = np.triu_indices(len(kept), 1)

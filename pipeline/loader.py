@@ -178,6 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
         """Take a run over; the finalizer stops it when the loader goes, whichever way."""
         self._built = built
         self._run_finalizer = weakref.finalize(self, built.run.close)
+        self._run_finalizer.atexit = False  # the run has a hook of its own, in the right order
 
     # -- iteration
 

@@ -7,12 +7,14 @@ at once; asked for any other cursor, it drops what is in flight and starts there
 
 from __future__ import annotations
 
+import atexit
 import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cache.errors import ClosedError
+from cache.heap import trim_heap
 from cache.threads import STALL_TIMEOUT_S, Ordered, Workers
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from pipeline.statistics import Meter
     from pipeline.steps import Cursor, Step, Walk
 
-# Two threads overlap one batch's page faults with another's checksums; they spend little CPU.
-READ_THREADS = 2
 # Prepared batches wait here beside those in DALI; more would only hold mapped pages.
 PREPARED_AHEAD = 2
 
@@ -49,6 +49,7 @@ class Run:
         depth: int,
         endless: bool,
         meter: Meter,
+        read_threads: int,
         timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         self._reader = reader
@@ -58,12 +59,14 @@ class Run:
         self._endless = endless
         self._meter = meter
         self._timeout_s = timeout_s
-        self._pool = Workers(READ_THREADS, name="read")
+        self._pool = Workers(read_threads, name="read")
         self._stream: Ordered[Step, Prepared] | None = None
         self._fed: deque[Prepared] = deque()
         self._failure: Exception | None = None
         self._next: Cursor | None = None
         self._closed = False
+        # Registered after DALI was imported: it runs before DALI's own hook takes the graph away.
+        atexit.register(self.close)
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor, unless that is what is already under way."""
@@ -98,6 +101,8 @@ class Run:
         prepared = self._fed.popleft()
         self._feed(wait=False)
         then = prepared.step.then
+        if then.epoch != cursor.epoch:
+            self._pool.submit(lambda _: trim_heap(), None)
         if self._endless or then.epoch == cursor.epoch:
             self._next = then
         self._meter.read_s += prepared.read_s
@@ -150,6 +155,7 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        atexit.unregister(self.close)
         try:
             self._stop_stream()
         finally:

@@ -169,4 +169,7 @@ def test_ctrl_c_ends_the_job_within_5_s(pack: Path) -> None:
 
 def test_a_loader_that_nobody_closed_does_not_hang_the_exit(pack: Path) -> None:
     code = JOB.format(body=UNCLOSED)
-    subprocess.run([sys.executable, "-c", code, str(pack)], check=True, timeout=30)
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(pack)], capture_output=True, text=True, timeout=30
+    )
+    assert (run.returncode, run.stderr) == (0, "")

@@ -166,8 +166,8 @@ class ArrowShard:
 
 
 def read_up_to(fd: int, into: Encoded, offset: int = 0) -> int:
-    """Fill an array from a file's offset; bytes that came, fewer where the file ends. Raises "
-    "OSError."""
+    """Fill an array from a file's offset; bytes that came, fewer where the file ends. Raises
+    OSError."""
     view, got = into.data, 0
     while got < len(view) and (more := os.preadv(fd, [view[got:]], offset + got)):
         got += more

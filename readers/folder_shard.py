@@ -31,8 +31,8 @@ REINDEX = "Run `penstock index` on the dataset again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarContent:
-    """What a sidecar holds of n files; all of shape (n,). versions: etags or the like, of remote "
-    "ones."""
+    """What a sidecar holds of n files; all of shape (n,). versions: etags or the like, of remote
+    ones."""
 
     names: Sequence[bytes]
     sizes: NDArray[np.int64]

@@ -110,8 +110,8 @@ class Index:
         )
 
     def drop_copy(self, shard: int) -> bool:
-        """Forget the local copy of a pack's remote shard; False where nothing can be fetched "
-        "anew."""
+        """Forget the local copy of a pack's remote shard; False where nothing can be fetched
+        anew."""
         name, version = self.manifest.names[shard], _version(self.manifest.sums(shard))
         return self.origin.drop(name, size_bytes=int(self.shard_bytes[shard]), version=version)
 

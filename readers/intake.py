@@ -38,8 +38,8 @@ class Chunk:
 
 
 def cut(sizes: NDArray[np.int64]) -> Iterator[slice]:
-    """Slices of at most CHUNK_FILES files and CHUNK_BYTES (or one file). sizes: bytes, shape "
-    "(n,)."""
+    """Slices of at most CHUNK_FILES files and CHUNK_BYTES (or one file). sizes: bytes, shape
+    (n,)."""
     start, held = 0, 0
     for i, size_bytes in enumerate(sizes.tolist()):
         if i > start and (held + size_bytes > CHUNK_BYTES or i - start == CHUNK_FILES):
@@ -83,8 +83,8 @@ def read_chunks(
 
 
 def read_candidate(origin: Origin, file: File) -> Encoded | Rejected:
-    """A file's bytes, or why it can't be an image; a large file of another kind isn't read "
-    "whole."""
+    """A file's bytes, or why it can't be an image; a large file of another kind isn't read
+    whole."""
     path = origin.file(file.name, size_bytes=file.size_bytes, version=file.version)
     try:
         with open(path, "rb", buffering=0) as opened:

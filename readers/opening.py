@@ -62,8 +62,8 @@ _REPACK = "Run the same `penstock pack` again into an empty folder, or fetch the
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSummary:
-    """What build_index did. bytes: of all samples; seconds: wall time; place: the index's "
-    "folder."""
+    """What build_index did. bytes: of all samples; seconds: wall time; place: the
+    index's folder."""
 
     samples: int
     shards: int
@@ -343,8 +343,8 @@ def _directories(manifest: Manifest) -> dict[bytes, int]:
 
 
 def _read_own(place: bytes) -> Manifest | None:
-    """A folder's index in `place`; None if there is none, or a torn one, which is ours to "
-    "replace."""
+    """A folder's index in `place`; None if there is none, or a torn one, which is ours to
+    replace."""
     try:
         manifest = read_manifest(os.path.join(place, MANIFEST), remedy=REINDEX)
     except (FileNotFoundError, NotADirectoryError):

@@ -202,8 +202,8 @@ def show(url: Url) -> str:
 def locate(
     url: Url, *, storage_options: Mapping[str, Any] | None, copies_folder: Callable[[], str]
 ) -> Origin:
-    """The origin behind a URL. copies_folder: asked for a remote one only. Raises ConfigError, "
-    "MissingDependencyError, FetchError."""
+    """The origin behind a URL. copies_folder: asked for a remote one only. Raises ConfigError,
+    MissingDependencyError, FetchError."""
     path = local_path(url)
     if path is not None:
         if not path or b"\0" in path:

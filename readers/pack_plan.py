@@ -52,8 +52,8 @@ def plan_samples(
 
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:
-    """A permutation of range(count), int64: by a keyed hash, so that no numpy version changes "
-    "it."""
+    """A permutation of range(count), int64: by a keyed hash, so that no numpy version changes
+    it."""
     keys = keyed_hash(seed, np.arange(count, dtype=np.int64))
     return np.argsort(keys, kind="stable").astype(np.int64)
 

@@ -75,7 +75,7 @@ def pack(
             storage_options=parse_options(storage_option),
             cache=cache,
         )
-    _report(asdict(summary), as_json=as_json, place=dst)
+    _report(asdict(summary), as_json=as_json, place=f"{dst.rstrip('/')}/_penstock")
 
 
 def index(
@@ -84,6 +84,7 @@ def index(
         Path | None, typer.Option(help="Folder for the index, where URL can't be written.")
     ] = None,
     workers: Workers = 0,
+    cache: CacheFolder = None,
     storage_option: StoreOptions = None,
     as_json: Json = False,
 ) -> None:
@@ -97,11 +98,12 @@ def index(
         summary = build_index(
             url,
             out=out,
+            cache=cache,
             workers=workers or usable_cores(),
             progress=progress,
             storage_options=parse_options(storage_option),
         )
-    _report(asdict(summary), as_json=as_json, place=str(out or url))
+    _report(asdict(summary), as_json=as_json, place=summary.place)
 
 
 def inspect(
@@ -177,14 +179,17 @@ def _report(summary: dict[str, Any], *, as_json: bool, place: str) -> None:
         typer.echo(json.dumps(summary))
         return
     console = Console()
+    shards = summary["shards"]
     console.print(
-        f"[bold green]done[/] {summary['samples']:,} samples in {summary['shards']:,} shards, "
-        f"{format_size(summary['bytes'])}, {summary['seconds']:.1f} s"
+        f"[bold green]done[/] {summary['samples']:,} samples in {shards:,} "
+        f"shard{'s' * (shards != 1)}, {format_size(summary['bytes'])}, {summary['seconds']:.1f} s"
     )
+    if not summary.get("complete", True):
+        console.print("This rank's share; the pack is whole when the other ranks are done.")
     if summary["quarantined"]:
         console.print(
             f"[yellow]{summary['quarantined']:,} quarantined[/], each by name with its reason in "
-            f"{place.rstrip('/')}/_penstock/quarantine.jsonl",
+            f"{place}/quarantine.jsonl",
             soft_wrap=True,
         )
 

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 10  # torchvision's RandomResizedCrop.get_params
 
+# Bilinear sampling reads 2 pixels a side: shrinking by more than that skips some.
+UNFILTERED_SHRINK = 2
+
 # Decoded beyond a bilinear filter's support (1 pixel, or the scale when antialiased): half a pixel
 # of centre offset, and float32 rounding of the region's corners.
 _SPARE_PX = 2
@@ -40,7 +43,8 @@ Draws = dict[str, "NDArray[Any]"]
 
 start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright
 image. mirror: int32, (n,). lowK, highK: region that stage K resizes, (y, x) in pixels of its input,
-float32, (n, 2). sizeK: height and width it gets, float32, (n, 2). Only what `input_names` lists.
+float32, (n, 2). sizeK: height and width it gets, float32, (n, 2). filterK: whether it is
+antialiased, bool, (n,). Only what `input_names` lists.
 """
 
 
@@ -110,6 +114,7 @@ def input_names(recipe: CheckedRecipe) -> list[str]:
         if stage.size is not None:
             names += [f"low{number}", f"high{number}"] if _cuts(stage.after) else []
             names += [] if stage.out else [f"size{number}"]
+            names += [f"filter{number}"] if stage.antialias == "auto" else []
     return [*names, "mirror"] if recipe.flips else names
 
 
@@ -255,6 +260,9 @@ def _resize_inputs(
     stage = recipe.stages[number]
     if stage.out is None:
         inputs[f"size{number}"] = _pairs(view.height, view.width, np.float32)
+    if stage.antialias == "auto":
+        rows, columns = (UNFILTERED_SHRINK * side for side in view.image)
+        inputs[f"filter{number}"] = (source.height > rows) | (source.width > columns)
     if not resizes_region(stage):
         if number == 0 and decodes_window(recipe):
             _set_window(inputs, source.top, source.left, source.height, source.width)
@@ -282,6 +290,7 @@ def _reach(
     stage: Stage, start: Ints, length: Ints, resized: Ints, low: Floats, high: Floats
 ) -> tuple[Ints, Ints]:
     """First pixel and number of pixels that resizing [low, high) of one side reads."""
+    # With "auto" some are filtered; decoding a little more for the others does no harm.
     support = np.ceil(np.maximum(length / resized, 1.0)) if stage.antialias else 1.0
     first = np.maximum(np.floor(low) - support - _SPARE_PX, start).astype(np.int64)
     end = np.minimum(np.ceil(high) + support + _SPARE_PX, start + length).astype(np.int64)

@@ -272,10 +272,10 @@ def _describe(plan: _Plan) -> tuple[Any, ...]:
         return fn.external_source(name=name, no_copy=True, dtype=dtype, ndim=ndim)
 
     encoded = source("encoded", types.UINT8, 1)
-    kinds = {"start": types.INT32, "shape": types.INT32, "mirror": types.INT32}
+    kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1), "mirror": (types.INT32, 0)}
+    kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.stages))}
     inputs = {
-        name: source(name, kinds.get(name, types.FLOAT), 0 if name == "mirror" else 1)
-        for name in input_names(plan.recipe)
+        name: source(name, *kinds.get(name, (types.FLOAT, 1))) for name in input_names(plan.recipe)
     }
     if plan.constant:  # as small as DALI's outputs get, and every input is used
         return (encoded.shape(), *inputs.values())
@@ -311,11 +311,29 @@ def _decoded(plan: _Plan, encoded: Any, inputs: dict[str, Any]) -> Any:
 def _resized(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:
     from nvidia.dali import fn, types
 
-    options: dict[str, Any] = {"interp_type": types.INTERP_LINEAR, "antialias": stage.antialias}
-    options["size"] = list(stage.out) if stage.out else inputs[f"size{number}"]
+    names = {} if stage.out else {"size": f"size{number}"}
     if resizes_region(stage):
-        options |= {"roi_start": inputs[f"low{number}"], "roi_end": inputs[f"high{number}"]}
-    return fn.resize(images, **options)
+        names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
+
+    def resize(images: Any, arguments: dict[str, Any], *, antialias: bool) -> Any:
+        fixed = {"size": list(stage.out)} if stage.out else {}
+        options = {"interp_type": types.INTERP_LINEAR, "antialias": antialias, **fixed}
+        return fn.resize(images, **options, **arguments)
+
+    arguments = {option: inputs[name] for option, name in names.items()}
+    if stage.antialias != "auto":
+        return resize(images, arguments, antialias=stage.antialias)
+    # What DALI's own `if` is made of; splitting and merging hand pixels on without a copy.
+    which = inputs[f"filter{number}"]
+    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
+    filtered, plain = {}, {}
+    for option, node in {"images": images, **arguments}.items():
+        filtered[option], plain[option] = conditional.split(node, predicate=which, _if_stmt=True)
+    return conditional.merge(
+        resize(filtered.pop("images"), filtered, antialias=True),
+        resize(plain.pop("images"), plain, antialias=False),
+        predicate=which,
+    )
 
 
 def _finished(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from augment.ops import (
     Cast,
@@ -28,6 +28,7 @@ from cache.errors import RecipeError
 from readers.types import ImageRange
 
 Geometric = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip
+Antialias = bool | Literal["auto"]
 _KNOWN = (Decode, Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip, Normalize, Cast)
 
 
@@ -43,13 +44,14 @@ class Window:
 class Stage:
     """Windows of the stage's input, then a resize, then windows of its result.
 
-    size: as in `Resize`; None: no resize (then `after` is empty). out: height and width that leave
-    the stage, None if they differ between samples.
+    antialias: "auto": per sample, where it shrinks by more than 2. size: as in `Resize`; None: no
+    resize (then `after` is empty). out: height and width that leave the stage, None if they differ
+    between samples.
     """
 
     before: tuple[Window, ...] = ()
     size: Size | None = None
-    antialias: bool = True
+    antialias: Antialias = True
     after: tuple[Window, ...] = ()
     out: tuple[int, int] | None = None
 
@@ -217,7 +219,7 @@ def _with_window(stage: Stage, window: Window, sizes: ImageRange | None) -> Stag
 
 
 def _with_resize(
-    stages: list[Stage], size: Size, antialias: bool, sizes: ImageRange
+    stages: list[Stage], size: Size, antialias: Antialias, sizes: ImageRange
 ) -> list[Stage]:
     last = stages[-1]
     if last.size is None:

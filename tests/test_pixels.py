@@ -110,7 +110,7 @@ def test_evaluation_agrees_with_pillow_and_torchvisions_resize(resize, size):
 
 def test_a_training_window_agrees_with_pillows_crop_and_resize():
     files = photographs(120, seed=3)
-    ours, draws = run((RandomResizedCrop((40, 50)),), files)
+    ours, draws = run((RandomResizedCrop((40, 50), antialias=True),), files)
     theirs = []
     for file, (y, x), (h, w) in zip(files, draws["start"], draws["shape"], strict=True):
         window = pillow(file).crop((x, y, x + w, y + h))
@@ -120,6 +120,18 @@ def test_a_training_window_agrees_with_pillows_crop_and_resize():
     assert difference[:, :, 1:-1, 1:-1].max() <= 2
     # At a window's edge DALI repeats the last pixel where Pillow leaves it out of the mean.
     assert difference.max() <= 16
+
+
+def test_auto_filters_the_windows_that_shrink_by_more_than_2():
+    files = photographs(60, seed=3)
+    auto, draws = run((RandomResizedCrop((40, 50)),), files)
+    filtered, _ = run((RandomResizedCrop((40, 50), antialias=True),), files)
+    plain, _ = run((RandomResizedCrop((40, 50), antialias=False),), files)
+    shrinks = (draws["shape"] > np.array([80, 100])).any(axis=1)
+    assert 0 < shrinks.sum() < len(files)
+    np.testing.assert_array_equal(auto[shrinks], filtered[shrinks])
+    np.testing.assert_array_equal(auto[~shrinks], plain[~shrinks])
+    assert np.abs(auto - filtered).mean() < 1.0
 
 
 @pytest.mark.parametrize("antialias", [True, False])

@@ -50,9 +50,9 @@ class Scale:
     epochs: of the training job. rounds: of the comparison. size: of a round.
     """
 
-    train_images: int = 3072
-    eval_images: int = 480
-    epochs: int = 5
+    train_images: int = 2560
+    eval_images: int = 320
+    epochs: int = 4
     batch_size: int = 64
     rounds: int = 5
     size: RoundSize = field(default_factory=lambda: RoundSize(timed=12, stepped=8))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from cache.errors import ClosedError, StalledError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -108,7 +108,7 @@ class Ordered(Generic[T, U]):
 
 def ordered(
     fn: Callable[[T], U], items: Iterable[T], *, workers: int, ahead: int, name: str = "ordered"
-) -> Iterator[U]:
+) -> Generator[U, None, None]:
     """Yield fn(item) in the order of items, on `workers` threads, at most `ahead` in flight.
 
     An error surfaces at its own place in the order. Closing the generator (or leaving it) cancels

@@ -63,6 +63,7 @@ class DataLoader(torch.utils.data.DataLoader[Batch]):
     """
 
     dataset: Dataset  # type: ignore[assignment]  # not one of torch's: it has no __getitem__
+    sampler: PlanSampler
     _run_finalizer: weakref.finalize[..., Any]
 
     def __init__(

@@ -10,7 +10,8 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from conftest import SAMPLES, write_photographs
+
+from tests.conftest import SAMPLES, write_photographs
 
 if TYPE_CHECKING:
     from pathlib import Path

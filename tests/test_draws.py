@@ -142,14 +142,15 @@ def test_area_ratio_and_place_are_distributed_as_in_torchvision():
     inputs = drawn((op,), [(height, width)] * n, seed=0, epoch=0)
     ours = np.concatenate([inputs["start"], inputs["shape"]], axis=1).astype(float)
     rng = np.random.default_rng(0)
-    theirs = []
-    while len(theirs) < n:
+    kept: list[tuple[int, int, int, int]] = []
+    while len(kept) < n:
         area = rng.uniform(0.08, 1) * height * width
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
         w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
         if w <= width and h <= height:  # ten failures in a row: one in 10^6 at these sizes
-            theirs.append((rng.integers(height - h + 1), rng.integers(width - w + 1), h, w))
-    theirs = np.array(theirs, float)
+            top, left = rng.integers(height - h + 1), rng.integers(width - w + 1)
+            kept.append((int(top), int(left), h, w))
+    theirs = np.array(kept, float)
     limit = 1.95 * math.sqrt(2 / n)  # 0.1 % level
     for of in (
         lambda t: t[:, 2] * t[:, 3],

@@ -9,7 +9,6 @@ import threading
 import numpy as np
 import pytest
 import torch
-from conftest import photograph
 from PIL import Image
 
 from augment import (
@@ -35,6 +34,7 @@ from cache.errors import (
     PenstockError,
 )
 from readers.types import EncodedBatch, ImageRange
+from tests.conftest import photograph
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 SAMPLES = 192

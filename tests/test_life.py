@@ -110,7 +110,8 @@ def test_an_error_surfaces_at_its_own_batch_and_asking_again_goes_on(
         loader.set_epoch(5)
         loader.set_epoch(0)
         monkeypatch.setattr(Dataset, "read", fail_once)
-        found, failures = [], 0
+        found: list[list[int]] = []
+        failures = 0
         batches = iter(loader)
         while len(found) < len(whole):
             try:

@@ -19,7 +19,7 @@ from readers import Dataset
 if TYPE_CHECKING:
     from pathlib import Path
 
-from conftest import CLASSES, SAMPLES
+from tests.conftest import CLASSES, SAMPLES
 
 # The unshuffled pack of a small folder is sorted by class, which the loader rightly warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:Labels cluster inside shards")

@@ -29,7 +29,7 @@ def photographs(count, *, seed):
         top = rng.integers(picture.shape[0] - CROP[0] + 1)
         left = rng.integers(picture.shape[1] - CROP[1] + 1)
         crop = Image.fromarray(picture[top : top + CROP[0], left : left + CROP[1]])
-        options = {"quality": QUALITIES[number % 5], "subsampling": number % 3}
+        options: dict[str, object] = {"quality": QUALITIES[number % 5], "subsampling": number % 3}
         buffer = io.BytesIO()
         if number % 10 == 9:
             exif = Image.Exif()

@@ -9,12 +9,12 @@ import zlib
 
 import numpy as np
 import pytest
-from conftest import photograph
 from PIL import Image
 
 from augment.verify import ImageVerifier, verify_images
 from cache.errors import ClosedError, ConfigError, MissingDependencyError
 from readers.types import ImageFacts, Rejected
+from tests.conftest import photograph
 
 HEIGHT, WIDTH = photograph(0).shape[:2]
 

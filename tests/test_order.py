@@ -376,7 +376,7 @@ def test_few_nodes_read_a_shard(size, nodes, record_property):
     lanes = default_lanes(size, shards, shard_bytes=64 * 2**20)
     plan = Plan(np.random.default_rng(1).integers(40, 90, shards), seed=2, lanes=lanes, window=2)
     found = nodes_per_shard(plan, size, nodes)
-    record_property("nodes_per_shard", found)
+    record_property("nodes_per_shard", float(found))
     pieces = (shards + lanes - 1) / shards  # of a shard: one that lies across two lanes has two
     if lanes % nodes == 0:
         assert found <= pieces
@@ -422,8 +422,8 @@ def test_demand_is_steady_because_windows_are_staggered(
 
     monkeypatch.setattr(pipeline.windows.Windows, "__init__", unshifted)
     together = peak_demand(fresh(plan), size)
-    record_property("peak_demand", shifted)
-    record_property("peak_demand_unshifted", together)
+    record_property("peak_demand", float(shifted))
+    record_property("peak_demand_unshifted", float(together))
     assert shifted < 2
     assert together > 4 * shifted
 

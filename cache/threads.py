@@ -77,16 +77,18 @@ class Ordered(Generic[T, U]):
             self._in_flight.append(self._pool.submit(self._fn, item))
 
     def ready(self) -> bool:
-        """Whether the next result, or the end, can be had without waiting."""
-        self.fill()
+        """Whether pop() would not wait."""
         return not self._in_flight or self._in_flight[0].done()
 
     def __next__(self) -> U:
         self.fill()
+        return self.pop()
+
+    def pop(self) -> U:
+        """The next result of what is in flight; submits nothing. StopIteration if nothing is."""
         if not self._in_flight:
             raise StopIteration
         future = self._in_flight.popleft()
-        self.fill()
         try:
             return future.result(timeout=self._timeout_s)
         except futures.TimeoutError as error:

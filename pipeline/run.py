@@ -114,6 +114,10 @@ class Run:
             read_s=read_s,
             decode_s=decode_s,
         )
+        # Last: readers that wake up hold the GIL for a moment, and woken before the hand-over's own
+        # work they would delay it by the interpreter's switch interval, 5 ms a batch.
+        if self._stream is not None:
+            self._stream.fill()
         return Taken(prepared, images)
 
     def _feed(self, *, wait: bool) -> float:
@@ -128,13 +132,13 @@ class Run:
                 break
             began = time.perf_counter()
             try:
-                prepared = next(self._stream, None)
+                prepared = self._stream.pop()
+            except StopIteration:
+                break
             except Exception as error:  # kept, and raised where its own batch is due
                 self._failure = error
                 break
             waited_s += time.perf_counter() - began
-            if prepared is None:
-                break
             if self._graph and prepared.draws is not None:
                 self._graph.feed(prepared.encoded, prepared.draws)
             self._fed.append(prepared)

@@ -180,7 +180,7 @@ def _kill_and_resume(whole: Job, console: Console) -> Verdict:
         epochs=whole.epochs,
         stop_after=epochs,
         batch_size=whole.batch_size,
-        save_every=max(1, min(10, kill_at - 1)),
+        save_every=next((k for k in (7, 8, 9) if kill_at % k and k < kill_at), 1),
     )
     with console.status("training until the kill, and from the checkpoint on"):
         verdict = kill_and_resume(job, whole, kill_at=kill_at)

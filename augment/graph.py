@@ -21,10 +21,11 @@ from __future__ import annotations
 import logging
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from augment.culprits import corrupt, failing_rows, reason_of
-from augment.draws import decodes_window, input_names, resizes_region
+from augment.draws import input_names
+from augment.nodes import Device, GraphPlan, describe
 from augment.verify import load_dali, read_header
 from cache.errors import (
     ClosedError,
@@ -37,10 +38,8 @@ if TYPE_CHECKING:
     import torch
 
     from augment.draws import Draws
-    from augment.recipe import CheckedRecipe, Stage
+    from augment.recipe import CheckedRecipe
     from readers.types import EncodedBatch
-
-Device = Literal["cpu", "cuda"]
 
 _LOG = logging.getLogger("penstock")
 
@@ -79,7 +78,7 @@ class Graph:
             raise ConfigError(
                 f"Graph: got batch_size={batch_size} and threads={threads}, wanted at least 1."
             )
-        self._plan = _Plan(
+        self._plan = GraphPlan(
             recipe=recipe,
             batch_size=batch_size,
             threads=threads,
@@ -167,24 +166,10 @@ class _Fed:
     held: tuple[Any, ...] | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Plan:
-    """All that a DALI pipeline is built from; Graph's arguments, checked."""
-
-    recipe: CheckedRecipe
-    batch_size: int
-    threads: int
-    device: Device
-    device_id: int | None
-    deterministic: bool
-    check_headers: bool
-    constant: bool
-
-
 class _Pipe:
     """A built DALI pipeline: batches in, tensors out, DALI's own errors."""
 
-    def __init__(self, plan: _Plan) -> None:
+    def __init__(self, plan: GraphPlan) -> None:
         dali = load_dali()
         self._plan = plan
         self._names = input_names(plan.recipe)
@@ -199,7 +184,7 @@ class _Pipe:
             exec_dynamic=True,
         )
         with self._pipe:
-            self._pipe.set_outputs(*_describe(plan))
+            self._pipe.set_outputs(*describe(plan))
         self._pipe.build()
 
     def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:
@@ -264,92 +249,6 @@ def _checked_device(device: str, device_id: int | None) -> _OnDevice:
     return {"device": "cuda", "device_id": number}
 
 
-def _describe(plan: _Plan) -> tuple[Any, ...]:
-    """The pipeline's outputs; called inside its definition."""
-    from nvidia.dali import fn, types
-
-    def source(name: str, dtype: Any, ndim: int) -> Any:
-        return fn.external_source(name=name, no_copy=True, dtype=dtype, ndim=ndim)
-
-    encoded = source("encoded", types.UINT8, 1)
-    kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1), "mirror": (types.INT32, 0)}
-    kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.stages))}
-    inputs = {
-        name: source(name, *kinds.get(name, (types.FLOAT, 1))) for name in input_names(plan.recipe)
-    }
-    if plan.constant:  # as small as DALI's outputs get, and every input is used
-        return (encoded.shape(), *inputs.values())
-    images = _decoded(plan, encoded, inputs)
-    for number, stage in enumerate(plan.recipe.stages):
-        if stage.size is not None:
-            images = _resized(images, stage, number, inputs)
-    return (_finished(plan.recipe, images, inputs),)
-
-
-def _decoded(plan: _Plan, encoded: Any, inputs: dict[str, Any]) -> Any:
-    """Upright pixels, HWC; only the window where there is one."""
-    from nvidia.dali import fn, types
-
-    # Never ANY_DATA: on the CPU it corrupts the heap on a grey JPEG (DALI 2.4).
-    gray = plan.recipe.decode.color == "gray"
-    options: dict[str, Any] = {
-        "output_type": types.GRAY if gray else types.RGB,
-        "adjust_orientation": True,  # the windows are in upright coordinates
-    }
-    if plan.device == "cuda":
-        options["device"] = "mixed"
-        if plan.deterministic:
-            # All by one decoder, and then with the CPU's chroma upsampling, as it costs nothing
-            # that the hardware decoder would have saved.
-            options |= {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
-    if not decodes_window(plan.recipe):
-        return fn.decoders.image(encoded, **options)
-    window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
-    return fn.decoders.image_slice(encoded, **window, **options)
-
-
-def _resized(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:
-    from nvidia.dali import fn, types
-
-    names = {} if stage.out else {"size": f"size{number}"}
-    if resizes_region(stage):
-        names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
-
-    def resize(images: Any, arguments: dict[str, Any], *, antialias: bool) -> Any:
-        fixed = {"size": list(stage.out)} if stage.out else {}
-        options = {"interp_type": types.INTERP_LINEAR, "antialias": antialias, **fixed}
-        return fn.resize(images, **options, **arguments)
-
-    arguments = {option: inputs[name] for option, name in names.items()}
-    if stage.antialias != "auto":
-        return resize(images, arguments, antialias=stage.antialias)
-    # What DALI's own `if` is made of; splitting and merging hand pixels on without a copy.
-    which = inputs[f"filter{number}"]
-    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
-    filtered, plain = {}, {}
-    for option, node in {"images": images, **arguments}.items():
-        filtered[option], plain[option] = conditional.split(node, predicate=which, _if_stmt=True)
-    return conditional.merge(
-        resize(filtered.pop("images"), filtered, antialias=True),
-        resize(plain.pop("images"), plain, antialias=False),
-        predicate=which,
-    )
-
-
-def _finished(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
-    """Flip, normalise, cast and HWC to CHW in one pass."""
-    from nvidia.dali import fn, types
-
-    dtypes = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
-    options: dict[str, Any] = {"dtype": dtypes[recipe.dtype], "output_layout": "CHW"}
-    if recipe.flips:
-        options["mirror"] = inputs["mirror"]
-    if recipe.normalize:  # in units of 0..1; pixels come as 0..255
-        options["mean"] = [255 * mean for mean in recipe.normalize.mean]
-        options["std"] = [255 * std for std in recipe.normalize.std]
-    return fn.crop_mirror_normalize(images, **options)
-
-
 def _bad_headers(batch: EncodedBatch) -> dict[int, str]:
     """Rows that would crash DALI, and why: no header, or one of another size than was stored."""
     bad: dict[int, str] = {}
@@ -365,7 +264,7 @@ def _bad_headers(batch: EncodedBatch) -> dict[int, str]:
     return bad
 
 
-def _diagnosed(plan: _Plan, fed: _Fed, reason: str) -> PenstockError:
+def _diagnosed(plan: GraphPlan, fed: _Fed, reason: str) -> PenstockError:
     """What is wrong with a batch that failed, found by running parts of it alone.
 
     A pipeline of its own keeps the runs that are in flight out of this.

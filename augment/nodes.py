@@ -1,0 +1,113 @@
+"""A checked recipe as DALI operators. Called inside a pipeline's definition; nothing runs here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from augment.draws import decodes_window, input_names, resizes_region
+
+if TYPE_CHECKING:
+    from augment.recipe import CheckedRecipe, Stage
+
+Device = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphPlan:
+    """All that a DALI pipeline is built from; the Graph's arguments, checked."""
+
+    recipe: CheckedRecipe
+    batch_size: int
+    threads: int
+    device: Device
+    device_id: int | None
+    deterministic: bool
+    check_headers: bool
+    constant: bool
+
+
+def describe(plan: GraphPlan) -> tuple[Any, ...]:
+    """The pipeline's outputs; called inside its definition."""
+    from nvidia.dali import fn, types
+
+    def source(name: str, dtype: Any, ndim: int) -> Any:
+        return fn.external_source(name=name, no_copy=True, dtype=dtype, ndim=ndim)
+
+    encoded = source("encoded", types.UINT8, 1)
+    kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1), "mirror": (types.INT32, 0)}
+    kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.stages))}
+    inputs = {
+        name: source(name, *kinds.get(name, (types.FLOAT, 1))) for name in input_names(plan.recipe)
+    }
+    if plan.constant:  # as small as DALI's outputs get, and every input is used
+        return (encoded.shape(), *inputs.values())
+    images = _decoded(plan, encoded, inputs)
+    for number, stage in enumerate(plan.recipe.stages):
+        if stage.size is not None:
+            images = _resized(images, stage, number, inputs)
+    return (_finished(plan.recipe, images, inputs),)
+
+
+def _decoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
+    """Upright pixels, HWC; only the window where there is one."""
+    from nvidia.dali import fn, types
+
+    # Never ANY_DATA: on the CPU it corrupts the heap on a grey JPEG (DALI 2.4).
+    gray = plan.recipe.decode.color == "gray"
+    options: dict[str, Any] = {
+        "output_type": types.GRAY if gray else types.RGB,
+        "adjust_orientation": True,  # the windows are in upright coordinates
+    }
+    if plan.device == "cuda":
+        options["device"] = "mixed"
+        if plan.deterministic:
+            # All by one decoder, and then with the CPU's chroma upsampling, as it costs nothing
+            # that the hardware decoder would have saved.
+            options |= {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
+    if not decodes_window(plan.recipe):
+        return fn.decoders.image(encoded, **options)
+    window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
+    return fn.decoders.image_slice(encoded, **window, **options)
+
+
+def _resized(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:
+    from nvidia.dali import fn, types
+
+    names = {} if stage.out else {"size": f"size{number}"}
+    if resizes_region(stage):
+        names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
+
+    def resize(images: Any, arguments: dict[str, Any], *, antialias: bool) -> Any:
+        fixed = {"size": list(stage.out)} if stage.out else {}
+        options = {"interp_type": types.INTERP_LINEAR, "antialias": antialias, **fixed}
+        return fn.resize(images, **options, **arguments)
+
+    arguments = {option: inputs[name] for option, name in names.items()}
+    if stage.antialias != "auto":
+        return resize(images, arguments, antialias=stage.antialias)
+    # What DALI's own `if` is made of; splitting and merging hand pixels on without a copy.
+    which = inputs[f"filter{number}"]
+    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
+    filtered, plain = {}, {}
+    for option, node in {"images": images, **arguments}.items():
+        filtered[option], plain[option] = conditional.split(node, predicate=which, _if_stmt=True)
+    return conditional.merge(
+        resize(filtered.pop("images"), filtered, antialias=True),
+        resize(plain.pop("images"), plain, antialias=False),
+        predicate=which,
+    )
+
+
+def _finished(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
+    """Flip, normalise, cast and HWC to CHW in one pass."""
+    from nvidia.dali import fn, types
+
+    dtypes = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
+    options: dict[str, Any] = {"dtype": dtypes[recipe.dtype], "output_layout": "CHW"}
+    if recipe.flips:
+        options["mirror"] = inputs["mirror"]
+    if recipe.normalize:  # in units of 0..1; pixels come as 0..255
+        options["mean"] = [255 * mean for mean in recipe.normalize.mean]
+        options["std"] = [255 * std for std in recipe.normalize.std]
+    return fn.crop_mirror_normalize(images, **options)

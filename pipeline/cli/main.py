@@ -16,6 +16,7 @@ from rich.console import Console
 import pipeline
 from cache.errors import ConfigError, PenstockError, PenstockWarning
 from pipeline.cli import datasets
+from pipeline.cli.doctor import doctor
 
 INTERRUPTED = 130
 
@@ -30,6 +31,7 @@ app = typer.Typer(
 app.command("pack")(datasets.pack)
 app.command("index")(datasets.index)
 app.command("inspect")(datasets.inspect)
+app.command("doctor")(doctor)
 
 
 @app.callback(invoke_without_command=True)

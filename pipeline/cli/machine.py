@@ -1,0 +1,283 @@
+"""What `penstock doctor` asks the machine. It only collects; `doctor` judges.
+
+Everything that may be missing or broken here is an answer, never an error: a machine on which torch
+doesn't import is just the one whose doctor must run to its end.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import importlib
+import io
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cache.errors import PlanError
+from pipeline.world import World, usable_cores
+
+OURS = ("pipeline", "readers", "cache", "augment")
+
+# By the variable that shows the launcher; in the order in which World.detect asks.
+_LAUNCHERS = (
+    ("RANK", "torchrun"),
+    ("WORLD_SIZE", "torchrun"),
+    ("OMPI_COMM_WORLD_RANK", "Open MPI"),
+    ("MPI_LOCALRANKID", "MPICH or Intel MPI"),
+    ("SLURM_STEP_ID", "srun"),
+    ("PMI_RANK", "PMI"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Module:
+    """An installed module. version: None if it isn't there; error: why it doesn't import; cuda: the
+    CUDA version that it was built for, None for a build without."""
+
+    version: str | None = None
+    error: str | None = None
+    cuda: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """A GPU as torch sees it."""
+
+    name: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderFacts:
+    """A folder that data shall lie in. kind: of its file system, such as ext4; "" if unknown."""
+
+    path: str
+    exists: bool
+    is_folder: bool
+    readable: bool
+    writable: bool
+    free_bytes: int
+    total_bytes: int
+    free_files: int | None
+    kind: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """All that the checks look at.
+
+    hiding: files that Python would find instead of ours, if started in this folder.
+    dali_builds: names of the installed DALI distributions.
+    decoded: whether DALI decoded a small JPEG; decode_error: why not, None if it wasn't tried.
+    gpu_devices: device files of GPUs. driver_cuda: newest CUDA version of the driver as (13, 0).
+    cpus: processors of the machine; affinity: of them this process's; usable: after quotas.
+    omp_threads: OMP_NUM_THREADS; torch_threads: what torch would start for CPU operations.
+    world: or the reason why it can't be told. shm: (total, free) bytes of /dev/shm.
+    open_files: (soft, hard) limit.
+    """
+
+    python: tuple[int, int, int]
+    system: str
+    machine: str
+    hiding: tuple[str, ...]
+    torch: Module
+    dali: Module
+    dali_builds: tuple[str, ...]
+    decoded: bool
+    decode_error: str | None
+    gpus: tuple[Gpu, ...]
+    gpu_devices: int
+    driver_cuda: tuple[int, int] | None
+    cpus: int
+    affinity: int
+    usable: int
+    omp_threads: str | None
+    torch_threads: int | None
+    world: World | str
+    launcher: str | None
+    slurm_batch: bool
+    shm: tuple[int, int] | None
+    open_files: tuple[int, int]
+    folder: FolderFacts | None
+
+
+def gather(folder: Path | None = None) -> Facts:
+    """The facts of this machine and process; takes seconds, since torch and DALI are loaded."""
+    torch_module, torch = _torch()
+    dali_builds, dali = _dali()
+    decoded, decode_error = _decode() if dali.version and not dali.error else (False, None)
+    return Facts(
+        python=sys.version_info[:3],
+        system=platform.system(),
+        machine=platform.machine(),
+        hiding=hiding(Path.cwd()),
+        torch=torch_module,
+        dali=dali,
+        dali_builds=dali_builds,
+        decoded=decoded,
+        decode_error=decode_error,
+        gpus=_gpus(torch),
+        gpu_devices=len([p for p in glob.glob("/dev/nvidia*") if p[11:].isdigit()]),
+        driver_cuda=_driver_cuda(),
+        cpus=os.cpu_count() or 1,
+        affinity=len(os.sched_getaffinity(0)),
+        usable=usable_cores(),
+        omp_threads=os.environ.get("OMP_NUM_THREADS"),
+        torch_threads=torch.get_num_threads() if torch else None,
+        world=_world(),
+        launcher=next((name for variable, name in _LAUNCHERS if variable in os.environ), None),
+        slurm_batch="SLURM_JOB_ID" in os.environ and "SLURM_STEP_ID" not in os.environ,
+        shm=_space("/dev/shm"),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        folder=folder_facts(folder) if folder else None,
+    )
+
+
+def hiding(folder: Path) -> tuple[str, ...]:
+    """Files and packages in a folder that hide ours from a script started there."""
+    home = Path(__file__).resolve().parents[2]
+    if folder.resolve() == home:
+        return ()
+    candidates = [folder / f"{name}.py" for name in OURS]
+    candidates += [folder / name / "__init__.py" for name in OURS]
+    return tuple(str(path) for path in candidates if path.exists())
+
+
+def folder_facts(path: Path, *, mounts: str | None = None) -> FolderFacts:
+    """Facts of a folder. mounts: instead of /proc/self/mountinfo's text."""
+    exists = path.exists()
+    space = os.statvfs(path) if exists else None
+    return FolderFacts(
+        path=str(path),
+        exists=exists,
+        is_folder=path.is_dir(),
+        readable=os.access(path, os.R_OK | os.X_OK),
+        writable=os.access(path, os.W_OK),
+        free_bytes=space.f_bavail * space.f_frsize if space else 0,
+        total_bytes=space.f_blocks * space.f_frsize if space else 0,
+        free_files=space.f_favail if space and space.f_files else None,
+        kind=file_system_kind(path, _mounts() if mounts is None else mounts) if exists else "",
+    )
+
+
+def file_system_kind(path: Path, mounts: str) -> str:
+    """Kind of the file system that a path lies on, by the longest mount point above it.
+
+    mounts: lines of /proc/self/mountinfo (proc(5)): the fifth word is the mount point with octal
+    escapes, the first word after " - " the kind. A later line lies over an earlier one.
+    """
+    place, kind, longest = os.path.realpath(path), "", -1
+    for line in mounts.splitlines():
+        left, dash, right = line.partition(" - ")
+        words = left.split()
+        if not dash or len(words) < 5 or not right.split():
+            continue
+        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
+        if f"{place}/".startswith(f"{mount.rstrip('/')}/") and len(mount) >= longest:
+            kind, longest = right.split()[0], len(mount)
+    return kind
+
+
+def _mounts() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return ""
+
+
+def _torch() -> tuple[Module, Any]:
+    version = _version("torch")
+    try:
+        torch = importlib.import_module("torch")
+    # A broken install fails in any way; the reason is the answer.
+    except Exception as error:
+        return Module(version=version, error=_line(error)), None
+    return Module(version=torch.__version__, cuda=torch.version.cuda), torch
+
+
+def _dali() -> tuple[tuple[str, ...], Module]:
+    names = (dist.metadata["Name"] for dist in metadata.distributions())
+    builds = sorted({name for name in names if name and name.startswith("nvidia-dali-cuda")})
+    if not builds:
+        return (), Module()
+    version = _version(builds[0])
+    match = re.search(r"cuda(\d+?)(\d)$", builds[0])
+    cuda = f"{match[1]}.{match[2]}" if match else None
+    try:
+        importlib.import_module("nvidia.dali.fn")
+    # As above: missing CUDA libraries, an ABI that doesn't fit, half an install.
+    except Exception as error:
+        return tuple(builds), Module(version=version, error=_line(error), cuda=cuda)
+    return tuple(builds), Module(version=version, cuda=cuda)
+
+
+def _decode() -> tuple[bool, str | None]:
+    """Decode a small JPEG with DALI: (whether it did, why not)."""
+    try:
+        image = importlib.import_module("PIL.Image")
+    except ImportError:
+        return False, None
+    buffer = io.BytesIO()
+    image.new("RGB", (24, 16), (200, 100, 50)).save(buffer, "JPEG")
+    try:
+        verify = importlib.import_module("augment.verify").verify_images
+        (fact,) = verify([np.frombuffer(buffer.getvalue(), np.uint8)], threads=1)
+    # Whatever stops DALI here would stop training.
+    except Exception as error:
+        return False, _line(error)
+    reason = getattr(fact, "reason", None)
+    return reason is None, reason
+
+
+def _gpus(torch: Any) -> tuple[Gpu, ...]:
+    if torch is None or torch.version.cuda is None or not torch.cuda.is_available():
+        return ()
+    found = (torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
+    return tuple(Gpu(name=gpu.name, memory_bytes=gpu.total_memory) for gpu in found)
+
+
+def _driver_cuda() -> tuple[int, int] | None:
+    """Newest CUDA version that the driver runs (cuDriverGetVersion: 1000 * major + 10 * minor)."""
+    version = ctypes.c_int()
+    try:
+        code = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    except (OSError, AttributeError):
+        return None
+    return (version.value // 1000, version.value % 1000 // 10) if code == 0 else None
+
+
+def _world() -> World | str:
+    try:
+        return World.detect()
+    except PlanError as error:
+        return str(error)
+
+
+def _space(path: str) -> tuple[int, int] | None:
+    try:
+        usage = shutil.disk_usage(path)
+    except OSError:
+        return None
+    return usage.total, usage.free
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _line(error: BaseException) -> str:
+    """The first line of an error, with its kind."""
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

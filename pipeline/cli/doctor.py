@@ -325,7 +325,7 @@ def _folder(folder: FolderFacts) -> Check:
             name="folder",
             status="warn",
             found=f"{folder.path}: read-only",
-            remedy="It can be read; its index goes elsewhere: penstock index --out, Dataset(index=)",
+            remedy="Readable; its index goes elsewhere: penstock index --out, Dataset(index=)",
         )
     return Check(name="folder", status="ok", found=f"{folder.path}: writable")
 

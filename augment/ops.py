@@ -7,12 +7,22 @@ torchvision's, so that published recipes carry over.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
+from augment.checks import (
+    fill_value,
+    flag,
+    height_width,
+    numbers,
+    one_of,
+    pixels,
+    positive_range,
+    probability,
+    spread,
+    whole,
+)
 from cache.errors import RecipeError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -23,10 +33,12 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 
 Color = Literal["rgb", "gray"]
 DType = Literal["float32", "float16", "uint8"]
+Policy = Literal["imagenet", "cifar10", "svhn"]
 Size = int | tuple[int, int]
 
-# libjpeg's own limit; a larger output is a slip of the keyboard, not a training image.
-MAX_SIZE_PX = 65_535
+MAX_FACTOR = 1e4  # of a jitter's brightness, contrast and saturation; torchvision has no limit
+MAX_DRAWS = 1024
+MAX_CLASSES = 2**24
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +51,7 @@ class Decode:
     color: Color = "rgb"
 
     def __post_init__(self) -> None:
-        _one_of("Decode(color=...)", self.color, get_args(Color))
+        one_of("Decode(color=...)", self.color, get_args(Color))
 
     @property
     def channels(self) -> int:
@@ -63,10 +75,10 @@ class Resize:
 
     def __post_init__(self) -> None:
         if isinstance(self.size, Sequence):
-            object.__setattr__(self, "size", _height_width("Resize(size=...)", self.size))
+            object.__setattr__(self, "size", height_width("Resize(size=...)", self.size))
         else:
-            object.__setattr__(self, "size", _pixels("Resize(size=...)", self.size))
-        _flag("Resize(antialias=...)", self.antialias)
+            object.__setattr__(self, "size", pixels("Resize(size=...)", self.size))
+        flag("Resize(antialias=...)", self.antialias)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +91,7 @@ class CenterCrop:
     size: Size
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", _height_width("CenterCrop(size=...)", self.size))
+        object.__setattr__(self, "size", height_width("CenterCrop(size=...)", self.size))
 
     @property
     def height_width(self) -> tuple[int, int]:
@@ -105,11 +117,13 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         name = "RandomResizedCrop"
-        object.__setattr__(self, "size", _height_width(f"{name}(size=...)", self.size))
-        object.__setattr__(self, "area", _range(f"{name}(area=...)", self.area, most=1.0))
-        object.__setattr__(self, "ratio", _range(f"{name}(ratio=...)", self.ratio, most=1e4))
+        object.__setattr__(self, "size", height_width(f"{name}(size=...)", self.size))
+        object.__setattr__(self, "area", positive_range(f"{name}(area=...)", self.area, most=1.0))
+        object.__setattr__(
+            self, "ratio", positive_range(f"{name}(ratio=...)", self.ratio, most=1e4)
+        )
         if self.antialias != "auto":
-            _flag(f"{name}(antialias=...)", self.antialias)
+            flag(f"{name}(antialias=...)", self.antialias)
 
     @property
     def height_width(self) -> tuple[int, int]:
@@ -124,10 +138,164 @@ class RandomHorizontalFlip:
     p: float = 0.5
 
     def __post_init__(self) -> None:
-        if not _is_number(self.p) or not 0 <= self.p <= 1:
+        object.__setattr__(self, "p", probability("RandomHorizontalFlip(p=...)", self.p))
+
+
+@dataclass(frozen=True, slots=True)
+class ColorJitter:
+    """Random brightness, contrast, saturation and hue: torchvision's operation and its formulas.
+
+    brightness, contrast, saturation: a number x draws a factor from max(0, 1 - x) to 1 + x, a pair
+    draws from low to high; 1 changes nothing. hue: a number x, at most 0.5, draws a shift of the
+    hue's circle from -x to x, a pair from low to high; 0 changes nothing. They are applied in this
+    order; torchvision shuffles it for each image. Grey recipes take brightness and contrast only.
+    """
+
+    brightness: float | tuple[float, float] = 0.0
+    contrast: float | tuple[float, float] = 0.0
+    saturation: float | tuple[float, float] = 0.0
+    hue: float | tuple[float, float] = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("brightness", "contrast", "saturation"):
+            what = f"ColorJitter({name}=...)"
+            pair = spread(what, getattr(self, name), around=1.0, low=0.0, high=MAX_FACTOR)
+            object.__setattr__(self, name, pair)
+        hue = spread("ColorJitter(hue=...)", self.hue, around=0.0, low=-0.5, high=0.5)
+        object.__setattr__(self, "hue", hue)
+
+
+@dataclass(frozen=True, slots=True)
+class RandomGrayscale:
+    """Takes the colour away with probability p; the image keeps its 3 channels."""
+
+    p: float = 0.1
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "p", probability("RandomGrayscale(p=...)", self.p))
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianBlur:
+    """Blurs with probability p, by a Gaussian of random width: torchvision's operation.
+
+    kernel_size: odd, in pixels; an int is a square, a pair is (horizontal, vertical), as in
+    torchvision. sigma: standard deviation in pixels, one number or a range that is drawn from
+    uniformly. p: torchvision's always blurs (1.0).
+    """
+
+    kernel_size: int | tuple[int, int]
+    sigma: float | tuple[float, float] = (0.1, 2.0)
+    p: float = 1.0
+
+    def __post_init__(self) -> None:
+        kernel = height_width("GaussianBlur(kernel_size=...)", self.kernel_size)
+        if not all(side % 2 for side in kernel):
             raise RecipeError(
-                f"RandomHorizontalFlip(p=...): got {self.p!r}, wanted a probability from 0 to 1."
+                f"GaussianBlur(kernel_size=...): got {self.kernel_size!r}, wanted odd numbers of "
+                "pixels, so that a kernel has a middle."
             )
+        sigma = numbers("GaussianBlur(sigma=...)", self.sigma)
+        pair = sigma * 2 if len(sigma) == 1 else sigma
+        object.__setattr__(self, "kernel_size", kernel)
+        checked = positive_range("GaussianBlur(sigma=...)", pair, most=1e4)
+        object.__setattr__(self, "sigma", checked)
+        object.__setattr__(self, "p", probability("GaussianBlur(p=...)", self.p))
+
+
+@dataclass(frozen=True, slots=True)
+class RandomRotation:
+    """Turns the image about its middle, keeping its size: torchvision's, with expand=False.
+
+    degrees: a number x draws an angle from -x to x, a pair from low to high; counter-clockwise.
+    fill: of what the image doesn't reach, 0..255, for all channels. interpolation: as in
+    torchvision "nearest" unless told.
+    """
+
+    degrees: float | tuple[float, float]
+    fill: float = 0.0
+    interpolation: Literal["nearest", "bilinear"] = "nearest"
+
+    def __post_init__(self) -> None:
+        what = "RandomRotation(degrees=...)"
+        pair = spread(what, self.degrees, around=0.0, low=-36_000.0, high=36_000.0)
+        object.__setattr__(self, "degrees", pair)
+        object.__setattr__(self, "fill", fill_value("RandomRotation(fill=...)", self.fill))
+        one_of("RandomRotation(interpolation=...)", self.interpolation, ("nearest", "bilinear"))
+
+
+@dataclass(frozen=True, slots=True)
+class RandAugment:
+    """num_ops random operations of one magnitude each: Cubuk et al. 2019, torchvision's table.
+
+    magnitude: from 0 to num_magnitude_bins - 1. fill: as in `RandomRotation`.
+    """
+
+    num_ops: int = 2
+    magnitude: int = 9
+    num_magnitude_bins: int = 31
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = "RandAugment"
+        whole(f"{name}(num_ops=...)", self.num_ops, low=1, high=16)
+        bins = whole(f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000)
+        whole(f"{name}(magnitude=...)", self.magnitude, low=0, high=bins - 1)
+        object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
+
+
+@dataclass(frozen=True, slots=True)
+class TrivialAugmentWide:
+    """One random operation of a random magnitude: Müller and Hutter 2021, torchvision's table.
+
+    fill: as in `RandomRotation`.
+    """
+
+    num_magnitude_bins: int = 31
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        name = "TrivialAugmentWide"
+        whole(f"{name}(num_magnitude_bins=...)", self.num_magnitude_bins, low=2, high=1000)
+        object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
+
+
+@dataclass(frozen=True, slots=True)
+class AutoAugment:
+    """A random pair of operations of a learnt policy: Cubuk et al. 2018, torchvision's tables.
+
+    policy: the data set that it was learnt on. fill: as in `RandomRotation`.
+    """
+
+    policy: Policy = "imagenet"
+    fill: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("AutoAugment(policy=...)", self.policy, get_args(Policy))
+        object.__setattr__(self, "fill", fill_value("AutoAugment(fill=...)", self.fill))
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Your own DALI function: everything that DALI can do stays reachable.
+
+    fn: called once, when the graph is built, as fn(images, draws) with DALI nodes: the images,
+    uint8, (height, width, channels), layout "HWC"; and per sample `draws` numbers, float32, in
+    [0, 1), that depend on (seed, epoch, sample id) only. It returns images of the same shape and
+    layout; another type than uint8 is rounded and cut to 0..255. It may have no name and is never
+    pickled. draws: how many numbers a sample gets. An operator of DALI that draws by itself would
+    not repeat after a restart: use `draws`.
+    """
+
+    fn: Callable[[Any, Any], Any]
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise RecipeError(
+                f"Apply(fn=...): got {self.fn!r}, wanted a function of DALI nodes (images, draws)."
+            )
+        whole("Apply(draws=...)", self.draws, low=1, high=MAX_DRAWS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +309,8 @@ class Normalize:
     std: tuple[float, ...] = IMAGENET_STD
 
     def __post_init__(self) -> None:
-        mean = _numbers("Normalize(mean=...)", self.mean)
-        std = _numbers("Normalize(std=...)", self.std)
+        mean = numbers("Normalize(mean=...)", self.mean)
+        std = numbers("Normalize(std=...)", self.std)
         if len(mean) != len(std):
             raise RecipeError(
                 f"Normalize: got {len(mean)} means and {len(std)} standard deviations, wanted as "
@@ -160,18 +328,93 @@ class Normalize:
 
 
 @dataclass(frozen=True, slots=True)
+class RandomErasing:
+    """Fills a random window with `value`, with probability p: torchvision's operation.
+
+    It stands after Normalize where there is one, and `value` is in the units of the batch: one
+    number, or one per channel. scale: range of the window's share of the image. ratio: range of
+    height / width, uniform in its logarithm. torchvision's value="random" doesn't exist here.
+    """
+
+    p: float = 0.5
+    scale: tuple[float, float] = (0.02, 0.33)
+    ratio: tuple[float, float] = (0.3, 3.3)
+    value: float | tuple[float, ...] = 0.0
+
+    def __post_init__(self) -> None:
+        name = "RandomErasing"
+        object.__setattr__(self, "p", probability(f"{name}(p=...)", self.p))
+        object.__setattr__(self, "scale", positive_range(f"{name}(scale=...)", self.scale, most=1))
+        object.__setattr__(
+            self, "ratio", positive_range(f"{name}(ratio=...)", self.ratio, most=1e4)
+        )
+        if isinstance(self.value, str):
+            raise RecipeError(
+                f"RandomErasing(value=...): got {self.value!r}, wanted a number, or one per channel: "
+                "noise that DALI draws by itself would not repeat after a restart."
+            )
+        object.__setattr__(self, "value", numbers(f"{name}(value=...)", self.value))
+
+
+@dataclass(frozen=True, slots=True)
 class Cast:
     """The dtype of the batch. It changes the type, never the scale: pixels stay 0..255."""
 
     dtype: DType
 
     def __post_init__(self) -> None:
-        _one_of("Cast(dtype=...)", self.dtype, get_args(DType))
+        one_of("Cast(dtype=...)", self.dtype, get_args(DType))
 
 
-Operation = (
-    Decode | Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip | Normalize | Cast
+@dataclass(frozen=True, slots=True)
+class MixUp:
+    """Blends each image and label with a partner's: Zhang et al. 2017. Last in a recipe.
+
+    alpha: of the Beta(alpha, alpha) that the shares come from. classes: how many there are, for
+    labels that are class numbers.
+    """
+
+    alpha: float = 0.2
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        _mixes("MixUp", self)
+
+
+@dataclass(frozen=True, slots=True)
+class CutMix:
+    """Puts a window of a partner into each image, labels by area: Yun et al. 2019.
+
+    Last in a recipe. alpha, classes: as in `MixUp`.
+    """
+
+    alpha: float = 1.0
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        _mixes("CutMix", self)
+
+
+def _mixes(name: str, op: MixUp | CutMix) -> None:
+    alpha = positive_range(f"{name}(alpha=...)", (op.alpha, op.alpha), most=1e4)[0]
+    object.__setattr__(op, "alpha", alpha)
+    if op.classes is not None:
+        whole(f"{name}(classes=...)", op.classes, low=1, high=MAX_CLASSES)
+
+
+Geometric = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip
+Pixel = (
+    ColorJitter
+    | RandomGrayscale
+    | GaussianBlur
+    | RandomRotation
+    | RandAugment
+    | TrivialAugmentWide
+    | AutoAugment
+    | Apply
 )
+Mixing = MixUp | CutMix
+Operation = Decode | Geometric | Pixel | Normalize | RandomErasing | Cast | Mixing
 Recipe = Sequence[Operation]
 
 
@@ -183,51 +426,3 @@ def imagenet_train(size: Size = 224) -> tuple[Operation, ...]:
 def imagenet_eval(size: Size = 224, resize: Size = 256) -> tuple[Operation, ...]:
     """The usual evaluation recipe: decode, short side to `resize`, middle `size`, normalise."""
     return (Decode(), Resize(resize), CenterCrop(size), Normalize())
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        names = ", ".join(f'"{name}"' for name in allowed)
-        raise RecipeError(f"{what}: got {value!r}, wanted one of {names}.")
-
-
-def _flag(what: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise RecipeError(f"{what}: got {value!r}, wanted True or False.")
-
-
-def _pixels(what: str, value: object) -> int:
-    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE_PX:
-        return value
-    raise RecipeError(
-        f"{what}: got {value!r}, wanted pixels as a whole number from 1 to {MAX_SIZE_PX}, or a "
-        "pair of them: (height, width)."
-    )
-
-
-def _height_width(what: str, value: object) -> tuple[int, int]:
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
-        return _pixels(what, value[0]), _pixels(what, value[1])
-    side = _pixels(what, value)
-    return side, side
-
-
-def _range(what: str, value: object, *, most: float) -> tuple[float, float]:
-    pair = _numbers(what, value)
-    if len(pair) == 2 and 0 < pair[0] <= pair[1] <= most:
-        return pair[0], pair[1]
-    raise RecipeError(f"{what}: got {value!r}, wanted a pair 0 < low <= high <= {most:g}.")
-
-
-def _numbers(what: str, value: object) -> tuple[float, ...]:
-    if isinstance(value, Iterable):
-        numbers = tuple(value)
-        if numbers and all(_is_number(number) for number in numbers):
-            return tuple(float(number) for number in numbers)
-    elif _is_number(value):
-        return (float(cast("float", value)),)
-    raise RecipeError(f"{what}: got {value!r}, wanted a number per channel.")

@@ -1,0 +1,110 @@
+"""What an operation's arguments must be; each check names the argument, what it got and wanted."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Real
+from typing import cast
+
+from cache.errors import RecipeError
+
+# libjpeg's own limit; a larger output is a slip of the keyboard, not a training image.
+MAX_SIZE_PX = 65_535
+
+
+def is_number(value: object) -> bool:
+    """Whether it is a finite real number, and not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def one_of(what: str, value: object, allowed: tuple[str, ...]) -> None:
+    """Raises RecipeError unless the value is one of these."""
+    if value not in allowed:
+        names = ", ".join(f'"{name}"' for name in allowed)
+        raise RecipeError(f"{what}: got {value!r}, wanted one of {names}.")
+
+
+def flag(what: str, value: object) -> None:
+    """Raises RecipeError unless the value is a bool."""
+    if not isinstance(value, bool):
+        raise RecipeError(f"{what}: got {value!r}, wanted True or False.")
+
+
+def pixels(what: str, value: object) -> int:
+    """A length in pixels."""
+    if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_SIZE_PX:
+        return value
+    raise RecipeError(
+        f"{what}: got {value!r}, wanted pixels as a whole number from 1 to {MAX_SIZE_PX}, or a "
+        "pair of them: (height, width)."
+    )
+
+
+def height_width(what: str, value: object) -> tuple[int, int]:
+    """A pair (height, width) in pixels; one number stands for both."""
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+        return pixels(what, value[0]), pixels(what, value[1])
+    side = pixels(what, value)
+    return side, side
+
+
+def positive_range(what: str, value: object, *, most: float) -> tuple[float, float]:
+    """A pair 0 < low <= high <= most."""
+    pair = numbers(what, value)
+    if len(pair) == 2 and 0 < pair[0] <= pair[1] <= most:
+        return pair[0], pair[1]
+    raise RecipeError(f"{what}: got {value!r}, wanted a pair 0 < low <= high <= {most:g}.")
+
+
+def numbers(what: str, value: object) -> tuple[float, ...]:
+    """One number or several, as floats."""
+    if isinstance(value, Iterable):
+        numbers = tuple(value)
+        if numbers and all(is_number(number) for number in numbers):
+            return tuple(float(number) for number in numbers)
+    elif is_number(value):
+        return (float(cast("float", value)),)
+    raise RecipeError(f"{what}: got {value!r}, wanted a number per channel.")
+
+
+def probability(what: str, value: object) -> float:
+    """A number from 0 to 1."""
+    if is_number(value) and 0 <= cast("float", value) <= 1:
+        return float(cast("float", value))
+    raise RecipeError(f"{what}: got {value!r}, wanted a probability from 0 to 1.")
+
+
+def whole(what: str, value: object, *, low: int, high: int) -> int:
+    """A whole number from low to high."""
+    if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        return value
+    raise RecipeError(f"{what}: got {value!r}, wanted a whole number from {low} to {high}.")
+
+
+def spread(
+    what: str, value: object, *, around: float, low: float, high: float
+) -> tuple[float, float]:
+    """torchvision's float or pair: a number x stands for the range around - x to around + x.
+
+    What a number spans is cut at `low`; a pair must lie between `low` and `high`.
+    """
+    if is_number(value):
+        reach = float(cast("float", value))
+        if reach >= 0 and around + reach <= high:
+            return max(around - reach, low), around + reach
+    elif isinstance(value, Sequence) and not isinstance(value, str) and len(value) == 2:
+        first, last = value
+        if is_number(first) and is_number(last) and low <= first <= last <= high:
+            return float(first), float(last)
+    raise RecipeError(
+        f"{what}: got {value!r}, wanted a number from 0 to {high - around:g}, or a pair "
+        f"low <= high from {low:g} to {high:g}."
+    )
+
+
+def fill_value(what: str, value: object) -> float:
+    """What is put where an image doesn't reach, in units of 0..255."""
+    if is_number(value) and 0 <= cast("float", value) <= 255:
+        return float(cast("float", value))
+    raise RecipeError(f"{what}: got {value!r}, wanted one number from 0 to 255, for all channels.")

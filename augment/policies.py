@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -100,6 +101,7 @@ def _space(
 _INVERT = Entry("solarize", "Invert")
 _TRANSLATE = 150 / 331  # of the image's side, in AutoAugment and RandAugment
 _AUTO_BINS = 10
+_IDENTITY = 0  # its place in every space
 
 
 def space(op: Policy, height: int, width: int) -> tuple[Entry, ...]:
@@ -171,10 +173,14 @@ def _step(text: str) -> tuple[str, float, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One step's choice per sample, (n,) each. entry: place in the space. strength: signed."""
+    """One step's choice per sample, (n,) each.
+
+    entry: place in the space. at: bin of the strength. negated: whether its sign is, if it has one.
+    """
 
     entry: NDArray[np.int64]
-    strength: Floats
+    at: NDArray[np.int64]
+    negated: NDArray[np.bool_]
 
 
 def steps(op: Policy) -> int:
@@ -184,57 +190,58 @@ def steps(op: Policy) -> int:
     return 2 if isinstance(op, AutoAugment) else 1
 
 
+def bins(op: Policy) -> int:
+    """How many strengths an operation has."""
+    return _AUTO_BINS if isinstance(op, AutoAugment) else op.num_magnitude_bins
+
+
 def choose(op: Policy, uniform: Uniform, height: int, width: int) -> list[Step]:
-    """Operation and strength of each step, for images of this size.
+    """What each sample gets in each step, for images of this size.
 
     Draws, in their order: RandAugment takes an operation and a sign for each step;
     TrivialAugmentWide an operation, a bin and a sign; AutoAugment a pair, then for each of its two
     steps whether it happens and a sign.
     """
-    entries = space(op, height, width)
-    if isinstance(op, RandAugment):
-        draws = uniform(2 * op.num_ops)
-        magnitude = np.full(draws.shape[1], op.magnitude)
-        return [
-            _chosen(entries, _pick(which, len(entries)), magnitude, sign, op.num_magnitude_bins)
-            for which, sign in zip(draws[::2], draws[1::2], strict=True)
-        ]
+    if isinstance(op, AutoAugment):
+        return _learnt_steps(op, uniform)
+    count = len(space(op, height, width))
     if isinstance(op, TrivialAugmentWide):
         which, at, sign = uniform(3)
-        bins = op.num_magnitude_bins
-        return [_chosen(entries, _pick(which, len(entries)), _pick(at, bins), sign, bins)]
-    place = {entry.name: number for number, entry in enumerate(entries)}
+        return [Step(entry=_pick(which, count), at=_pick(at, bins(op)), negated=sign < 0.5)]
+    draws = uniform(2 * op.num_ops)
+    at = np.full(draws.shape[1], op.magnitude)
+    return [
+        Step(entry=_pick(which, count), at=at, negated=sign < 0.5)
+        for which, sign in zip(draws[::2], draws[1::2], strict=True)
+    ]
+
+
+def _learnt_steps(op: AutoAugment, uniform: Uniform) -> list[Step]:
+    entry, probability, at = _learnt_table(op)
+    pair, *rest = uniform(1 + 2 * steps(op))
+    number = _pick(pair, len(entry))
+    return [
+        Step(
+            entry=np.where(happens < probability[number, step], entry[number, step], _IDENTITY),
+            at=at[number, step],
+            negated=sign < 0.5,
+        )
+        for step, (happens, sign) in enumerate(zip(rest[::2], rest[1::2], strict=True))
+    ]
+
+
+@lru_cache(maxsize=8)
+def _learnt_table(op: AutoAugment) -> tuple[NDArray[np.int64], Floats, NDArray[np.int64]]:
+    """Place in the space, probability and bin, shape (pairs, 2) each."""
+    place = {entry.name: number for number, entry in enumerate(space(op, 1, 1))}
     pairs = learnt(op.policy)
-    pair, *rest = uniform(1 + 2 * 2)
-    number = _pick(pair, len(pairs))
-    chosen = []
-    for step, (happens, sign) in enumerate(zip(rest[::2], rest[1::2], strict=True)):
-        column = [pair[step] for pair in pairs]
-        entry = np.array([place[name] for name, _, _ in column])[number]
-        taken = happens < np.array([probability for _, probability, _ in column])[number]
-        at = np.array([at for _, _, at in column])[number]
-        entry = np.where(taken, entry, place["Identity"])
-        chosen.append(_chosen(entries, entry, at, sign, _AUTO_BINS))
-    return chosen
+    entry = np.array([[place[name] for name, _, _ in pair] for pair in pairs])
+    probability = np.array([[share for _, share, _ in pair] for pair in pairs])
+    return entry, probability, np.array([[at for _, _, at in pair] for pair in pairs])
 
 
 def _pick(draws: Floats, count: int) -> NDArray[np.int64]:
     return (draws * count).astype(np.int64)
-
-
-def _chosen(
-    entries: tuple[Entry, ...],
-    which: NDArray[np.int64],
-    bins: NDArray[np.int64],
-    sign: Floats,
-    count: int,
-) -> Step:
-    strength = np.zeros(len(which))
-    for number, entry in enumerate(entries):
-        rows = which == number
-        values = entry.strength(bins[rows], count)
-        strength[rows] = np.where(sign[rows] < 0.5, -values, values) if entry.signed else values
-    return Step(entry=which, strength=strength)
 
 
 # -- arguments of the graph
@@ -262,14 +269,51 @@ def policy_draws(op: Policy, uniform: Uniform, height: int, width: int) -> dict[
 
     uniform: keyed draws. height, width: of all images that the policy sees, in pixels.
     """
-    entries = space(op, height, width)
-    kinds = np.array([KINDS.index(entry.kind) for entry in entries], np.int32)
+    table = tabulate(op, height, width)
     inputs: dict[str, NDArray[Any]] = {}
     for number, step in enumerate(choose(op, uniform, height, width)):
-        inputs[f"kind{number}"] = kinds[step.entry]
-        inputs[f"matrix{number}"] = _matrices(entries, step, height, width)
-        inputs[f"value{number}"] = _values(entries, step)
+        cell = step.entry, step.at, step.negated.astype(np.int64)
+        inputs[f"kind{number}"] = table.kind[step.entry]
+        inputs[f"matrix{number}"] = table.matrix[cell]
+        inputs[f"value{number}"] = table.value[cell]
     return inputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """What each (entry of the space, bin, negated) stands for: looked up, it costs a sample 1 us.
+
+    kind: int32, (entries,). strength: float64, (entries, bins, 2). value: of the graph, float32, of
+    the same shape. matrix: float32, (entries, bins, 2, 2, 3).
+    """
+
+    kind: NDArray[np.int32]
+    strength: Floats
+    value: NDArray[np.float32]
+    matrix: NDArray[np.float32]
+
+
+@lru_cache(maxsize=32)
+def tabulate(op: Policy, height: int, width: int) -> Table:
+    """A policy's table for images of this size."""
+    entries = space(op, height, width)
+    strengths = [_strengths(entry, bins(op)) for entry in entries]
+    pairs = list(zip(entries, strengths, strict=True))
+    return Table(
+        kind=np.array([KINDS.index(entry.kind) for entry in entries], np.int32),
+        strength=np.array(strengths),
+        value=np.array([_value(entry, strength) for entry, strength in pairs], np.float32),
+        matrix=np.array(
+            [_matrices(entry.name, strength, height, width) for entry, strength in pairs],
+            np.float32,
+        ),
+    )
+
+
+def _strengths(entry: Entry, count: int) -> Floats:
+    """(bins, 2): as it is, and negated where the entry has a sign."""
+    strength = entry.strength(np.arange(count), count)
+    return np.stack([strength, -strength if entry.signed else strength], axis=-1)
 
 
 _VALUES: Mapping[str, Callable[[Floats], Floats]] = {
@@ -282,45 +326,36 @@ _VALUES: Mapping[str, Callable[[Floats], Floats]] = {
 }
 
 
-def _values(entries: tuple[Entry, ...], step: Step) -> NDArray[np.float32]:
-    value = np.zeros(len(step.entry), np.float32)
-    for number, entry in enumerate(entries):
-        if entry.kind in _VALUES:
-            rows = step.entry == number
-            value[rows] = _VALUES[entry.kind](step.strength[rows])
-    return value
+def _value(entry: Entry, strength: Floats) -> Floats:
+    value = _VALUES.get(entry.kind)
+    return value(strength) if value else np.zeros_like(strength)
 
 
-def _matrices(
-    entries: tuple[Entry, ...], step: Step, height: int, width: int
-) -> NDArray[np.float32]:
+def _matrices(name: str, strength: Floats, height: int, width: int) -> Floats:
     """(x, y, 1) of an output point to (x, y) of the input; pixel k covers [k, k + 1).
 
     As torchvision's affine and rotate: shears about the upper left corner, translations by whole
     pixels towards 0, rotations counterclockwise about the middle of the image.
     """
-    matrix = np.zeros((len(step.entry), 2, 3))
-    matrix[:, 0, 0] = matrix[:, 1, 1] = 1
-    for number, entry in enumerate(entries):
-        rows = step.entry == number
-        strength = step.strength[rows]
-        if entry.name == "ShearX":
-            matrix[rows, 0, 1] = strength
-        elif entry.name == "ShearY":
-            matrix[rows, 1, 0] = strength
-        elif entry.name == "TranslateX":
-            matrix[rows, 0, 2] = -np.trunc(strength)
-        elif entry.name == "TranslateY":
-            matrix[rows, 1, 2] = -np.trunc(strength)
-        elif entry.name == "Rotate":
-            matrix[rows] = rotation(strength, height, width)
-    return matrix.astype(np.float32)
+    if name == "Rotate":
+        return rotation(strength, height, width)
+    matrix = np.zeros((*strength.shape, 2, 3))
+    matrix[..., 0, 0] = matrix[..., 1, 1] = 1
+    if name == "ShearX":
+        matrix[..., 0, 1] = strength
+    elif name == "ShearY":
+        matrix[..., 1, 0] = strength
+    elif name == "TranslateX":
+        matrix[..., 0, 2] = -np.trunc(strength)
+    elif name == "TranslateY":
+        matrix[..., 1, 2] = -np.trunc(strength)
+    return matrix
 
 
 def rotation(degrees: Floats, height: int, width: int) -> Floats:
-    """Output to input points for counterclockwise turns about the middle, shape (n, 2, 3)."""
+    """Output to input points for counterclockwise turns about the middle, shape (..., 2, 3)."""
     radians = degrees * (math.pi / 180)
     cos, sin = np.cos(radians), np.sin(radians)
     x, y = width / 2, height / 2
     rows = [[cos, -sin, x - cos * x + sin * y], [sin, cos, y - sin * x - cos * y]]
-    return np.moveaxis(np.array(rows), -1, 0)
+    return np.moveaxis(np.array(rows), (0, 1), (-2, -1))

@@ -17,6 +17,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from augment.ops import AutoAugment, RandAugment, TrivialAugmentWide
 from augment.policies import (
     KINDS,
+    bins,
     choose,
     learnt,
     policy_draws,
@@ -24,6 +25,7 @@ from augment.policies import (
     rotation,
     space,
     steps,
+    tabulate,
 )
 from augment.policy_nodes import policy_nodes
 from cache.hashing import keyed_hash, unit
@@ -31,7 +33,7 @@ from cache.hashing import keyed_hash, unit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from augment.policies import Policy
+    from augment.policies import Policy, Step
 
 HEIGHT, WIDTH = 61, 80
 FILL = 7
@@ -161,7 +163,12 @@ def trivial() -> tuple[list[str], NDArray[Any], list[Any], Any]:
     entries = space(op, HEIGHT, WIDTH)
     names = [entries[number].name for number in step.entry]
     done = run(op, images, policy_draws(op, draws, HEIGHT, WIDTH))
-    return names, step.strength, images, done
+    return names, strengths(op, step, HEIGHT, WIDTH), images, done
+
+
+def strengths(op: Policy, step: Step, height: int, width: int) -> Any:
+    table = tabulate(op, height, width)
+    return table.strength[step.entry, step.at, step.negated.astype(int)]
 
 
 EXACT = ["Identity", "TranslateX", "TranslateY", "Posterize", "Solarize"]
@@ -194,11 +201,11 @@ def test_sharpness_is_pillows_but_for_rounding_inside_the_outermost_pixels() -> 
 
 
 def differences(name: str) -> list[Any]:
-    names, strengths, images, done = trivial()
+    names, strength, images, done = trivial()
     rows = [row for row, found in enumerate(names) if found == name]
     assert len(rows) >= 5
     return [
-        np.abs(done[row].astype(int) - pillow(images[row], name, strengths[row])) for row in rows
+        np.abs(done[row].astype(int) - pillow(images[row], name, strength[row])) for row in rows
     ]
 
 
@@ -278,9 +285,8 @@ def test_draws_are_rows_of_the_declared_types(
 
 
 def magnitudes(op: Policy, name: str, *, height: int = 200, width: int = 331) -> Any:
-    bins = 10 if isinstance(op, AutoAugment) else op.num_magnitude_bins
     entry = next(entry for entry in space(op, height, width) if entry.name == name)
-    return entry.strength(np.arange(bins), bins)
+    return entry.strength(np.arange(bins(op)), bins(op))
 
 
 @pytest.mark.parametrize(
@@ -330,7 +336,7 @@ def test_randaugment_draws_operations_and_signs_evenly() -> None:
     first, second = choose(op, Keyed(np.arange(MANY)), 224, 224)
     for step in (first, second):
         np.testing.assert_allclose(shares(step.entry, 14), 1 / 14, atol=0.006)
-        rotated = step.strength[step.entry == 5]
+        rotated = strengths(op, step, 224, 224)[step.entry == 5]
         assert set(np.unique(rotated)) == {-9.0, 9.0}
         assert abs((rotated > 0).mean() - 0.5) < 0.03
     together = shares(first.entry * 14 + second.entry, 14 * 14)
@@ -338,9 +344,12 @@ def test_randaugment_draws_operations_and_signs_evenly() -> None:
 
 
 def test_trivialaugment_draws_operations_and_bins_evenly() -> None:
-    step = choose(TrivialAugmentWide(), Keyed(np.arange(MANY)), 224, 224)[0]
+    op = TrivialAugmentWide()
+    step = choose(op, Keyed(np.arange(MANY)), 224, 224)[0]
     np.testing.assert_allclose(shares(step.entry, 14), 1 / 14, atol=0.006)
-    angles = np.rint(np.abs(step.strength[step.entry == 5]) / (135 / 30)).astype(int)
+    angles = np.rint(np.abs(strengths(op, step, 224, 224)[step.entry == 5]) / (135 / 30)).astype(
+        int
+    )
     np.testing.assert_allclose(shares(angles, 31), 1 / 31, atol=0.015)
 
 

@@ -34,11 +34,43 @@ class BatchSizes:
 
 def refuse_foreign(arguments: dict[str, Any]) -> None:
     """Raise ConfigError for torch's arguments that a native dataset has no use for."""
+    for name, remedy in _REFUSED.items():
+        if arguments[name] is not None:
+            raise ConfigError(
+                f"{name}={arguments[name]!r} can't be used with a native dataset: {remedy}."
+            )
+
+
+def refuse_native(arguments: dict[str, Any]) -> None:
+    """Raise ConfigError for arguments that only native datasets have a use for."""
+    for name, value in arguments.items():
+        if value:
+            raise ConfigError(
+                f"{name}= works on native datasets (readers.Dataset), and this is a torch dataset. "
+                "Drop it, or point readers.Dataset at the files."
+            )
+
+
+def refuse_with_seed(arguments: dict[str, Any]) -> None:
+    """Raise ConfigError for what would order samples beside the seed."""
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
-                f"{name}={value!r} can't be used with a native dataset: {_REFUSED[name]}."
+                f"{name}= and seed= contradict each other: with seed= Penstock orders and shares "
+                f"out the samples itself. Drop seed= to keep torch's order, or drop {name}=."
             )
+
+
+def refuse_without_plan(arguments: dict[str, Any], *, is_map: bool) -> None:
+    """Raise ConfigError for what only Penstock's own order can honour."""
+    for name, value in arguments.items():
+        if value is not None:
+            remedy = (
+                f"Pass seed= as well, or drop {name}=."
+                if is_map
+                else "An iterable dataset brings its own order: drop it."
+            )
+            raise ConfigError(f"{name}={value!r} needs Penstock's order of the samples. {remedy}")
 
 
 def batch_sizes(batch_size: object, global_batch_size: int | None, world: World) -> BatchSizes:

@@ -1,39 +1,84 @@
-"""The `sampler` that trainers look for: it tells the loader's order, and forwards set_epoch."""
+"""The samplers that trainers look for: they tell the loader's order, and forward set_epoch.
+
+The loader itself doesn't draw from them. They hold its engine weakly, so that a dropped loader
+stops its threads at once.
+"""
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.utils.data
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.loader import DataLoader
+    from pipeline.world import World
 
 
-class PlanSampler(torch.utils.data.Sampler[int]):
+class Told(Protocol):
+    """Who knows the order."""
+
+    @property
+    def epoch(self) -> int: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def epoch_ids(self) -> Iterator[int]: ...
+    def epoch_samples(self) -> int: ...
+
+
+class PlanSampler(torch.utils.data.DistributedSampler[int]):
     """Sample ids of this rank in the loader's current epoch, in order.
 
-    For those who ask: the loader itself doesn't draw from it. Holds its loader weakly, so that a
-    dropped loader stops its threads at once.
+    A DistributedSampler, because it is one: trainers that shard what isn't sharded yet look for
+    that.
     """
 
-    def __init__(self, loader: DataLoader) -> None:
-        self._loader = weakref.ref(loader)
+    def __init__(self, engine: Told | None, world: World) -> None:
+        """engine: may come later, by `follow`."""
+        self._engine = None if engine is None else weakref.ref(engine)
+        self.rank, self.num_replicas = world.rank, world.size
+        self.shuffle, self.drop_last, self.seed = True, False, 0
+
+    def follow(self, engine: Told) -> None:
+        """Tell this engine's order from now on."""
+        self._engine = weakref.ref(engine)
+
+    def _told(self) -> Told | None:
+        return None if self._engine is None else self._engine()
+
+    @property
+    def epoch(self) -> int:  # type: ignore[override]  # an attribute of torch's
+        """The loader's epoch."""
+        engine = self._told()
+        return 0 if engine is None else engine.epoch
+
+    @property
+    def num_samples(self) -> int:  # type: ignore[override]  # an attribute of torch's
+        """Samples of an epoch on this rank."""
+        return len(self)
 
     def __iter__(self) -> Iterator[int]:
-        loader = self._loader()
-        if loader is not None:
-            yield from loader.epoch_ids()
+        engine = self._told()
+        if engine is not None:
+            yield from engine.epoch_ids()
 
     def __len__(self) -> int:
-        loader = self._loader()
-        return 0 if loader is None else loader.epoch_samples()
+        engine = self._told()
+        return 0 if engine is None else engine.epoch_samples()
 
     def set_epoch(self, epoch: int) -> None:
         """Forwards to the loader; trainers whose only epoch hook is `.sampler.set_epoch` use it."""
-        loader = self._loader()
-        if loader is not None:
-            loader.set_epoch(epoch)
+        engine = self._told()
+        if engine is not None:
+            engine.set_epoch(epoch)
+
+
+class PlanBatches(torch.utils.data.BatchSampler):
+    """The same ids in batches; some trainers' hook is `.batch_sampler.set_epoch`."""
+
+    sampler: Any
+
+    def set_epoch(self, epoch: int) -> None:
+        """Forwards to the loader."""
+        self.sampler.set_epoch(epoch)

@@ -1,0 +1,565 @@
+"""What the loader does for a torch dataset: torch's own loader and workers inside, state around it.
+
+torch's DataLoader moves requests to its workers and batches back (see `worker`); nothing of it is
+copied here. What was handed out is counted by a mark (see `foreign_order`), and a pass can begin
+anywhere a mark says.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import warnings
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data
+
+from cache.errors import ClosedError, DatasetError, PenstockWarning, ResumeError
+from pipeline import arguments
+from pipeline.foreign_order import Mark, PlanOrder, TorchOrder, freeze, fresh_seed, thaw
+from pipeline.statistics import Meter
+from pipeline.worker import (
+    Fetched,
+    IterableSource,
+    MapSource,
+    Request,
+    WorkerInit,
+    WorkerPosition,
+    as_it_is,
+    has_state,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from pipeline.foreign_order import Order, Stream
+    from pipeline.statistics import Statistics
+    from pipeline.world import World
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignSettings:
+    """What torch's constructor has checked, and our own. order: None for an iterable dataset.
+
+    options: torch's arguments about workers and pinning. seed: None leaves randomness to torch.
+    """
+
+    dataset: Any
+    order: Order | None
+    batch_size: int | None
+    drop_last: bool
+    batched: bool
+    collate_fn: Callable[[Any], Any]
+    generator: torch.Generator | None
+    options: dict[str, Any]
+    seed: int | None
+    world: World
+    detected: bool
+    device: torch.device
+
+    @property
+    def num_workers(self) -> int:
+        return int(self.options["num_workers"])
+
+    @property
+    def streams(self) -> int:
+        """Iterators of an iterable dataset, or copies of a map-style one."""
+        return max(1, self.num_workers)
+
+    @property
+    def tracks_workers(self) -> bool:
+        """Whether resuming needs to know how far each worker came."""
+        return self.order is None or (self.num_workers > 0 and has_state(self.dataset))
+
+    def own_generator(self) -> torch.Generator | None:
+        """What the order is drawn from, if it isn't torch's default generator."""
+        own = self.order.own_generator() if isinstance(self.order, TorchOrder) else None
+        return own if own is not None else self.generator
+
+    def identity(self) -> dict[str, Any]:
+        """What a state must agree with, and what differs where it doesn't."""
+        return {
+            "style": "iterable" if self.order is None else "map",
+            "order": "torch" if self.seed is None or self.order is None else "penstock",
+            "seed": self.seed,
+            "samples": _length(self.dataset),
+            "batch_size": self.batch_size if self.seed is None or self.order is None else None,
+            "drop_last": self.drop_last,
+        }
+
+
+class ForeignEngine:
+    """Hands out batches of a torch dataset. The loader's facade forwards to it."""
+
+    def __init__(self, settings: ForeignSettings) -> None:
+        self.settings = settings
+        self.shards_itself = settings.order is not None and settings.seed is not None
+        self.meter = Meter(decode_threads=settings.num_workers, device=str(settings.device))
+        self._next = Mark()  # what was handed out, and where the next pass begins
+        self._restored = False
+        self._latest: weakref.ref[_Pass] | None = None
+        self._number = 0  # of the latest pass: the one whose place is the loader's
+        self._source: Any = None  # of the latest pass: without workers it has the dataset's state
+        self._kept: _Inner | None = None  # torch's loader with persistent workers
+        self._closed = False
+
+    def __len__(self) -> int:
+        steps = self.steps()
+        if steps is None:
+            raise TypeError(f"object of type {type(self.settings.dataset).__name__} has no len()")
+        return steps
+
+    def steps(self) -> int | None:
+        """Batches of an epoch, None if nobody knows."""
+        settings = self.settings
+        if settings.order is not None:
+            return settings.order.steps()
+        length = _length(settings.dataset)
+        if length is None or settings.batch_size is None:
+            return length
+        whole, rest = divmod(length, settings.batch_size)
+        return whole + (rest > 0 and not settings.drop_last)
+
+    # -- passes
+
+    def begin(self) -> Iterator[Any]:
+        """A pass over the current epoch; several may run at once, as with torch."""
+        if self._closed:
+            raise ClosedError("This loader is closed; make a new one.")
+        self._warn_if_unsharded()
+        if self._next.batches and not self._restored:  # left in the middle: from the start again
+            self._next = Mark(epoch=self._next.epoch)
+        self._number += 1
+        started = _Pass(self, self._next, number=self._number, restored=self._restored)
+        self._latest = weakref.ref(started)
+        return started
+
+    def inner(self, mark: Mark) -> _Inner:
+        """torch's loader for a pass from a mark on; the one with persistent workers again."""
+        settings = self.settings
+        if self._kept is not None:
+            return self._kept
+        source = self._make_source(mark)
+        options = {
+            **settings.options,
+            "worker_init_fn": WorkerInit(
+                worker_init_fn=settings.options["worker_init_fn"], base_seed=mark.base_seed
+            ),
+        }
+        if options["multiprocessing_context"] is None and self._must_not_fork():
+            options["multiprocessing_context"] = "forkserver"
+        requests = None if settings.order is None else _Requests()
+        with warnings.catch_warnings():  # torch's constructor has warned once already
+            warnings.simplefilter("ignore")
+            loader = torch.utils.data.DataLoader(
+                source,
+                batch_size=None,
+                sampler=requests,
+                collate_fn=as_it_is,
+                generator=settings.generator,
+                **options,
+            )
+        made = _Inner(loader, source, requests)
+        if settings.options["persistent_workers"]:
+            self._kept = made
+        return made
+
+    def _make_source(self, mark: Mark) -> Any:
+        settings = self.settings
+        if settings.order is not None:
+            return MapSource(
+                settings.dataset,
+                collate=settings.collate_fn,
+                batched=settings.batched,
+                seed=settings.seed,
+            )
+        return IterableSource(
+            settings.dataset,
+            collate=settings.collate_fn,
+            batch_size=settings.batch_size,
+            drop_last=settings.drop_last,
+            epoch=mark.epoch,
+            positions=mark.workers,
+            first=mark.next_worker,
+            seed=None if settings.seed is None else (settings.seed, settings.world.rank),
+        )
+
+    def _must_not_fork(self) -> bool:
+        """Forking copies locks that other threads hold, and threads of ours run once a native
+        loader was used."""
+        return self.settings.num_workers > 0 and any(
+            thread.name.startswith("penstock-") for thread in threading.enumerate()
+        )
+
+    def began(self, number: int, mark: Mark, source: Any) -> None:
+        """A pass stands at a mark, and reads from a source."""
+        if number == self._number:
+            self._next, self._source = mark, source
+
+    def moved(self, number: int, mark: Mark) -> None:
+        """A pass handed a batch out, or its epoch ended; the latest pass is the loader's place."""
+        if number == self._number:
+            self._next = mark
+            self._restored = False
+
+    def check_length(self, batches: int) -> None:
+        """As torch: warn where an iterable dataset has more than its length says."""
+        steps = self.steps() if self.settings.order is None else None
+        if steps is not None and batches == steps + 1:
+            warnings.warn(
+                f"{type(self.settings.dataset).__name__} has {steps} batches by its __len__, and "
+                "more have come. With several workers each iterates a copy of the dataset: share "
+                "the samples out by torch.utils.data.get_worker_info().",
+                PenstockWarning,
+                stacklevel=4,
+            )
+
+    def check_short(self, batches: int) -> None:
+        """An iterable dataset that ends before its length would leave other ranks waiting."""
+        settings = self.settings
+        steps = self.steps() if settings.order is None else None
+        if steps is not None and batches < steps and settings.world.size > 1:
+            raise DatasetError(
+                f"{type(settings.dataset).__name__} ended after {batches} batches on rank "
+                f"{settings.world.rank}; its __len__ promises {steps}, and the other ranks would "
+                "wait for the rest for ever. Let __len__ say what this rank really gives."
+            )
+
+    def _warn_if_unsharded(self) -> None:
+        settings = self.settings
+        sampler = getattr(settings.order, "sampler", None)
+        kinds = (torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler)
+        if settings.world.size > 1 and settings.detected and type(sampler) in kinds:
+            warnings.warn(
+                f"Each of {settings.world.size} ranks reads the whole dataset: there is neither "
+                "seed= (Penstock shards then) nor a DistributedSampler (torch shards).",
+                PenstockWarning,
+                stacklevel=4,
+            )
+
+    # -- epochs and state
+
+    def epoch_ids(self) -> Iterator[int]:
+        """Indices that this rank is handed in a whole current epoch, in order."""
+        order = self.settings.order
+        assert isinstance(order, PlanOrder)
+        return order.ids(self.epoch)
+
+    def epoch_samples(self) -> int:
+        """How many `epoch_ids` there are."""
+        order = self.settings.order
+        assert isinstance(order, PlanOrder)
+        return order.samples()
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to."""
+        return self._next.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch; a dataset and a sampler that know epochs are told."""
+        arguments.check_epoch(epoch)
+        for target in (self.settings.dataset, getattr(self.settings.order, "sampler", None)):
+            tell = getattr(target, "set_epoch", None)
+            if callable(tell):
+                tell(epoch)
+        if epoch != self._next.epoch:
+            self._next = Mark(epoch=int(epoch))
+            self._restored = False
+            self._number += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was handed out. Decides what the epoch is drawn from, if that is still open."""
+        settings = self.settings
+        live = self._latest() if self._latest is not None else None
+        if live is not None and live.number != self._number:
+            live = None
+        if self._next.batches == 0 and settings.seed is None:
+            self._next = self._decided(live.mark() if live is not None else self._next)
+            if live is not None:
+                live.decide(self._next)
+        return {
+            "version": STATE_VERSION,
+            "kind": "torch",
+            **settings.identity(),
+            "streams": settings.streams,
+            "mark": self._with_dataset_state(self._next).to_dict(),
+        }
+
+    def _decided(self, mark: Mark) -> Mark:
+        settings = self.settings
+        generator = settings.own_generator()
+        if generator is not None and mark.generator is None:
+            mark = replace(mark, generator=freeze(generator.get_state()))
+        if generator is None and settings.num_workers and mark.base_seed is None:
+            mark = replace(mark, base_seed=fresh_seed())
+        return mark if settings.order is None else settings.order.decided(mark)
+
+    def _with_dataset_state(self, mark: Mark) -> Mark:
+        """Without workers the dataset is here, just behind the last batch: it is asked now."""
+        if self.settings.num_workers or self._source is None or self._restored:
+            return mark
+        state = self._source.state()
+        if not state or (mark.batches == 0 and self.settings.order is None):
+            return mark
+        return replace(mark, workers=(WorkerPosition(batches=mark.batches, state=state),))
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly behind the last batch that was handed out when the state was taken."""
+        if self._closed:
+            raise ClosedError("This loader is closed; make a new one.")
+        self._next = self._checked(state)
+        self._restored = True
+        self._kept = None  # their workers stand elsewhere
+        self._number += 1
+
+    def _checked(self, state: Any) -> Mark:
+        settings = self.settings
+        if not isinstance(state, dict) or state.get("kind") != "torch":
+            raise ResumeError(
+                "This isn't the state of a loader over a torch dataset. Pass what "
+                "loader.state_dict() returned; a native dataset's state needs a native dataset."
+            )
+        if state.get("version") != STATE_VERSION:
+            raise ResumeError(
+                f"State version {state.get('version')!r} can't be read: this Penstock writes and "
+                f"reads version {STATE_VERSION}. Resume with the release that wrote it."
+            )
+        for name, here in settings.identity().items():
+            saved = state.get(name)
+            if saved != here:
+                raise ResumeError(
+                    f"State was saved with {name}={saved!r}, this loader has {name}={here!r}, "
+                    "which gives other batches. Build it as it was, or start without a state."
+                )
+        mark = Mark.from_dict(state.get("mark"))
+        tied = settings.order is None or any(worker.state for worker in mark.workers)
+        if tied and state.get("streams") != settings.streams:
+            raise ResumeError(
+                f"State was saved with num_workers={state.get('streams')}, this loader has "
+                f"num_workers={settings.num_workers}: each worker goes through a part of the "
+                f"dataset of its own, and the parts would shift. Pass the saved num_workers."
+            )
+        return mark
+
+    def statistics(self) -> Statistics:
+        """What was measured so far, and the one-line verdict."""
+        return self.meter.snapshot()
+
+    def close(self) -> None:
+        """Let torch's workers go."""
+        self._closed = True
+        live = self._latest() if self._latest is not None else None
+        if live is not None:
+            live.stop()
+        self._kept = self._source = None
+
+    def __repr__(self) -> str:
+        settings = self.settings
+        return (
+            f"DataLoader({type(settings.dataset).__name__}, batch_size={settings.batch_size}, rank "
+            f"{settings.world.rank} of {settings.world.size}, at epoch {self._next.epoch}, batch "
+            f"{self._next.batches})"
+        )
+
+
+class _Requests(torch.utils.data.Sampler[Any]):
+    """What torch's loader takes for its sampler: the requests of the pass that begins."""
+
+    current: Iterable[Any] = ()
+
+    def __init__(self) -> None:
+        """torch's own constructor takes what isn't needed here."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.current)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """torch's loader, the source in it, and what it is asked for (None: an iterable dataset)."""
+
+    loader: Any
+    source: Any
+    requests: _Requests | None
+
+
+class _Pass:
+    """One pass over an epoch: torch's iterator, and how much of it was handed out."""
+
+    def __init__(self, engine: ForeignEngine, mark: Mark, *, number: int, restored: bool) -> None:
+        self.number = number
+        self._engine = engine
+        self._handed_out_at: float | None = None
+        self._is_over = False
+        self._start(mark, restored=restored)
+
+    def _start(self, mark: Mark, *, restored: bool) -> None:
+        engine, settings = self._engine, self._engine.settings
+        self._fresh_restore = restored and mark.batches > 0
+        generator = settings.own_generator()
+        if generator is not None and settings.seed is None:
+            if restored and mark.generator is not None:
+                generator.set_state(thaw(mark.generator))
+            else:
+                mark = replace(mark, generator=freeze(generator.get_state()))
+        sampler_epoch = getattr(getattr(settings.order, "sampler", None), "epoch", None)
+        if mark.sampler_epoch is None and isinstance(sampler_epoch, int):
+            mark = replace(mark, sampler_epoch=sampler_epoch)
+        inner = engine.inner(mark)
+        self._stream: Stream | None = None
+        if settings.order is not None and inner.requests is not None:
+            self._stream = settings.order.begin(mark)
+            inner.requests.current = restoring(self._stream, mark)
+        self._inner: Any = iter(inner.loader)
+        base_seed = getattr(self._inner, "_base_seed", None)
+        if settings.num_workers and mark.base_seed is None and isinstance(base_seed, int):
+            mark = replace(mark, base_seed=base_seed)
+        if not mark.workers and settings.tracks_workers:
+            mark = replace(mark, workers=(WorkerPosition(),) * settings.streams)
+        self._mark = mark
+        engine.began(self.number, self.mark(), inner.source)
+
+    def mark(self) -> Mark:
+        """Where the pass stands, with what its order turned out to be drawn from."""
+        return self._mark if self._stream is None else self._stream.noted(self._mark)
+
+    def decide(self, mark: Mark) -> None:
+        """Draw the order from what the mark says, unless it has begun."""
+        self._mark = mark
+        if self._stream is not None:
+            self._stream.mark = mark
+
+    def stop(self) -> None:
+        """Drop torch's iterator, and with it its workers."""
+        self._inner = iter(())
+        self._is_over = True
+
+    def __iter__(self) -> _Pass:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def __next__(self) -> Any:
+        engine = self._engine
+        if self._handed_out_at is not None:
+            engine.meter.step_s += time.perf_counter() - self._handed_out_at
+            self._handed_out_at = None
+        began = time.perf_counter()
+        try:
+            fetched: Fetched = next(self._inner)
+            while fetched.void:
+                fetched = next(self._inner)
+        except StopIteration:
+            if not self._restart():
+                raise
+            return next(self)
+        batch = self._moved(fetched)
+        now = time.perf_counter()
+        engine.meter.delivered(
+            fetched.samples, wait_s=now - began, read_s=now - began, decode_s=0.0
+        )
+        self._handed_out_at = now
+        return batch
+
+    def _moved(self, fetched: Fetched) -> Any:
+        engine, settings, mark = self._engine, self._engine.settings, self._mark
+        batch = fetched.batch
+        if self._stream is not None:
+            valid = self._stream.valid()
+            if valid is not None:
+                batch = with_valid(batch, torch.from_numpy(valid))
+            mark = self._stream.moved(mark)
+        else:
+            mark = replace(mark, batches=mark.batches + 1)
+        if settings.tracks_workers:
+            moved = mark.workers[fetched.worker].moved(fetched)
+            workers = list(mark.workers)
+            workers[fetched.worker] = moved
+            mark = replace(
+                mark,
+                workers=tuple(workers),
+                next_worker=(fetched.worker + 1) % settings.streams,
+            )
+        self._mark = mark
+        self._fresh_restore = False
+        engine.check_length(mark.batches)
+        if not self._is_over:
+            steps = engine.steps()
+            self._is_over = steps is not None and mark.batches >= steps
+            engine.moved(self.number, Mark(epoch=mark.epoch + 1) if self._is_over else mark)
+        return batch if settings.device.type == "cpu" else to_device(batch, settings.device)
+
+    def _restart(self) -> bool:
+        """At the end of torch's iterator: whether there is more, as the pass was restored at an end
+        that nobody could see."""
+        mark, engine = self._mark, self._engine
+        if self._fresh_restore:
+            self._start(Mark(epoch=mark.epoch + 1), restored=False)
+            return True
+        if not self._is_over:
+            self._is_over = True
+            engine.moved(self.number, Mark(epoch=mark.epoch + 1))
+            engine.check_short(mark.batches)
+        return False
+
+
+def restoring(stream: Iterable[Request], mark: Mark) -> Iterator[Request]:
+    """The stream's requests, with the dataset's state for each worker's first one.
+
+    torch asks its workers in turn, from the first: empty requests come before those of the worker
+    whose turn it is.
+    """
+    states = [worker.state for worker in mark.workers]
+    if not any(states):
+        yield from stream
+        return
+    for state in states[: mark.next_worker]:
+        yield Request(restore=state, void=True)
+    later = iter(states[mark.next_worker :])
+    for request in stream:
+        yield replace(request, restore=next(later, None))
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor on the device, in containers of the same kind."""
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return type(batch)({key: to_device(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(value, device) for value in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(value, device) for value in batch)
+    return batch
+
+
+def with_valid(batch: Any, valid: torch.Tensor) -> Any:
+    """The batch with the mask of padded slots: last in a list or tuple, "valid" in a dict, else the
+    second of a pair."""
+    if isinstance(batch, Mapping):
+        return {**batch, "valid": valid}
+    if isinstance(batch, list):
+        return [*batch, valid]
+    if isinstance(batch, tuple):
+        return (*batch, valid)
+    return batch, valid
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

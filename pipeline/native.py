@@ -1,0 +1,246 @@
+"""What the loader does for a native dataset: cursor, passes, state around a run."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cache.errors import ClosedError, ConfigError
+from pipeline import arguments
+from pipeline.build import Built, Settings, build, make_plan
+from pipeline.state import LoaderState, check_resumable, other_order
+from pipeline.steps import Cursor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pipeline.run import Taken
+    from pipeline.statistics import Statistics
+    from readers import Dataset
+
+Batch = tuple[torch.Tensor, ...]
+
+
+class NativeEngine:
+    """Hands out batches of a `readers.Dataset`. The loader's facade forwards to it.
+
+    batch_is_default: nobody gave a batch size, so a state may.
+    """
+
+    shards_itself = True
+
+    def __init__(
+        self, dataset: Dataset, settings: Settings, *, batch_is_default: bool, pin_memory: bool
+    ) -> None:
+        self.dataset = dataset
+        self.world = settings.world
+        self._settings = settings
+        self._batch_is_default = batch_is_default
+        self._pin_memory = pin_memory
+        self._cursor = Cursor(0, 0)
+        self._restored = False
+        self._iteration = 0
+        self._install(build(dataset, settings))
+
+    @property
+    def batch_size(self) -> int:
+        """Of the largest rank; a state may have brought it."""
+        return self._settings.sizes.per_rank
+
+    def _install(self, built: Built) -> None:
+        """Take a run over; the finalizer stops it when the loader goes, whichever way."""
+        self._built = built
+        self._run_finalizer = weakref.finalize(self, built.run.close)
+        self._run_finalizer.atexit = False  # the run has a hook of its own, in the right order
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank; equal on all ranks."""
+        return len(self._built.walk)
+
+    def begin(self) -> Iterator[Batch]:
+        """Begin the current epoch at its start, or at a restored position.
+
+        Nothing is consumed before the first next(): some trainers call iter() once more to look.
+        """
+        self._check_open()
+        self._built.run.start(self._pass_start())
+        return _Batches(self)
+
+    def _pass_start(self) -> Cursor:
+        return self._cursor if self._restored else Cursor(self._cursor.epoch, 0)
+
+    def _begin_pass(self) -> tuple[int, int]:
+        """Move to where a pass begins; (its number, its epoch)."""
+        self._check_open()
+        self._cursor = self._pass_start()
+        self._iteration += 1
+        return self._iteration, self._cursor.epoch
+
+    def _deliver(self, iteration: int, epoch: int) -> Batch | None:
+        """The batch at the cursor for the pass of that number; None when its epoch is over."""
+        self._check_open()
+        self._built.run.check()
+        if self._cursor.epoch != epoch:
+            return None
+        if iteration != self._iteration:
+            raise ConfigError(
+                "This iterator was overtaken: another one of the same loader was begun, or the "
+                "loader's position was set. Use one loader for each concurrent loop."
+            )
+        taken = self._built.run.take(self._cursor)
+        batch = self._tensors(taken)
+        self._cursor = taken.prepared.step.then
+        self._restored = False
+        return batch
+
+    def _count_step(self, step_s: float) -> None:
+        self._built.meter.step_s += step_s
+
+    def _tensors(self, taken: Taken) -> Batch:
+        encoded = taken.prepared.encoded
+        columns: dict[str, Any] = {**encoded.columns, "id": encoded.ids}
+        tensors = [
+            taken.images if field == "image" else self._place(torch.from_numpy(columns[field]))
+            for field in self.dataset.fields
+        ]
+        if taken.prepared.valid is not None:
+            tensors.append(self._place(torch.from_numpy(taken.prepared.valid)))
+        if self._pin_memory and self._settings.device.type == "cpu" and torch.cuda.is_available():
+            tensors = [t.pin_memory() for t in tensors if t is not None]
+        return tuple(t for t in tensors if t is not None)
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        device = self._settings.device
+        return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
+
+    # -- epochs and state
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return not self._run_finalizer.alive
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next batch belongs to; it moves on with the last batch of an epoch."""
+        return self._cursor.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of an epoch. The current epoch again changes nothing, so that a restored
+        position stays. Raises ConfigError for a negative epoch."""
+        arguments.check_epoch(epoch)
+        if epoch != self._cursor.epoch:
+            self._cursor = Cursor(int(epoch), 0)
+            self._restored = False
+            self._iteration += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was handed out, as JSON types, under 1 kB. The same on every rank."""
+        built = self._built
+        return LoaderState(
+            dataset=self.dataset.index.fingerprint,
+            fingerprint=built.fingerprint,
+            samples=built.walk.samples,
+            plan=built.frozen,
+            epoch=self._cursor.epoch,
+            position=self._cursor.position,
+            global_batch_size=built.walk.global_batch,
+            **built.run.bad_state(),
+        ).to_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on exactly behind the last batch that the saved loader handed out.
+
+        The state's plan is taken over (seed, lanes, window); the world and the batch size may
+        differ.
+        Raises ResumeError for a state of another dataset, seed, plan or version; the loader is then
+        unchanged.
+        """
+        self._check_open()
+        loaded = LoaderState.from_dict(state)
+        index = self.dataset.index
+        check_resumable(
+            loaded,
+            dataset=index.fingerprint,
+            samples=index.samples,
+            wanted={"shuffle": self._settings.shuffle, **self._settings.wanted},
+        )
+        settings = self._settings.resumed(loaded, take_batch=self._batch_is_default)
+        if settings != self._settings or loaded.plan != self._built.frozen:
+            built = build(self.dataset, settings, frozen=loaded.plan)
+            if built.fingerprint != loaded.fingerprint:
+                built.run.close()
+                raise other_order(loaded.fingerprint, built.fingerprint)
+            self._run_finalizer()
+            self._settings = settings
+            self._install(built)
+        self._cursor = self._built.walk.normalise(Cursor(loaded.epoch, loaded.position))
+        self._built.run.restore_bad(loaded.bad)
+        self._restored = True
+        self._iteration += 1
+
+    def epoch_ids(self) -> Iterator[int]:
+        """Sample ids that this rank is handed in a whole current epoch, in order."""
+        built, world = self._built, self.world
+        plan = make_plan(self.dataset.index, built.frozen)
+        for step in built.walk.steps(Cursor(self._cursor.epoch, 0), endless=False):
+            epoch, position = step.start.epoch, step.start.position
+            yield from plan.ids(
+                epoch, position, built.walk.global_batch, rank=world.rank, world=world.size
+            ).tolist()
+
+    def epoch_samples(self) -> int:
+        """How many `epoch_ids` there are."""
+        walk = self._built.walk
+        whole, rest = divmod(walk.samples, walk.global_batch)
+        mine = whole * self.world.share(walk.global_batch)
+        return mine if walk.drop_last else mine + self.world.share(rest)
+
+    def statistics(self) -> Statistics:
+        """What was measured so far, and the one-line verdict."""
+        return self._built.meter.snapshot()
+
+    # -- life
+
+    def close(self) -> None:
+        """Stop threads, drop what is in flight, release DALI. Safe to call twice."""
+        self._run_finalizer()
+
+    def _check_open(self) -> None:
+        if not self._run_finalizer.alive:
+            raise ClosedError("This loader is closed; make a new one.")
+
+    def __repr__(self) -> str:
+        return (
+            f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, rank {self.world.rank} of "
+            f"{self.world.size}, device={str(self._settings.device)!r}, at {self._cursor})"
+        )
+
+
+class _Batches:
+    """One pass over an epoch. Holds the engine, so that `for x in DataLoader(...)` lives on."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine
+        self._begun: tuple[int, int] | None = None
+        self._handed_out: float | None = None
+
+    def __iter__(self) -> _Batches:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._engine)
+
+    def __next__(self) -> Batch:
+        if self._handed_out is not None:
+            self._engine._count_step(time.perf_counter() - self._handed_out)
+            self._handed_out = None
+        self._begun = self._begun or self._engine._begin_pass()
+        batch = self._engine._deliver(*self._begun)
+        if batch is None:
+            raise StopIteration
+        self._handed_out = time.perf_counter()
+        return batch

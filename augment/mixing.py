@@ -1,0 +1,230 @@
+"""MixUp and CutMix: a batch of decoded images and class numbers to mixed images and soft targets.
+
+The partner of the sample in slot j of a *global* batch is that of slot j ^ 1, and that of the last
+slot of an odd batch is slot 0: neighbours, so that nearly always both lie on the same rank, and a
+rank reads at most two samples more than its own. (A batch turned around, as torchvision's is, would
+make every rank read twice as much.) The shares are keyed by (seed, epoch, sample id). So a sample's
+mixed pixels are the same at any world size, and after any restart, for the same global batches.
+
+What is drawn is numpy; torch comes in where pixels are mixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from augment.ops import CutMix, MixUp
+from cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import torch
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+Mixing = MixUp | CutMix
+
+DRAWS = 5
+"""Uniform draws that a sample takes: which operation, two of the share, row and column of a box."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mix:
+    """How one rank's n samples are mixed.
+
+    partner: row of each sample's partner, int64, (n,); rows from n on are read for this only.
+    share: of the sample itself in its target, float32, (n,); the partner's is 1 - share.
+    box: top, left, bottom, right of the window that comes from the partner, int64, (n, 4).
+    boxed: whether it is CutMix, bool, (n,); else all pixels are blended by `share`.
+    """
+
+    partner: Ints
+    share: NDArray[np.float32]
+    box: Ints
+    boxed: NDArray[np.bool_]
+
+
+def partners(slots: Ints, size: int) -> Ints:
+    """Partners' slots of these slots of a global batch of `size` samples."""
+    other = slots ^ 1
+    return np.where(other < size, other, 0)
+
+
+def with_partners(low: int, high: int, size: int) -> tuple[Ints, Ints]:
+    """What a rank with the slots [low, high) of a global batch of `size` samples must read.
+
+    Returns the slots, its own first and then at most two more, and for each of its own the place of
+    the partner among them.
+    """
+    own = np.arange(low, high)
+    wanted = partners(own, size)
+    outside = (wanted < low) | (wanted >= high)
+    more = np.unique(wanted[outside])
+    place = np.where(outside, len(own) + np.searchsorted(more, wanted), wanted - low)
+    return np.concatenate([own, more]), place
+
+
+def draw_mix(
+    ops: Sequence[Mixing],
+    uniform: Callable[[int], Floats],
+    *,
+    partner: Ints,
+    height: int,
+    width: int,
+) -> Mix:
+    """Shares and boxes for one rank's samples; a pure function of each sample.
+
+    ops: MixUp, CutMix or both; of both, each sample gets one with probability 1/2.
+    uniform: uniform(DRAWS) gives keyed draws in [0, 1), shape (DRAWS, n).
+    """
+    which, *rest = uniform(DRAWS)
+    chosen = (which * len(ops)).astype(np.int64)
+    alpha = np.array([op.alpha for op in ops])[chosen]
+    boxed = np.array([isinstance(op, CutMix) for op in ops])[chosen]
+    share = symmetric_beta(alpha, rest[0], rest[1])
+    box = np.where(boxed[:, None], boxes(share, rest[2], rest[3], height, width), 0)
+    area = (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1])
+    share = np.where(boxed, 1 - area / (height * width), share)
+    return Mix(partner=partner, share=share.astype(np.float32), box=box, boxed=boxed)
+
+
+def symmetric_beta(alpha: Floats, first: Floats, second: Floats) -> Floats:
+    """Beta(alpha, alpha) from two uniforms in [0, 1), elementwise; exact for any alpha > 0.
+
+    If T is Student's t with 2 alpha degrees of freedom, then (1 + T / sqrt(2 alpha + T^2)) / 2 is
+    Beta(alpha, alpha) (Devroye: "Random variate generation in one line of code", 1996), and T =
+    sqrt(2 alpha (U^(-1/alpha) - 1)) cos(2 pi V) (Bailey: "Polar generation of random variates with
+    the t-distribution", 1994). No attempt is ever rejected, so two draws are always enough.
+    """
+    # U^(-1/alpha) overflows for small alpha, where T is infinite and the share 0 or 1.
+    with np.errstate(over="ignore", divide="ignore"):
+        cosine = np.cos(2 * np.pi * second)
+        squared = np.expm1(-np.log1p(-first) / alpha) * cosine**2  # T^2 / (2 alpha)
+        return np.asarray((1 + np.sign(cosine) / np.sqrt(1 + 1 / squared)) / 2)
+
+
+def boxes(share: Floats, row: Floats, column: Floats, height: int, width: int) -> Ints:
+    """CutMix's windows: top, left, bottom, right, int64, (n, 4); some may be empty.
+
+    The middle is uniform over the pixels, the sides are those of the image times sqrt(1 - share),
+    and what is outside the image is cut off (Yun et al. 2019; torchvision's CutMix).
+    row, column: draws in [0, 1).
+    """
+    half = 0.5 * np.sqrt(1 - share)
+    y, x = (row * height).astype(np.int64), (column * width).astype(np.int64)
+    down, across = (half * height).astype(np.int64), (half * width).astype(np.int64)
+    return np.stack(
+        [
+            np.maximum(y - down, 0),
+            np.maximum(x - across, 0),
+            np.minimum(y + down, height),
+            np.minimum(x + across, width),
+        ],
+        axis=-1,
+    )
+
+
+def class_count(ops: Sequence[Mixing], known: int | None) -> int:
+    """Classes of the soft targets: what an operation says, else what the dataset knows.
+
+    Raises ConfigError if neither does, or two operations disagree.
+    """
+    said = {op.classes for op in ops if op.classes is not None}
+    if len(said) > 1:
+        raise ConfigError(
+            f"MixUp and CutMix of one recipe have classes={sorted(said)}: pass the same to both."
+        )
+    if said:
+        return said.pop()
+    if known is None:
+        name = type(ops[0]).__name__
+        raise ConfigError(
+            f"{name} makes soft targets, and the dataset doesn't know how many classes there are. "
+            f"Pass {name}(classes=...)."
+        )
+    return known
+
+
+def mix_images(images: torch.Tensor, mix: Mix) -> torch.Tensor:
+    """Mixed images of the n own samples, (n, channels, height, width), on the device of `images`.
+
+    images: the n own samples, then those that are partners only. It is overwritten, after all that
+    is needed of the unmixed pixels was read. Blends are computed in float32 and rounded to the
+    type of the batch (uint8: half to even).
+    """
+    # A window after the other copies least; on CUDA it would launch two kernels for each sample.
+    paste = _pasted if images.device.type == "cpu" else _pasted_at_once
+    writes = [*_blended(images, mix), *paste(images, mix)]
+    for where, pixels in writes:
+        images[where] = pixels
+    return images[: len(mix.partner)]
+
+
+def _blended(images: torch.Tensor, mix: Mix) -> Iterator[tuple[Any, torch.Tensor]]:
+    import torch
+
+    rows = np.flatnonzero(~mix.boxed)
+    if not len(rows):
+        return
+    share = torch.from_numpy(mix.share[rows])[:, None, None, None].to(images.device)
+    own, other = _rows(images, rows), _rows(images, mix.partner[rows])
+    # Products and a sum, each rounded: fused (lerp, addcmul), a vector loop and its rest differ in
+    # the last bit, and so would a sample's pixels with its place in the batch.
+    mixed = own.float().mul_(share).add_(other.float().mul_(1 - share))
+    if not images.dtype.is_floating_point:
+        mixed.round_()
+    yield torch.from_numpy(rows).to(images.device), mixed.to(images.dtype)
+
+
+def _pasted(images: torch.Tensor, mix: Mix) -> Iterator[tuple[Any, torch.Tensor]]:
+    for row in np.flatnonzero(mix.boxed).tolist():
+        top, left, bottom, right = mix.box[row].tolist()
+        window = (slice(None), slice(top, bottom), slice(left, right))
+        yield (row, *window), images[(int(mix.partner[row]), *window)].clone()
+
+
+def _pasted_at_once(images: torch.Tensor, mix: Mix) -> Iterator[tuple[Any, torch.Tensor]]:
+    import torch
+
+    rows = np.flatnonzero(mix.boxed)
+    if not len(rows):
+        return
+    box = torch.from_numpy(mix.box[rows]).to(images.device)[:, :, None, None]
+    y = torch.arange(images.shape[2], device=images.device)[None, :, None]
+    x = torch.arange(images.shape[3], device=images.device)[None, None, :]
+    top, left, bottom, right = box.unbind(1)
+    inside = ((y >= top) & (y < bottom) & (x >= left) & (x < right))[:, None]
+    mixed = torch.where(inside, _rows(images, mix.partner[rows]), _rows(images, rows))
+    yield torch.from_numpy(rows).to(images.device), mixed
+
+
+def _rows(images: torch.Tensor, rows: Ints) -> torch.Tensor:
+    """A copy of these rows."""
+    import torch
+
+    return images[torch.from_numpy(rows).to(images.device)]
+
+
+def soft_targets(labels: Ints, mix: Mix, *, classes: int) -> NDArray[np.float32]:
+    """Target of each own sample: its share at its class and the rest at its partner's.
+
+    labels: class numbers of the own samples, then of those that are partners only. Returns shape
+    (n, classes). Raises ConfigError for a label outside [0, classes).
+    """
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        wrong = labels.min() if labels.min() < 0 else labels.max()
+        raise ConfigError(
+            f"MixUp and CutMix: a sample's label is {wrong}, wanted 0 to {classes - 1}. Pass "
+            "classes=, one more than the largest label."
+        )
+    targets = np.zeros((len(mix.partner), classes), np.float32)
+    row = np.arange(len(mix.partner))
+    targets[row, labels[: len(row)]] = mix.share
+    targets[row, labels[mix.partner]] += 1 - mix.share
+    return targets

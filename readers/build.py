@@ -108,7 +108,7 @@ def build_folder_index(
         directories=directories,
     )
     write_manifest(os.path.join(folder, MANIFEST), manifest)
-    _sweep(folder, keep=set(names))
+    sweep_sidecars(folder, keep=set(names))
     _log.info(
         "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
         origin.url,
@@ -247,7 +247,7 @@ def _facts(content: SidecarContent) -> ShardFacts:
     )
 
 
-def _sweep(folder: bytes, *, keep: set[bytes]) -> None:
+def sweep_sidecars(folder: bytes, *, keep: set[bytes]) -> None:
     """Remove sidecars of earlier generations and what a killed build left."""
     sidecars = os.path.join(folder, SIDECARS)
     for name in os.listdir(sidecars):

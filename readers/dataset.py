@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from readers.index import Index
     from readers.opening import Folder
     from readers.origin import Url
+    from readers.tar_shard import TarShard
     from readers.types import Encoded, Verify
 
-    Shard = ArrowShard | FolderShard
+    Shard = ArrowShard | FolderShard | TarShard
 
 
 # Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
@@ -63,12 +64,14 @@ class _Visit:
 
 
 class Dataset:
-    """A folder of images or a pack, by URL. Opens at first use; several threads may read.
+    """A folder of images, tar files or a pack, by URL.
 
-    url: a local path or any fsspec URL. fields: of "image", "label", "id", in the order in which
-    batches shall have them; None is all that is there but "id". format: "auto", "folder" or
-    "arrow". index: folder for the index of an image folder. cache: folder that keeps downloads.
-    storage_options: fsspec's.
+    Opens at first use; several threads may read.
+
+    url: a local path or any fsspec URL; tar files by a pattern such as train-{000000..000009}.tar
+    too. fields: of "image", "label", "id", in the order in which batches shall have them; None is
+    all that is there but "id". format: "auto", "folder", "tar" or "arrow". index: folder for the
+    index of images or tar files. cache: folder that keeps downloads. storage_options: fsspec's.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
     with the first use.
@@ -329,7 +332,7 @@ class Dataset:
     def _corrupt(self, index: Index, number: int, row: int) -> Exception:
         sample_id = int(index.starts[number]) + row
         (shard,) = self._open_shards(index, [number])
-        if index.kind == "folder":
+        if index.kind != "arrow":
             return IndexChangedError(
                 f"{shard.name(row)} (sample {sample_id} of {self.url}): its bytes aren't those "
                 f"that were indexed; the file was changed in place, or the disk is failing. "

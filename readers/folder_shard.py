@@ -63,6 +63,11 @@ def write_sidecar(path: bytes, content: SidecarContent) -> str:
         columns["label"] = pa.array(content.labels, pa.int64())
     batch = pa.record_batch(columns).replace_schema_metadata({"penstock.sidecar": str(FORMAT)})
     write_whole(path, lambda temp: write_batch(temp, batch))
+    return sidecar_etag(path)
+
+
+def sidecar_etag(path: bytes) -> str:
+    """A checksum of the file."""
     return _etag(map_buffer(path))
 
 
@@ -73,20 +78,34 @@ def _etag(buffer: Any) -> str:
 def read_sidecar(path: bytes, *, etag: str) -> SidecarContent:
     """Map a sidecar. etag: what the manifest promises. Raises IndexChangedError (it is gone),
     CorruptShardError (torn, changed)."""
+    batch = sidecar_batch(path, etag=etag)
+    try:
+        return _content(batch)
+    except BROKEN as error:
+        raise torn(path, error) from error
+
+
+def sidecar_batch(path: bytes, *, etag: str) -> Any:
+    """A sidecar's columns, whatever they are; raises as read_sidecar does."""
     try:
         buffer = map_buffer(path)
         if _etag(buffer) != etag:
             raise ValueError("its checksum isn't what the manifest promises")
-        return _content(only_batch(buffer))
+        return only_batch(buffer)
     except FileNotFoundError:
         raise IndexChangedError(
             f"{printable(path)}: part of the index is gone; it was built anew while this dataset "
             f"was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
         ) from None
     except BROKEN as error:
-        raise CorruptShardError(
-            f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
-        ) from error
+        raise torn(path, error) from error
+
+
+def torn(path: bytes, error: Exception) -> CorruptShardError:
+    """A sidecar that can't be read."""
+    return CorruptShardError(
+        f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
+    )
 
 
 def _content(batch: Any) -> SidecarContent:

@@ -13,7 +13,8 @@ import numpy as np
 
 from readers.arrow_shard import ArrowShard
 from readers.folder_shard import FolderShard, read_sidecar
-from readers.names import OWN_FOLDER, printable
+from readers.names import printable
+from readers.tar_shard import TarShard, read_tar_sidecar
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from readers.manifest import About, Kind, Manifest
     from readers.origin import Origin
     from readers.scratch import Scratch
+    from readers.tar_shard import TarSidecar
     from readers.types import ImageRange
 
 
@@ -45,6 +47,7 @@ class Index:
     manifest: Manifest
     origin: Origin
     folder: bytes | None
+    own: bytes
     scratch: Scratch
 
     @property
@@ -89,16 +92,18 @@ class Index:
         return self.about.quarantined
 
     def shard_name(self, shard: int) -> str:
-        """A shard's file, for people."""
+        """A shard's file, or its part of the index, for people."""
         return printable(self.manifest.names[shard])
 
-    def open_shard(self, shard: int) -> ArrowShard | FolderShard:
+    def open_shard(self, shard: int) -> ArrowShard | FolderShard | TarShard:
         """Map a shard; fetches it if it is remote. Raises CorruptShardError, IndexChangedError,
         FetchError."""
         name, sums = self.manifest.names[shard], self.manifest.sums(shard)
         if self.kind == "folder":
             etag = self.manifest.etags[shard]
             return FolderShard(self.origin, read_sidecar(self._sidecar(name), etag=etag))
+        if self.kind == "tar":
+            return TarShard(self.origin, self._tar_sidecar(shard))
         size_bytes = int(self.shard_bytes[shard])
         path = self.origin.file(name, size_bytes=size_bytes, version=_version(sums))
         return ArrowShard(
@@ -110,16 +115,23 @@ class Index:
         )
 
     def drop_copy(self, shard: int) -> bool:
-        """Forget the local copy of a pack's remote shard; False where nothing can be fetched
-        anew."""
+        """Forget the local copy of a remote shard of a pack or tar file; False where nothing can be
+        fetched anew."""
+        if self.kind == "tar":
+            tar = self._tar_sidecar(shard).archive
+            return self.origin.drop(tar.name, size_bytes=tar.size_bytes, version=tar.version)
         name, version = self.manifest.names[shard], _version(self.manifest.sums(shard))
         return self.origin.drop(name, size_bytes=int(self.shard_bytes[shard]), version=version)
+
+    def _tar_sidecar(self, shard: int) -> TarSidecar:
+        path = self._sidecar(self.manifest.names[shard])
+        return read_tar_sidecar(path, etag=self.manifest.etags[shard])
 
     def _sidecar(self, name: bytes) -> bytes:
         if self.folder is not None:
             return os.path.join(self.folder, name)
         # The fingerprint is part of the version: an index built anew has other sidecars.
-        return self.origin.file(OWN_FOLDER + b"/" + name, size_bytes=None, version=self.fingerprint)
+        return self.origin.file(self.own + b"/" + name, size_bytes=None, version=self.fingerprint)
 
 
 def _version(sums: Sums) -> str:
@@ -127,13 +139,15 @@ def _version(sums: Sums) -> str:
     return f"crc32c-{sums.samples:08x}-{sums.columns:08x}"
 
 
-def opened(manifest: Manifest, *, origin: Origin, folder: bytes | None, scratch: Scratch) -> Index:
+def opened(
+    manifest: Manifest, *, origin: Origin, folder: bytes | None, own: bytes, scratch: Scratch
+) -> Index:
     """An index from its manifest. folder: where manifest and sidecars are, None for beside the data
-    behind the origin. scratch: kept alive as long as the index."""
+    behind the origin, where they are in `own`. scratch: kept alive as long as the index."""
     ends = np.cumsum(manifest.samples, dtype=np.int64)
     return Index(
         url=origin.url,
-        place=printable(folder) if folder is not None else f"{origin.url}/{OWN_FOLDER.decode()}",
+        place=printable(folder) if folder is not None else f"{origin.url}/{own.decode()}",
         sizes=manifest.samples,
         starts=ends - manifest.samples,
         shard_bytes=manifest.shard_bytes,
@@ -141,5 +155,6 @@ def opened(manifest: Manifest, *, origin: Origin, folder: bytes | None, scratch:
         manifest=manifest,
         origin=origin,
         folder=folder,
+        own=own,
         scratch=scratch,
     )

@@ -36,7 +36,7 @@ MANIFEST = b"manifest.arrow"
 _ROOT, _SUM = b"penstock", b"penstock.crc32c"
 _COLUMNS = ("bytes", "samples", "crc32c", "columns_crc32c")
 
-Kind = Literal["folder", "arrow"]
+Kind = Literal["folder", "tar", "arrow"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,9 @@ class About:
 
     classes: names by label; images: bounds over all samples; icc: see `readers.facts`; source: URL
     of what a pack was made from; settings: what a pack was asked to be; directories: name and
-    modification time in ns of each listed folder (local folders).
+    modification time in ns of each listed folder (local folders); listing: what an index of tar
+    files was built over, hex; passed_over: members of tar files that are no part of a sample, by
+    extension.
     """
 
     kind: Kind
@@ -63,6 +65,8 @@ class About:
     source: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     directories: tuple[tuple[str, int], ...] = ()
+    listing: str = ""
+    passed_over: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

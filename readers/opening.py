@@ -11,7 +11,6 @@ index` does both.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
 import time
@@ -24,20 +23,21 @@ from cache.errors import (
     CorruptShardError,
     DatasetError,
     DatasetNotFoundError,
-    FetchError,
     IndexChangedError,
     PenstockWarning,
 )
-from readers.atomic import locked, make_folder, write_bytes
+from readers.atomic import locked, make_folder
 from readers.build import build_folder_index, known_files, refresh_directories
 from readers.folder import changed_directories, list_folder
-from readers.folder_shard import REINDEX
 from readers.index import opened
 from readers.manifest import MANIFEST, Manifest, read_manifest
 from readers.names import OWN_FOLDER, printable
-from readers.origin import LocalFolder, RemoteFolder, locate
-from readers.quarantine import QUARANTINE
+from readers.origin import LocalFolder, locate
+from readers.places import Folder as Folder
+from readers.places import Places, read_own
 from readers.scratch import Scratch
+from readers.tar_listing import holds_tars
+from readers.tar_opening import TarOpener
 from readers.verify import default_workers, find_verify
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("penstock")
 
-Format = Literal["auto", "folder", "arrow"]
-Folder = str | os.PathLike[str]
+Format = Literal["auto", "folder", "tar", "arrow"]
 
 MANIFEST_NAME = OWN_FOLDER + b"/" + MANIFEST
 PACK_NAME = OWN_FOLDER + b"/pack.json"
@@ -114,7 +113,8 @@ def build_index(
     workers: int | None = None,
     progress: Progress | None = None,
 ) -> IndexSummary:
-    """Index an image folder anew: every file is read and decoded, whatever an earlier index says.
+    """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
+    index says.
 
     out: folder for the index; None is `<dataset>/_penstock`, of a remote dataset too. progress:
     called as progress(done samples, total samples, done bytes). The rest, and what is raised, as
@@ -152,17 +152,57 @@ class Opener:
     workers: int
     progress: Progress | None = None
 
+    @property
+    def places(self) -> Places:
+        return Places(origin=self.origin, scratch=self.scratch, index=self.index)
+
     def open(self, format: Format) -> Index:
         """See open_index."""
         if format not in get_args(Format):
             raise ConfigError(f"format: got {format!r}, wanted one of {list(get_args(Format))}.")
         self._warn_of_lost_copies()
-        packed = self.open_pack(format) if format != "folder" else None
+        packed = self.open_pack(format) if format in ("auto", "arrow") else None
         if packed is not None:
             return packed
+        if self.is_tar(format):
+            return self._open_tar()
         if isinstance(self.origin, LocalFolder):
             return self._open_local(self.origin)
         return self._open_remote()
+
+    def is_tar(self, format: Format) -> bool:
+        """Whether to read a dataset that isn't a pack as tar files. Raises ConfigError where that
+        can't be told, FetchError."""
+        if self.origin.selection is not None:
+            if format not in ("auto", "tar"):
+                raise ConfigError(
+                    f"format: got {format!r} for {self.origin.url}, which names tar files. Leave "
+                    "format out."
+                )
+            return True
+        if format != "auto":
+            return format == "tar"
+        if not self.origin.is_local and self.index is None:
+            beside = self._beside()
+            if beside is not None:
+                return beside.about.kind == "tar"
+        return holds_tars(self.origin)
+
+    def _open_tar(self) -> Index:
+        if not self.origin.is_local and self.index is None:
+            beside = self._beside()
+            if beside is not None and beside.about.kind == "tar":
+                return self._opened(beside, None)
+        return self._opened(*self._tar().open())
+
+    def _tar(self) -> TarOpener:
+        return TarOpener(
+            places=self.places,
+            origin=self.origin,
+            verify=self.verify,
+            workers=self.workers,
+            progress=self.progress,
+        )
 
     def open_pack(self, format: Format) -> Index | None:
         """The index of a pack; None if it is a folder. Raises as open_index does."""
@@ -188,20 +228,31 @@ class Opener:
             raise ConfigError(
                 f"{self.origin.url} is a pack, and a pack has its index: nothing to do."
             )
+        if self.is_tar("auto"):
+            manifest, place = self._tar().rebuild()
+            if self.index is None:
+                self.places.upload(manifest, place)
+            return self._opened(manifest, place)
         listing = list_folder(self.origin)
         if isinstance(self.origin, LocalFolder):
             place, listing = self._make_place(self.origin, listing)
         else:
-            place = self._places()[0]
+            place = self.places.candidates()[0]
             make_folder(place)
         with locked(place):
             built = self._build(place, listing, {})
-        if isinstance(self.origin, RemoteFolder) and self.index is None:
-            self._upload(self.origin, built, place)
+        if self.index is None:
+            self.places.upload(built, place)
         return self._opened(built, place)
 
     def _opened(self, manifest: Manifest, folder: bytes | None) -> Index:
-        return opened(manifest, origin=self.origin, folder=folder, scratch=self.scratch)
+        return opened(
+            manifest,
+            origin=self.origin,
+            folder=folder,
+            own=self.places.own,
+            scratch=self.scratch,
+        )
 
     def _warn_of_lost_copies(self) -> None:
         if not self.origin.is_local and not self.scratch.is_kept:
@@ -213,12 +264,13 @@ class Opener:
             )
 
     def _beside(self) -> Manifest | None:
-        """The manifest beside the data, of either kind."""
-        found = self.origin.find(MANIFEST_NAME)
+        """The manifest beside the data, of any kind."""
+        name = self.places.own + b"/" + MANIFEST
+        found = self.origin.find(name)
         if found is None:
             return None
         size_bytes, version = found
-        path = self.origin.file(MANIFEST_NAME, size_bytes=size_bytes, version=version)
+        path = self.origin.file(name, size_bytes=size_bytes, version=version)
         try:
             return read_manifest(path, remedy=_REPACK)
         except CorruptShardError:
@@ -228,16 +280,18 @@ class Opener:
             return None
 
     def _looks_packed(self) -> bool:
-        return any(self.origin.find(name) is not None for name in (PACK_NAME, _FIRST_SHARD))
+        return self.origin.selection is None and any(
+            self.origin.find(name) is not None for name in (PACK_NAME, _FIRST_SHARD)
+        )
 
     def _open_local(self, origin: LocalFolder) -> Index:
-        for place in self._places():
-            manifest = _read_own(place)
+        for place in self.places.candidates():
+            manifest = _read_folder(place)
             if manifest is not None and not changed_directories(origin, _directories(manifest)):
                 return self._opened(manifest, place)
         place, listing = self._make_place(origin, list_folder(origin))
         with locked(place):
-            manifest = _read_own(place)  # who held the lock before may have built it
+            manifest = _read_folder(place)  # who held the lock before may have built it
             if manifest is None:
                 return self._opened(self._build(place, listing, {}), place)
             if _directories(manifest) != listing.directories:
@@ -264,47 +318,21 @@ class Opener:
         return self._build(place, listing, known)
 
     def _open_remote(self) -> Index:
-        if self.index is None and (beside := self._beside()) is not None:
+        beside = self._beside() if self.index is None else None
+        if beside is not None and beside.about.kind == "folder":
             return self._opened(beside, None)
-        place = self._places()[0]
+        place = self.places.candidates()[0]
         make_folder(place)
         with locked(place):
-            manifest = _read_own(place)
+            manifest = _read_folder(place)
             if manifest is None:
                 manifest = self._build(place, list_folder(self.origin), {})
         return self._opened(manifest, place)
 
-    def _places(self) -> list[bytes]:
-        """Folders that may hold the index, best first."""
-        if self.index is not None:
-            return [os.path.abspath(os.fsencode(self.index))]
-        places = []
-        if isinstance(self.origin, LocalFolder):
-            places.append(os.path.join(self.origin.root, OWN_FOLDER))
-        if self.scratch.is_kept or not places:
-            places.append(self._scratch_place())
-        return places
-
-    def _scratch_place(self) -> bytes:
-        key = hashlib.sha256(self.origin.key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
-        return self.scratch.index_folder(key)
-
     def _make_place(self, origin: LocalFolder, listing: Listing) -> tuple[bytes, Listing]:
         """The first place that can be written; the listing with the root's time after that."""
         before = os.stat(origin.root).st_mtime_ns
-        place = next((p for p in self._places() if _can_write(p)), None)
-        if place is None and self.index is not None:
-            make_folder(self._places()[0])  # raises what is wrong with it
-        if place is None:
-            place = self._scratch_place()
-            make_folder(place)
-            if not self.scratch.is_kept:
-                warnings.warn(
-                    f"{origin.url} can't be written, so its index isn't kept. Pass index= or "
-                    "cache=, a folder that can be written; or run `penstock index` with --out.",
-                    PenstockWarning,
-                    stacklevel=6,
-                )
+        place = self.places.make()
         if listing.directories[b""] == before:  # else files came meanwhile: stale at next opening
             times = {**listing.directories, b"": os.stat(origin.root).st_mtime_ns}
             listing = replace(listing, directories=times)
@@ -325,46 +353,12 @@ class Opener:
             progress=self.progress,
         )
 
-    def _upload(self, origin: RemoteFolder, built: Manifest, place: bytes) -> None:
-        """Put an index beside a remote dataset, the manifest last."""
-        try:
-            for name in (*built.names, QUARANTINE, MANIFEST):
-                origin.upload(os.path.join(place, name), OWN_FOLDER + b"/" + name)
-        except FetchError as error:
-            raise FetchError(
-                f"{error} The index is built, but can't be written to the dataset: run `penstock "
-                "index` with --out FOLDER, and pass that as index=.",
-                uri=origin.url,
-            ) from None
-
 
 def _directories(manifest: Manifest) -> dict[bytes, int]:
     return {os.fsencode(name): mtime_ns for name, mtime_ns in manifest.about.directories}
 
 
-def _read_own(place: bytes) -> Manifest | None:
-    """A folder's index in `place`; None if there is none, or a torn one, which is ours to
-    replace."""
-    try:
-        manifest = read_manifest(os.path.join(place, MANIFEST), remedy=REINDEX)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except CorruptShardError as error:
-        _log.warning("%s It is built anew.", error)
-        return None
-    if manifest.about.kind != "folder":
-        raise ConfigError(
-            f"{printable(place)}: this is a pack's own folder, wanted one for a folder's index. "
-            "Give index= another folder."
-        )
-    return manifest
-
-
-def _can_write(place: bytes) -> bool:
-    try:
-        os.makedirs(place, exist_ok=True)
-        write_bytes(os.path.join(place, b"probe"), b"")
-        os.unlink(os.path.join(place, b"probe"))
-    except OSError:  # WriteError too
-        return False
-    return True
+def _read_folder(place: bytes) -> Manifest | None:
+    """A folder's index in `place`; see read_own."""
+    manifest = read_own(place)
+    return manifest if manifest is None or manifest.about.kind == "folder" else None

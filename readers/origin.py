@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import os
 import re
+import stat
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cache.errors import ConfigError, DatasetNotFoundError, FetchError, MissingDependencyError
+from cache.errors import (
+    ConfigError,
+    DatasetError,
+    DatasetNotFoundError,
+    FetchError,
+    MissingDependencyError,
+)
 from cache.local_copy import (
     LocalCopies,
     RemoteObject,
@@ -19,6 +27,7 @@ from cache.local_copy import (
     redact,
     store_scope,
 )
+from readers.tar_urls import Selection, select_tars
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -31,11 +40,15 @@ Url = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 
 class Origin(Protocol):
-    """A dataset's root. url: for people, without credentials; key: names this root in a cache."""
+    """A dataset's root. url: for people, without credentials; key: names this dataset in a cache.
+    selection: names below the root that were asked for, in order, None for all that is there;
+    selection_key: names these."""
 
     url: str
     key: str
     is_local: bool
+    selection: tuple[bytes, ...] | None
+    selection_key: str | None
 
     @property
     def bytes_fetched(self) -> int:
@@ -50,6 +63,34 @@ class Origin(Protocol):
     def find(self, name: bytes) -> tuple[int, str] | None:
         """(bytes, version) of a file below the root, or None if it isn't there."""
 
+    def entry(self, name: bytes) -> Entry | None:
+        """A regular file below the root, or None if it isn't there. Raises FetchError."""
+
+    def top(self, wanted: Callable[[bytes], bool]) -> Top:
+        """What lies directly below the root, sorted by name; empty where there is no such folder.
+        wanted: tells by its name whether a file is looked at. Raises FetchError, DatasetError."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A file. name: below the root; mtime_ns: 0 for remote ones; version: etag or the like."""
+
+    name: bytes
+    size_bytes: int
+    mtime_ns: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Top:
+    """The first level of a folder. entries: of wanted files; missing: names of wanted ones that
+    aren't files or lead nowhere; others, folders: names of other files and of folders."""
+
+    entries: list[Entry]
+    missing: list[bytes]
+    others: list[bytes]
+    folders: list[bytes]
+
 
 class LocalFolder:
     """A folder of this machine's file systems (NFS too)."""
@@ -57,9 +98,15 @@ class LocalFolder:
     is_local = True
     bytes_fetched = 0
 
-    def __init__(self, root: bytes) -> None:
+    def __init__(self, root: bytes, selection: Selection | None = None) -> None:
         self.root = os.path.abspath(root)
         self.url = self.key = os.fsdecode(self.root)
+        self.selection: tuple[bytes, ...] | None = None
+        self.selection_key: str | None = None
+        if selection is not None:
+            self.selection, self.selection_key = selection.names, selection.key
+            self.url = os.path.join(self.url, selection.pattern)
+            self.key = f"{self.key}\0{selection.key}"
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         del size_bytes, version
@@ -76,6 +123,36 @@ class LocalFolder:
             return None
         return found.st_size, str(found.st_mtime_ns)
 
+    def top(self, wanted: Callable[[bytes], bool]) -> Top:
+        top = Top(entries=[], missing=[], others=[], folders=[])
+        try:
+            with os.scandir(self.root) as found:
+                inside = sorted((entry.name, entry.is_dir()) for entry in found)
+        except (FileNotFoundError, NotADirectoryError):
+            return top
+        except OSError as error:
+            raise DatasetError(
+                f"{self.url}: the folder can't be listed ({error.strerror}). Give this user the "
+                "right to read it."
+            ) from error
+        for name, is_folder in inside:
+            if is_folder or not wanted(name):
+                (top.folders if is_folder else top.others).append(name)
+            elif (entry := self.entry(name)) is not None:
+                top.entries.append(entry)
+            else:
+                top.missing.append(name)
+        return top
+
+    def entry(self, name: bytes) -> Entry | None:
+        try:
+            found = os.stat(os.path.join(self.root, name))
+        except OSError:
+            return None
+        if not stat.S_ISREG(found.st_mode):
+            return None
+        return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
+
 
 class RemoteFolder:
     """A folder behind an fsspec URL; files are copied to `copies_folder` before they are read."""
@@ -83,20 +160,30 @@ class RemoteFolder:
     is_local = False
 
     def __init__(
-        self, url: str, options: Mapping[str, Any], copies_folder: Callable[[], str]
+        self,
+        url: str,
+        options: Mapping[str, Any],
+        copies_folder: Callable[[], str],
+        selection: Selection | None = None,
     ) -> None:
         self._secrets = find_secrets(options)
-        self.url = redact(url).rstrip("/")
+        self._root_url = self.url = redact(url).rstrip("/")
         self.fs, root = _open_file_system(url, options, self._secrets)
         self.root = root.rstrip("/")
         scope = store_scope(options)
         self.key = f"{scope}\0{self.url}"
+        self.selection: tuple[bytes, ...] | None = None
+        self.selection_key: str | None = None
+        if selection is not None:
+            self.selection, self.selection_key = selection.names, selection.key
+            self.url = f"{self.url}/{selection.pattern}"
+            self.key = f"{self.key}\0{selection.key}"
         self._copies = LocalCopies(copies_folder(), self.fs, scope=scope, secrets=self._secrets)
 
     def _object(self, name: bytes, size_bytes: int | None, version: str) -> RemoteObject:
         text = os.fsdecode(name)
         return RemoteObject(
-            uri=f"{self.url}/{text}",
+            uri=f"{self._root_url}/{text}",
             path=f"{self.root}/{text}",
             size_bytes=size_bytes,
             version=version,
@@ -142,6 +229,37 @@ class RemoteFolder:
             # A store that answers with something outside the root is shown as it answered.
             yield name.removeprefix(prefix), int(info.get("size") or 0), object_version(info)
 
+    def top(self, wanted: Callable[[bytes], bool]) -> Top:
+        top = Top(entries=[], missing=[], others=[], folders=[])
+        try:
+            inside = self.fs.ls(self.root, detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return top
+        # As above.
+        except Exception as error:
+            raise self._fetch_error(error) from None
+        for info in sorted(inside, key=lambda info: str(info["name"])):
+            path = str(info["name"]).rstrip("/")
+            name = os.fsencode(path.rpartition("/")[2])
+            if path == self.root:  # a store lists the folder's own marker too
+                continue
+            if info.get("type") == "directory":
+                top.folders.append(name)
+            elif wanted(name):
+                size_bytes, version = int(info.get("size") or 0), object_version(info)
+                top.entries.append(
+                    Entry(name=name, size_bytes=size_bytes, mtime_ns=0, version=version)
+                )
+            else:
+                top.others.append(name)
+        return top
+
+    def entry(self, name: bytes) -> Entry | None:
+        found = self.find(name)
+        if found is None:
+            return None
+        return Entry(name=name, size_bytes=found[0], mtime_ns=0, version=found[1])
+
     def upload(self, local: bytes, name: bytes) -> None:
         """Put a local file below the root. Raises FetchError."""
         try:
@@ -163,8 +281,9 @@ class RemoteFolder:
 def nothing_there(url: str) -> str:
     """The message for a dataset that doesn't exist."""
     return (
-        f"{url}: there is nothing. Wanted an image folder (<class>/<image>), or a pack made by "
-        "`penstock pack`. Check the path for a typing error or a missing mount."
+        f"{url}: there is nothing. Wanted an image folder (<class>/<image>), a folder of *.tar "
+        "files, or a pack made by `penstock pack`. Check the path for a typing error or a missing "
+        "mount."
     )
 
 
@@ -210,8 +329,11 @@ def locate(
             raise ConfigError(
                 f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set."
             )
+        if not os.path.isdir(path) and (found := select_tars(os.fsdecode(path))) is not None:
+            return LocalFolder(os.fsencode(found[0] or "."), found[1])
         return LocalFolder(path)
-    return RemoteFolder(str(url), storage_options or {}, copies_folder)
+    root, selection = select_tars(str(url)) or (str(url), None)
+    return RemoteFolder(root, storage_options or {}, copies_folder, selection)
 
 
 def _open_file_system(

@@ -132,7 +132,7 @@ class PackFolder:
         except DatasetError as error:
             raise self._foreign(str(error)) from error
         if manifest.about.kind != "arrow":
-            raise self._foreign("it is an image folder with its index")
+            raise self._foreign("it is images or tar files with their index")
         self._compare(manifest.about.settings)
         sizes = zip(manifest.names, manifest.shard_bytes.tolist(), strict=True)
         for name, size_bytes in sizes:

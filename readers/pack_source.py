@@ -1,4 +1,4 @@
-"""What a pack is made from: an image folder, or another pack."""
+"""What a pack is made from: an image folder, tar files, or another pack."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from readers.folder import list_folder
 from readers.intake import cut, read_chunks
 from readers.pack_plan import PackPlan, plan_folder, plan_samples
 from readers.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
+from readers.tar_intake import read_tar_chunks
+from readers.tar_listing import list_archives, list_samples
 from readers.types import ImageFacts, Rejected
 from readers.verify import Checked, examine
 
@@ -93,6 +95,39 @@ class FolderSource:
 
     def name(self, position: int) -> bytes:
         return self._listing.files[position].name
+
+
+class TarSource:
+    """Tar files: each image is read where it lies and decoded once, on its way into the pack.
+
+    Remote archives stay on disk until the pack is done: a shuffled shard takes from all of them.
+    """
+
+    has_ids = False
+
+    def __init__(self, origin: Origin, *, workers: int) -> None:
+        self._origin = origin
+        self._listing = list_samples(origin, list_archives(origin), workers=workers)
+        self.url = origin.url
+        self.fingerprint = self._listing.fingerprint()
+        self.sizes, self.labels = self._listing.sizes, self._listing.labels
+        self.classes: tuple[str, ...] = ()
+        self.quarantined = self._listing.quarantined
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+
+    def judged(
+        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
+    ) -> Iterator[Judged]:
+        if verify is None:
+            raise TypeError("images of tar files are verified")
+        for chunk in read_tar_chunks(self._origin, self._listing, jobs, workers=workers):
+            results = examine(chunk.samples, verify)
+            yield Judged(positions=chunk.positions, samples=chunk.samples, results=results)
+
+    def name(self, position: int) -> bytes:
+        return self._listing.shown(position)
 
 
 class PackedSource:

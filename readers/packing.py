@@ -28,7 +28,7 @@ from readers.names import printable
 from readers.opening import Opener
 from readers.origin import LocalFolder, local_path, locate, show
 from readers.pack_parts import PackFolder, Part, shard_name
-from readers.pack_source import FolderSource, PackedSource
+from readers.pack_source import FolderSource, PackedSource, TarSource
 from readers.progress import Reporter
 from readers.quarantine import QUARANTINE, Quarantined, nothing_decodes, quarantine_lines
 from readers.scratch import Scratch
@@ -79,12 +79,12 @@ def pack(
 ) -> PackSummary:
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
-    src: image folder or pack, local or behind a URL. shuffle: False keeps the ids of the source's
-    index. shard_bytes: mean bytes of a shard. workers: threads, None is all cores. verify: decodes
-    images, None finds the installed one. rank, size: this process's share of the shards; whoever
-    sees all shards finished writes the manifest. progress: called as progress(done samples, total
-    samples, done bytes). storage_options: fsspec's, for src. cache: folder that keeps downloads;
-    None keeps none.
+    src: image folder, tar files or pack, local or behind a URL. shuffle: False keeps the ids of the
+    source's index. shard_bytes: mean bytes of a shard. workers: threads, None is all cores. verify:
+    decodes images, None finds the installed one. rank, size: this process's share of the shards;
+    whoever sees all shards finished writes the manifest. progress: called as progress(done samples,
+    total samples, done bytes). storage_options: fsspec's, for src. cache: folder that keeps
+    downloads; None keeps none.
 
     Raises DatasetNotFoundError (nothing there, or nothing decodes), DestinationError (dst holds
     other data; nothing was touched), ConfigError, IndexChangedError (a file changed meanwhile),
@@ -96,7 +96,8 @@ def pack(
     scratch = Scratch(cache)
     origin = locate(src, storage_options=storage_options, copies_folder=scratch.folder)
     root = _destination(dst, origin)
-    source = _source(origin, scratch)
+    threads = workers or default_workers()
+    source = _source(origin, scratch, workers=threads)
     settings = {
         "version": FORMAT,
         "source": source.fingerprint,
@@ -111,7 +112,6 @@ def pack(
         with locked(folder.own):
             folder.tidy()
         return _summary(manifest, began)
-    threads = workers or default_workers()
     packer = _Packer(
         source=source,
         plan=source.plan(shuffle=shuffle, seed=seed, shard_bytes=wanted_bytes),
@@ -320,11 +320,13 @@ def _destination(dst: Folder, origin: Origin) -> bytes:
     return root
 
 
-def _source(origin: Origin, scratch: Scratch) -> PackSource:
+def _source(origin: Origin, scratch: Scratch, *, workers: int) -> PackSource:
     opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
     index = opener.open_pack("auto")
     if index is not None:
         return PackedSource(index)
+    if opener.is_tar("auto"):
+        return TarSource(origin, workers=workers)
     return FolderSource(origin, keep_copies=scratch.is_kept)
 
 

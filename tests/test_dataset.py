@@ -402,7 +402,7 @@ def test_the_repr_hides_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"format": "tar"}, {"fields": []}, {"fields": ["id", "id"]}, {"cache": 7}]
+    "wrong", [{"format": "zip"}, {"fields": []}, {"fields": ["id", "id"]}, {"cache": 7}]
 )
 def test_wrong_arguments(built: Path, wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

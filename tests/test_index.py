@@ -302,7 +302,7 @@ def test_packs_are_told_from_folders(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pack"):
         build_index(tmp_path / "pack", verify=images.verify)
     with pytest.raises(ConfigError, match="format"):
-        open_index(folder, format="tar")  # type: ignore[arg-type]
+        open_index(folder, format="zip")  # type: ignore[arg-type]
     with pytest.raises(DatasetNotFoundError, match="manifest"):
         open_index(folder, format="arrow")
 

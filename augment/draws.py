@@ -19,11 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from augment.ops import CenterCrop, RandomHorizontalFlip, RandomResizedCrop
+from augment.pixels import step_draws, step_inputs
 from cache.hashing import keyed_hash, splitmix64, unit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
+    from augment.pixels import Mirror, Step
     from augment.recipe import CheckedRecipe, Stage, Window
 
     Ints = NDArray[np.int64]
@@ -44,7 +48,7 @@ Draws = dict[str, "NDArray[Any]"]
 start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright
 image. mirror: int32, (n,). lowK, highK: region that stage K resizes, (y, x) in pixels of its input,
 float32, (n, 2). sizeK: height and width it gets, float32, (n, 2). filterK: whether it is
-antialiased, bool, (n,). Only what `input_names` lists.
+antialiased, bool, (n,). Of pixel operations: see `pixels.KINDS`. Only what `input_names` lists.
 """
 
 
@@ -102,8 +106,10 @@ def draw(
         view = _View.whole(*_resized(stage, source), source.flip)
         _apply(view, stage.after, base)
         _resize_inputs(inputs, recipe, number, source, view)
-    if recipe.flips:
-        inputs["mirror"] = view.flip.astype(np.int32)
+    for step in drawn_steps(recipe):
+        inputs |= step_draws(
+            step, recipe.image, flipped=view.flip, uniform=lambda index: _uniform(base, index)
+        )
     return inputs
 
 
@@ -115,7 +121,18 @@ def input_names(recipe: CheckedRecipe) -> list[str]:
             names += [f"low{number}", f"high{number}"] if _cuts(stage.after) else []
             names += [] if stage.out else [f"size{number}"]
             names += [f"filter{number}"] if stage.antialias == "auto" else []
-    return [*names, "mirror"] if recipe.flips else names
+    return [*names, *(name for step in drawn_steps(recipe) for name, _, _ in step_inputs(step))]
+
+
+def drawn_steps(recipe: CheckedRecipe) -> list[Step | Mirror]:
+    """What has draws, after the stages."""
+    last = [recipe.mirror] if recipe.mirror else []
+    return [*recipe.pixels, *last, *recipe.erasing]
+
+
+def _uniform(base: NDArray[np.uint64] | None, index: int) -> Callable[[int], Floats]:
+    assert base is not None  # recipe.random is true: an operation that draws is here
+    return lambda count: _draws(base, index, list(range(count)))
 
 
 def decodes_window(recipe: CheckedRecipe) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from augment.draws import decodes_window, input_names, resizes_region
+from augment.draws import decodes_window, drawn_steps, input_names, resizes_region
+from augment.pixels import step_inputs, step_nodes
 
 if TYPE_CHECKING:
     from augment.recipe import CheckedRecipe, Stage
@@ -35,8 +36,11 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
         return fn.external_source(name=name, no_copy=True, dtype=dtype, ndim=ndim)
 
     encoded = source("encoded", types.UINT8, 1)
-    kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1), "mirror": (types.INT32, 0)}
+    kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1)}
     kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.stages))}
+    dtypes = {"int32": types.INT32, "float32": types.FLOAT, "bool": types.BOOL}
+    for step in drawn_steps(plan.recipe):
+        kinds |= {name: (dtypes[dtype], ndim) for name, dtype, ndim in step_inputs(step)}
     inputs = {
         name: source(name, *kinds.get(name, (types.FLOAT, 1))) for name in input_names(plan.recipe)
     }
@@ -46,7 +50,12 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
     for number, stage in enumerate(plan.recipe.stages):
         if stage.size is not None:
             images = _resized(images, stage, number, inputs)
-    return (_finished(plan.recipe, images, inputs),)
+    for pixel_step in plan.recipe.pixels:
+        images = step_nodes(pixel_step, images, inputs, plan.recipe.image)
+    images = _finished(plan.recipe, images, inputs)
+    for erasing in plan.recipe.erasing:
+        images = step_nodes(erasing, images, inputs, plan.recipe.image)
+    return (images,)
 
 
 def _decoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
@@ -105,8 +114,8 @@ def _finished(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any
 
     dtypes = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
     options: dict[str, Any] = {"dtype": dtypes[recipe.dtype], "output_layout": "CHW"}
-    if recipe.flips:
-        options["mirror"] = inputs["mirror"]
+    if recipe.mirror:
+        options["mirror"] = inputs[recipe.mirror.name]
     if recipe.normalize:  # in units of 0..1; pixels come as 0..255
         options["mean"] = [255 * mean for mean in recipe.normalize.mean]
         options["std"] = [255 * std for std in recipe.normalize.std]

@@ -350,8 +350,8 @@ class RandomErasing:
         )
         if isinstance(self.value, str):
             raise RecipeError(
-                f"RandomErasing(value=...): got {self.value!r}, wanted a number, or one per channel: "
-                "noise that DALI draws by itself would not repeat after a restart."
+                f"RandomErasing(value=...): got {self.value!r}, wanted a number, or one per "
+                "channel: noise that DALI draws by itself would not repeat after a restart."
             )
         object.__setattr__(self, "value", numbers(f"{name}(value=...)", self.value))
 

@@ -8,28 +8,35 @@ and the graph decodes only what the last window will show (see `draws`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from augment.ops import (
     Cast,
     CenterCrop,
+    CutMix,
     Decode,
     DType,
+    Geometric,
+    Mixing,
+    MixUp,
     Normalize,
     Operation,
+    RandomErasing,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Recipe,
     Resize,
     Size,
 )
+from augment.pixels import PIXELS, Mirror, Shape, Step, check_pixels, place_mirrors
 from cache.errors import RecipeError
 from readers.types import ImageRange
 
-Geometric = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip
 Antialias = bool | Literal["auto"]
-_KNOWN = (Decode, Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip, Normalize, Cast)
+_GEOMETRIC = (Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip)
+_MIXING = (MixUp, CutMix)
+_KNOWN = (Decode, *_GEOMETRIC, *PIXELS, Normalize, RandomErasing, Cast, *_MIXING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,9 @@ class CheckedRecipe:
 
     ops: the recipe with Decode at its front. stages: at least one. shape: (channels, height, width)
     of one sample of the batch. dtype: of the batch. normalize: the Normalize of the recipe, if any.
+    pixels: what follows the stages, before Normalize, with the flips that can't wait. mirror: the
+    flip of the last pass, if any. erasing: what follows that pass. mixing: what is left to do with
+    whole batches; the graph does nothing of it.
     """
 
     ops: tuple[Operation, ...]
@@ -70,6 +80,16 @@ class CheckedRecipe:
     normalize: Normalize | None
     shape: tuple[int, int, int]
     dtype: DType
+    pixels: tuple[Step | Mirror, ...] = ()
+    mirror: Mirror | None = None
+    erasing: tuple[Step, ...] = ()
+    mixing: tuple[Mixing, ...] = ()
+
+    @property
+    def image(self) -> Shape:
+        """What the pixel operations work on."""
+        channels, height, width = self.shape
+        return Shape(height, width, channels)
 
     @property
     def flips(self) -> bool:
@@ -79,7 +99,8 @@ class CheckedRecipe:
     @property
     def random(self) -> bool:
         """Whether a sample looks different in another epoch."""
-        return any(isinstance(op, RandomHorizontalFlip | RandomResizedCrop) for op in self.ops)
+        random = (RandomHorizontalFlip, RandomResizedCrop, RandomErasing, *PIXELS)
+        return any(isinstance(op, random) for op in self.ops)
 
 
 def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> CheckedRecipe:
@@ -97,27 +118,55 @@ def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> Checked
     ops = _operations(recipe)
     decode = ops[0]
     assert isinstance(decode, Decode)
-    geometric, normalize, cast = _split(ops)
+    parts = _split(ops)
+    normalize, cast = parts.normalize, parts.cast
     if normalize is not None and len(normalize.mean) != decode.channels:
         raise RecipeError(
             f"Normalize: got {len(normalize.mean)} means, wanted {decode.channels}, one per "
             f'channel of Decode("{decode.color}").'
         )
-    stages, out = _stages(geometric, images)
+    stages, out = _stages(parts.geometric, images)
     if out.fixed is None:
         raise RecipeError(
             f"The recipe leaves images of different sizes: heights {out.min_height} to "
             f"{out.max_height}, widths {out.min_width} to {out.max_width}. A batch needs one size: "
             "add RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
         )
-    return CheckedRecipe(
+    flips = any(isinstance(op, RandomHorizontalFlip) for _, op in parts.geometric)
+    pixels, mirror = place_mirrors(flips, parts.pixels)
+    checked = CheckedRecipe(
         ops=ops,
         stages=stages,
         decode=decode,
         normalize=normalize,
         shape=(decode.channels, *out.fixed),
         dtype=cast.dtype if cast else ("uint8" if normalize is None else "float32"),
+        pixels=pixels,
+        mirror=mirror,
+        erasing=tuple(parts.erasing),
+        mixing=tuple(parts.mixing),
     )
+    check_pixels((step for step in pixels if isinstance(step, Step)), checked.image)
+    check_pixels(checked.erasing, checked.image)
+    _check_uint8(checked)
+    return checked
+
+
+def _check_uint8(recipe: CheckedRecipe) -> None:
+    """What can't be done to a batch of uint8."""
+    if recipe.dtype != "uint8":
+        return
+    if recipe.mixing:
+        raise RecipeError(
+            f"{recipe.mixing[0]} blends numbers and labels, and the recipe leaves uint8. Add "
+            'Normalize() or Cast("float32") in front of it.'
+        )
+    for step in recipe.erasing:
+        if not all(0 <= value <= 255 and value == int(value) for value in step.op.value):
+            raise RecipeError(
+                f"RandomErasing(value=...): got {step.op.value} in a recipe that leaves uint8, "
+                "wanted whole numbers from 0 to 255."
+            )
 
 
 def _operations(recipe: Recipe | None) -> tuple[Operation, ...]:
@@ -148,40 +197,90 @@ def _unknown(op: Any) -> str:
     return f"augment: got {op!r} of type {type(op).__name__}, wanted one of {names}."
 
 
-def _split(
-    ops: tuple[Operation, ...],
-) -> tuple[list[tuple[int, Geometric]], Normalize | None, Cast | None]:
-    """Geometric operations (with their place), Normalize, Cast; in that order or RecipeError."""
-    geometric: list[tuple[int, Geometric]] = []
+@dataclass(slots=True)
+class _Parts:
+    """The operations by what they work on; those with draws with their place."""
+
+    geometric: list[tuple[int, Geometric]] = field(default_factory=list)
+    pixels: list[Step] = field(default_factory=list)
     normalize: Normalize | None = None
+    erasing: list[Step] = field(default_factory=list)
     cast: Cast | None = None
+    mixing: list[Mixing] = field(default_factory=list)
+
+    def latest(self) -> Operation | None:
+        """Of what must stand after all that moves or changes pixels."""
+        erased = self.erasing[0].op if self.erasing else None
+        return self.normalize or erased or self.cast or (self.mixing[0] if self.mixing else None)
+
+
+def _split(ops: tuple[Operation, ...]) -> _Parts:
+    """The operations in the order that a recipe must have, or RecipeError."""
+    parts = _Parts()
     for index, op in enumerate(ops):
+        if parts.mixing and not isinstance(op, (Decode, *_MIXING)):
+            raise RecipeError(
+                f"{op} stands after {parts.mixing[0]}: whole batches are mixed, so put it last."
+            )
         if isinstance(op, Decode):
             if index:
                 raise RecipeError(_second(op) if ops[0] == op else _second(op, ops[0]))
         elif isinstance(op, Normalize):
-            if normalize is not None:
-                raise RecipeError(f"Two Normalize in one recipe ({normalize}, {op}): leave one.")
-            if cast is not None:
-                raise RecipeError(f"{op} stands after {cast}: put Cast last, or leave it out.")
-            normalize = op
+            _take_normalize(parts, op)
         elif isinstance(op, Cast):
-            if cast is not None:
-                raise RecipeError(f"Two Cast in one recipe ({cast}, {op}): leave one.")
-            if normalize is not None and op.dtype == "uint8":
-                raise RecipeError(
-                    'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, '
-                    "to nothing. Leave out one of the two."
-                )
-            cast = op
+            _take_cast(parts, op)
+        elif isinstance(op, RandomErasing):
+            if parts.cast is not None:
+                raise RecipeError(f"{op} stands after {parts.cast}: put Cast after it.")
+            parts.erasing.append(Step(index, op))
+        elif isinstance(op, _MIXING):
+            if any(isinstance(other, type(op)) for other in parts.mixing):
+                raise RecipeError(f"Two {type(op).__name__} in one recipe: leave one.")
+            parts.mixing.append(op)
         else:
-            if (late := normalize or cast) is not None:
-                raise RecipeError(
-                    f"{op} stands after {late}: put what moves pixels first, then Normalize, then "
-                    "Cast."
-                )
-            geometric.append((index, op))
-    return geometric, normalize, cast
+            _take_image_operation(parts, index, op)
+    return parts
+
+
+def _take_normalize(parts: _Parts, op: Normalize) -> None:
+    if parts.normalize is not None:
+        raise RecipeError(f"Two Normalize in one recipe ({parts.normalize}, {op}): leave one.")
+    if parts.erasing:
+        raise RecipeError(
+            f"{op} stands after {parts.erasing[0].op}: put RandomErasing behind it, as torchvision "
+            "does; its value is in the units of the batch."
+        )
+    if parts.cast is not None:
+        raise RecipeError(f"{op} stands after {parts.cast}: put Cast last, or leave it out.")
+    parts.normalize = op
+
+
+def _take_cast(parts: _Parts, op: Cast) -> None:
+    if parts.cast is not None:
+        raise RecipeError(f"Two Cast in one recipe ({parts.cast}, {op}): leave one.")
+    if parts.normalize is not None and op.dtype == "uint8":
+        raise RecipeError(
+            'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, '
+            "to nothing. Leave out one of the two."
+        )
+    parts.cast = op
+
+
+def _take_image_operation(parts: _Parts, index: int, op: Any) -> None:
+    if (late := parts.latest()) is not None:
+        raise RecipeError(
+            f"{op} stands after {late}: put what moves or changes pixels first, then Normalize, "
+            "then RandomErasing, then Cast."
+        )
+    if isinstance(op, PIXELS) or (parts.pixels and isinstance(op, RandomHorizontalFlip)):
+        parts.pixels.append(Step(index, op))
+    elif parts.pixels:
+        raise RecipeError(
+            f"{op} stands after {parts.pixels[0].op}: put what crops and resizes first. Then fewer "
+            "pixels are changed, and all images have one size."
+        )
+    else:
+        parts.geometric.append((index, op))
 
 
 def _second(op: Decode, first: Operation | None = None) -> str:

@@ -1,0 +1,191 @@
+"""Pixel operations as DALI operators. Called inside a pipeline's definition; nothing runs here.
+
+Measured with DALI 2.4 on the CPU: an arithmetic operator is no part of a fused expression but a
+pass over memory of its own, so int16 planes take half of what float32 takes; and
+brightness_contrast with a dtype multiplies, adds and casts for less than fn.cast alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import RecipeError
+
+if TYPE_CHECKING:
+    from augment.ops import Apply, ColorJitter, GaussianBlur, RandomErasing, RandomRotation
+    from augment.pixels import Shape
+
+    Nodes = dict[str, Any]
+
+_SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, 6 for once round
+
+
+def flip(images: Any, mirror: Any) -> Any:
+    """Mirrored left to right where `mirror` is 1."""
+    from nvidia.dali import fn
+
+    return fn.flip(images, horizontal=mirror, vertical=0)
+
+
+def jitters(op: ColorJitter) -> list[str]:
+    """Which of the four an operation changes, in the order in which it does."""
+    still = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
+    return [name for name, value in still.items() if getattr(op, name) != (value, value)]
+
+
+def jitter(_: ColorJitter, images: Any, inputs: Nodes, shape: Shape) -> Any:
+    """adjust_brightness, _contrast, _saturation and _hue of torchvision, in this order."""
+    from nvidia.dali import fn
+
+    if (factor := inputs.get("brightness")) is not None:
+        images = fn.brightness_contrast(images, brightness=factor)
+    if (factor := inputs.get("contrast")) is not None:
+        # Argument inputs are on the CPU; for images that are there already this does nothing.
+        middle = fn.reductions.mean(_gray(images) if shape.channels == 3 else images).cpu()
+        images = fn.brightness_contrast(images, contrast=factor, contrast_center=middle)
+    if (factor := inputs.get("saturation")) is not None:
+        gray = _rgb(_gray(images))
+        images = _uint8(_scaled(images, factor) + _scaled(gray, 1.0 - factor))
+    if (shift := inputs.get("hue")) is not None:
+        images = _shift_hue(images, shift, shape)
+    return images
+
+
+def _gray(images: Any) -> Any:
+    """One channel: 0.299 R + 0.587 G + 0.114 B."""
+    from nvidia.dali import fn, types
+
+    return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
+
+
+def _rgb(gray: Any) -> Any:
+    from nvidia.dali import fn, types
+
+    return fn.color_space_conversion(gray, image_type=types.GRAY, output_type=types.RGB)
+
+
+def _scaled(images: Any, factor: Any) -> Any:
+    from nvidia.dali import fn, types
+
+    return fn.brightness_contrast(images, brightness=factor, dtype=types.FLOAT)
+
+
+def _uint8(images: Any) -> Any:
+    """Rounded and cut to 0..255."""
+    from nvidia.dali import fn, types
+
+    return fn.brightness_contrast(images, brightness=1.0, dtype=types.UINT8)
+
+
+def _shift_hue(images: Any, shift: Any, shape: Shape) -> Any:
+    """RGB to HSV, hue + shift (1 for once round), and back: exact to rounding, not DALI's own hue,
+    which turns the colours in YIQ and so changes value and saturation.
+
+    With c = max - min and a hue H of 6 for once round, a channel is
+    max - c * clamp(|distance of H + n from 3, round the circle| - 1, 0, 1); everything is computed
+    times c, so that there is no division and int16 is enough.
+    """
+    from nvidia.dali import fn, math, types
+
+    planes = fn.transpose(images, perm=[2, 0, 1])
+    size = [shape.height, shape.width, 1]
+    red, green, blue = (fn.reshape(planes[k], shape=size, layout="HWC") for k in range(3))
+    high = math.max(math.max(red, green), blue)
+    chroma = high - math.min(math.min(red, green), blue)
+    hue = _hue(red, green, blue, high, chroma)
+    c = _int16(chroma)
+    shifted = []
+    for sextant in _SEXTANTS:
+        turn = shift * 6.0 + sextant
+        turn = turn - 6.0 * math.floor(turn * (1 / 6) + 0.5)  # -3 to 3
+        away = math.abs(math.abs(hue + _int16(chroma, turn)) - _int16(chroma, 3.0)) - c
+        less = math.clamp(away, types.Constant(0, dtype=types.INT16), c)
+        shifted.append(_uint8(_int16(high) - less))
+    return fn.cat(*shifted, axis=2)
+
+
+def _hue(red: Any, green: Any, blue: Any, high: Any, chroma: Any) -> Any:
+    """(hue - 2) * chroma, int16, for a hue of -1 to 5: -3 to 3 times chroma."""
+    r, g, b = _int16(red), _int16(green), _int16(blue)
+    twice = _int16(chroma, 2.0)
+    is_blue, is_green, is_red = r - g + twice, b - r, g - b - twice
+    # No `where` in DALI's arithmetic.
+    hue = is_blue + (green == high) * (is_green - is_blue)
+    return hue + (red == high) * (is_red - hue)
+
+
+def _int16(plane: Any, factor: Any = 1.0) -> Any:
+    from nvidia.dali import fn, types
+
+    return fn.brightness_contrast(plane, brightness=factor, dtype=types.INT16)
+
+
+def _only(nodes: Nodes, which: Any, change: Any) -> Any:
+    """nodes["images"], changed by change(**nodes) where `which` is true; the others cost nothing.
+
+    What DALI's own `if` is made of, as in `nodes`.
+    """
+    from nvidia.dali import fn
+
+    conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time
+    changed, rest = {}, None
+    for name, node in nodes.items():
+        changed[name], other = conditional.split(node, predicate=which, _if_stmt=True)
+        rest = other if name == "images" else rest
+    return conditional.merge(change(**changed), rest, predicate=which)
+
+
+def grayscale(_: Any, images: Any, inputs: Nodes, __: Shape) -> Any:
+    """Luma in all three channels, where "on"."""
+    return _only({"images": images}, inputs["on"], lambda images: _rgb(_gray(images)))
+
+
+def blur(_: GaussianBlur, images: Any, inputs: Nodes, __: Shape) -> Any:
+    """A Gaussian; the image is mirrored beyond its edge, the edge itself not repeated."""
+    from nvidia.dali import fn
+
+    def change(images: Any, sigma: Any, window: Any) -> Any:
+        return fn.gaussian_blur(images, sigma=sigma, window_size=window)
+
+    nodes = {"images": images, "sigma": inputs["sigma"], "window": inputs["window"]}
+    return _only(nodes, inputs["on"], change)
+
+
+def rotate(op: RandomRotation, images: Any, inputs: Nodes, _: Shape) -> Any:
+    """Counter-clockwise about the middle."""
+    from nvidia.dali import fn, types
+
+    kinds = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
+    return fn.rotate(
+        images,
+        angle=inputs["angle"],
+        keep_size=True,
+        fill_value=op.fill,
+        interp_type=kinds[op.interpolation],
+    )
+
+
+def erase(op: RandomErasing, images: Any, inputs: Nodes, _: Shape) -> Any:
+    """Windows of `value`; CHW in and out, any dtype. A window of no size erases nothing."""
+    from nvidia.dali import fn
+
+    value = list(op.value) if isinstance(op.value, tuple) else [op.value]
+    window = {"anchor": inputs["anchor"], "shape": inputs["shape"]}
+    return fn.erase(images, axis_names="HW", fill_value=value, **window)
+
+
+def apply(op: Apply, images: Any, inputs: Nodes, shape: Shape) -> Any:
+    """The user's function. Raises RecipeError if it gives back no node."""
+    from nvidia.dali import fn
+    from nvidia.dali.data_node import DataNode
+
+    # A function may ignore its draws, but DALI drops an input that nothing uses.
+    fn.copy(inputs["draws"], preserve=True)
+    changed = op.fn(images, inputs["draws"])
+    if not isinstance(changed, DataNode):
+        raise RecipeError(
+            f"{op}: the function gave back {changed!r}, wanted the changed images: one DALI node, "
+            "uint8, (height, width, channels)."
+        )
+    size = [shape.height, shape.width, shape.channels]
+    return _uint8(fn.reshape(changed, shape=size, layout="HWC"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from augment.mixing import (
     DRAWS,
     Mix,
-    _pasted_at_once,
+    _at_once,
     boxes,
     class_count,
     draw_mix,
@@ -201,15 +202,27 @@ def test_the_partners_own_mix_is_not_mixed_in(ops: Any) -> None:
     np.testing.assert_allclose(means, wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [2, 7, 16])
-def test_pasting_at_once_is_pasting_one_by_one(count: int) -> None:
-    images, mix = batch(count, torch.float32), mixed(np.arange(count), (MixUp(), CutMix()))
-    done = images.clone()
-    for rows, pixels in _pasted_at_once(images, mix):
-        done[rows] = pixels
-    boxed = torch.from_numpy(mix.boxed)
-    assert torch.equal(done[boxed], reference(images, mix)[boxed])
-    assert torch.equal(done[~boxed], images[~boxed])
+@pytest.mark.parametrize("ops", RECIPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.uint8], ids=str)
+def test_what_cuda_runs_gives_the_same(ops: Any, dtype: torch.dtype) -> None:
+    images, mix = batch(17, dtype), mixed(np.arange(17), ops)
+    assert torch.equal(_at_once(images, mix), reference(images, mix))
+
+
+def test_any_partners_are_read_unmixed() -> None:
+    """Not pairs only: rows that several others need, themselves, and rows that come later."""
+    images = batch(9, torch.float32)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        mix = mixed(rng.integers(0, 10**6, 6), (MixUp(alpha=1.0), CutMix()))
+        mix = replace(mix, partner=rng.integers(0, 9, 6))
+        assert torch.equal(mix_images(images.clone(), mix), reference(images, mix))
+
+
+def test_no_samples_are_no_samples() -> None:
+    empty = mixed(np.arange(0), (MixUp(),))
+    assert mix_images(batch(0, torch.float32), empty).shape == (0, 3, 12, 17)
+    assert soft_targets(np.arange(0), empty, classes=3).shape == (0, 3)
 
 
 @pytest.mark.parametrize("ops", RECIPES, ids=str)

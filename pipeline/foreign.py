@@ -91,6 +91,7 @@ class ForeignSettings:
             "samples": _length(self.dataset),
             "batch_size": self.batch_size if self.seed is None or self.order is None else None,
             "drop_last": self.drop_last,
+            "drawn_by": None if self.order is None else self.order.name,
         }
 
 
@@ -155,6 +156,9 @@ class ForeignEngine:
         if options["multiprocessing_context"] is None and self._must_not_fork():
             options["multiprocessing_context"] = "forkserver"
         requests = None if settings.order is None else _Requests()
+        # torch draws its workers' base seed at the start of each pass; with a seed nobody needs it,
+        # and the training loop's own generator is left alone.
+        generator = settings.generator if settings.seed is None else torch.Generator()
         with warnings.catch_warnings():  # torch's constructor has warned once already
             warnings.simplefilter("ignore")
             loader = torch.utils.data.DataLoader(
@@ -162,7 +166,7 @@ class ForeignEngine:
                 batch_size=None,
                 sampler=requests,
                 collate_fn=as_it_is,
-                generator=settings.generator,
+                generator=generator,
                 **options,
             )
         made = _Inner(loader, source, requests)
@@ -245,14 +249,14 @@ class ForeignEngine:
 
     # -- epochs and state
 
-    def epoch_ids(self) -> Iterator[int]:
-        """Indices that this rank is handed in a whole current epoch, in order."""
+    def epoch_batches(self) -> Iterator[list[int]]:
+        """Indices that this rank is handed in a whole current epoch, a batch at a time."""
         order = self.settings.order
         assert isinstance(order, PlanOrder)
-        return order.ids(self.epoch)
+        return order.batches(self.epoch)
 
     def epoch_samples(self) -> int:
-        """How many `epoch_ids` there are."""
+        """Samples in all `epoch_batches`."""
         order = self.settings.order
         assert isinstance(order, PlanOrder)
         return order.samples()
@@ -283,7 +287,7 @@ class ForeignEngine:
         """What was handed out. Decides what the epoch is drawn from, if that is still open."""
         settings = self.settings
         live = self._latest() if self._latest is not None else None
-        if live is not None and live.number != self._number:
+        if live is not None and (live.number != self._number or live.is_over):
             live = None
         if self._next.batches == 0 and settings.seed is None:
             self._next = self._decided(live.mark() if live is not None else self._next)
@@ -402,7 +406,7 @@ class _Pass:
         self.number = number
         self._engine = engine
         self._handed_out_at: float | None = None
-        self._is_over = False
+        self.is_over = False
         self._start(mark, restored=restored)
 
     def _start(self, mark: Mark, *, restored: bool) -> None:
@@ -444,7 +448,7 @@ class _Pass:
     def stop(self) -> None:
         """Drop torch's iterator, and with it its workers."""
         self._inner = iter(())
-        self._is_over = True
+        self.is_over = True
 
     def __iter__(self) -> _Pass:
         return self
@@ -496,10 +500,10 @@ class _Pass:
         self._mark = mark
         self._fresh_restore = False
         engine.check_length(mark.batches)
-        if not self._is_over:
+        if not self.is_over:
             steps = engine.steps()
-            self._is_over = steps is not None and mark.batches >= steps
-            engine.moved(self.number, Mark(epoch=mark.epoch + 1) if self._is_over else mark)
+            self.is_over = steps is not None and mark.batches >= steps
+            engine.moved(self.number, Mark(epoch=mark.epoch + 1) if self.is_over else mark)
         return batch if settings.device.type == "cpu" else to_device(batch, settings.device)
 
     def _restart(self) -> bool:
@@ -509,8 +513,8 @@ class _Pass:
         if self._fresh_restore:
             self._start(Mark(epoch=mark.epoch + 1), restored=False)
             return True
-        if not self._is_over:
-            self._is_over = True
+        if not self.is_over:
+            self.is_over = True
             engine.moved(self.number, Mark(epoch=mark.epoch + 1))
             engine.check_short(mark.batches)
         return False

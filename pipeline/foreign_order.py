@@ -109,7 +109,10 @@ def fresh_seed(generator: torch.Generator | None = None) -> int:
 
 
 class Order(Protocol):
-    """Requests of a pass. Holds nothing of a pass itself."""
+    """Requests of a pass. Holds nothing of a pass itself. name: what a resumed job must share."""
+
+    @property
+    def name(self) -> str: ...
 
     def decided(self, mark: Mark) -> Mark:
         """The mark with what the sampler will draw from decided now."""
@@ -148,19 +151,24 @@ class PlanOrder:
     batched: bool
 
     @property
+    def name(self) -> str:
+        """The plan's fingerprint."""
+        return self.plan.fingerprint
+
+    @property
     def padded_size(self) -> int | None:
         return self.per_rank if self.is_padded else None
 
-    def ids(self, epoch: int) -> Iterator[int]:
+    def batches(self, epoch: int) -> Iterator[list[int]]:
         """Indices that this rank is asked for in an epoch, stand-ins left out."""
         rank, size = self.world.rank, self.world.size
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
             batch = self.walk.global_batch
             ids = self.plan.ids(epoch, step.start.position, batch, rank=rank, world=size)
-            yield from ids.tolist()
+            yield ids.tolist()
 
     def samples(self) -> int:
-        """How many `ids` there are."""
+        """Samples in all `batches`."""
         whole, rest = divmod(self.walk.samples, self.walk.global_batch)
         mine = whole * self.world.share(self.walk.global_batch)
         return mine if self.walk.drop_last else mine + self.world.share(rest)
@@ -291,6 +299,11 @@ class TorchOrder:
 
     indices: Any
     generator: torch.Generator | None
+
+    @property
+    def name(self) -> str:
+        """The kind of sampler."""
+        return type(self.sampler).__name__
 
     @property
     def sampler(self) -> Any:

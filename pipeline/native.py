@@ -182,18 +182,18 @@ class NativeEngine:
         self._restored = True
         self._iteration += 1
 
-    def epoch_ids(self) -> Iterator[int]:
-        """Sample ids that this rank is handed in a whole current epoch, in order."""
+    def epoch_batches(self) -> Iterator[list[int]]:
+        """Sample ids that this rank is handed in a whole current epoch, a batch at a time."""
         built, world = self._built, self.world
         plan = make_plan(self.dataset.index, built.frozen)
         for step in built.walk.steps(Cursor(self._cursor.epoch, 0), endless=False):
             epoch, position = step.start.epoch, step.start.position
-            yield from plan.ids(
-                epoch, position, built.walk.global_batch, rank=world.rank, world=world.size
-            ).tolist()
+            batch = built.walk.global_batch
+            ids = plan.ids(epoch, position, batch, rank=world.rank, world=world.size)
+            yield ids.tolist()
 
     def epoch_samples(self) -> int:
-        """How many `epoch_ids` there are."""
+        """Samples in all `epoch_batches`."""
         walk = self._built.walk
         whole, rest = divmod(walk.samples, walk.global_batch)
         mine = whole * self.world.share(walk.global_batch)

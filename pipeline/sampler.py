@@ -7,7 +7,7 @@ stops its threads at once.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch.utils.data
 
@@ -23,8 +23,9 @@ class Told(Protocol):
     @property
     def epoch(self) -> int: ...
     def set_epoch(self, epoch: int) -> None: ...
-    def epoch_ids(self) -> Iterator[int]: ...
+    def epoch_batches(self) -> Iterator[list[int]]: ...
     def epoch_samples(self) -> int: ...
+    def __len__(self) -> int: ...
 
 
 class PlanSampler(torch.utils.data.DistributedSampler[int]):
@@ -59,9 +60,18 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
         return len(self)
 
     def __iter__(self) -> Iterator[int]:
+        for batch in self.batches():
+            yield from batch
+
+    def batches(self) -> Iterator[list[int]]:
+        """The same, a batch at a time."""
         engine = self._told()
-        if engine is not None:
-            yield from engine.epoch_ids()
+        return iter(()) if engine is None else engine.epoch_batches()
+
+    def steps(self) -> int:
+        """Batches of an epoch."""
+        engine = self._told()
+        return 0 if engine is None else len(engine)
 
     def __len__(self) -> int:
         engine = self._told()
@@ -77,7 +87,17 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
 class PlanBatches(torch.utils.data.BatchSampler):
     """The same ids in batches; some trainers' hook is `.batch_sampler.set_epoch`."""
 
-    sampler: Any
+    sampler: PlanSampler
+
+    def __init__(self, sampler: PlanSampler, batch_size: int, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Not torch's cutting in equal parts: a rank's share of a global batch may vary by one."""
+        return self.sampler.batches()
+
+    def __len__(self) -> int:
+        return self.sampler.steps()
 
     def set_epoch(self, epoch: int) -> None:
         """Forwards to the loader."""

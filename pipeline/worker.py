@@ -168,7 +168,6 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
         self._collate = collate
         self._batched = batched
         self._seed = seed
-        self._snapshots: Snapshots | None = None
 
     def __getitem__(self, request: Request) -> Fetched:
         if request.restore is not None:
@@ -183,7 +182,8 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
         finally:
             if before is not None:
                 before.restore()
-        state = None if in_main else self._snapshot()
+        # Every time, unlike a stream's: what lies between two could not be read again.
+        state = None if in_main or not has_state(self.dataset) else self.state()
         samples = len(request.index) if self._batched else 1
         return Fetched(batch=batch, samples=samples, worker=worker, state=state)
 
@@ -216,12 +216,6 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
         except Exception as error:  # raised again, with the sample named
             error.add_note(f"while reading sample {index!r} of {_described(self.dataset)}")
             raise
-
-    def _snapshot(self) -> dict[str, Any] | None:
-        if not has_state(self.dataset):
-            return None
-        self._snapshots = self._snapshots or Snapshots()
-        return self._snapshots.take(self.state) if self._snapshots.due() else None
 
     def state(self) -> dict[str, Any]:
         """The dataset's own state as it is now, if it has one."""

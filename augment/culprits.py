@@ -6,6 +6,7 @@ run alone until each culprit is.
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from typing import TYPE_CHECKING
 
@@ -17,10 +18,13 @@ if TYPE_CHECKING:
 _NAMED = 5  # further sample ids that one message names
 
 
-def failing_rows(rows: list[int], run: Callable[[list[int]], None]) -> dict[int, str]:
-    """Which rows fail alone, and why; what fails is halved.
+def failing_rows(
+    rows: list[int], run: Callable[[list[int]], None], *, ways: int = 2
+) -> dict[int, str]:
+    """Which rows fail alone, and why; what fails is cut into so many parts (`ways`).
 
-    run: decodes these rows together; raises DALI's RuntimeError if one of them fails.
+    run: decodes these rows together; raises DALI's RuntimeError if one of them fails. Every row
+    that doesn't fail is in one run that succeeded.
     """
     failing: dict[int, str] = {}
     parts = deque([rows] if rows else [])
@@ -32,8 +36,18 @@ def failing_rows(rows: list[int], run: Callable[[list[int]], None]) -> dict[int,
             if len(part) == 1:
                 failing[part[0]] = reason_of(error)
             else:
-                parts += [part[: len(part) // 2], part[len(part) // 2 :]]
+                parts += cut(part, -(-len(part) // ways))
     return failing
+
+
+def cut(rows: list[int], size: int) -> list[list[int]]:
+    """The rows in parts of `size`; the last may be smaller."""
+    return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+
+def short_of_memory(error: BaseException) -> bool:
+    """Whether DALI failed for want of memory, which is no sample's fault."""
+    return bool(re.search(r"out of memory|bad_alloc|\balloc", str(error), re.IGNORECASE))
 
 
 def reason_of(error: BaseException) -> str:

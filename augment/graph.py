@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from augment.culprits import corrupt, failing_rows, reason_of
+from augment.culprits import corrupt, cut, failing_rows, reason_of, short_of_memory
 from augment.draws import input_names
 from augment.nodes import Device, GraphPlan, describe
 from augment.verify import load_dali, read_header
@@ -35,6 +35,8 @@ from cache.errors import (
 from readers.types import Rejected
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from augment.draws import Draws
@@ -42,6 +44,13 @@ if TYPE_CHECKING:
     from readers.types import EncodedBatch
 
 _LOG = logging.getLogger("penstock")
+
+# After a failure so many batches are fed as runs of so few samples. At 1 % bad samples a run of 128
+# fails 72 times of 100 and a run of 16 15 times, and what was decoded beside a bad one is lost.
+_CAREFUL_BATCHES = 64
+_CAREFUL_SAMPLES = 16
+_WAYS = 4  # parts of a small run that failed: 20 decodes to find one of 16; halving takes 30
+_SIDE_THREADS = 4
 
 
 class Graph:
@@ -90,27 +99,52 @@ class Graph:
         self._pipe: _Pipe | None = _Pipe(self._plan)
         self._fed: deque[_Fed] = deque()
         self._last: _Fed | None = None  # DALI may still read the batch that was just taken
+        self._side: _Pipe | None = None
+        self._careful = 0  # batches to feed in small runs yet
+        self._suspects: set[int] = set()  # ids that once failed: another window may yet decode
+        self._copying: deque[_Copying] = deque()
 
     @property
     def in_flight(self) -> int:
         """Batches that were fed and not yet taken."""
         return len(self._fed)
 
-    def feed(self, batch: EncodedBatch, draws: Draws) -> None:
+    def feed(
+        self, batch: EncodedBatch, draws: Draws, *, bad: Mapping[int, str] | None = None
+    ) -> None:
         """Schedule one batch; returns before it is decoded. draws: of `draws.draw`.
 
+        bad: rows known to be bad and why; they are left out, and their images are zeros.
         Raises ConfigError for a batch larger than batch_size, ClosedError after close().
         """
-        if len(batch.encoded) > self._plan.batch_size:
+        samples = len(batch.encoded)
+        if samples > self._plan.batch_size:
             raise ConfigError(
-                f"Graph.feed: got {len(batch.encoded)} samples, wanted at most the "
+                f"Graph.feed: got {samples} samples, wanted at most the "
                 f"batch_size={self._plan.batch_size} that the graph was built for."
             )
         pipe = self._open_pipe()
-        # DALI knows no empty batch; a rank may have one at the end of an epoch.
-        scheduled = bool(batch.encoded) and not (self._plan.check_headers and _bad_headers(batch))
-        held = pipe.schedule(batch, draws) if scheduled else None
-        self._fed.append(_Fed(batch, draws, held))
+        marks = dict(bad or {})
+        if self._plan.check_headers:
+            marks |= bad_headers(batch)
+        parts = [
+            _Part(rows, pipe.schedule(*_part(batch, draws, rows)))
+            for rows in self._parts(batch, marks)
+        ]
+        self._fed.append(_Fed(batch, draws, marks, parts))
+
+    def _parts(self, batch: EncodedBatch, marks: dict[int, str]) -> list[list[int]]:
+        """The rows of each run: one for all (DALI knows no empty one), or several small ones while
+        samples fail, so that a failure wastes little; each suspect alone."""
+        rows = [row for row in range(len(batch.encoded)) if row not in marks]
+        alone: list[int] = []
+        if self._suspects:
+            ids = batch.ids.tolist()
+            alone = [row for row in rows if ids[row] in self._suspects]
+            rows = [row for row in rows if ids[row] not in self._suspects]
+        size = _CAREFUL_SAMPLES if self._careful else max(1, len(rows))
+        self._careful = max(0, self._careful - 1)
+        return [*cut(rows, size), *cut(alone, 1)]
 
     def outputs(self) -> torch.Tensor:
         """The oldest batch that was fed: (n, channels, height, width). Blocks until it is there.
@@ -119,34 +153,127 @@ class Graph:
         that is current now. Raises CorruptSampleError if samples don't decode; that batch is then
         gone, and the graph goes on with the next. Raises ClosedError after close().
         """
+        ids = self._fed[0].batch.ids if self._fed else None
+        decoded = self.outputs_marked()
+        if decoded.bad:
+            assert ids is not None
+            raise corrupt({int(ids[row]): why for row, why in decoded.bad.items()})
+        return decoded.images
+
+    def outputs_marked(self) -> Decoded:
+        """As `outputs`, but samples that don't decode are zeros and are told with their reasons.
+
+        Raises PenstockError if memory was short, ClosedError after close().
+        """
         pipe = self._open_pipe()
         if not self._fed:
             raise PenstockError("Graph.outputs: no batch is in flight. Call feed() first.")
         fed = self._fed.popleft()
-        if not fed.batch.encoded:
-            return pipe.blank(0)
-        if fed.held is None:
-            raise _diagnosed(self._plan, fed, "their headers are bad")
         self._last = fed
+        samples = len(fed.batch.encoded)
+        if len(fed.parts) == 1 and len(fed.parts[0].rows) == samples:
+            try:
+                return Decoded(pipe.take(samples), {})
+            except RuntimeError as error:
+                whole = _Failed(fed.parts[0].rows, error)
+                return self._rescued(fed, [whole], pipe.empty(samples), [])
+        images = pipe.empty(samples)
+        failed: list[_Failed] = []
+        taken: list[torch.Tensor] = []
+        for part in fed.parts:  # all of them, so that runs and batches stay in step
+            try:
+                taken.append(pipe.take(len(part.rows)))
+            except RuntimeError as error:
+                failed.append(_Failed(part.rows, error))
+            else:
+                images[part.rows] = taken[-1]
+        return self._rescued(fed, failed, images, taken)
+
+    def decode(self, batch: EncodedBatch, draws: Draws) -> Decoded:
+        """A few samples out of turn, now: what is in flight stays there. As `outputs_marked`."""
+        pipe, rows = self._open_pipe(), list(range(len(batch.encoded)))
+        fed = _Fed(batch, draws, {}, [])
+        untried = [_Failed(rows, None)] if rows else []
+        return self._rescued(fed, untried, pipe.empty(len(rows)), [])
+
+    def _rescued(
+        self,
+        fed: _Fed,
+        failed: list[_Failed],
+        images: torch.Tensor,
+        taken: list[torch.Tensor],
+    ) -> Decoded:
+        """Decode the good samples of failed runs again and find the bad ones.
+
+        In a pipeline of its own, which keeps the runs that are in flight out of this. It is built
+        once, as building and failing ones anew leaks. taken: tensors whose copies into images are
+        under way.
+        """
+        bad = dict(fed.marks)
+        for part in failed:
+            rows, error = part.rows, part.error
+            if error is not None:
+                self._careful = _CAREFUL_BATCHES
+                _refuse_if_short_of_memory(error)
+            if len(rows) == 1 and error is not None:
+                bad[rows[0]] = reason_of(error)
+                continue
+            # What failed as a small run is cut further at once; a large one into small runs.
+            size = _CAREFUL_SAMPLES
+            if error is not None and len(rows) <= size:
+                size = -(-len(rows) // _WAYS)
+            for few in cut(rows, size):
+                bad |= failing_rows(
+                    few, lambda some: self._again(fed, some, images, taken), ways=_WAYS
+                )
+        if bad:
+            images[list(bad)] = 0
+            self._suspects |= {int(fed.batch.ids[row]) for row in bad}
+        self._hold(taken)
+        return Decoded(images, bad)
+
+    def _again(
+        self, fed: _Fed, rows: list[int], images: torch.Tensor, taken: list[torch.Tensor]
+    ) -> None:
+        if self._side is None:
+            plan = self._plan
+            few = min(plan.threads, _SIDE_THREADS)
+            size = min(plan.batch_size, _CAREFUL_SAMPLES)
+            self._side = _Pipe(replace(plan, batch_size=size, threads=few, constant=False))
+        held = self._side.schedule(*_part(fed.batch, fed.draws, rows))
         try:
-            return pipe.take(len(fed.batch.encoded))
+            taken.append(self._side.take(len(rows)))
         except RuntimeError as error:
-            raise _diagnosed(self._plan, fed, reason_of(error)) from error
+            _refuse_if_short_of_memory(error)
+            raise
+        images[rows] = taken[-1]
+        del held  # DALI read it until here
+
+    def _hold(self, taken: list[torch.Tensor]) -> None:
+        """On CUDA copies run on behind us: keep what they read until they are done."""
+        while self._copying and self._copying[0].done():
+            self._copying.popleft()
+        if taken and self._plan.device == "cuda":
+            import torch
+
+            event: torch.cuda.Event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(torch.cuda.current_stream(self._plan.device_id))
+            self._copying.append(_Copying(event, taken))
 
     def drain(self) -> None:
         """Drop what is in flight, with its errors: nobody will see those batches."""
         pipe = self._open_pipe()
         while self._fed:
-            fed = self._fed.popleft()
-            if fed.held is not None:
-                self._last = fed
+            self._last = self._fed.popleft()
+            for _ in self._last.parts:
                 pipe.skip()
 
     def close(self) -> None:
         """Wait for what runs and release DALI's threads and memory."""
         if self._pipe is not None:
             self.drain()
-            self._pipe = self._last = None
+            self._pipe = self._side = self._last = None
+            self._copying.clear()
 
     def _open_pipe(self) -> _Pipe:
         if self._pipe is None:
@@ -155,15 +282,64 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class _Fed:
-    """A batch that was fed, and what DALI may read of it until the next one was taken.
+class Decoded:
+    """images: (n, channels, height, width). bad: rows that are zeros, and why."""
 
-    held: None for a batch of which DALI knows nothing: an empty one, or one with a bad header.
-    """
+    images: torch.Tensor
+    bad: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Copying:
+    """Tensors of DALI's that copies still read until the event."""
+
+    event: torch.cuda.Event
+    taken: list[torch.Tensor]
+
+    def done(self) -> bool:
+        return bool(self.event.query())  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of one run, and what DALI reads until the run was taken."""
+
+    rows: list[int]
+    held: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """Rows of a run that failed; error: None if they weren't tried yet."""
+
+    rows: list[int]
+    error: RuntimeError | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """A batch that was fed: rows left out and why, and the runs of the others."""
 
     batch: EncodedBatch
     draws: Draws
-    held: tuple[Any, ...] | None
+    marks: dict[int, str]
+    parts: list[_Part]
+
+
+def _part(batch: EncodedBatch, draws: Draws, rows: list[int]) -> tuple[EncodedBatch, Draws]:
+    if len(rows) == len(batch.encoded):
+        return batch, draws
+    encoded = [batch.encoded[row] for row in rows]
+    part = replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows], columns={})
+    return part, {name: values[rows] for name, values in draws.items()}
+
+
+def _refuse_if_short_of_memory(error: RuntimeError) -> None:
+    if short_of_memory(error):
+        raise PenstockError(
+            f"DALI could not decode a batch for want of memory ({reason_of(error)}). Use a "
+            "smaller batch, or a smaller prefetch_factor."
+        ) from error
 
 
 class _Pipe:
@@ -217,12 +393,16 @@ class _Pipe:
 
     def blank(self, samples: int) -> torch.Tensor:
         """Zeros in place of images."""
+        return self.empty(samples).zero_()
+
+    def empty(self, samples: int) -> torch.Tensor:
+        """Room for images."""
         import torch
 
         plan = self._plan
         device = plan.device if plan.device_id is None else f"{plan.device}:{plan.device_id}"
         dtype: torch.dtype = getattr(torch, plan.recipe.dtype)
-        return torch.zeros((samples, *plan.recipe.shape), dtype=dtype, device=device)
+        return torch.empty((samples, *plan.recipe.shape), dtype=dtype, device=device)
 
 
 class _OnDevice(TypedDict):
@@ -249,41 +429,15 @@ def _checked_device(device: str, device_id: int | None) -> _OnDevice:
     return {"device": "cuda", "device_id": number}
 
 
-def _bad_headers(batch: EncodedBatch) -> dict[int, str]:
+def bad_headers(batch: EncodedBatch) -> dict[int, str]:
     """Rows that would crash DALI, and why: no header, or one of another size than was stored."""
     bad: dict[int, str] = {}
     for row, (sample, dims) in enumerate(zip(batch.encoded, batch.dims.tolist(), strict=True)):
         header = read_header(sample)
         if isinstance(header, Rejected):
             bad[row] = header.reason
-        elif {header.height, header.width} != set(
-            dims
-        ):  # stored dims are upright, these may not be
+        # Stored dims are upright, these may not be.
+        elif sorted((header.height, header.width)) != sorted(dims):
             stored = " x ".join(map(str, dims))
             bad[row] = f"it is {header.height} x {header.width} pixels, and {stored} was stored"
     return bad
-
-
-def _diagnosed(plan: GraphPlan, fed: _Fed, reason: str) -> PenstockError:
-    """What is wrong with a batch that failed, found by running parts of it alone.
-
-    A pipeline of its own keeps the runs that are in flight out of this.
-    """
-    batch, samples = fed.batch, len(fed.batch.encoded)
-    probe = _Pipe(replace(plan, batch_size=samples, constant=False))
-
-    def run(rows: list[int]) -> None:
-        encoded = [batch.encoded[row] for row in rows]
-        part = replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows])
-        held = probe.schedule(part, {name: values[rows] for name, values in fed.draws.items()})
-        probe.take(len(rows))
-        del held  # DALI read it until here
-
-    culprits = _bad_headers(batch)
-    culprits |= failing_rows([row for row in range(samples) if row not in culprits], run)
-    if culprits:
-        return corrupt({int(batch.ids[row]): why for row, why in culprits.items()})
-    return PenstockError(
-        f"A batch of {samples} samples failed in DALI, though each of its samples decodes alone "
-        f"({reason}). If memory is short, use a smaller batch."
-    )

@@ -7,14 +7,16 @@
     ├── DatasetError (ValueError)        the dataset can't be used as it is
     │   ├── DatasetNotFoundError (FileNotFoundError)   nothing there, or nothing in it
     │   ├── IndexChangedError            files no longer match the index
-    │   └── CorruptShardError            bytes came, but aren't what the index promised
-    │       └── CorruptSampleError       one sample of a shard; carries .sample_id
+    │   ├── CorruptShardError            bytes came, but aren't what the index promised
+    │   │   └── CorruptSampleError       one sample of a shard; carries .sample_id
+    │   └── TooManyBadSamplesError       more than max_bad of an epoch; carries .sample_ids
     ├── FetchError (OSError)             a remote object was not fetched; carries .uri
     ├── DestinationError (FileExistsError)   a destination holds other data
     ├── WriteError (OSError)             a file of ours could not be written (disk full, read-only)
     ├── ResumeError (ValueError)         a state that can't be honoured
     ├── MissingDependencyError (ImportError)   an optional package; names the extra
     ├── StalledError (TimeoutError)      a wait passed its limit
+    ├── RankFailedError (RuntimeError)   another rank's loader failed; carries .rank
     └── ClosedError (RuntimeError)       used after close()
 
 A message says four things: what, got, wanted, do this.
@@ -69,6 +71,17 @@ class CorruptSampleError(CorruptShardError):
         self.sample_id = sample_id
 
 
+class TooManyBadSamplesError(DatasetError):
+    """More samples of an epoch were bad than `max_bad` allows.
+
+    sample_ids: the bad ones that this rank and the one that passed the limit know of.
+    """
+
+    def __init__(self, message: str, *, sample_ids: tuple[int, ...]) -> None:
+        super().__init__(message)
+        self.sample_ids = sample_ids
+
+
 class FetchError(PenstockError, OSError):
     """A remote object could not be listed or fetched. uri: which one."""
 
@@ -103,6 +116,14 @@ class StalledError(PenstockError, TimeoutError):
     """A wait passed its time limit."""
 
     __str__ = Exception.__str__
+
+
+class RankFailedError(PenstockError, RuntimeError):
+    """Another rank's loader failed, so this one stops at the same step. rank: which one."""
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class ClosedError(PenstockError, RuntimeError):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from augment.draws import Draws, draw
+from augment.draws import Draws, decodes_window, draw
+from augment.graph import bad_headers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from augment.recipe import CheckedRecipe
+    from pipeline.bad_samples import BadSamples
     from pipeline.order import Plan
     from pipeline.steps import Step
     from pipeline.world import World
@@ -25,15 +29,32 @@ if TYPE_CHECKING:
 class Prepared:
     """One rank's share of a global batch, read and checked, ready for decoding.
 
-    valid: bool, shape (n,), False where a padded slot holds a stand-in; None without padding.
+    own: ids that the plan gave, int64, shape (n,); where a sample is bad, `encoded` has its
+    substitute. real: rows before the stand-ins of a padded batch.
+    valid: bool, shape (n,), False where a padded slot holds a stand-in or a bad sample; None
+    without padding.
+    bad: rows whose own sample is bad, and why. With padding they are empty in `encoded`.
     read_s: thread time that this took.
     """
 
     step: Step
     encoded: EncodedBatch
     draws: Draws | None
+    own: NDArray[np.int64]
+    real: int
     valid: NDArray[np.bool_] | None
+    bad: Mapping[int, str]
     read_s: float
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        """Rows that can't be decoded."""
+        return self.bad if self.valid is not None else {}
+
+    @property
+    def bad_ids(self) -> dict[int, str]:
+        """Ids of bad samples that the plan gave to this batch, and why."""
+        return {int(self.own[row]): why for row, why in self.bad.items() if row < self.real}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,40 +73,135 @@ class BatchReader:
     global_batch: int
     padded_size: int | None
     mode: Literal["mmap", "pread"]
+    bad_samples: BadSamples
 
     def __call__(self, step: Step) -> Prepared:
         began = time.thread_time()
-        rows, valid = self._rows(step)
-        encoded = self.dataset.read(rows, mode=self.mode)
-        draws = None
-        if self.recipe is not None:
-            draws = draw(
-                self.recipe,
-                ids=encoded.ids,
-                dims=encoded.dims,
-                seed=self.draw_seed,
-                epoch=step.start.epoch,
-            )
+        rows, real, valid = self._rows(step)
+        own, epoch = self.dataset.index.starts[rows[:, 0]] + rows[:, 1], step.start.epoch
+        bad = self.bad_samples.known(epoch, own)
+        if valid is None:
+            encoded = self._read(own, epoch, bad=bad)
+        else:
+            found: dict[int, str] = {}
+            encoded = self._read_once(own, found)
+            for row, why in found.items():
+                self.bad_samples.learn(epoch, int(own[row]), why, lasting=True)
+            bad |= found
+            valid[list(bad)] = False
         return Prepared(
             step=step,
             encoded=encoded,
-            draws=draws,
+            draws=self._draws(encoded, epoch),
+            own=own,
+            real=real,
             valid=valid,
+            bad=bad,
             read_s=time.thread_time() - began,
         )
 
-    def _rows(self, step: Step) -> tuple[NDArray[np.int64], NDArray[np.bool_] | None]:
+    def marked(self, prepared: Prepared, undecodable: Mapping[int, str]) -> Prepared:
+        """A padded batch whose rows that don't decode aren't valid either."""
+        assert prepared.valid is not None
+        self._learn_undecodable(prepared, undecodable)
+        valid = prepared.valid.copy()
+        valid[list(undecodable)] = False
+        return replace(prepared, valid=valid, bad={**prepared.bad, **undecodable})
+
+    def replaced(
+        self, prepared: Prepared, undecodable: Mapping[int, str]
+    ) -> tuple[Prepared, EncodedBatch, Draws | None]:
+        """Other samples for rows that don't decode: the batch with them, and they alone with their
+        draws, in the order of the rows. Raises TooManyBadSamplesError."""
+        self._learn_undecodable(prepared, undecodable)
+        epoch, rows = prepared.step.start.epoch, sorted(undecodable)
+        bad = self.bad_samples.known(epoch, prepared.own[rows])
+        part = self._read(prepared.own[rows], epoch, bad=bad)
+        whole = replace(
+            prepared,
+            encoded=_patched(prepared.encoded, rows, part),
+            bad={**prepared.bad, **{rows[place]: why for place, why in bad.items()}},
+        )
+        return whole, part, self._draws(part, epoch)
+
+    def _learn_undecodable(self, prepared: Prepared, rows: Mapping[int, str]) -> None:
+        # A random window may miss the damage in another epoch.
+        lasting = self.recipe is None or not (self.recipe.random and decodes_window(self.recipe))
+        for row, why in rows.items():
+            sample_id = int(prepared.encoded.ids[row])
+            self.bad_samples.learn(prepared.step.start.epoch, sample_id, why, lasting=lasting)
+
+    def _read(self, own: NDArray[np.int64], epoch: int, *, bad: dict[int, str]) -> EncodedBatch:
+        """Samples by id, with substitutes for bad ones. bad: rows known to be bad; those whose
+        bytes or headers turn out so are added."""
+        ids = own.copy()
+        for row in bad:
+            ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
+        found: dict[int, str] = {}
+        encoded = self._read_once(ids, found)
+        while found:
+            for row, why in found.items():
+                self.bad_samples.learn(epoch, int(ids[row]), why, lasting=True)
+                bad.setdefault(row, why)  # the first that was tried was the row's own
+                ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
+            rows, again = sorted(found), dict[int, str]()
+            encoded = _patched(encoded, rows, self._read_once(ids[rows], again))
+            found = {rows[place]: why for place, why in again.items()}
+        return encoded
+
+    def _read_once(self, ids: NDArray[np.int64], bad: dict[int, str]) -> EncodedBatch:
+        """Read, and look at the headers of what this process sees for the first time: DALI doesn't
+        survive all of those that can't be parsed. bad: is told rows and reasons."""
+        ledger = self.bad_samples
+        encoded = self.dataset.read(ledger.rows(ids), mode=self.mode, bad=bad)
+        if self.recipe is not None:
+            new = [row for row in ledger.unchecked(ids).tolist() if row not in bad]
+            found = bad_headers(_part(encoded, new))
+            bad.update({new[place]: why for place, why in found.items()})
+            ledger.checked(ids[[row for row in new if row not in bad]])
+        return encoded
+
+    def _draws(self, encoded: EncodedBatch, epoch: int) -> Draws | None:
+        if self.recipe is None:
+            return None
+        return draw(
+            self.recipe, ids=encoded.ids, dims=encoded.dims, seed=self.draw_seed, epoch=epoch
+        )
+
+    def _rows(self, step: Step) -> tuple[NDArray[np.int64], int, NDArray[np.bool_] | None]:
+        """(shard, row) of each slot, how many are real, and which are valid."""
         epoch, position = step.start.epoch, step.start.position
         rank, size = self.world.rank, self.world.size
         # The full size, not the step's: the plan clips at the epoch's end, where a rank may get
         # none.
         rows = self.plan.batch(epoch, position, self.global_batch, rank=rank, world=size)
+        real = len(rows)
         if self.padded_size is None:
-            return rows, None
-        missing = self.padded_size - len(rows)
-        valid = np.ones(self.padded_size, dtype=np.bool_)
-        if missing:
-            valid[len(rows) :] = False
+            return rows, real, None
+        valid = np.arange(self.padded_size) < real
+        if missing := self.padded_size - real:
             stand_in = self.plan.batch(epoch, position, 1)
             rows = np.concatenate([rows, np.repeat(stand_in, missing, axis=0)])
-        return rows, valid
+        return rows, real, valid
+
+
+def _part(batch: EncodedBatch, rows: list[int]) -> EncodedBatch:
+    return replace(
+        batch,
+        ids=batch.ids[rows],
+        encoded=[batch.encoded[row] for row in rows],
+        dims=batch.dims[rows],
+        columns={name: values[rows] for name, values in batch.columns.items()},
+    )
+
+
+def _patched(batch: EncodedBatch, rows: list[int], part: EncodedBatch) -> EncodedBatch:
+    """A batch with other samples in some rows."""
+    ids, dims, encoded = batch.ids.copy(), batch.dims.copy(), list(batch.encoded)
+    columns = {name: values.copy() for name, values in batch.columns.items()}
+    ids[rows], dims[rows] = part.ids, part.dims
+    for row, sample in zip(rows, part.encoded, strict=True):
+        encoded[row] = sample
+    for name, values in columns.items():
+        values[rows] = part.columns[name]
+    return replace(batch, ids=ids, encoded=encoded, dims=dims, columns=columns)

@@ -11,9 +11,12 @@ from augment.graph import Graph
 from augment.recipe import CheckedRecipe, check_recipe
 from cache.errors import ConfigError, PenstockWarning, PlanError
 from cache.threads import STALL_TIMEOUT_S
+from pipeline.agreement import Agreement, check_same_plan, join
 from pipeline.arguments import BatchSizes, batch_sizes
+from pipeline.bad_samples import BadSamples
 from pipeline.batches import BatchReader
 from pipeline.order import Plan, default_lanes, default_window, label_spread
+from pipeline.quarantine import QuarantineFile
 from pipeline.run import Run
 from pipeline.state import LoaderState, PlanSettings
 from pipeline.statistics import Meter
@@ -43,6 +46,8 @@ class Settings:
     """What the user asked for, checked. wanted: plan settings that were spelt out.
 
     threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
+    agrees: the world is that of torch's process group, so its ranks compare plans and count bad
+    samples together.
     """
 
     world: World
@@ -59,6 +64,8 @@ class Settings:
     depth: int
     timeout_s: float
     mode: Literal["mmap", "pread"]
+    max_bad: float = 0.001
+    agrees: bool = False
 
     def resumed(self, state: LoaderState, *, take_batch: bool) -> Settings:
         """Settings to go on from a state. take_batch: nobody gave a batch size, so the state's."""
@@ -108,6 +115,13 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
             f"{dataset!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
             "smaller batch or drop_last=False."
         )
+    agreement = (
+        join(dataset=index.fingerprint, shuffle=frozen.shuffle, rank=settings.world.rank)
+        if settings.agrees
+        else Agreement(rank=settings.world.rank)
+    )
+    fingerprint = hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
+    check_same_plan(agreement, plan=fingerprint, seed=frozen.seed, size=settings.world.size)
     threads = settings.threads or settings.world.threads(usable_cores())
     recipe, graph = _decoder(dataset, settings, threads)
     meter = Meter(decode_threads=threads, device=str(settings.device))
@@ -120,6 +134,17 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         global_batch=walk.global_batch,
         padded_size=settings.sizes.per_rank if settings.pad else None,
         mode=settings.mode,
+        bad_samples=BadSamples(
+            dataset,
+            seed=frozen.seed,
+            max_bad=settings.max_bad,
+            agreement=agreement,
+            report=QuarantineFile(
+                dataset.kept_folder,
+                name=f"{index.fingerprint[:16]}-rank-{settings.world.rank:05d}.jsonl",
+            ),
+            meter=meter,
+        ),
     )
     mapped = index.kind == "arrow" and settings.mode == "mmap" and index.origin.is_local
     run = Run(
@@ -132,7 +157,6 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         read_threads=MAPPED_READ_THREADS if mapped else READ_THREADS,
         timeout_s=settings.timeout_s or STALL_TIMEOUT_S,
     )
-    fingerprint = hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
     return Built(run=run, walk=walk, meter=meter, frozen=frozen, fingerprint=fingerprint)
 
 

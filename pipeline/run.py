@@ -20,7 +20,8 @@ from cache.threads import STALL_TIMEOUT_S, Ordered, Workers
 if TYPE_CHECKING:
     import torch
 
-    from augment.graph import Graph
+    from augment.graph import Decoded, Graph
+    from pipeline.bad_samples import BadState
     from pipeline.batches import BatchReader, Prepared
     from pipeline.statistics import Meter
     from pipeline.steps import Cursor, Step, Walk
@@ -53,6 +54,7 @@ class Run:
         timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         self._reader = reader
+        self._bad = reader.bad_samples
         self._walk = walk
         self._graph = graph
         self._depth = depth
@@ -86,8 +88,24 @@ class Run:
         self._stream.fill()
         self._next = cursor
 
+    def check(self) -> None:
+        """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError. Asked
+        before each batch, and at an epoch's end: so ranks in step stop at the same one."""
+        self._bad.check()
+
     def take(self, cursor: Cursor) -> Taken:
-        """The batch at a cursor. Raises what its reading or decoding raised; ask again to retry."""
+        """The batch at a cursor. Raises what its reading or decoding raised; ask again to retry.
+
+        Raises what check() raises.
+        """
+        self.check()
+        try:
+            return self._take(cursor)
+        except Exception as error:  # raised again; the other ranks mustn't wait for this one
+            self._bad.failed(error)
+            raise
+
+    def _take(self, cursor: Cursor) -> Taken:
         began = time.perf_counter()
         self.start(cursor)
         self._next = None  # whatever interrupts us from here on, the next call starts afresh
@@ -96,9 +114,11 @@ class Run:
             failure, self._failure = self._failure, None
             raise failure or AssertionError(f"no step at {cursor}")
         waiting = time.perf_counter()
-        images = self._graph.outputs() if self._graph else None
-        decode_s = time.perf_counter() - waiting
+        decoded = self._graph.outputs_marked() if self._graph else None
         prepared = self._fed.popleft()
+        if decoded and decoded.bad.keys() - prepared.left_out.keys():
+            prepared = self._repaired(prepared, decoded)
+        decode_s = time.perf_counter() - waiting
         self._feed(wait=False)
         then = prepared.step.then
         if then.epoch != cursor.epoch:
@@ -114,11 +134,38 @@ class Run:
             read_s=read_s,
             decode_s=decode_s,
         )
+        # Before the batch is handed out, so that the others see it when they ask for the next.
+        self._bad.handed_out(cursor.epoch, prepared.bad_ids, is_first=cursor.position == 0)
+        if then.epoch != cursor.epoch:
+            self._bad.begin(then.epoch)
         # Last: readers that wake up hold the GIL for a moment, and woken before the hand-over's own
         # work they would delay it by the interpreter's switch interval, 5 ms a batch.
         if self._stream is not None:
             self._stream.fill()
-        return Taken(prepared, images)
+        return Taken(prepared, decoded.images if decoded else None)
+
+    def _repaired(self, prepared: Prepared, decoded: Decoded) -> Prepared:
+        """Put substitutes in the place of what didn't decode (in the images too), or mark it."""
+        if prepared.valid is not None:
+            return self._reader.marked(prepared, decoded.bad)
+        assert self._graph is not None
+        bad = decoded.bad
+        while bad:
+            rows = sorted(bad)
+            prepared, part, draws = self._reader.replaced(prepared, bad)
+            assert draws is not None
+            again = self._graph.decode(part, draws)
+            decoded.images[rows] = again.images
+            bad = {rows[place]: why for place, why in again.bad.items()}
+        return prepared
+
+    def bad_state(self) -> BadState:
+        """What a state says of bad samples."""
+        return self._bad.state()
+
+    def restore_bad(self, bad: int) -> None:
+        """Go on in an epoch of which so many bad samples were counted."""
+        self._bad.restore(bad)
 
     def _feed(self, *, wait: bool) -> float:
         """Move what is prepared into DALI; wait for it only if asked to and DALI has nothing.
@@ -140,7 +187,7 @@ class Run:
                 break
             waited_s += time.perf_counter() - began
             if self._graph and prepared.draws is not None:
-                self._graph.feed(prepared.encoded, prepared.draws)
+                self._graph.feed(prepared.encoded, prepared.draws, bad=prepared.left_out)
             self._fed.append(prepared)
         return waited_s
 

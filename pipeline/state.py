@@ -26,6 +26,8 @@ class LoaderState:
     """What the user was handed, over all ranks: everything before (epoch, position).
 
     dataset: fingerprint of the index. fingerprint: of index and plan. samples: of an epoch.
+    bad: bad samples of this epoch; quarantine_sha256: of the ids and reasons. Both are as the rank
+    that saved knew them, and whatever they are, the state can be loaded.
     """
 
     dataset: str
@@ -35,6 +37,8 @@ class LoaderState:
     epoch: int
     position: int
     global_batch_size: int
+    bad: int = 0
+    quarantine_sha256: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -57,7 +61,13 @@ class LoaderState:
         fields = {name: _take(state, name, kind) for name, kind in _FIELDS.items()}
         plan = fields.pop("plan")
         settings = {name: _take(plan, name, kind) for name, kind in _PLAN_FIELDS.items()}
-        self = cls(plan=PlanSettings(**settings), **fields)
+        bad, digest = state.get("bad"), state.get("quarantine_sha256")
+        self = cls(
+            plan=PlanSettings(**settings),
+            bad=bad if type(bad) is int and bad > 0 else 0,
+            quarantine_sha256=digest if isinstance(digest, str) else "",
+            **fields,
+        )
         if not (self.epoch >= 0 and 0 <= self.position <= self.samples):
             raise ResumeError(
                 f"State is damaged: epoch {self.epoch}, position {self.position} of "

@@ -36,6 +36,8 @@ class Statistics:
     bytes_disk, bytes_remote: encoded bytes read from local files; bytes fetched from a remote
     store.
     samples_per_s: while iterating, the first batch left out; 0.0 before the second batch.
+    bad: samples that were handed out replaced or marked, as they are bad; quarantine: the file that
+    lists them, "" without one.
     limit, verdict: what holds the job back, and what would move it.
     """
 
@@ -54,6 +56,8 @@ class Statistics:
     bytes_remote: int
     samples_per_s: float
     decode_threads: int
+    bad: int
+    quarantine: str
     limit: Limit
     verdict: str
 
@@ -64,8 +68,13 @@ class Statistics:
             f"(p50 {self.wait_p50_s * 1e3:.1f} ms, p99 {self.wait_p99_s * 1e3:.1f} ms a batch), "
             f"first batch after {self.first_batch_s:.2f} s; "
             f"read {format_size(self.bytes_disk)} from disk, {format_size(self.bytes_remote)} from "
-            f"the remote.\n{self.verdict}"
+            f"the remote{self._told_bad()}.\n{self.verdict}"
         )
+
+    def _told_bad(self) -> str:
+        if not self.bad:
+            return ""
+        return f"; {self.bad:,} bad samples" + (f" ({self.quarantine})" if self.quarantine else "")
 
 
 @dataclass(slots=True)
@@ -85,6 +94,8 @@ class Meter:
     read_s: float = 0.0
     bytes_disk: int = 0
     bytes_remote: int = 0
+    bad: int = 0
+    quarantine: str = ""
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
 
     def delivered(self, samples: int, *, wait_s: float, read_s: float, decode_s: float) -> None:
@@ -122,6 +133,8 @@ class Meter:
             bytes_remote=self.bytes_remote,
             samples_per_s=rate,
             decode_threads=self.decode_threads,
+            bad=self.bad,
+            quarantine=self.quarantine,
             limit=limit,
             verdict=self._verdict(limit, share, rate),
         )

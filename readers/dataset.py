@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 from crc32c import crc32c
 
-from cache.errors import ClosedError, ConfigError, CorruptSampleError, IndexChangedError
+from cache.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptSampleError,
+    DatasetError,
+    IndexChangedError,
+)
 from readers.folder_shard import REINDEX, FolderShard
 from readers.opening import Format, Opener
 from readers.origin import locate, show
@@ -47,6 +53,9 @@ _WARM_BYTES_PER_S = 8e9
 _WARM_SAMPLE_S = 2e-6
 _COLD_FACTOR = 5.0
 ADVISED_BATCHES = 16
+
+_EMPTY = np.empty(0, np.uint8)
+_EMPTY.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +149,11 @@ class Dataset:
         return self.index.classes
 
     @property
+    def kept_folder(self) -> str | None:
+        """The user's cache folder; None where there is none."""
+        return self._scratch.folder() if self._scratch.is_kept else None
+
+    @property
     def bytes_fetched(self) -> int:
         """Bytes downloaded so far; 0 for a local dataset."""
         return self._index.origin.bytes_fetched if self._index is not None else 0
@@ -151,11 +165,20 @@ class Dataset:
         samples = f", {self._index.samples} samples" if self._index is not None else ""
         return f"Dataset({self.url!r}{samples})"
 
-    def read(self, rows: NDArray[np.int64], *, mode: ReadMode = "mmap") -> EncodedBatch:
+    def read(
+        self,
+        rows: NDArray[np.int64],
+        *,
+        mode: ReadMode = "mmap",
+        bad: dict[int, str] | None = None,
+    ) -> EncodedBatch:
         """Encoded samples in the order of rows, each checked against its CRC-32C.
 
         rows: (shard, row), int64, shape (n, 2), n ≥ 0. mode: "mmap" gives read-only views of mapped
         shards, "pread" reads into fresh memory (for mounts whose files may shrink under a map).
+        bad: None, or a dict that is told which samples are bad, as position in rows -> reason: a
+        wrong checksum even after a second fetch; a folder's file that is gone, changed or can't be
+        read. Those come empty, with their ids and columns, instead of an error for all.
 
         Raises CorruptSampleError (carries sample_id), CorruptShardError, IndexChangedError (files
         aren't what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
@@ -166,12 +189,17 @@ class Dataset:
         order = np.argsort(rows[:, 0], kind="stable")
         visit = self._visit(index, rows[order])
         began = time.perf_counter()
-        encoded = self._load(visit, mode)
+        marks: dict[int, str] | None = None if bad is None else {}
+        encoded = self._load(visit, mode, marks)
         crcs = [crc32c(sample) for sample in encoded]
         self._note_rate(visit.table, time.perf_counter() - began)
         if crcs != (wanted := visit.table[:, CRC].tolist()):
-            bad = [i for i, crc in enumerate(crcs) if crc != wanted[i]]
-            self._mend(index, encoded, rows[order], bad, mode)
+            wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (marks or ())]
+            self._mend(index, encoded, rows[order], wrong, mode, marks)
+        for i, reason in (marks or {}).items():
+            assert bad is not None
+            bad[int(order[i])] = reason
+            encoded[i] = _EMPTY
         return self._batch(index, rows, order, visit.table, encoded)
 
     def names(self, ids: Iterable[int] | NDArray[np.int64]) -> list[str]:
@@ -270,8 +298,11 @@ class Dataset:
         table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
         return _Visit(shards=opened, bounds=bounds, rows=row_of, table=table)
 
-    def _load(self, visit: _Visit, mode: ReadMode) -> list[Encoded]:
-        """The samples' bytes: views, or read into fresh memory."""
+    def _load(
+        self, visit: _Visit, mode: ReadMode, marks: dict[int, str] | None = None
+    ) -> list[Encoded]:
+        """The samples' bytes: views, or read into fresh memory. marks: told of a folder's files
+        that can't be had, instead of raising."""
         starts, ends = visit.table[:, START], visit.table[:, END]
         first, last = starts.tolist(), ends.tolist()
         is_mapped = mode == "mmap" and bool(visit.shards) and visit.shards[0].is_mapped
@@ -286,7 +317,14 @@ class Dataset:
         slots = _slots((ends - starts).tolist())
         rows = visit.rows.tolist()
         for shard, a, b in visit.pieces():
-            shard.read_into(rows[a:b], first[a:b], slots[a:b])
+            if marks is None or not isinstance(shard, FolderShard):
+                shard.read_into(rows[a:b], first[a:b], slots[a:b])
+                continue
+            for i in range(a, b):
+                try:
+                    shard.read_into(rows[i : i + 1], first[i : i + 1], slots[i : i + 1])
+                except DatasetError as error:  # a FetchError is none
+                    marks[i] = str(error)
         for slot in slots:
             sample = slot[:-1]
             sample.flags.writeable = False
@@ -307,18 +345,26 @@ class Dataset:
         rows: NDArray[np.int64],
         bad: list[int],
         mode: ReadMode,
+        marks: dict[int, str] | None,
     ) -> None:
-        """Fetch remote copies of bad samples once more; raise for what is bad even then."""
+        """Fetch remote copies of bad samples once more; raise for what is bad even then, or tell
+        marks."""
         for number in np.unique(rows[bad, 0]).tolist():
             here = [i for i in bad if rows[i, 0] == number]
             if self._drop_copies(index, number, rows[here, 1].tolist()):
                 visit = self._visit(index, rows[here])
-                for i, sample in zip(here, self._load(visit, mode), strict=True):
+                again: dict[int, str] | None = None if marks is None else {}
+                for i, sample in zip(here, self._load(visit, mode, again), strict=True):
                     encoded[i] = sample
+                if marks is not None and again:
+                    marks.update({here[k]: reason for k, reason in again.items()})
             wanted = self._visit(index, rows[here]).table[:, CRC].tolist()
             for i, crc in zip(here, wanted, strict=True):
-                if crc32c(encoded[i]) != crc:
+                if i in (marks or ()) or crc32c(encoded[i]) == crc:
+                    continue
+                if marks is None:
                     raise self._corrupt(index, number, int(rows[i, 1]))
+                marks[i] = "its bytes aren't those that were indexed: its CRC-32C is wrong"
 
     def _drop_copies(self, index: Index, number: int, rows: list[int]) -> bool:
         """Forget local copies, so that they are fetched again; False for a local dataset."""

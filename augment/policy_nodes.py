@@ -4,15 +4,16 @@ Each sample goes through the operators of its own operation only: a step splits 
 a binary tree and merges it again, which hands pixels on without a copy. DALI decides nothing; see
 `policies` for what does.
 
-Milliseconds a 224 x 224 image on one core (DALI 2.4): affine 0.5, equalize and sharpness 0.2,
-posterize 0.15, solarize 0.4, brightness 0.1, contrast and color 0.5, autocontrast 0.9. Rejected:
-fn.saturation (2.0) and fn.cast of float pixels to uint8 (1.7), where fn.brightness_contrast casts
-in 0.1.
+Milliseconds that they take of a core for a 224 x 224 image (DALI 2.4, CPU): color 2.0, autocontrast
+0.9, affine and solarize 0.5, the others 0.1 to 0.2. What is slow is float pixels to uint8, 1.7 in
+fn.cast: so contrast and autocontrast go through operators that compute inside. Blending with the
+grey image by arithmetic is no faster than fn.saturation.
 
 Where pixels differ from torchvision's on Pillow images, in units of 0..255:
 - affine: nearest neighbours at float32 points, where Pillow's are of 16.16 fixed point: at most 1 %
   of the pixels come from the neighbour.
-- brightness, contrast, color, autocontrast: rounded, where torchvision cuts off: by 1 at most.
+- brightness, contrast, color, autocontrast: rounded, where torchvision cuts off: by 1 at most
+  (color 2, whose grey image Pillow rounds too).
 - sharpness: by 1 at most, but for the outermost pixels, which torchvision leaves as they are; here
   the filter sees the image mirrored at its edge.
 - equalize is OpenCV's: level v becomes 255 (c(v) - c(first)) / (n - c(first)), c counting pixels up
@@ -91,13 +92,19 @@ def _contrast(images: Any, factor: Any) -> Any:
     """Towards, or away from, the mean of the grey image."""
     from nvidia.dali import fn
 
+    if images.device == "gpu":
+        return _contrast_by_arithmetic(images, factor)
+    center = fn.reductions.mean(_gray(images))
+    return fn.brightness_contrast(images, contrast=factor, contrast_center=center)
+
+
+def _contrast_by_arithmetic(images: Any, factor: Any) -> Any:
+    """As above, where what was computed from pixels can't be an argument."""
+    from nvidia.dali import fn
+
     mean = fn.reductions.mean(_gray(images), axes=[0, 1], keep_dims=True)
-    return _blend(images, mean, factor)
-
-
-def _color(images: Any, factor: Any) -> Any:
-    """Towards, or away from, the grey image."""
-    return _blend(images, _gray(images), factor)
+    factor = _beside(images, factor)
+    return _to_uint8(images * factor + mean * (1 - factor))
 
 
 def _gray(images: Any) -> Any:
@@ -107,21 +114,18 @@ def _gray(images: Any) -> Any:
     return fn.color_space_conversion(images, image_type=types.RGB, output_type=types.GRAY)
 
 
-def _blend(images: Any, others: Any, factor: Any) -> Any:
-    """factor * images + (1 - factor) * others, cut to 0..255."""
-    from nvidia.dali import fn, types
-
-    def scaled(pixels: Any, share: Any) -> Any:
-        return fn.brightness_contrast(pixels, brightness=share, dtype=types.FLOAT)
-
-    return _to_uint8(scaled(images, factor) + scaled(others, 1 - factor))
-
-
 def _to_uint8(images: Any) -> Any:
-    """Rounded and cut to 0..255; a fourteenth of what fn.cast costs on the CPU."""
+    """Rounded and cut to 0..255."""
     from nvidia.dali import fn, types
 
-    return fn.brightness_contrast(images, brightness=1.0, dtype=types.UINT8)
+    return fn.cast(images, dtype=types.UINT8)
+
+
+def _color(images: Any, factor: Any) -> Any:
+    """Towards, or away from, the grey image."""
+    from nvidia.dali import fn
+
+    return fn.saturation(images, saturation=factor)
 
 
 def _sharpness(images: Any, factor: Any) -> Any:
@@ -151,12 +155,31 @@ def _autocontrast(images: Any, _: Any) -> Any:
     """Each channel stretched to 0..255; one of a single level stays as it is."""
     from nvidia.dali import fn, types
 
+    low, spread = _low_and_spread(images)
+    if images.device == "gpu":
+        return _autocontrast_by_arithmetic(images, low, spread)
+    low, spread = (fn.cast(node, dtype=types.FLOAT) for node in (low, spread))
+    return fn.normalize(
+        images, axes=[0, 1], mean=low, stddev=spread, scale=float(_MAX), dtype=types.UINT8
+    )
+
+
+def _autocontrast_by_arithmetic(images: Any, low: Any, spread: Any) -> Any:
+    """As above, where what was computed from pixels can't be an argument."""
+    from nvidia.dali import types
+
+    return _to_uint8((images - low) * (types.Constant(float(_MAX)) / spread))
+
+
+def _low_and_spread(images: Any) -> tuple[Any, Any]:
+    """A channel's lowest level and how far the highest is above; 0 and 255 if they are one."""
+    from nvidia.dali import fn, types
+
     low = fn.reductions.min(images, axes=[0, 1], keep_dims=True)
     spread = fn.reductions.max(images, axes=[0, 1], keep_dims=True) - low
-    # No arithmetic `if` in DALI: where the spread is 0, take off 0 and divide 255 by 255.
     full = types.Constant(_MAX, dtype=types.UINT8)
-    scale = types.Constant(float(_MAX)) / (spread + (spread == 0) * full)
-    return _to_uint8((images - low * (spread > 0)) * scale)
+    # There is no `if` in DALI's arithmetic.
+    return low * (spread > 0), spread + (spread == 0) * full
 
 
 def _equalize(images: Any, _: Any) -> Any:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
+from augment import policy_nodes
 from augment.ops import AutoAugment, RandAugment, TrivialAugmentWide
 from augment.policies import (
     KINDS,
@@ -27,7 +28,6 @@ from augment.policies import (
     steps,
     tabulate,
 )
-from augment.policy_nodes import policy_nodes
 from cache.hashing import keyed_hash, unit
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def run(
             name: fn.external_source(name=name, dtype=dtypes[dtype], ndim=dimensions)
             for name, dtype, dimensions in policy_inputs(op)
         }
-        done = policy_nodes(op, pixels if device == "cpu" else pixels.gpu(), nodes)
+        done = policy_nodes.policy_nodes(op, pixels if device == "cpu" else pixels.gpu(), nodes)
         pipe.set_outputs(done if device == "cpu" else done.cpu())
     pipe.build()
     pipe.feed_input("images", images)
@@ -367,6 +367,33 @@ def test_autoaugment_takes_each_operation_as_often_as_its_table_says(policy: Any
             wanted[name] += probability / 25
             wanted["Identity"] += (1 - probability) / 25
         np.testing.assert_allclose(shares(step.entry, len(names)), list(wanted.values()), atol=0.01)
+
+
+def test_what_cuda_runs_in_place_of_operators_gives_their_pixels() -> None:
+    """By arithmetic, on the CPU here: on CUDA nothing computed from pixels can be an argument."""
+    from nvidia.dali import Pipeline, fn, types
+
+    images = [*photographs(8), np.full((9, 5, 3), 77, np.uint8)]
+    factors = np.linspace(0.1, 1.9, len(images), dtype=np.float32)
+    pipe = Pipeline(batch_size=9, num_threads=1, device_id=None, prefetch_queue_depth=1)
+    with pipe:
+        pixels = fn.external_source(name="images", layout="HWC", dtype=types.UINT8, ndim=3)
+        factor = fn.external_source(name="factor", dtype=types.FLOAT, ndim=0)
+        pipe.set_outputs(
+            policy_nodes._contrast(pixels, factor),
+            policy_nodes._contrast_by_arithmetic(pixels, factor),
+            policy_nodes._autocontrast(pixels, factor),
+            policy_nodes._autocontrast_by_arithmetic(pixels, *policy_nodes._low_and_spread(pixels)),
+        )
+    pipe.build()
+    pipe.feed_input("images", images)
+    pipe.feed_input("factor", factors)
+    pipe.schedule_run()
+    outputs = pipe.outputs()
+    for operator, arithmetic in (outputs[:2], outputs[2:]):
+        for one_way, other_way in zip(operator, arithmetic, strict=True):
+            difference = np.array(one_way).astype(int) - np.array(other_way)
+            assert np.abs(difference).max() <= 1
 
 
 @pytest.mark.gpu

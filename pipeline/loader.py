@@ -262,6 +262,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         self._engine = engine
         for name in _AS_GIVEN:
             setattr(self, name, torchs[name])
+        # torch's own place for it (the classes share their name): its constructor wasn't called.
+        self.__multiprocessing_context = None
         self.dataset = dataset  # type: ignore[assignment]  # not one of torch's: no samples by index
         self.batch_size = engine.batch_size
         self.drop_last = drop_last

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from augment.mixing import mix_images, soft_targets
 from cache.errors import ClosedError, ConfigError
 from pipeline import arguments
 from pipeline.build import Built, Settings, build, make_plan
@@ -100,10 +101,15 @@ class NativeEngine:
         self._built.meter.step_s += step_s
 
     def _tensors(self, taken: Taken) -> Batch:
-        encoded = taken.prepared.encoded
+        encoded, mix = taken.prepared.encoded, taken.prepared.mix
         columns: dict[str, Any] = {**encoded.columns, "id": encoded.ids}
+        images, mixer = taken.images, self._built.mixer
+        if mix is not None and mixer is not None and images is not None:
+            images = mix_images(images, mix)
+            columns = {name: values[: len(images)] for name, values in columns.items()}
+            columns["label"] = soft_targets(encoded.columns["label"], mix, classes=mixer.classes)
         tensors = [
-            taken.images if field == "image" else self._place(torch.from_numpy(columns[field]))
+            images if field == "image" else self._place(torch.from_numpy(columns[field]))
             for field in self.dataset.fields
         ]
         if taken.prepared.valid is not None:
@@ -140,6 +146,7 @@ class NativeEngine:
     def state_dict(self) -> dict[str, Any]:
         """What was handed out, as JSON types, under 1 kB. The same on every rank."""
         built = self._built
+        bad = built.run.bad_state()
         return LoaderState(
             dataset=self.dataset.index.fingerprint,
             fingerprint=built.fingerprint,
@@ -148,7 +155,8 @@ class NativeEngine:
             epoch=self._cursor.epoch,
             position=self._cursor.position,
             global_batch_size=built.walk.global_batch,
-            **built.run.bad_state(),
+            bad=bad["bad"],
+            quarantine_sha256=bad["quarantine_sha256"],
         ).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -47,7 +47,8 @@ class Sums:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
     """One shard's contribution. size_bytes: of its samples (a folder) or its file (a pack); labels:
-    samples by label, None without labels; images, channels, codecs: over its samples."""
+    samples by label, None without labels; images, channels, codecs: over its samples; progressive:
+    JPEGs of that kind, None where nobody counted."""
 
     samples: int
     size_bytes: int
@@ -56,6 +57,7 @@ class ShardFacts:
     images: ImageRange
     channels: tuple[int, ...]
     codecs: tuple[str, ...]
+    progressive: int | None = None
 
 
 def shard_facts(
@@ -67,6 +69,7 @@ def shard_facts(
     channels: Sequence[int],
     codecs: Sequence[str],
     labels: NDArray[np.int64] | None,
+    progressive: int | None = None,
 ) -> ShardFacts:
     """Sum up one shard; arrays of shape (samples,), samples ≥ 1."""
     return ShardFacts(
@@ -82,6 +85,7 @@ def shard_facts(
         ),
         channels=tuple(sorted({int(c) for c in channels})),
         codecs=tuple(sorted(set(codecs))),
+        progressive=progressive,
     )
 
 

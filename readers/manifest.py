@@ -47,7 +47,7 @@ class About:
     of what a pack was made from; settings: what a pack was asked to be; directories: name and
     modification time in ns of each listed folder (local folders); listing: what an index of tar
     files was built over, hex; passed_over: members of tar files that are no part of a sample, by
-    extension.
+    extension; progressive: JPEGs of that kind, None where nobody counted.
     """
 
     kind: Kind
@@ -67,6 +67,7 @@ class About:
     directories: tuple[tuple[str, int], ...] = ()
     listing: str = ""
     passed_over: dict[str, int] = field(default_factory=dict)
+    progressive: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -118,6 +119,7 @@ def join_manifest(
         channels=tuple(sorted({c for f in facts for c in f.channels})),
         codecs=tuple(sorted({c for f in facts for c in f.codecs})),
         quarantined=quarantined,
+        progressive=_total([f.progressive for f in facts]),
         **more,
     )
     return Manifest(
@@ -129,6 +131,11 @@ def join_manifest(
         crc32c=crcs,
         columns_crc32c=columns_crcs,
     )
+
+
+def _total(counts: Sequence[int | None]) -> int | None:
+    known = [count for count in counts if count is not None]
+    return sum(known) if len(known) == len(counts) else None
 
 
 class _Column(Sequence[Any]):

@@ -166,6 +166,7 @@ def _part(value: Mapping[str, Any]) -> Part:
             images=ImageRange(**facts["images"]),
             channels=tuple(facts["channels"]),
             codecs=tuple(facts["codecs"]),
+            progressive=facts.get("progressive"),
         )
     rejected = [
         (i, Quarantined(name=os.fsencode(name), reason=reason))

@@ -32,6 +32,8 @@ from readers.pack_source import FolderSource, PackedSource, TarSource
 from readers.progress import Reporter
 from readers.quarantine import QUARANTINE, Quarantined, nothing_decodes, quarantine_lines
 from readers.scratch import Scratch
+from readers.sniff import is_progressive
+from readers.transcode import Transcode
 from readers.types import Rejected
 from readers.verify import Checked, default_workers, find_verify
 
@@ -43,8 +45,10 @@ if TYPE_CHECKING:
     from readers.opening import Folder
     from readers.origin import Origin, Url
     from readers.pack_plan import PackPlan
-    from readers.pack_source import PackSource
+    from readers.pack_source import Judged, PackSource
     from readers.types import Encoded, Progress, Verify
+
+    _Pair = tuple[Encoded | Rejected, Checked | Rejected]
 
 _log = logging.getLogger("penstock")
 
@@ -52,7 +56,8 @@ _log = logging.getLogger("penstock")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackSummary:
     """What pack did. bytes: of the shard files. complete: the manifest is written; else the counts
-    are of this rank's share, and other ranks have theirs to finish."""
+    are of this rank's share, and other ranks have theirs to finish. progressive: JPEGs of that
+    kind in the pack, None where nobody counted."""
 
     samples: int
     shards: int
@@ -60,6 +65,7 @@ class PackSummary:
     quarantined: int
     seconds: float
     complete: bool
+    progressive: int | None
 
 
 def pack(
@@ -69,6 +75,9 @@ def pack(
     shuffle: bool = True,
     seed: int = 0,
     shard_bytes: int | str = "64MiB",
+    short_side: int | None = None,
+    quality: int | None = None,
+    baseline: bool = False,
     workers: int | None = None,
     verify: Verify | None = None,
     rank: int = 0,
@@ -80,11 +89,15 @@ def pack(
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
     src: image folder, tar files or pack, local or behind a URL. shuffle: False keeps the ids of the
-    source's index. shard_bytes: mean bytes of a shard. workers: threads, None is all cores. verify:
-    decodes images, None finds the installed one. rank, size: this process's share of the shards;
-    whoever sees all shards finished writes the manifest. progress: called as progress(done samples,
-    total samples, done bytes). storage_options: fsspec's, for src. cache: folder that keeps
-    downloads; None keeps none.
+    source's index. shard_bytes: mean bytes of a shard, counted before images are rewritten.
+    short_side: images with a longer one are rewritten as baseline JPEGs of this short side (pixels,
+    upright, quality 92 unless told); others stay as they are. quality: of what is rewritten, 1 to
+    100; without short_side every image is rewritten at its size. baseline: other progressive JPEGs
+    become baseline ones without loss (extra `transcode`). workers: threads, None is all cores.
+    verify: decodes images, None finds the installed one. rank, size: this process's share of the
+    shards; whoever sees all shards finished writes the manifest. progress: called as progress(done
+    samples, total samples, done bytes). storage_options: fsspec's, for src. cache: folder that
+    keeps downloads; None keeps none.
 
     Raises DatasetNotFoundError (nothing there, or nothing decodes), DestinationError (dst holds
     other data; nothing was touched), ConfigError, IndexChangedError (a file changed meanwhile),
@@ -92,6 +105,7 @@ def pack(
     """
     began = time.monotonic()
     wanted_bytes = parse_size(shard_bytes, what="shard_bytes")
+    transcode = Transcode(short_side=short_side, quality=quality, baseline=baseline)
     _check_share(rank, size)
     scratch = Scratch(cache)
     origin = locate(src, storage_options=storage_options, copies_folder=scratch.folder)
@@ -104,6 +118,7 @@ def pack(
         "shuffle": shuffle,
         "seed": seed if shuffle else None,
         "shard_bytes": wanted_bytes,
+        **transcode.settings(),
     }
     folder = PackFolder(root, settings)
     manifest = folder.finished()
@@ -117,6 +132,7 @@ def pack(
         plan=source.plan(shuffle=shuffle, seed=seed, shard_bytes=wanted_bytes),
         folder=folder,
         verify=None if source.has_ids else verify or find_verify(workers=threads),
+        transcode=transcode,
         workers=threads,
         progress=progress,
     )
@@ -146,6 +162,7 @@ class _Packer:
     plan: PackPlan
     folder: PackFolder
     verify: Verify | None
+    transcode: Transcode
     workers: int
     progress: Progress | None
 
@@ -185,10 +202,25 @@ class _Packer:
             results: list[Checked | Rejected] = []
             while len(samples) < len(positions):
                 some = next(judged)
-                samples += some.samples
-                results += some.results
+                for sample, result in self._transcoded(some):
+                    samples.append(sample)
+                    results.append(result)
                 reporter.done(len(some.positions), int(self.source.sizes[some.positions].sum()))
             yield _Made(shard=shard, positions=positions, samples=samples, results=results)
+
+    def _transcoded(self, some: Judged) -> Iterator[_Pair]:
+        pairs = zip(some.samples, some.results, strict=True)
+        if not self.transcode.is_needed:
+            return iter(pairs)
+        return ordered(
+            self._transcode, pairs, workers=self.workers, ahead=self.workers + 2, name="transcode"
+        )
+
+    def _transcode(self, pair: _Pair) -> _Pair:
+        sample, result = pair
+        if isinstance(sample, Rejected) or isinstance(result, Rejected):
+            return pair
+        return self.transcode.apply(sample, result)
 
     def _write(self, made: _Made) -> Part:
         good = np.array([isinstance(r, Checked) for r in made.results], bool)
@@ -203,6 +235,7 @@ class _Packer:
                 channels=content.channels.tolist(),
                 codecs=content.codecs,
                 labels=content.labels,
+                progressive=sum(map(is_progressive, content.images)),
             )
         rejected = [
             (
@@ -338,6 +371,7 @@ def _summary(manifest: Manifest, began: float) -> PackSummary:
         quarantined=manifest.about.quarantined,
         seconds=time.monotonic() - began,
         complete=True,
+        progressive=manifest.about.progressive,
     )
 
 
@@ -350,4 +384,5 @@ def _share(parts: list[Part], began: float) -> PackSummary:
         quarantined=sum(len(part.rejected) for part in parts),
         seconds=time.monotonic() - began,
         complete=False,
+        progressive=sum(f.progressive or 0 for f in facts),
     )

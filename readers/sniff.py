@@ -46,6 +46,7 @@ _FOREIGN_BRANDS = {
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")
 _EOI, _SOS = 0xD9, 0xDA
 _NO_LENGTH = (0x01, 0xD8)
+_PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
 # What may follow a scan: tables, a further scan, the end, comments and application data, DNL.
 _AFTER_SCAN = frozenset((0xC4, 0xCC, _EOI, _SOS, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 
@@ -86,3 +87,20 @@ def check_jpeg(data: Encoded) -> Rejected | None:
             at += max(int.from_bytes(view[at : at + 2], "big"), 2)
         in_scan = marker == _SOS
     return Rejected("truncated JPEG (no end-of-image marker)")
+
+
+def is_progressive(data: Encoded) -> bool:
+    """Whether a JPEG comes in several scans that refine it (SOF2 and its kin, T.81 table B.1);
+    False for what isn't a JPEG. data: uint8, shape (bytes,)."""
+    view, at = data.data, 2
+    if len(view) < 2 or view[0] != 0xFF or view[1] != 0xD8:
+        return False
+    while found := _MARKER.search(view, at):
+        marker, at = view[found.start() + 1], found.end()
+        if marker in _PROGRESSIVE:
+            return True
+        if marker in (_SOS, _EOI):
+            return False
+        if marker not in _NO_LENGTH:
+            at += max(int.from_bytes(view[at : at + 2], "big"), 2)
+    return False

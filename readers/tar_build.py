@@ -16,6 +16,7 @@ from readers.facts import ShardFacts, shard_facts
 from readers.manifest import MANIFEST, Manifest, join_manifest, write_manifest
 from readers.progress import Reporter
 from readers.quarantine import QUARANTINE, Quarantined, nothing_decodes, quarantine_lines
+from readers.sniff import is_progressive
 from readers.tar_intake import read_tar_chunks
 from readers.tar_shard import TarSidecar, write_tar_sidecar
 from readers.types import Rejected
@@ -59,7 +60,9 @@ def build_tar_index(
     names: list[bytes] = []
     etags: list[str] = []
     facts: list[ShardFacts] = []
-    for number, positions, results in _judged(origin, listing, verify, workers, reporter):
+    for number, positions, results, progressive in _judged(
+        origin, listing, verify, workers, reporter
+    ):
         good = [i for i, result in enumerate(results) if isinstance(result, Checked)]
         quarantined += (
             Quarantined(name=listing.shown(position), reason=result.reason)
@@ -73,7 +76,7 @@ def build_tar_index(
         name = b"%s/%s-%06d.arrow" % (SIDECARS, generation, len(names))
         etags.append(write_tar_sidecar(os.path.join(folder, name), content))
         names.append(name)
-        facts.append(_facts(content))
+        facts.append(_facts(content, progressive))
     write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
     if not names:
         raise DatasetNotFoundError(nothing_decodes(origin.url, quarantined))
@@ -103,8 +106,8 @@ def build_tar_index(
 
 def _judged(
     origin: Origin, listing: TarListing, verify: Verify, workers: int, reporter: Reporter
-) -> Iterator[tuple[int, NDArray[np.int64], list[Checked | Rejected]]]:
-    """(archive, positions, results) of each archive that has samples, in order."""
+) -> Iterator[tuple[int, NDArray[np.int64], list[Checked | Rejected], int]]:
+    """(archive, positions, results, progressive JPEGs) of each archive with samples, in order."""
     bounds = listing.bounds.tolist()
     jobs = [
         (number, np.arange(start, end, dtype=np.int64))
@@ -114,11 +117,16 @@ def _judged(
     chunks = read_tar_chunks(origin, listing, iter(jobs), workers=workers)
     for number, positions in jobs:
         results: list[Checked | Rejected] = []
+        progressive = 0
         while len(results) < len(positions):
             chunk = next(chunks)
-            results += examine(chunk.samples, verify)
+            verdicts = examine(chunk.samples, verify)
+            results += verdicts
+            for sample, verdict in zip(chunk.samples, verdicts, strict=True):
+                if not isinstance(sample, Rejected) and isinstance(verdict, Checked):
+                    progressive += is_progressive(sample)
             reporter.done(len(chunk.positions), int(listing.sizes[chunk.positions].sum()))
-        yield number, positions, results
+        yield number, positions, results, progressive
 
 
 def _sidecar(
@@ -140,7 +148,7 @@ def _sidecar(
     )
 
 
-def _facts(content: TarSidecar) -> ShardFacts:
+def _facts(content: TarSidecar, progressive: int) -> ShardFacts:
     return shard_facts(
         size_bytes=content.archive.size_bytes,
         crcs=content.crcs,
@@ -149,4 +157,5 @@ def _facts(content: TarSidecar) -> ShardFacts:
         channels=content.channels.tolist(),
         codecs=content.codecs,
         labels=content.labels,
+        progressive=progressive,
     )

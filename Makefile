@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TRAINERS := .venv-trainers
 DATA ?=
 
-.PHONY: help setup demo test check verify bench clean
+.PHONY: help setup demo test check verify trainers bench clean
 help:
 	@echo "make demo     photographs -> pack -> train -> kill -> resume -> table and two pictures (DATA=folder: yours)"
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
 	@echo "make verify   the long grids, memory over 50 epochs, parity"
+	@echo "make trainers Lightning, Accelerate, Transformers and six more, each running whole jobs (in a venv of its own)"
 	@echo "make bench    throughput beside torch's DataLoader and DALI's own pipeline"
 
 $(READY): pyproject.toml constraints.txt
@@ -35,14 +37,27 @@ check: $(READY)
 test: check
 	$(BIN)/pytest -q -n 2 --dist loadfile --durations=10
 
-verify: $(READY)
-	$(BIN)/pytest -q -m "not gpu"
+verify: $(READY) trainers
+	$(BIN)/pytest -q -m "not gpu and not trainers"
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.resume
+
+$(TRAINERS)/.ready: pyproject.toml constraints-trainers.txt
+	test -x $(TRAINERS)/bin/python || $(PYTHON) -m venv $(TRAINERS) || \
+		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(TRAINERS); }
+	$(TRAINERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-trainers.txt \
+		-e '.[dali,dev,trainers]'
+	# The usual torchvision is built for torch's CUDA build; beside a CPU build it breaks whoever imports it.
+	$(TRAINERS)/bin/python -c 'import torchvision' 2>/dev/null || \
+		$(TRAINERS)/bin/python -m pip uninstall --quiet --yes torchvision
+	touch $@
+
+trainers: $(TRAINERS)/.ready
+	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.throughput
 	$(BIN)/python -m benchmarks.overhead
 
 clean:
-	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

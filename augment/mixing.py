@@ -35,6 +35,10 @@ DRAWS = 5
 """Uniform draws that a sample takes: which operation, two of the share, row and column of a box."""
 
 
+PARTNERS_ELSEWHERE = 2
+"""Samples of other ranks that a rank reads as partners, at most."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mix:
     """How one rank's n samples are mixed.

@@ -10,12 +10,14 @@ import numpy as np
 
 from augment.draws import Draws, decodes_window, draw
 from augment.graph import bad_headers
+from augment.mixing import with_partners
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from augment.mixing import Mix, Mixer
     from augment.recipe import CheckedRecipe
     from pipeline.bad_samples import BadSamples
     from pipeline.order import Plan
@@ -30,9 +32,11 @@ class Prepared:
     """One rank's share of a global batch, read and checked, ready for decoding.
 
     own: ids that the plan gave, int64, shape (n,); where a sample is bad, `encoded` has its
-    substitute. real: rows before the stand-ins of a padded batch.
+    substitute. real: rows before the stand-ins of a padded batch, and before mere partners.
     valid: bool, shape (n,), False where a padded slot holds a stand-in or a bad sample; None
     without padding.
+    mix: how the samples are mixed once they are decoded; the last rows of encoded, draws and own
+    may then be other ranks' samples, which are read as partners only.
     bad: rows whose own sample is bad, and why. With padding they are empty in `encoded`.
     read_s: thread time that this took.
     """
@@ -43,8 +47,14 @@ class Prepared:
     own: NDArray[np.int64]
     real: int
     valid: NDArray[np.bool_] | None
+    mix: Mix | None
     bad: Mapping[int, str]
     read_s: float
+
+    @property
+    def samples(self) -> int:
+        """How many are handed out."""
+        return len(self.mix.partner) if self.mix else len(self.own)
 
     @property
     def left_out(self) -> Mapping[int, str]:
@@ -63,6 +73,7 @@ class BatchReader:
 
     global_batch: samples of a full step over all ranks.
     padded_size: slots of this rank that pad="mask" fills up to; None without padding.
+    mixer: of MixUp and CutMix; None without them. Not together with padding.
     """
 
     dataset: Dataset
@@ -72,12 +83,13 @@ class BatchReader:
     world: World
     global_batch: int
     padded_size: int | None
+    mixer: Mixer | None
     mode: Literal["mmap", "pread"]
     bad_samples: BadSamples
 
     def __call__(self, step: Step) -> Prepared:
         began = time.thread_time()
-        rows, real, valid = self._rows(step)
+        rows, real, valid, partner = self._rows(step)
         own, epoch = self.dataset.index.starts[rows[:, 0]] + rows[:, 1], step.start.epoch
         bad = self.bad_samples.known(epoch, own)
         if valid is None:
@@ -89,6 +101,10 @@ class BatchReader:
                 self.bad_samples.learn(epoch, int(own[row]), why, lasting=True)
             bad |= found
             valid[list(bad)] = False
+        mix = None
+        if self.mixer is not None and partner is not None:
+            # Keyed by the plan's ids: a substitute is mixed as what it stands for.
+            mix = self.mixer(own[:real], partner, epoch=epoch)
         return Prepared(
             step=step,
             encoded=encoded,
@@ -96,6 +112,7 @@ class BatchReader:
             own=own,
             real=real,
             valid=valid,
+            mix=mix,
             bad=bad,
             read_s=time.thread_time() - began,
         )
@@ -168,21 +185,40 @@ class BatchReader:
             self.recipe, ids=encoded.ids, dims=encoded.dims, seed=self.draw_seed, epoch=epoch
         )
 
-    def _rows(self, step: Step) -> tuple[NDArray[np.int64], int, NDArray[np.bool_] | None]:
-        """(shard, row) of each slot, how many are real, and which are valid."""
+    def _rows(
+        self, step: Step
+    ) -> tuple[NDArray[np.int64], int, NDArray[np.bool_] | None, NDArray[np.int64] | None]:
+        """(shard, row) of each slot, how many are real, which are valid, and the partners' rows."""
         epoch, position = step.start.epoch, step.start.position
         rank, size = self.world.rank, self.world.size
         # The full size, not the step's: the plan clips at the epoch's end, where a rank may get
         # none.
         rows = self.plan.batch(epoch, position, self.global_batch, rank=rank, world=size)
         real = len(rows)
+        if self.mixer is not None:
+            rows, partner = self._with_partners(step, rows)
+            return rows, real, None, partner
         if self.padded_size is None:
-            return rows, real, None
+            return rows, real, None, None
         valid = np.arange(self.padded_size) < real
         if missing := self.padded_size - real:
             stand_in = self.plan.batch(epoch, position, 1)
             rows = np.concatenate([rows, np.repeat(stand_in, missing, axis=0)])
-        return rows, real, valid
+        return rows, real, valid, None
+
+    def _with_partners(
+        self, step: Step, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """This rank's rows and those of partners on other ranks; the partner of each of its own."""
+        size, world = step.size, self.world
+        low = world.rank * size // world.size  # as the plan cuts a batch
+        slots, partner = with_partners(low, low + len(rows), size)
+        elsewhere = [
+            # One slot is what a rank gets where there are as many ranks as slots.
+            self.plan.batch(step.start.epoch, step.start.position, size, rank=slot, world=size)
+            for slot in slots[len(rows) :].tolist()
+        ]
+        return np.concatenate([rows, *elsewhere]), partner
 
 
 def _part(batch: EncodedBatch, rows: list[int]) -> EncodedBatch:

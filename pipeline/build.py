@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from augment.graph import Graph
+from augment.mixing import PARTNERS_ELSEWHERE, Mixer, mixer_of
 from augment.recipe import CheckedRecipe, check_recipe
 from cache.errors import ConfigError, PenstockWarning, PlanError
 from cache.threads import STALL_TIMEOUT_S
@@ -86,11 +87,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """A loader's parts. fingerprint: of dataset and plan, hex."""
+    """A loader's parts. mixer: of MixUp and CutMix. fingerprint: of dataset and plan, hex."""
 
     run: Run
     walk: Walk
     meter: Meter
+    mixer: Mixer | None
     frozen: PlanSettings
     fingerprint: str
 
@@ -123,7 +125,9 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     fingerprint = hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
     check_same_plan(agreement, plan=fingerprint, seed=frozen.seed, size=settings.world.size)
     threads = settings.threads or settings.world.threads(usable_cores())
-    recipe, graph = _decoder(dataset, settings, threads)
+    recipe = _recipe(dataset, settings)
+    mixer = _mixer(dataset, settings, recipe, seed=frozen.seed)
+    graph = _graph(recipe, settings, threads) if recipe else None
     meter = Meter(decode_threads=threads, device=str(settings.device))
     reader = BatchReader(
         dataset=dataset,
@@ -133,6 +137,7 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         world=settings.world,
         global_batch=walk.global_batch,
         padded_size=settings.sizes.per_rank if settings.pad else None,
+        mixer=mixer,
         mode=settings.mode,
         bad_samples=BadSamples(
             dataset,
@@ -157,7 +162,9 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         read_threads=MAPPED_READ_THREADS if mapped else READ_THREADS,
         timeout_s=settings.timeout_s or STALL_TIMEOUT_S,
     )
-    return Built(run=run, walk=walk, meter=meter, frozen=frozen, fingerprint=fingerprint)
+    return Built(
+        run=run, walk=walk, meter=meter, mixer=mixer, frozen=frozen, fingerprint=fingerprint
+    )
 
 
 def make_plan(index: Index, frozen: PlanSettings) -> Plan:
@@ -215,23 +222,43 @@ def _warn_if_lopsided(index: Index, settings: Settings, *, open_shards: int) -> 
         )
 
 
-def _decoder(
-    dataset: Dataset, settings: Settings, threads: int
-) -> tuple[CheckedRecipe | None, Graph | None]:
+def _recipe(dataset: Dataset, settings: Settings) -> CheckedRecipe | None:
     if "image" not in dataset.fields:
         if settings.augment is not None:
             raise ConfigError(
                 f"augment= needs images, but fields={dataset.fields!r} leaves them out. Drop "
                 'augment=, or add "image" to the dataset\'s fields.'
             )
-        return None, None
-    recipe = check_recipe(settings.augment, images=dataset.index.images)
-    graph = Graph(
+        return None
+    return check_recipe(settings.augment, images=dataset.index.images)
+
+
+def _mixer(
+    dataset: Dataset, settings: Settings, recipe: CheckedRecipe | None, *, seed: int
+) -> Mixer | None:
+    if recipe is None or not recipe.mixing:
+        return None
+    name = type(recipe.mixing[0]).__name__
+    if "label" not in dataset.fields:
+        raise ConfigError(
+            f"{name} mixes labels with the images, but fields={dataset.fields!r} leaves them out. "
+            f'Drop {name}, or add "label" to the dataset\'s fields.'
+        )
+    if settings.pad:
+        raise ConfigError(
+            f'Got {name} and pad="mask": a padded batch is for evaluation, which wants each sample '
+            f"as it is. Drop {name}, or pass drop_last=True in place of pad=."
+        )
+    return mixer_of(recipe, classes=len(dataset.classes) or None, seed=seed)
+
+
+def _graph(recipe: CheckedRecipe, settings: Settings, threads: int) -> Graph:
+    alone = settings.world.size == 1 or not recipe.mixing
+    return Graph(
         recipe,
-        batch_size=settings.sizes.per_rank,
+        batch_size=settings.sizes.per_rank + (0 if alone else PARTNERS_ELSEWHERE),
         threads=threads,
         device=settings.device.type,
         device_id=settings.device.index,
         deterministic=settings.deterministic,
     )
-    return recipe, graph

@@ -14,14 +14,15 @@ import torch
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
-from cache.errors import ClosedError, PlanError
+from cache.errors import ClosedError, ConfigError, PlanError
 from pipeline import arguments
 from pipeline.build import Settings
 from pipeline.foreign import ForeignEngine, ForeignSettings
 from pipeline.foreign_order import TorchOrder, plan_order
 from pipeline.native import NativeEngine
+from pipeline.pictures import Darkroom, Split, needs_our_loader
 from pipeline.sampler import PlanBatches, PlanSampler
-from pipeline.world import World
+from pipeline.world import World, usable_cores
 from readers import Dataset
 
 if TYPE_CHECKING:
@@ -104,8 +105,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     read: "mmap" views on mapped packs, or "pread" where files may change under the map (NFS).
 
     Yields, for a native dataset, tuples in the order of `dataset.fields`: "image" (n, c, h, w),
-    "label" and "id" int64 (n,); for a torch dataset what torch yields. A batch is the user's; no
-    buffer is reused.
+    "label" and "id" int64 (n,); MixUp and CutMix make of "label" float32 (n, classes). For a torch
+    dataset what torch yields. A batch is the user's; no buffer is reused.
 
     Raises: ConfigError, PlanError and RecipeError (all ValueErrors) for arguments that don't fit,
     before any work starts; torch's own errors for torch's arguments with a torch dataset;
@@ -197,15 +198,17 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             )
         else:
             arguments.refuse_native(
-                {"deterministic": deterministic, "read": read != "mmap", "augment": augment}
+                {"deterministic": deterministic and augment is None, "read": read != "mmap"}
             )
             self._init_foreign(
                 dataset,
                 torchs,
                 wanted=wanted,
                 seed=seed,
+                augment=augment,
                 global_batch_size=global_batch_size,
                 pad=pad,
+                deterministic=deterministic,
             )
         if self._engine.shards_itself:
             # Accelerate hands such loaders back as they are; what it would build in their place
@@ -280,8 +283,10 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         *,
         wanted: dict[str, int | float],
         seed: int | None,
+        augment: Sequence[Operation] | None,
         global_batch_size: int | None,
         pad: Literal["mask"] | None,
+        deterministic: bool,
     ) -> None:
         world = self._world
         is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
@@ -308,6 +313,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             indices = self.sampler if self.batch_sampler is None else self.batch_sampler
             order = TorchOrder(indices, torchs["generator"])
         collate: Any = self.collate_fn
+        darkroom: Darkroom | None = None
+        if augment is not None:
+            darkroom = self._darkroom(augment, seed=seed, deterministic=deterministic)
+            collate = Split(collate)
+            # Whoever rebuilds this loader would get images without augmentation.
+            self.collate_fn = needs_our_loader
         options = {name: torchs[name] for name in _WORKER_OPTIONS}
         if torchs["num_workers"] == 0:
             options["multiprocessing_context"] = None
@@ -325,6 +336,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 world=world,
                 detected=not self._world_was_given,
                 device=self._device,
+                darkroom=darkroom,
             )
         )
         self._engine = engine
@@ -334,6 +346,24 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             if self.batch_sampler is not None:
                 batches = PlanBatches(sampler, order.per_rank, self.drop_last)
                 object.__setattr__(self, "batch_sampler", batches)
+
+    def _darkroom(
+        self, operations: Sequence[Operation], *, seed: int | None, deterministic: bool
+    ) -> Darkroom:
+        if self.batch_size is None:
+            raise ConfigError(
+                "augment= needs batches of one size: pass batch_size= (not a batch_sampler, nor "
+                "batch_size=None)."
+            )
+        draw_seed = arguments.choose_seed(seed, self.generator, shuffle=True, world=self._world)
+        return Darkroom(
+            operations,
+            batch_size=self.batch_size,
+            threads=self._world.threads(usable_cores()),
+            device=self._device,
+            deterministic=deterministic,
+            seed=draw_seed,
+        )
 
     # -- iteration
 

@@ -129,7 +129,7 @@ class Run:
         self._meter.bytes_disk += sum(map(len, prepared.encoded.encoded))
         self._meter.bytes_remote = self._reader.dataset.bytes_fetched
         self._meter.delivered(
-            len(prepared.encoded.ids),
+            prepared.samples,
             wait_s=time.perf_counter() - began,
             read_s=read_s,
             decode_s=decode_s,

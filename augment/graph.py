@@ -71,6 +71,7 @@ class Graph:
         deterministic: bool = False,
         check_headers: bool = False,
         constant_decode: bool = False,
+        pixels: bool = False,
     ) -> None:
         """Build the graph; nothing runs yet.
 
@@ -81,6 +82,7 @@ class Graph:
         bytes that no `ImageVerifier` has seen or whose checksum was not compared since.
         constant_decode: for benchmarks: take the same inputs, decode nothing and hand out a
         constant; what is left is the cost of everything but decoding.
+        pixels: samples come decoded instead, RGB, uint8 of shape (height, width, 3).
         Raises ConfigError (no such device), MissingDependencyError (no DALI).
         """
         if batch_size < 1 or threads < 1:
@@ -94,6 +96,7 @@ class Graph:
             deterministic=deterministic,
             check_headers=check_headers,
             constant=constant_decode,
+            pixels=pixels,
             **_checked_device(device, device_id),
         )
         self._pipe: _Pipe | None = _Pipe(self._plan)
@@ -365,7 +368,9 @@ class _Pipe:
 
     def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:
         """Start one run. Returns what must stay alive until after the next take()."""
-        encoded = self._tensors([self._tensor(view) for view in batch.encoded], contiguous=False)
+        layout = "HWC" if self._plan.pixels else ""
+        views = [self._tensor(view, layout=layout) for view in batch.encoded]
+        encoded = self._tensors(views, contiguous=False)
         arguments = [self._tensors(draws[name]) for name in self._names]
         self._pipe.feed_input("encoded", encoded)
         for name, argument in zip(self._names, arguments, strict=True):

@@ -16,7 +16,8 @@ Device = Literal["cpu", "cuda"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
-    """All that a DALI pipeline is built from; the Graph's arguments, checked."""
+    """All that a DALI pipeline is built from; the Graph's arguments, checked. pixels: samples come
+    decoded, RGB, uint8 of shape (height, width, 3)."""
 
     recipe: CheckedRecipe
     batch_size: int
@@ -26,6 +27,7 @@ class GraphPlan:
     deterministic: bool
     check_headers: bool
     constant: bool
+    pixels: bool = False
 
 
 def describe(plan: GraphPlan) -> tuple[Any, ...]:
@@ -35,7 +37,12 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
     def source(name: str, dtype: Any, ndim: int) -> Any:
         return fn.external_source(name=name, no_copy=True, dtype=dtype, ndim=ndim)
 
-    encoded = source("encoded", types.UINT8, 1)
+    if plan.pixels:
+        encoded: Any = fn.external_source(
+            name="encoded", no_copy=True, dtype=types.UINT8, ndim=3, layout="HWC"
+        )
+    else:
+        encoded = source("encoded", types.UINT8, 1)
     kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1)}
     kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.stages))}
     dtypes = {"int32": types.INT32, "float32": types.FLOAT, "bool": types.BOOL}
@@ -46,7 +53,7 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
     }
     if plan.constant:  # as small as DALI's outputs get, and every input is used
         return (encoded.shape(), *inputs.values())
-    images = _decoded(plan, encoded, inputs)
+    images = (_given if plan.pixels else _decoded)(plan, encoded, inputs)
     for number, stage in enumerate(plan.recipe.stages):
         if stage.size is not None:
             images = _resized(images, stage, number, inputs)
@@ -56,6 +63,20 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
     for erasing in plan.recipe.erasing:
         images = step_nodes(erasing, images, inputs, plan.recipe.image)
     return (images,)
+
+
+def _given(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
+    """Pixels that came decoded: on the device, in the recipe's colours, and only the window."""
+    from nvidia.dali import fn, types
+
+    if plan.device == "cuda":
+        images = images.gpu()
+    if decodes_window(plan.recipe):
+        images = fn.slice(images, inputs["start"], inputs["shape"], axes=[0, 1])
+    if plan.recipe.decode.color == "gray":
+        colours = {"image_type": types.RGB, "output_type": types.GRAY}
+        images = fn.color_space_conversion(images, **colours)
+    return images
 
 
 def _decoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:

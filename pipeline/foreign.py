@@ -11,10 +11,12 @@ import threading
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.utils.data
 
@@ -37,15 +39,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from pipeline.foreign_order import Order, Stream
+    from pipeline.pictures import Darkroom
     from pipeline.statistics import Statistics
     from pipeline.world import World
 
 STATE_VERSION = 1
+_FED_AHEAD = 2  # batches in DALI, as for native datasets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignSettings:
     """What torch's constructor has checked, and our own. order: None for an iterable dataset.
+    darkroom: decodes and augments the images of each batch, if asked to.
 
     options: torch's arguments about workers and pinning. seed: None leaves randomness to torch.
     """
@@ -62,6 +67,7 @@ class ForeignSettings:
     world: World
     detected: bool
     device: torch.device
+    darkroom: Darkroom | None = None
 
     @property
     def num_workers(self) -> int:
@@ -137,6 +143,8 @@ class ForeignEngine:
         if self._next.batches and not self._restored:  # left in the middle: from the start again
             self._next = Mark(epoch=self._next.epoch)
         self._number += 1
+        if (darkroom := self.settings.darkroom) is not None:
+            darkroom.drain()
         started = _Pass(self, self._next, number=self._number, restored=self._restored)
         self._latest = weakref.ref(started)
         return started
@@ -298,6 +306,7 @@ class ForeignEngine:
             "kind": "torch",
             **settings.identity(),
             "streams": settings.streams,
+            "draw_seed": None if settings.darkroom is None else settings.darkroom.seed,
             "mark": self._with_dataset_state(self._next).to_dict(),
         }
 
@@ -324,6 +333,8 @@ class ForeignEngine:
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
         self._next = self._checked(state)
+        if self.settings.darkroom is not None and isinstance(state.get("draw_seed"), int):
+            self.settings.darkroom.seed = state["draw_seed"]
         self._restored = True
         self._kept = None  # their workers stand elsewhere
         self._number += 1
@@ -368,6 +379,8 @@ class ForeignEngine:
         if live is not None:
             live.stop()
         self._kept = self._source = None
+        if self.settings.darkroom is not None:
+            self.settings.darkroom.close()
 
     def __repr__(self) -> str:
         settings = self.settings
@@ -406,6 +419,7 @@ class _Pass:
         self.number = number
         self._engine = engine
         self._handed_out_at: float | None = None
+        self._fed: deque[Fetched] = deque()
         self.is_over = False
         self._start(mark, restored=restored)
 
@@ -427,6 +441,7 @@ class _Pass:
             self._stream = settings.order.begin(mark)
             inner.requests.current = restoring(self._stream, mark)
         self._inner: Any = iter(inner.loader)
+        self._is_drained = False
         base_seed = getattr(self._inner, "_base_seed", None)
         if settings.num_workers and mark.base_seed is None and isinstance(base_seed, int):
             mark = replace(mark, base_seed=base_seed)
@@ -463,9 +478,7 @@ class _Pass:
             self._handed_out_at = None
         began = time.perf_counter()
         try:
-            fetched: Fetched = next(self._inner)
-            while fetched.void:
-                fetched = next(self._inner)
+            fetched = self._fetch()
         except StopIteration:
             if not self._restart():
                 raise
@@ -477,6 +490,34 @@ class _Pass:
         )
         self._handed_out_at = now
         return batch
+
+    def _fetch(self) -> Fetched:
+        """The next batch from torch's iterator, its images decoded and augmented if asked for."""
+        settings = self._engine.settings
+        darkroom = settings.darkroom
+        if darkroom is None:
+            return self._next_fetched()
+        # Reading ahead would leave the state of a dataset in this process ahead of the batch.
+        ahead = 1 if settings.num_workers == 0 and has_state(settings.dataset) else _FED_AHEAD
+        while len(self._fed) < ahead and not self._is_drained:
+            try:
+                fetched = self._next_fetched()
+            except StopIteration:
+                self._is_drained = True
+                break
+            ids = np.asarray(fetched.ids, np.int64)
+            darkroom.feed(fetched.batch, ids=ids, epoch=self._mark.epoch)
+            self._fed.append(fetched)
+        if not self._fed:
+            raise StopIteration
+        fetched = self._fed.popleft()
+        return replace(fetched, batch=darkroom.outputs(fetched.batch))
+
+    def _next_fetched(self) -> Fetched:
+        fetched: Fetched = next(self._inner)
+        while fetched.void:
+            fetched = next(self._inner)
+        return fetched
 
     def _moved(self, fetched: Fetched) -> Any:
         engine, settings, mark = self._engine, self._engine.settings, self._mark

@@ -45,10 +45,14 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fetched:
-    """A batch, and what is needed to go on behind it. state: None if it wasn't taken this time."""
+    """A batch, and what is needed to go on behind it. state: None if it wasn't taken this time.
+
+    ids: of its samples: their indices; in a stream their places among all workers' streams.
+    """
 
     batch: Any = None
     samples: int = 0
+    ids: Any = ()
     worker: int = 0
     state: dict[str, Any] | None = None
     void: bool = False
@@ -184,8 +188,8 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
                 before.restore()
         # Every time, unlike a stream's: what lies between two could not be read again.
         state = None if in_main or not has_state(self.dataset) else self.state()
-        samples = len(request.index) if self._batched else 1
-        return Fetched(batch=batch, samples=samples, worker=worker, state=state)
+        ids = list(request.index) if self._batched else [request.index]
+        return Fetched(batch=batch, samples=len(ids), ids=ids, worker=worker, state=state)
 
     def _fetch(self, request: Request) -> Any:
         if not self._batched:
@@ -292,7 +296,8 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         for _ in range(position.since):
             if not self._next(iterator):
                 return
-        in_main = torch.utils.data.get_worker_info() is None
+        info = torch.utils.data.get_worker_info()
+        in_main, streams = info is None, 1 if info is None else info.num_workers
         snapshots = Snapshots()
         number = position.batches
         while samples := self._next(iterator):
@@ -300,10 +305,12 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
                 batch = self._collate(samples[0])
             else:
                 batch = collated(self._collate, samples, [f"{len(samples)} of batch {number}"])
+            begin = number * (self._batch_size or 1)
+            ids = [(begin + i) * streams + worker for i in range(len(samples))]
             number += 1
             is_stateful = not in_main and (has_state(iterator) or has_state(self.dataset))
             state = snapshots.take(self.state) if is_stateful and snapshots.due() else None
-            yield Fetched(batch=batch, samples=len(samples), worker=worker, state=state)
+            yield Fetched(batch=batch, samples=len(samples), ids=ids, worker=worker, state=state)
 
     def _start(self, state: dict[str, Any] | None) -> Any:
         # A generator's state is its dataset's, which must know before it starts.

@@ -151,7 +151,7 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
             meter=meter,
         ),
     )
-    mapped = index.kind == "arrow" and settings.mode == "mmap" and index.origin.is_local
+    mapped = index.kind != "folder" and settings.mode == "mmap" and index.origin.is_local
     run = Run(
         reader=reader,
         walk=walk,

@@ -36,7 +36,8 @@ DType = Literal["float32", "float16", "uint8"]
 Policy = Literal["imagenet", "cifar10", "svhn"]
 Size = int | tuple[int, int]
 
-MAX_FACTOR = 1e4  # of a jitter's brightness, contrast and saturation; torchvision has no limit
+# Of a jitter's brightness, contrast and saturation, which are computed in 16 bits.
+MAX_FACTOR = 100.0
 MAX_DRAWS = 1024
 MAX_CLASSES = 2**24
 

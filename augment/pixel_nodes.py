@@ -1,8 +1,8 @@
 """Pixel operations as DALI operators. Called inside a pipeline's definition; nothing runs here.
 
 Measured with DALI 2.4 on the CPU: an arithmetic operator is no part of a fused expression but a
-pass over memory of its own, so int16 planes take half of what float32 takes; and
-brightness_contrast with a dtype multiplies, adds and casts for less than fn.cast alone.
+pass over memory of its own, so int16 takes half of what float32 takes; rounding float32 to uint8
+takes 1.1 ms an image of 224 x 224, int16 to uint8 0.3, and uint8 times a factor to int16 0.1.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ def jitter(_: ColorJitter, images: Any, inputs: Nodes, shape: Shape) -> Any:
         images = fn.brightness_contrast(images, contrast=factor, contrast_center=middle)
     if (factor := inputs.get("saturation")) is not None:
         gray = _rgb(_gray(images))
-        images = _uint8(_scaled(images, factor) + _scaled(gray, 1.0 - factor))
+        # Of opposite signs, if not both small: they can't overflow together.
+        images = _uint8(_int16(images, factor) + _int16(gray, 1.0 - factor))
     if (shift := inputs.get("hue")) is not None:
         images = _shift_hue(images, shift, shape)
     return images
@@ -64,17 +65,11 @@ def _rgb(gray: Any) -> Any:
     return fn.color_space_conversion(gray, image_type=types.GRAY, output_type=types.RGB)
 
 
-def _scaled(images: Any, factor: Any) -> Any:
-    from nvidia.dali import fn, types
-
-    return fn.brightness_contrast(images, brightness=factor, dtype=types.FLOAT)
-
-
 def _uint8(images: Any) -> Any:
     """Rounded and cut to 0..255."""
     from nvidia.dali import fn, types
 
-    return fn.brightness_contrast(images, brightness=1.0, dtype=types.UINT8)
+    return fn.cast(images, dtype=types.UINT8)
 
 
 def _shift_hue(images: Any, shift: Any, shape: Shape) -> Any:
@@ -93,15 +88,18 @@ def _shift_hue(images: Any, shift: Any, shape: Shape) -> Any:
     high = math.max(math.max(red, green), blue)
     chroma = high - math.min(math.min(red, green), blue)
     hue = _hue(red, green, blue, high, chroma)
-    c = _int16(chroma)
+    most, c, c3 = _int16(high), _int16(chroma), _int16(chroma, 3.0)
+    zero = types.Constant(0, dtype=types.INT16)
     shifted = []
     for sextant in _SEXTANTS:
         turn = shift * 6.0 + sextant
         turn = turn - 6.0 * math.floor(turn * (1 / 6) + 0.5)  # -3 to 3
-        away = math.abs(math.abs(hue + _int16(chroma, turn)) - _int16(chroma, 3.0)) - c
-        less = math.clamp(away, types.Constant(0, dtype=types.INT16), c)
-        shifted.append(_uint8(_int16(high) - less))
-    return fn.cat(*shifted, axis=2)
+        away = math.abs(math.abs(hue + _int16(chroma, turn)) - c3) - c
+        # math.clamp takes three times as long.
+        shifted.append(most - math.min(math.max(away, zero), c))
+    whole = [shape.channels, shape.height, shape.width]
+    whole = fn.reshape(fn.cat(*shifted, axis=0), shape=whole, layout="CHW")
+    return fn.crop_mirror_normalize(whole, dtype=types.UINT8, output_layout="HWC")
 
 
 def _hue(red: Any, green: Any, blue: Any, high: Any, chroma: Any) -> Any:
@@ -114,10 +112,11 @@ def _hue(red: Any, green: Any, blue: Any, high: Any, chroma: Any) -> Any:
     return hue + (red == high) * (is_red - hue)
 
 
-def _int16(plane: Any, factor: Any = 1.0) -> Any:
+def _int16(pixels: Any, factor: Any = 1.0) -> Any:
+    """factor * pixels, rounded."""
     from nvidia.dali import fn, types
 
-    return fn.brightness_contrast(plane, brightness=factor, dtype=types.INT16)
+    return fn.brightness_contrast(pixels, brightness=factor, dtype=types.INT16)
 
 
 def _only(nodes: Nodes, which: Any, change: Any) -> Any:
@@ -177,12 +176,11 @@ def erase(op: RandomErasing, images: Any, inputs: Nodes, _: Shape) -> Any:
 def apply(op: Apply, images: Any, inputs: Nodes, shape: Shape) -> Any:
     """The user's function. Raises RecipeError if it gives back no node."""
     from nvidia.dali import fn
-    from nvidia.dali.data_node import DataNode
 
     # A function may ignore its draws, but DALI drops an input that nothing uses.
     fn.copy(inputs["draws"], preserve=True)
     changed = op.fn(images, inputs["draws"])
-    if not isinstance(changed, DataNode):
+    if not isinstance(changed, type(images)):
         raise RecipeError(
             f"{op}: the function gave back {changed!r}, wanted the changed images: one DALI node, "
             "uint8, (height, width, channels)."

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -37,17 +37,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from augment.policies import Uniform
+
     Floats = NDArray[np.float64]
     Arrays = dict[str, NDArray[Any]]
 
 ATTEMPTS = 10  # torchvision's RandomErasing.get_params
 _BLUR_REACH = 4  # standard deviations; what lies beyond weighs 6e-5, 0.02 of 255
-
-
-class Uniform(Protocol):
-    """uniform(count): keyed draws in [0, 1), float64, shape (count, n); always the same ones."""
-
-    def __call__(self, count: int, /) -> Floats: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,13 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "augment": ("augment", "readers", "cache.errors", "cache.hashing"),
     "pipeline": ("pipeline", "augment", "readers", "cache"),
 }
-MAY_IMPORT_DALI = {"augment/graph.py", "augment/verify.py"}
+MAY_IMPORT_DALI = {
+    "augment/graph.py",
+    "augment/nodes.py",
+    "augment/pixel_nodes.py",
+    "augment/policy_nodes.py",
+    "augment/verify.py",
+}
 
 
 def imported(path: Path) -> set[str]:

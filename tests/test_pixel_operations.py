@@ -73,11 +73,11 @@ def encoded(pictures):
     return [png(pixels) for pixels in pictures]
 
 
-def run(recipe, encoded, *, rows=None, batch_size=SAMPLES, threads=2, seed=1, epoch=0):
+def run(recipe, encoded, *, rows=None, batch_size=SAMPLES, threads=2, seed=1, epoch=0, **options):
     """The recipe's batches as one array, and the draws of all rows."""
     checked = check_recipe(recipe, images=FIXED)
     rows = np.arange(len(encoded)) if rows is None else np.asarray(rows)
-    graph = Graph(checked, batch_size=batch_size, threads=threads)
+    graph = Graph(checked, batch_size=batch_size, threads=threads, **options)
     parts, drawn = [], []
     for start in range(0, len(rows), batch_size):
         part = rows[start : start + batch_size]
@@ -87,7 +87,7 @@ def run(recipe, encoded, *, rows=None, batch_size=SAMPLES, threads=2, seed=1, ep
             ids=part * 7 + 5, encoded=[encoded[row] for row in part], dims=dims, columns={}
         )
         graph.feed(batch, draws)
-        parts.append(graph.outputs().numpy())
+        parts.append(graph.outputs().cpu().numpy())
         drawn.append(draws)
     graph.close()
     together = {name: np.concatenate([draws[name] for draws in drawn]) for name in drawn[0]}
@@ -331,6 +331,21 @@ def test_the_same_bits_at_any_batch_size_thread_count_and_order(encoded, name):
         np.testing.assert_array_equal(part, whole[rows])
     later, _ = run(RECIPES[name], encoded, epoch=1)
     assert (later != whole).reshape(SAMPLES, -1).any(axis=1).mean() > 0.95
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_constant_decode_takes_all_inputs(encoded, name):
+    images, _ = run(RECIPES[name], encoded[:8], constant_decode=True)
+    assert not images.any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RECIPES)
+def test_cuda_gives_nearly_the_pixels_of_the_cpu(encoded, name):
+    ours, _ = run(RECIPES[name], encoded)
+    theirs, _ = run(RECIPES[name], encoded, device="cuda")
+    scale = 1 if ours.dtype != np.uint8 else 60
+    assert np.abs(ours.astype(np.float64) - theirs).mean() < 0.05 * scale
 
 
 @given(

@@ -15,6 +15,7 @@
     ├── WriteError (OSError)             a file of ours could not be written (disk full, read-only)
     ├── ResumeError (ValueError)         a state that can't be honoured
     ├── MissingDependencyError (ImportError)   an optional package; names the extra
+    ├── WorkerError (RuntimeError)       a worker process died
     ├── StalledError (TimeoutError)      a wait passed its limit
     ├── RankFailedError (RuntimeError)   another rank's loader failed; carries .rank
     └── ClosedError (RuntimeError)       used after close()
@@ -110,6 +111,10 @@ class ResumeError(PenstockError, ValueError):
 
 class MissingDependencyError(PenstockError, ImportError):
     """An optional package isn't installed; the message names the extra."""
+
+
+class WorkerError(PenstockError, RuntimeError):
+    """A worker process of a torch dataset died."""
 
 
 class StalledError(PenstockError, TimeoutError):

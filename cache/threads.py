@@ -9,7 +9,12 @@ so no feeder thread exists that could block on a full queue.
 from __future__ import annotations
 
 import concurrent.futures as futures
+import multiprocessing
+import os
+import signal
+import threading
 from collections import deque
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from cache.errors import ClosedError, StalledError
@@ -106,6 +111,25 @@ class Ordered(Generic[T, U]):
             future.cancel()
         futures.wait(self._in_flight, timeout=self._timeout_s)
         self._in_flight.clear()
+
+
+def end_with_parent() -> None:
+    """Called in a child process of multiprocessing: kill it as soon as its parent is gone.
+
+    A worker whose parent was killed may wait for ever for somebody to read what it has written.
+    The thread is a daemon: it must never be what keeps the process alive.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def watch(sentinel: int) -> None:
+        connection.wait([sentinel])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(
+        target=watch, args=(parent.sentinel,), name="penstock-parent", daemon=True
+    ).start()
 
 
 def ordered(

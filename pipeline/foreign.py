@@ -20,7 +20,7 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from cache.errors import ClosedError, DatasetError, PenstockWarning, ResumeError
+from cache.errors import ClosedError, DatasetError, PenstockWarning, ResumeError, WorkerError
 from pipeline import arguments
 from pipeline.foreign_order import Mark, PlanOrder, TorchOrder, freeze, fresh_seed, thaw
 from pipeline.statistics import Meter
@@ -514,9 +514,18 @@ class _Pass:
         return replace(fetched, batch=darkroom.outputs(fetched.batch))
 
     def _next_fetched(self) -> Fetched:
-        fetched: Fetched = next(self._inner)
-        while fetched.void:
-            fetched = next(self._inner)
+        try:
+            fetched: Fetched = next(self._inner)
+            while fetched.void:
+                fetched = next(self._inner)
+        except (ConnectionError, EOFError) as error:
+            # A batch's memory is asked for from the worker; torch sees later that it is gone.
+            if self._engine.settings.num_workers == 0:
+                raise
+            raise WorkerError(
+                "A DataLoader worker was killed or exited while it handed over a batch. Often the "
+                "machine is short of memory (see `dmesg`): use fewer workers or smaller batches."
+            ) from error
         return fetched
 
     def _moved(self, fetched: Fetched) -> Any:

@@ -18,6 +18,7 @@ import torch
 import torch.utils.data
 
 from cache.hashing import keyed_hash
+from cache.threads import end_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -149,6 +150,7 @@ class WorkerInit:
     base_seed: int | None
 
     def __call__(self, worker: int) -> None:
+        end_with_parent()
         info: Any = torch.utils.data.get_worker_info()
         # WorkerInfo refuses plain assignment, to save users from themselves.
         object.__setattr__(info, "dataset", info.dataset.dataset)

@@ -377,11 +377,6 @@ class TestArguments:
         with pytest.raises(ConfigError, match="no CUDA device"):
             make(pack, device="cuda")
 
-    def test_a_torch_dataset_is_refused_with_the_remedy(self) -> None:
-        data = torch.utils.data.TensorDataset(torch.zeros(4))
-        with pytest.raises(ConfigError, match=r"readers\.Dataset"):
-            DataLoader(data)  # type: ignore[arg-type]
-
     def test_it_is_torchs_dataloader_with_its_attributes(self, pack: Path) -> None:
         with make(pack, num_workers=1) as loader:
             assert isinstance(loader, torch.utils.data.DataLoader)

@@ -1,0 +1,140 @@
+"""SIGKILL of a worker, of a rank, of the parent: the others end with the reason, nothing stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from pipeline import DataLoader
+from readers import Dataset
+from tests.torch_datasets import Noisy, Squares
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def shared_memory() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+
+
+def children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+class _Deadly(Squares):
+    """Reading sample 9 kills the process that reads it."""
+
+    def __getitem__(self, index: int) -> object:
+        if index == 9:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("context", ["fork", "forkserver", "spawn"])
+def test_a_killed_worker_ends_the_pass_with_the_reason(context: str) -> None:
+    before, memory = children(), shared_memory()
+    loader = DataLoader(_Deadly(64), 2, num_workers=2, multiprocessing_context=context)
+    with pytest.raises(RuntimeError, match=r"worker .*(killed|exited)"):
+        list(loader)
+    loader.close()
+    del loader
+    servers = {"resource_tracker", "forkserver"}
+    left = [
+        p for p in children()
+        if p not in before and p.status() != psutil.STATUS_ZOMBIE
+        and not any(name in " ".join(p.cmdline()) for name in servers)
+    ]  # fmt: skip
+    assert not psutil.wait_procs(left, timeout=20)[1]
+    assert shared_memory() <= memory
+
+
+PARENT = """
+import sys
+from pipeline import DataLoader
+from tests.torch_datasets import Noisy
+import psutil
+loader = DataLoader(Noisy(100_000), 4, num_workers=2, shuffle=True, seed=1)
+batches = iter(loader)
+next(batches)
+print(*[p.pid for p in psutil.Process().children()], flush=True)
+for _ in batches:
+    pass
+"""
+
+
+def test_workers_of_a_killed_parent_end() -> None:
+    memory = shared_memory()
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert parent.stdout is not None
+    pids = [int(pid) for pid in parent.stdout.readline().split()]
+    workers = [psutil.Process(pid) for pid in pids]
+    assert len(workers) == 2
+    parent.kill()
+    parent.wait(timeout=10)
+    parent.stdout.close()
+    assert not psutil.wait_procs(workers, timeout=25)[1]
+    assert shared_memory() <= memory
+
+
+RANK = """
+import os, signal, sys
+import torch.distributed as dist
+from pipeline import DataLoader
+from tests.torch_datasets import Squares
+import torch
+dist.init_process_group("gloo")
+loader = DataLoader(Squares(4096, "int"), 4, shuffle=True, seed=1, drop_last=True, num_workers=1)
+for step, batch in enumerate(loader):
+    if step == 3 and dist.get_rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.all_reduce(batch)
+"""
+
+
+def test_a_killed_rank_takes_the_others_with_it() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ranks = []
+    for rank in range(2):
+        env = {**os.environ, "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank)}
+        env |= {"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        env["GLOO_SOCKET_IFNAME"] = "lo"
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, "-c", RANK], env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True
+            )
+        )
+    survivor = ranks[0]
+    try:
+        _, told = survivor.communicate(timeout=50)
+        ranks[1].communicate(timeout=10)
+    finally:
+        for process in ranks:
+            process.kill()
+    assert survivor.returncode not in (0, -signal.SIGKILL)
+    assert "closed by peer" in told or "Connection" in told
+
+
+@pytest.mark.parametrize("context", [None, "fork"])
+def test_workers_beside_a_used_native_loader(pack: Path, context: str | None) -> None:
+    """A process with threads of ours must not fork unasked: locks would be copied as they stand."""
+    from augment import imagenet_train
+
+    with DataLoader(Dataset(pack), 16, seed=1, augment=imagenet_train(32)) as native:
+        batches = iter(native)
+        next(batches)
+        loader = DataLoader(
+            Noisy(8), 2, num_workers=1, seed=1, multiprocessing_context=context
+        )  # fmt: skip
+        assert len(list(loader)) == 4
+        assert torch.is_tensor(next(batches)[0])

@@ -107,7 +107,10 @@ class ForeignEngine:
     def __init__(self, settings: ForeignSettings) -> None:
         self.settings = settings
         self.shards_itself = settings.order is not None and settings.seed is not None
-        self.meter = Meter(decode_threads=settings.num_workers, device=str(settings.device))
+        threads = 0 if settings.darkroom is None else settings.darkroom.threads
+        self.meter = Meter(
+            decode_threads=threads, device=str(settings.device), workers=settings.num_workers
+        )
         self._next = Mark()  # what was handed out, and where the next pass begins
         self._restored = False
         self._latest: weakref.ref[_Pass] | None = None
@@ -419,6 +422,7 @@ class _Pass:
         self.number = number
         self._engine = engine
         self._handed_out_at: float | None = None
+        self._decode_s = 0.0  # of the latest batch
         self._fed: deque[Fetched] = deque()
         self.is_over = False
         self._start(mark, restored=restored)
@@ -477,6 +481,7 @@ class _Pass:
             engine.meter.step_s += time.perf_counter() - self._handed_out_at
             self._handed_out_at = None
         began = time.perf_counter()
+        self._decode_s = 0.0
         try:
             fetched = self._fetch()
         except StopIteration:
@@ -511,7 +516,10 @@ class _Pass:
         if not self._fed:
             raise StopIteration
         fetched = self._fed.popleft()
-        return replace(fetched, batch=darkroom.outputs(fetched.batch))
+        began = time.perf_counter()
+        batch = darkroom.outputs(fetched.batch)
+        self._decode_s = time.perf_counter() - began
+        return replace(fetched, batch=batch)
 
     def _next_fetched(self) -> Fetched:
         try:

@@ -186,6 +186,7 @@ class Darkroom:
                 "your training step, or point readers.Dataset at the files."
             )
         self.seed = seed
+        self.threads = threads
         self._options = {
             "batch_size": batch_size,
             "threads": threads,

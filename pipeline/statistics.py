@@ -13,7 +13,7 @@ import numpy as np
 
 from cache.sizes import format_size
 
-Limit = Literal["nothing yet", "model", "decode", "disk", "remote"]
+Limit = Literal["nothing yet", "model", "decode", "dataset", "disk", "remote"]
 
 # Waits shorter than this share of the time move nothing: the accelerator is fed.
 FED_WAIT_SHARE = 0.02
@@ -96,6 +96,7 @@ class Meter:
     bytes_remote: int = 0
     bad: int = 0
     quarantine: str = ""
+    workers: int | None = None  # torch's, of a torch dataset; None: a native one
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
 
     def delivered(self, samples: int, *, wait_s: float, read_s: float, decode_s: float) -> None:
@@ -144,6 +145,8 @@ class Meter:
             return "nothing yet"
         if wait_share < FED_WAIT_SHARE:
             return "model"
+        if self.workers is not None:
+            return "decode" if self.wait_decode_s > self.wait_read_s else "dataset"
         if self.wait_read_s <= self.wait_decode_s:
             return "decode"
         return "remote" if self.bytes_remote else "disk"
@@ -151,6 +154,7 @@ class Meter:
     def _verdict(self, limit: Limit, share: float, rate: float) -> str:
         waited = f"the training step waits {share:.1%} of the time"
         threads = f"{self.decode_threads} decode thread{'s' * (self.decode_threads != 1)}"
+        workers = f"{self.workers} workers" if self.workers else "in the training process"
         where = "on the GPU" if self.device.startswith("cuda") else f"with {threads}"
         return {
             "nothing yet": "Too early to tell: fewer than two batches were handed out.",
@@ -163,6 +167,9 @@ class Meter:
                 else 'More cores for this rank (num_workers=), device="cuda", or smaller images '
                 "would move it."
             ),
+            "dataset": f"The dataset's own code is the limit: {waited} at {rate:,.0f} samples/s, "
+            f"read with {workers}. More num_workers=, or a native dataset (`penstock pack`) that "
+            "DALI decodes, would move it.".replace("with in", "in"),
             "disk": f"Reading is the limit: {waited}, most of that for bytes from the disk. "
             "A pack (`penstock pack`) on a local NVMe would move it.",
             "remote": f"The remote is the limit: {waited}, most of that for "

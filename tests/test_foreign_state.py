@@ -376,3 +376,5 @@ def test_statistics_count_samples() -> None:
     list(loader)
     assert loader.statistics().samples == 9
     assert loader.statistics().batches == 3
+    assert loader.statistics().limit in ("dataset", "model")
+    assert "num_workers" in loader.statistics().verdict or loader.statistics().limit == "model"

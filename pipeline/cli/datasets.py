@@ -13,6 +13,7 @@ from rich.table import Table
 
 from cache.errors import ConfigError
 from cache.sizes import format_size
+from pipeline.cli.inspect_batch import Recipe, look, open_with_ids, show
 from pipeline.cli.progress import SampleProgress
 from pipeline.order import default_lanes, default_window, label_spread
 from pipeline.world import World, usable_cores
@@ -146,11 +147,29 @@ def inspect(
     index_folder: Annotated[
         Path | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
     ] = None,
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, help="Show so many samples as a model gets them, instead."),
+    ] = None,
+    augment: Annotated[Recipe, typer.Option(help="With --batch: what is done to images.")] = "none",
+    seed: Annotated[int, typer.Option(help="With --batch: of order and augmentation.")] = 0,
+    epoch: Annotated[int, typer.Option(min=0, help="With --batch: whose first batch.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="With --batch: contact sheet to write, as contact.png.")
+    ] = None,
     cache: CacheFolder = None,
     storage_option: StoreOptions = None,
     as_json: Json = False,
 ) -> None:
-    """Tell what a dataset holds and how a job would walk it."""
+    """Tell what a dataset holds and how a job would walk it; with --batch, show what comes out."""
+    if batch is None and out is not None:
+        raise ConfigError("--out is the contact sheet of --batch N: pass that too.")
+    if batch is not None:
+        options = parse_options(storage_option)
+        with open_with_ids(url, index=index_folder, cache=cache, options=options) as dataset:
+            report, images = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
+        show(url, report, images, out=out, as_json=as_json)
+        return
     from readers import open_index
 
     found = open_index(

@@ -280,7 +280,7 @@ class AutoAugment:
 class Apply:
     """Your own DALI function: everything that DALI can do stays reachable.
 
-    fn: called once, when the graph is built, as fn(images, draws) with DALI nodes: the images,
+    fn: called when a graph is built, a few times, as fn(images, draws) with DALI nodes: the images,
     uint8, (height, width, channels), layout "HWC"; and per sample `draws` numbers, float32, in
     [0, 1), that depend on (seed, epoch, sample id) only. It returns images of the same shape and
     layout; another type than uint8 is rounded and cut to 0..255. It may have no name and is never

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from augment.culprits import reason_of
 from cache.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -174,16 +175,55 @@ def erase(op: RandomErasing, images: Any, inputs: Nodes, _: Shape) -> Any:
 
 
 def apply(op: Apply, images: Any, inputs: Nodes, shape: Shape) -> Any:
-    """The user's function. Raises RecipeError if it gives back no node."""
+    """The user's function. Raises RecipeError if what it gives back is no image of this shape."""
     from nvidia.dali import fn
 
+    _try_out(op, images.device, shape)
     # A function may ignore its draws, but DALI drops an input that nothing uses.
     fn.copy(inputs["draws"], preserve=True)
-    changed = op.fn(images, inputs["draws"])
-    if not isinstance(changed, type(images)):
-        raise RecipeError(
-            f"{op}: the function gave back {changed!r}, wanted the changed images: one DALI node, "
-            "uint8, (height, width, channels)."
-        )
     size = [shape.height, shape.width, shape.channels]
+    changed = _called(op, images, inputs["draws"])
     return _uint8(fn.reshape(changed, shape=size, layout="HWC"))
+
+
+def _called(op: Apply, images: Any, draws: Any) -> Any:
+    changed = op.fn(images, draws)
+    if isinstance(changed, type(images)):
+        return changed
+    raise RecipeError(
+        f"{op}: the function gave back {changed!r}, wanted the changed images: one DALI node, "
+        "uint8, (height, width, channels)."
+    )
+
+
+def _try_out(op: Apply, device: str, shape: Shape) -> None:
+    """Run the function on one black image with draws of 0: in the graph itself a function that
+    fails would look like samples that don't decode."""
+    from nvidia.dali import Pipeline, fn, types
+
+    size = (shape.height, shape.width, shape.channels)
+    outer = Pipeline.current()
+    trial = Pipeline(
+        batch_size=1,
+        num_threads=1,
+        device_id=outer.device_id,
+        prefetch_queue_depth=1,
+        exec_dynamic=True,
+    )
+    with trial:
+        images = fn.reshape(fn.zeros(shape=list(size), dtype=types.UINT8), layout="HWC")
+        draws = fn.zeros(shape=[op.draws], dtype=types.FLOAT)
+        trial.set_outputs(_called(op, images.gpu() if device == "gpu" else images, draws))
+    try:
+        (changed,) = trial.run()
+    except RuntimeError as error:
+        raise RecipeError(
+            f"{op}: the function fails on one image of {size} (height, width, channels): "
+            f"{reason_of(error)}."
+        ) from error
+    got, layout = tuple(changed[0].shape()), changed.layout()
+    if got != size or layout not in ("HWC", ""):
+        raise RecipeError(
+            f"{op}: the function made {got} in layout {layout!r} of {size}, wanted the same shape, "
+            'in layout "HWC". Put what crops and resizes into the recipe.'
+        )

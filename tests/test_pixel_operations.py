@@ -253,6 +253,39 @@ def test_a_users_function_must_give_back_a_node(encoded, give):
         run((Apply(give),), encoded)
 
 
+def flat(images, _):
+    from nvidia.dali import fn
+
+    return fn.resize(images, size=[5, 6])
+
+
+def planes(images, _):
+    from nvidia.dali import fn
+
+    return fn.transpose(images, perm=[2, 0, 1])
+
+
+def outside(images, _):
+    from nvidia.dali import fn
+
+    return fn.crop(images, crop=[HEIGHT + 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (flat, r"made \(5, 6, 3\).*wanted the same shape"),
+        (planes, "in layout 'CHW'"),
+        (lambda images, _: images[:, :, 0:1], r"made \(37, 48, 1\)"),
+        (outside, "fails on one image"),
+        (lambda images, draws: images * draws[1], "fails on one image"),
+    ],
+)
+def test_a_users_function_is_tried_out_before_samples_are_blamed(encoded, function, message):
+    with pytest.raises(RecipeError, match=message):
+        run((Apply(function),), encoded)
+
+
 # -- the flip
 
 

@@ -154,7 +154,7 @@ class Meter:
     def _verdict(self, limit: Limit, share: float, rate: float) -> str:
         waited = f"the training step waits {share:.1%} of the time"
         threads = f"{self.decode_threads} decode thread{'s' * (self.decode_threads != 1)}"
-        workers = f"{self.workers} workers" if self.workers else "in the training process"
+        workers = f"with {self.workers} workers" if self.workers else "in the training process"
         where = "on the GPU" if self.device.startswith("cuda") else f"with {threads}"
         return {
             "nothing yet": "Too early to tell: fewer than two batches were handed out.",
@@ -168,8 +168,8 @@ class Meter:
                 "would move it."
             ),
             "dataset": f"The dataset's own code is the limit: {waited} at {rate:,.0f} samples/s, "
-            f"read with {workers}. More num_workers=, or a native dataset (`penstock pack`) that "
-            "DALI decodes, would move it.".replace("with in", "in"),
+            f"read {workers}. More num_workers=, or a native dataset (`penstock pack`) that "
+            "DALI decodes, would move it.",
             "disk": f"Reading is the limit: {waited}, most of that for bytes from the disk. "
             "A pack (`penstock pack`) on a local NVMe would move it.",
             "remote": f"The remote is the limit: {waited}, most of that for "

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
 from crc32c import crc32c
@@ -160,6 +160,15 @@ class Dataset:
 
     def __len__(self) -> int:
         return self.index.samples
+
+    def __getitem__(self, index: object) -> NoReturn:
+        """Always raises ConfigError: a framework has built a loader of its own around this."""
+        raise ConfigError(
+            f"Sample {index!r} of {self.url} was asked for by index. A native dataset is read by "
+            "Penstock's DataLoader only; here a framework has rebuilt that loader as torch's own, "
+            "which would shard again and leave out decoding. See docs/trainers.md for what to "
+            "switch off, such as `ignore_data_skip=True` in the HF Trainer."
+        )
 
     def __repr__(self) -> str:
         samples = f", {self._index.samples} samples" if self._index is not None else ""

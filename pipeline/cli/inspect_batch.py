@@ -152,7 +152,8 @@ def pictures(images: NDArray[Any], normalize: Normalize | None) -> NDArray[np.ui
     """Images (n, c, h, w) for the eye: uint8, (n, h, w, c); what Normalize did is undone."""
     values = images.transpose(0, 2, 3, 1).astype(np.float32)
     if normalize is not None:
-        values = (values * np.float32(normalize.std) + np.float32(normalize.mean)) * 255
+        mean, std = (np.asarray(each, np.float32) for each in (normalize.mean, normalize.std))
+        values = (values * std + mean) * 255
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 

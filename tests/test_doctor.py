@@ -1,0 +1,196 @@
+"""The doctor's judgements on invented machines; once on this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.cli.doctor import checks
+from pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind, hiding
+from pipeline.world import World
+
+GPU = Gpu(name="H100", memory_bytes=80 * 2**30)
+FOLDER = FolderFacts(
+    path="/data",
+    exists=True,
+    is_folder=True,
+    readable=True,
+    writable=True,
+    free_bytes=2**40,
+    total_bytes=2**41,
+    free_files=10**6,
+    kind="ext4",
+)
+HEALTHY = Facts(
+    python=(3, 11, 7),
+    system="Linux",
+    machine="x86_64",
+    hiding=(),
+    torch=Module(version="2.13.0+cu130", cuda="13.0"),
+    dali=Module(version="2.4.0", cuda="13.0"),
+    dali_builds=("nvidia-dali-cuda130",),
+    decoded=True,
+    decode_error=None,
+    gpus=(GPU,),
+    gpu_devices=1,
+    driver_cuda=(13, 0),
+    cpus=16,
+    affinity=16,
+    usable=16,
+    omp_threads=None,
+    torch_threads=16,
+    world=World(0, 1),
+    launcher=None,
+    slurm_batch=False,
+    shm=(2**34, 2**34),
+    open_files=(65536, 65536),
+    folder=FOLDER,
+)
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    """What differs from a healthy machine."""
+    return changes
+
+
+def test_a_healthy_machine_has_no_remedy() -> None:
+    for check in checks(HEALTHY):
+        assert (check.status, check.remedy) == ("ok", ""), check
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "told"),
+    [
+        (broken(python=(3, 10, 4)), "python", "fail", "3.11"),
+        (broken(system="Darwin"), "python", "fail", "Linux"),
+        (broken(hiding=("/job/cache.py",)), "packages", "warn", "/job/cache.py"),
+        (broken(torch=Module()), "torch", "fail", "pip install torch"),
+        (
+            broken(torch=Module(version="2.13.0", error="OSError: libc10")),
+            "torch",
+            "fail",
+            "libc10",
+        ),
+        (broken(torch=Module(version="2.3.1", cuda="12.1")), "torch", "fail", "2.4"),
+        (broken(torch=Module(version="2.13.0+cpu"), gpus=()), "torch", "warn", "CUDA build"),
+        (broken(dali=Module(), dali_builds=()), "dali", "fail", "penstock[dali]"),
+        (
+            broken(dali=Module(), dali_builds=(), driver_cuda=(12, 4)),
+            "dali",
+            "fail",
+            "penstock[cuda12]",
+        ),
+        (
+            broken(dali_builds=("nvidia-dali-cuda120", "nvidia-dali-cuda130")),
+            "dali",
+            "fail",
+            "pip uninstall nvidia-dali-cuda120 nvidia-dali-cuda130",
+        ),
+        (
+            broken(dali=Module(version="2.4.0", cuda="13.0", error="ImportError: libcufft")),
+            "dali",
+            "fail",
+            "libcufft",
+        ),
+        (broken(driver_cuda=(12, 8)), "dali", "fail", "penstock[cuda12]"),
+        (broken(torch=Module(version="2.13.0", cuda="12.8")), "dali", "warn", "12.8"),
+        (broken(decoded=False), "decoding", "warn", "pillow"),
+        (broken(decoded=False, decode_error="RuntimeError: no"), "decoding", "fail", "no"),
+        (broken(gpus=()), "gpu", "fail", "driver"),
+        (broken(gpus=(), gpu_devices=0), "gpu", "ok", "CPU decoding"),
+        (broken(usable=4, affinity=8), "cores", "ok", "quota"),
+        (broken(usable=1, affinity=1), "cores", "warn", "affinity 1"),
+        (broken(world=World(0, 8, local_size=8)), "threads", "warn", "OMP_NUM_THREADS=2"),
+        (broken(gpus=(GPU,) * 4), "threads", "warn", "OMP_NUM_THREADS=4"),
+        (broken(usable=4), "threads", "warn", "OMP_NUM_THREADS=4"),
+        (broken(torch_threads=None), "threads", "warn", "torch"),
+        (broken(shm=(2**26, 2**26)), "/dev/shm", "warn", "--shm-size"),
+        (broken(shm=None), "/dev/shm", "warn", "num_workers=0"),
+        (broken(open_files=(256, 4096)), "open files", "warn", "ulimit -n 4096"),
+        (broken(open_files=(-1, -1)), "open files", "ok", "no limit"),
+        (broken(world="RANK: got 'x'"), "world", "fail", "RANK"),
+        (broken(world=World(1, 2), launcher="torchrun"), "world", "ok", "rank 1 of 2"),
+        (broken(slurm_batch=True), "world", "ok", "Slurm"),
+        (broken(folder=replace(FOLDER, exists=False)), "folder", "fail", "mkdir"),
+        (broken(folder=replace(FOLDER, is_folder=False)), "folder", "fail", "not a folder"),
+        (broken(folder=replace(FOLDER, readable=False)), "folder", "fail", "rights"),
+        (broken(folder=replace(FOLDER, writable=False)), "folder", "warn", "--out"),
+        (broken(folder=replace(FOLDER, free_bytes=2**20)), "space", "warn", "room"),
+        (broken(folder=replace(FOLDER, free_files=0)), "space", "fail", "inodes"),
+        (broken(folder=replace(FOLDER, kind="nfs4")), "file system", "warn", "pread"),
+        (broken(folder=replace(FOLDER, kind="fuse.s3fs")), "file system", "warn", "cache="),
+        (broken(folder=replace(FOLDER, kind="tmpfs")), "file system", "warn", "restart"),
+    ],
+)
+def test_each_fault_is_told_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, told: str
+) -> None:
+    found = {check.name: check for check in checks(replace(HEALTHY, **changes))}
+    assert found[name].status == status
+    assert told in f"{found[name].found} {found[name].remedy}"
+    assert (status == "ok") == (found[name].remedy == "")
+
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
+30 22 0:25 / /data rw shared:2 - nfs4 server:/x rw
+31 30 0:26 / /data/my\\040disk rw - xfs /dev/sdb rw
+32 22 0:27 / /data/over rw - ext4 /dev/sdc rw
+33 22 0:28 / /data/over rw - tmpfs none rw
+not a line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/home/me", "ext4"),
+        ("/data", "nfs4"),
+        ("/data/x/y", "nfs4"),
+        ("/database", "ext4"),
+        ("/data/my disk/x", "xfs"),
+        ("/data/over", "tmpfs"),
+    ],
+)
+def test_the_file_system_is_that_of_the_longest_mount(path: str, kind: str) -> None:
+    assert file_system_kind(Path(path), MOUNTS) == kind
+
+
+def test_files_that_hide_our_packages_are_found(tmp_path: Path) -> None:
+    assert hiding(tmp_path) == ()
+    (tmp_path / "cache.py").touch()
+    (tmp_path / "readers").mkdir()
+    (tmp_path / "readers/__init__.py").touch()
+    assert sorted(Path(found).name for found in hiding(tmp_path)) == ["__init__.py", "cache.py"]
+    assert hiding(Path(__file__).resolve().parent.parent) == ()
+
+
+def doctor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pipeline.cli", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+def test_this_machine_as_json_and_for_people(tmp_path: Path) -> None:
+    run = doctor(str(tmp_path), "--json")
+    told = json.loads(run.stdout)
+    assert run.returncode == (0 if told["ok"] else 1), run.stderr
+    names = [check["name"] for check in told["checks"]]
+    assert names[:4] == ["python", "packages", "torch", "dali"]
+    assert names[-3:] == ["folder", "space", "file system"]
+    missing = doctor(str(tmp_path / "nowhere"))
+    assert missing.returncode == 1
+    assert "mkdir -p" in missing.stdout
+    assert "Traceback" not in missing.stderr
+
+
+def test_a_remote_folder_is_used_wrongly() -> None:
+    run = doctor("s3://bucket/x")
+    assert run.returncode == 2
+    assert "local folder" in run.stderr

@@ -343,7 +343,8 @@ def _destination(dst: Folder, origin: Origin) -> bytes:
             "`_penstock` included, with your store's own tool."
         )
     root = os.path.abspath(path)
-    if isinstance(origin, LocalFolder):
+    # Tar files that were picked may have the pack beside them; a folder is the dataset as a whole.
+    if isinstance(origin, LocalFolder) and origin.selection is None:
         source, target = os.path.realpath(origin.root), os.path.realpath(root)
         if os.path.commonpath((source, target)) in (source, target):
             raise ConfigError(

@@ -36,5 +36,6 @@ def nothing_decodes(url: str, quarantined: Sequence[Quarantined], *, shown: int 
     more = len(quarantined) - shown
     return (
         f"{url}: none of {len(quarantined)} files is an image that decodes ({first}"
-        f"{f'; and {more} more' if more > 0 else ''}). Wanted an image folder, or a pack."
+        f"{f'; and {more} more' if more > 0 else ''}). Wanted images, one sub-folder a "
+        "class or none, or *.tar files directly in the folder, or a pack."
     )

@@ -74,8 +74,12 @@ def members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[Member]:
         if at == 0:
             _refuse_compressed(block, shown)
         if len(block) < BLOCK:
+            whole = at > 0 and not block and at <= size_bytes
             raise _broken(
-                shown, at, "it ends here without an end mark, so it is torn or still being written"
+                shown,
+                at,
+                "it ends here without an end mark, so it is torn or still being written"
+                + (" (if its writer never ends archives: truncate -s +1024)" if whole else ""),
             )
         if block == _ZEROS:
             if name is not None or extended is not _NO_PAX:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import SAMPLES, write_photographs
+from tests.tars import tar_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,6 +41,18 @@ def test_pack_index_inspect_as_json(folder: Path, tmp_path: Path) -> None:
     assert indexed["samples"] == SAMPLES
     told = json.loads(penstock("inspect", folder, "--index", tmp_path / "i", "--json").stdout)
     assert told["fields"] == ["image", "label"]
+
+
+def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
+    tar_folder(tmp_path / "set", samples=6, archives=2)
+    some = tmp_path / "set" / "train-{000000..000001}.tar"
+    options = ("--short-side", "12", "--quality", "80", "--no-shuffle", "--json")
+    packed = json.loads(penstock("pack", some, tmp_path / "p", *options).stdout)
+    assert (packed["samples"], packed["progressive"]) == (6, 0)
+    told = json.loads(penstock("inspect", tmp_path / "p", "--json").stdout)
+    assert (told["images"]["min_height"], told["images"]["min_width"]) == (12, 12)
+    told = json.loads(penstock("inspect", tmp_path / "set", "--json").stdout)
+    assert (told["kind"], told["passed_over"], told["progressive"]) == ("tar", {"json": 6}, 0)
 
 
 def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:

@@ -156,6 +156,9 @@ def test_an_archive_that_changes_is_indexed_anew_or_found_when_it_is_read(folder
     path.write_bytes(data)
     with pytest.raises(IndexChangedError, match=r"train-000000\.tar/00000\.jpg"):
         everything(dataset)
+    bad: dict[int, str] = {}
+    batch = dataset.read(np.array([(0, 1), (0, 0)], np.int64), bad=bad)
+    assert (list(bad), batch.columns["label"].tolist()) == ([1], [1, 0])
     index = opened(folder).index
     path.write_bytes(data[:-512])
     with pytest.raises(IndexChangedError, match=r"train-000000\.tar: changed.*bytes"):
@@ -360,6 +363,13 @@ def test_a_pack_of_tar_files_holds_every_sample_once(
         pack(folder, tmp_path / "ranks", rank=rank, size=2, **options)  # type: ignore[arg-type]
     for path in (tmp_path / "whole").glob("*.arrow"):
         assert (tmp_path / "ranks" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_pack_may_lie_beside_the_tar_files_that_were_picked(folder: Path) -> None:
+    picked = folder / "train-{000000..000001}.tar"
+    assert pack(picked, folder / "packed", verify=images.verify).samples == 16
+    with pytest.raises(ConfigError, match="dst"):
+        pack(folder, folder / "packed", verify=images.verify)
 
 
 def test_a_killed_pack_of_tar_files_goes_on(folder: Path, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 FULL_SHUFFLE_SAMPLES = 2**26
 VIRTUAL_SHARD_SAMPLES = 2**16
 
+_DONE: Any = object()
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
@@ -380,7 +382,9 @@ class _TorchStream:
         if order.own_generator() is None and not _is_deterministic(order.sampler):
             first, self.drawn["rng"] = _first_drawn(iterator, mark)
             yield from first
-        yield from iterator
+        # Not `yield from`: it would call iter() again, and some iterators begin anew then.
+        while (item := next(iterator, _DONE)) is not _DONE:
+            yield item
 
     def moved(self, mark: Mark) -> Mark:
         state = self._states.popleft()
@@ -418,7 +422,8 @@ def _first_drawn(iterator: Iterator[Any], mark: Mark) -> tuple[list[Any], str | 
         torch.default_generator.manual_seed(mark.sampler_seed)
     drawn_from = torch.get_rng_state()
     try:
-        first = [item for _, item in zip(range(1), iterator, strict=False)]
+        item = next(iterator, _DONE)
+        first = [] if item is _DONE else [item]
     finally:
         if forked:
             torch.set_rng_state(before)

@@ -249,6 +249,26 @@ def test_worker_init_fn_sees_the_users_dataset() -> None:
     assert len(list(loader)) == 4
 
 
+class _Restarting:
+    """A batch sampler that is its own iterator and begins anew at iter(), as Lightning's."""
+
+    def __iter__(self) -> Any:
+        self.at = 0
+        return self
+
+    def __next__(self) -> list[int]:
+        self.at += 1
+        if self.at > 4:
+            raise StopIteration
+        return [self.at, self.at + 1]
+
+
+def test_a_sampler_that_is_its_own_iterator() -> None:
+    reference, ours = both(lambda loader: loader(Squares(11), batch_sampler=_Restarting()))
+    assert len(reference) == 8
+    assert same(reference, ours)
+
+
 def test_attributes_are_honest() -> None:
     dataset = Squares(9)
     theirs = Torch(dataset, batch_size=4, num_workers=2, drop_last=True)

@@ -53,7 +53,7 @@ $(TRAINERS)/.ready: pyproject.toml constraints-trainers.txt
 	touch $@
 
 trainers: $(TRAINERS)/.ready
-	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5
+	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5 -o faulthandler_timeout=300
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks.throughput

@@ -83,7 +83,7 @@ class PenstockPeer:
 
     def batches(self) -> Batches:
         while True:
-            yield from self.loader  # type: ignore[misc]
+            yield from self.loader
 
     def close(self) -> None:
         self.loader.close()

@@ -37,7 +37,9 @@ def refuse_foreign(arguments: dict[str, Any]) -> None:
     for name, remedy in _REFUSED.items():
         if arguments[name] is not None:
             raise ConfigError(
-                f"{name}={arguments[name]!r} can't be used with a native dataset: {remedy}."
+                f"{name}={arguments[name]!r} can't be used with a native dataset: {remedy}. "
+                "If a framework passed it, it rebuilt this loader (Lightning's predict() does): "
+                "see docs/trainers.md."
             )
 
 

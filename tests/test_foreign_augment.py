@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import io
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -17,6 +16,9 @@ from cache.errors import ConfigError, CorruptSampleError, DatasetError
 from pipeline import DataLoader, World
 from readers import Dataset
 from tests.torch_datasets import same
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SAMPLES = 12
 

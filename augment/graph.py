@@ -178,7 +178,7 @@ class Graph:
             try:
                 return Decoded(pipe.take(samples), {})
             except RuntimeError as error:
-                whole = _Failed(fed.parts[0].rows, error)
+                whole = _Failed(fed.parts[0].rows, _why(error))
                 return self._rescued(fed, [whole], pipe.empty(samples), [])
         images = pipe.empty(samples)
         failed: list[_Failed] = []
@@ -187,7 +187,7 @@ class Graph:
             try:
                 taken.append(pipe.take(len(part.rows)))
             except RuntimeError as error:
-                failed.append(_Failed(part.rows, error))
+                failed.append(_Failed(part.rows, _why(error)))
             else:
                 images[part.rows] = taken[-1]
         return self._rescued(fed, failed, images, taken)
@@ -214,16 +214,15 @@ class Graph:
         """
         bad = dict(fed.marks)
         for part in failed:
-            rows, error = part.rows, part.error
-            if error is not None:
+            rows, reason = part.rows, part.reason
+            if reason is not None:
                 self._careful = _CAREFUL_BATCHES
-                _refuse_if_short_of_memory(error)
-            if len(rows) == 1 and error is not None:
-                bad[rows[0]] = reason_of(error)
+            if len(rows) == 1 and reason is not None:
+                bad[rows[0]] = reason
                 continue
             # What failed as a small run is cut further at once; a large one into small runs.
             size = _CAREFUL_SAMPLES
-            if error is not None and len(rows) <= size:
+            if reason is not None and len(rows) <= size:
                 size = -(-len(rows) // _WAYS)
             for few in cut(rows, size):
                 bad |= failing_rows(
@@ -247,7 +246,7 @@ class Graph:
         try:
             taken.append(self._side.take(len(rows)))
         except RuntimeError as error:
-            _refuse_if_short_of_memory(error)
+            _why(error)
             raise
         images[rows] = taken[-1]
         del held  # DALI read it until here
@@ -313,10 +312,11 @@ class _Part:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """Rows of a run that failed; error: None if they weren't tried yet."""
+    """Rows of a run that failed, and why; None if they weren't tried yet. Not the error: its
+    traceback would hold the batch in a cycle."""
 
     rows: list[int]
-    error: RuntimeError | None
+    reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,12 +337,14 @@ def _part(batch: EncodedBatch, draws: Draws, rows: list[int]) -> tuple[EncodedBa
     return part, {name: values[rows] for name, values in draws.items()}
 
 
-def _refuse_if_short_of_memory(error: RuntimeError) -> None:
+def _why(error: RuntimeError) -> str:
+    """The reason of a run that failed; raises PenstockError where no sample is to blame."""
     if short_of_memory(error):
         raise PenstockError(
             f"DALI could not decode a batch for want of memory ({reason_of(error)}). Use a "
             "smaller batch, or a smaller prefetch_factor."
         ) from error
+    return reason_of(error)
 
 
 class _Pipe:

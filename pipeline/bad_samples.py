@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pipeline.agreement import Agreement
     from pipeline.quarantine import QuarantineFile
     from pipeline.statistics import Meter
+    from pipeline.steps import Cursor
     from readers import Dataset
 
 SAME_SHARD_ATTEMPTS = 8
@@ -37,6 +38,7 @@ TOLD_IDS = 1000  # ids that one rank tells the others
 
 _SALT = 0x5AB57170  # keeps these hashes apart from those of order and draws
 _EPOCHS_KEPT = 4
+_NOTHING = [-1, 0]  # before any batch
 
 
 def substitute(
@@ -61,8 +63,8 @@ def substitute(
 
 
 class BadState(TypedDict):
-    """What a state says. bad: samples of this epoch, as far as this rank knows. quarantine_sha256: of the ids and
-    reasons that this rank met."""
+    """What a state says. bad: samples of this epoch, as far as this rank knows.
+    quarantine_sha256: of the ids and reasons that this rank met."""
 
     bad: int
     quarantine_sha256: str
@@ -97,6 +99,7 @@ class BadSamples:
         self._met: dict[int, str] = {}  # handed out, in any epoch
         self._counted: dict[int, set[int]] = {}  # by epoch: told to all ranks
         self._epoch: int | None = None  # of what was handed out last; None: nothing yet
+        self._stopped = False
         self._count, self._before = 0, 0  # in that epoch: in this process, and before a restart
 
     # -- asked and told while batches are prepared
@@ -156,19 +159,28 @@ class BadSamples:
 
     # -- when a batch is handed out
 
-    def check(self) -> None:
-        """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError."""
-        notice = self._agreement.stopped()
-        if notice is not None:
-            raise self._error(notice)
+    def check(self, asked: Cursor) -> None:
+        """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError.
 
-    def handed_out(self, epoch: int, bad: Mapping[int, str], *, is_first: bool) -> None:
+        A notice holds for what comes after the batch that it was sent with: that one every rank
+        hands out, also a rank that hears of it before, as the others wait for it in their step.
+        """
+        notice = self._agreement.stopped()
+        if notice is None:
+            return
+        if not self._stopped and (asked.epoch, asked.position) <= tuple(notice["last"]):
+            return
+        self._stopped = True
+        raise self._error(notice)
+
+    def handed_out(self, at: Cursor, bad: Mapping[int, str]) -> None:
         """Count, report and, past the limit, tell every rank to stop at the next batch.
 
-        bad: this rank's own samples of the batch, id -> reason. is_first: of an epoch. Again for
-        the same batch, it counts nothing twice for the job.
+        at: where the batch begins. bad: this rank's own samples of it, id -> reason. Again for the
+        same batch, it counts nothing twice for the job.
         """
-        if is_first or self._epoch not in (None, epoch):
+        epoch = at.epoch
+        if at.position == 0 or self._epoch not in (None, epoch):
             self.begin(epoch)
         self._epoch = epoch
         if not bad:
@@ -184,7 +196,7 @@ class BadSamples:
         if new:
             total = self._agreement.add(f"bad-{epoch}", len(new)) + self._before
             if total > self._max_bad * self._samples:
-                self._agreement.stop(self._notice(epoch, total))
+                self._agreement.stop(self._notice(at, total))
         if first_ever:
             self._warn(*next(iter(bad.items())))
 
@@ -192,7 +204,8 @@ class BadSamples:
         """This rank can't go on: tell the others, so that none waits for it."""
         if self._agreement.is_shared:
             text = f"{type(error).__name__}: {error}"
-            self._agreement.stop({"rank": self._agreement.rank, "failed": text[:2000]})
+            notice = {"rank": self._agreement.rank, "failed": text[:2000], "last": _NOTHING}
+            self._agreement.stop(notice)
 
     # -- state
 
@@ -213,6 +226,7 @@ class BadSamples:
         together, and what was told to all is forgotten."""
         self._epoch, self._count, self._before = None, 0, bad
         self._counted.clear()
+        self._stopped = False
         self._agreement.begin()
 
     # -- inside
@@ -250,11 +264,12 @@ class BadSamples:
             stacklevel=4,
         )
 
-    def _notice(self, epoch: int, total: int) -> dict[str, Any]:
-        ids = sorted(self._counted[epoch])
+    def _notice(self, at: Cursor, total: int) -> dict[str, Any]:
+        ids = sorted(self._counted[at.epoch])
         return {
             "rank": self._agreement.rank,
-            "epoch": epoch,
+            "epoch": at.epoch,
+            "last": [at.epoch, at.position],
             "total": total,
             "ids": ids[:TOLD_IDS],
             "reasons": {str(i): self._met[i] for i in ids[:NAMED]},

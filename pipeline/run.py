@@ -67,6 +67,8 @@ class Run:
         self._failure: Exception | None = None
         self._next: Cursor | None = None
         self._closed = False
+        self._after: Cursor | None = None  # the place behind the last batch that was handed out
+        self._checked: Cursor | None = None
         # Registered after DALI was imported: it runs before DALI's own hook takes the graph away.
         atexit.register(self.close)
 
@@ -91,14 +93,18 @@ class Run:
     def check(self) -> None:
         """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError. Asked
         before each batch, and at an epoch's end: so ranks in step stop at the same one."""
-        self._bad.check()
+        if self._after is not None:
+            self._bad.check(self._after)
+            self._checked = self._after
 
     def take(self, cursor: Cursor) -> Taken:
         """The batch at a cursor. Raises what its reading or decoding raised; ask again to retry.
 
         Raises what check() raises.
         """
-        self.check()
+        if cursor != self._checked:  # once for each batch: it is a question to another machine
+            self._bad.check(cursor)
+        self._checked = None
         try:
             return self._take(cursor)
         except Exception as error:  # raised again; the other ranks mustn't wait for this one
@@ -135,7 +141,8 @@ class Run:
             decode_s=decode_s,
         )
         # Before the batch is handed out, so that the others see it when they ask for the next.
-        self._bad.handed_out(cursor.epoch, prepared.bad_ids, is_first=cursor.position == 0)
+        self._bad.handed_out(cursor, prepared.bad_ids)
+        self._after = then
         if then.epoch != cursor.epoch:
             self._bad.begin(then.epoch)
         # Last: readers that wake up hold the GIL for a moment, and woken before the hand-over's own
@@ -166,6 +173,7 @@ class Run:
     def restore_bad(self, bad: int) -> None:
         """Go on in an epoch of which so many bad samples were counted."""
         self._bad.restore(bad)
+        self._after = self._checked = None
 
     def _feed(self, *, wait: bool) -> float:
         """Move what is prepared into DALI; wait for it only if asked to and DALI has nothing.

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import distributed_c10d
+import torch.distributed as dist
 
 from cache.errors import PenstockWarning, PlanError
 from pipeline.agreement import Agreement, check_same_plan, join
@@ -19,7 +19,7 @@ from tests.test_bad_samples import build
 
 
 def pair(store: Any = None) -> tuple[Agreement, Agreement]:
-    store = store or distributed_c10d.HashStore()  # type: ignore[attr-defined]
+    store = store or dist.HashStore()  # type: ignore[attr-defined]
     return Agreement(store, name="x", rank=0), Agreement(store, name="x", rank=1)
 
 

@@ -1,9 +1,15 @@
 """`python -m benchmarks.gil`: how much a training step that holds the GIL is slowed by the loader.
 
 The step is pure Python, so it holds the GIL all the time, and every moment that the loader's
-threads spend in Python comes out of it. The same steps are timed with and without the loader
-running, in turn; only the steps count, not the waits for batches. Decoding has one thread, so that
-there are cores enough and the GIL is what is shared. Writes benchmarks/results/gil.json.
+threads spend in Python comes out of it. Two equal steps follow each batch: while the first one
+runs the loader makes up for the batch that it handed out, and when the second one begins it has
+done so and stands still. The pairs are that close because the machine drifts. Decoding has one
+thread, so that there are cores enough.
+
+Cores that are two halves of one (hyperthreads) slow each other whatever the threads do, and a
+decoder without any Python would do the same to the step. So what counts for the GIL is the time in
+which the step's thread wanted to run and didn't; the difference in wall time stands beside it.
+Writes benchmarks/results/gil.json.
 """
 
 from __future__ import annotations
@@ -27,10 +33,12 @@ def _count(turns: int) -> int:
     return total
 
 
-def _step_s(turns: int) -> float:
-    began = time.perf_counter()
+def _step_s(turns: int) -> tuple[float, float]:
+    """Wall seconds of a step, and those of them in which its thread didn't run."""
+    began, ran = time.perf_counter(), time.thread_time()
     _count(turns)
-    return time.perf_counter() - began
+    wall_s = time.perf_counter() - began
+    return wall_s, wall_s - (time.thread_time() - ran)
 
 
 def measure(
@@ -43,13 +51,14 @@ def measure(
     results: Path = RESULTS,
     console: Console,
 ) -> Path:
-    """Median slowdown over `rounds` pairs of `steps` steps of about step_s seconds each."""
+    """Median slowdown over `rounds` of `steps` pairs of steps of about step_s seconds each."""
     from augment import imagenet_train
     from pipeline import DataLoader
     from readers import Dataset
 
-    turns = max(1, int(step_s / min(_step_s(100_000) for _ in range(5)) * 100_000))
+    turns = max(1, int(step_s / min(_step_s(100_000)[0] for _ in range(5)) * 100_000))
     pairs: list[tuple[float, float]] = []
+    waits: list[float] = []
     with DataLoader(
         Dataset(str(prepared.pack)),
         batch_size=batch_size,
@@ -59,24 +68,31 @@ def measure(
         num_workers=1,
         augment=imagenet_train(224),
     ) as loader:
+        endless = itertools.chain.from_iterable(itertools.repeat(loader))
         for _ in range(rounds):
-            # A new pass stands still until its first batch is asked for, so the two don't overlap.
-            alone = statistics.median(_step_s(turns) for _ in range(steps))
-            endless = itertools.chain.from_iterable(itertools.repeat(loader))
-            beside = statistics.median(_step_s(turns) for _ in itertools.islice(endless, steps))
+            timed = [(_step_s(turns), _step_s(turns)) for _ in itertools.islice(endless, steps)]
+            beside, alone = (
+                statistics.median(w for w, _ in side) for side in zip(*timed, strict=True)
+            )
+            held = [sum(waited for _, waited in side) for side in zip(*timed, strict=True)]
             pairs.append((alone, beside))
+            waits.append((held[0] - held[1]) / sum(wall for (wall, _), _ in timed))
     slowdowns = [beside / alone - 1 for alone, beside in pairs]
-    slowdown = statistics.median(slowdowns)
+    slowdown, waiting = statistics.median(slowdowns), statistics.median(waits)
     console.print(
-        f"A step of {1e3 * statistics.median(a for a, _ in pairs):.0f} ms that holds the GIL takes "
-        f"{slowdown:+.1%} with the loader beside it ({min(slowdowns):+.1%} to "
-        f"{max(slowdowns):+.1%}, {rounds} pairs of {steps} steps, batch {batch_size}).",
+        f"A step of {1e3 * statistics.median(a for a, _ in pairs):.0f} ms that holds the GIL waits "
+        f"for it {waiting:.2%} of the time with the loader beside it ({min(waits):.2%} to "
+        f"{max(waits):.2%}, {rounds} rounds of {steps} pairs, batch {batch_size}). In all it takes "
+        f"{slowdown:+.1%} ({min(slowdowns):+.1%} to {max(slowdowns):+.1%}): the rest is what two "
+        "busy cores do to each other.",
         highlight=False,
     )
     measured = {
         "dataset": prepared.record(),
         "batch_size": batch_size,
         "steps": steps,
+        "gil_share": waiting,
+        "gil_shares": waits,
         "slowdown": slowdown,
         "pairs_s": pairs,
     }

@@ -58,8 +58,9 @@ def refuse_with_seed(arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
         if value is not None:
             raise ConfigError(
-                f"{name}= and seed= contradict each other: with seed= Penstock orders and shares "
-                f"out the samples itself. Drop seed= to keep torch's order, or drop {name}=."
+                f"{name if '=' in name else name + '='} and seed= contradict each other: with a "
+                "seed Penstock orders and shares out the samples itself. Drop seed= to keep "
+                "torch's order, or drop the other."
             )
 
 

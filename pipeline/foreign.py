@@ -8,27 +8,22 @@ anywhere a mark says.
 from __future__ import annotations
 
 import threading
-import time
 import warnings
 import weakref
-from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import torch.utils.data
 
-from cache.errors import ClosedError, DatasetError, PenstockWarning, ResumeError, WorkerError
+from cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning, ResumeError
 from pipeline import arguments
-from pipeline.foreign_order import Mark, PlanOrder, TorchOrder, freeze, fresh_seed, thaw
+from pipeline.foreign_order import Mark, PlanOrder, TorchOrder, freeze, fresh_seed
+from pipeline.foreign_pass import Pass
 from pipeline.statistics import Meter
 from pipeline.worker import (
-    Fetched,
     IterableSource,
     MapSource,
-    Request,
     WorkerInit,
     WorkerPosition,
     as_it_is,
@@ -38,13 +33,12 @@ from pipeline.worker import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from pipeline.foreign_order import Order, Stream
+    from pipeline.foreign_order import Order
     from pipeline.pictures import Darkroom
     from pipeline.statistics import Statistics
     from pipeline.world import World
 
 STATE_VERSION = 1
-_FED_AHEAD = 2  # batches in DALI, as for native datasets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +95,27 @@ class ForeignSettings:
         }
 
 
+class _Requests(torch.utils.data.Sampler[Any]):
+    """What torch's loader takes for its sampler: the requests of the pass that begins."""
+
+    current: Iterable[Any] = ()
+
+    def __init__(self) -> None:
+        """torch's own constructor takes what isn't needed here."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.current)
+
+
+@dataclass(frozen=True, slots=True)
+class _Inner:
+    """torch's loader, the source in it, and what it is asked for (None: an iterable dataset)."""
+
+    loader: Any
+    source: Any
+    requests: _Requests | None
+
+
 class ForeignEngine:
     """Hands out batches of a torch dataset. The loader's facade forwards to it."""
 
@@ -113,7 +128,7 @@ class ForeignEngine:
         )
         self._next = Mark()  # what was handed out, and where the next pass begins
         self._restored = False
-        self._latest: weakref.ref[_Pass] | None = None
+        self._latest: weakref.ref[Pass] | None = None
         self._number = 0  # of the latest pass: the one whose place is the loader's
         self._source: Any = None  # of the latest pass: without workers it has the dataset's state
         self._kept: _Inner | None = None  # torch's loader with persistent workers
@@ -148,7 +163,7 @@ class ForeignEngine:
         self._number += 1
         if (darkroom := self.settings.darkroom) is not None:
             darkroom.drain()
-        started = _Pass(self, self._next, number=self._number, restored=self._restored)
+        started = Pass(self, self._next, number=self._number, restored=self._restored)
         self._latest = weakref.ref(started)
         return started
 
@@ -297,6 +312,11 @@ class ForeignEngine:
     def state_dict(self) -> dict[str, Any]:
         """What was handed out. Decides what the epoch is drawn from, if that is still open."""
         settings = self.settings
+        if not settings.options["in_order"]:
+            raise ConfigError(
+                "in_order=False hands batches out as they come, so no position says which ones "
+                "were: a state can't be taken. Pass in_order=True."
+            )
         live = self._latest() if self._latest is not None else None
         if live is not None and (live.number != self._number or live.is_over):
             live = None
@@ -392,232 +412,6 @@ class ForeignEngine:
             f"{settings.world.rank} of {settings.world.size}, at epoch {self._next.epoch}, batch "
             f"{self._next.batches})"
         )
-
-
-class _Requests(torch.utils.data.Sampler[Any]):
-    """What torch's loader takes for its sampler: the requests of the pass that begins."""
-
-    current: Iterable[Any] = ()
-
-    def __init__(self) -> None:
-        """torch's own constructor takes what isn't needed here."""
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.current)
-
-
-@dataclass(frozen=True, slots=True)
-class _Inner:
-    """torch's loader, the source in it, and what it is asked for (None: an iterable dataset)."""
-
-    loader: Any
-    source: Any
-    requests: _Requests | None
-
-
-class _Pass:
-    """One pass over an epoch: torch's iterator, and how much of it was handed out."""
-
-    def __init__(self, engine: ForeignEngine, mark: Mark, *, number: int, restored: bool) -> None:
-        self.number = number
-        self._engine = engine
-        self._handed_out_at: float | None = None
-        self._decode_s = 0.0  # of the latest batch
-        self._fed: deque[Fetched] = deque()
-        self.is_over = False
-        self._start(mark, restored=restored)
-
-    def _start(self, mark: Mark, *, restored: bool) -> None:
-        engine, settings = self._engine, self._engine.settings
-        self._fresh_restore = restored and mark.batches > 0
-        generator = settings.own_generator()
-        if generator is not None and settings.seed is None:
-            if restored and mark.generator is not None:
-                generator.set_state(thaw(mark.generator))
-            else:
-                mark = replace(mark, generator=freeze(generator.get_state()))
-        sampler_epoch = getattr(getattr(settings.order, "sampler", None), "epoch", None)
-        if mark.sampler_epoch is None and isinstance(sampler_epoch, int):
-            mark = replace(mark, sampler_epoch=sampler_epoch)
-        inner = engine.inner(mark)
-        self._stream: Stream | None = None
-        if settings.order is not None and inner.requests is not None:
-            self._stream = settings.order.begin(mark)
-            inner.requests.current = restoring(self._stream, mark)
-        self._inner: Any = iter(inner.loader)
-        self._is_drained = False
-        base_seed = getattr(self._inner, "_base_seed", None)
-        if settings.num_workers and mark.base_seed is None and isinstance(base_seed, int):
-            mark = replace(mark, base_seed=base_seed)
-        if not mark.workers and settings.tracks_workers:
-            mark = replace(mark, workers=(WorkerPosition(),) * settings.streams)
-        self._mark = mark
-        engine.began(self.number, self.mark(), inner.source)
-
-    def mark(self) -> Mark:
-        """Where the pass stands, with what its order turned out to be drawn from."""
-        return self._mark if self._stream is None else self._stream.noted(self._mark)
-
-    def decide(self, mark: Mark) -> None:
-        """Draw the order from what the mark says, unless it has begun."""
-        self._mark = mark
-        if self._stream is not None:
-            self._stream.mark = mark
-
-    def stop(self) -> None:
-        """Drop torch's iterator, and with it its workers."""
-        self._inner = iter(())
-        self.is_over = True
-
-    def __iter__(self) -> _Pass:
-        return self
-
-    def __len__(self) -> int:
-        return len(self._engine)
-
-    def __next__(self) -> Any:
-        engine = self._engine
-        if self._handed_out_at is not None:
-            engine.meter.step_s += time.perf_counter() - self._handed_out_at
-            self._handed_out_at = None
-        began = time.perf_counter()
-        self._decode_s = 0.0
-        try:
-            fetched = self._fetch()
-        except StopIteration:
-            if not self._restart():
-                raise
-            return next(self)
-        batch = self._moved(fetched)
-        now = time.perf_counter()
-        engine.meter.delivered(
-            fetched.samples, wait_s=now - began, read_s=now - began, decode_s=0.0
-        )
-        self._handed_out_at = now
-        return batch
-
-    def _fetch(self) -> Fetched:
-        """The next batch from torch's iterator, its images decoded and augmented if asked for."""
-        settings = self._engine.settings
-        darkroom = settings.darkroom
-        if darkroom is None:
-            return self._next_fetched()
-        # Reading ahead would leave the state of a dataset in this process ahead of the batch.
-        ahead = 1 if settings.num_workers == 0 and has_state(settings.dataset) else _FED_AHEAD
-        while len(self._fed) < ahead and not self._is_drained:
-            try:
-                fetched = self._next_fetched()
-            except StopIteration:
-                self._is_drained = True
-                break
-            ids = np.asarray(fetched.ids, np.int64)
-            darkroom.feed(fetched.batch, ids=ids, epoch=self._mark.epoch)
-            self._fed.append(fetched)
-        if not self._fed:
-            raise StopIteration
-        fetched = self._fed.popleft()
-        began = time.perf_counter()
-        batch = darkroom.outputs(fetched.batch)
-        self._decode_s = time.perf_counter() - began
-        return replace(fetched, batch=batch)
-
-    def _next_fetched(self) -> Fetched:
-        try:
-            fetched: Fetched = next(self._inner)
-            while fetched.void:
-                fetched = next(self._inner)
-        except (ConnectionError, EOFError) as error:
-            # A batch's memory is asked for from the worker; torch sees later that it is gone.
-            if self._engine.settings.num_workers == 0:
-                raise
-            raise WorkerError(
-                "A DataLoader worker was killed or exited while it handed over a batch. Often the "
-                "machine is short of memory (see `dmesg`): use fewer workers or smaller batches."
-            ) from error
-        return fetched
-
-    def _moved(self, fetched: Fetched) -> Any:
-        engine, settings, mark = self._engine, self._engine.settings, self._mark
-        batch = fetched.batch
-        if self._stream is not None:
-            valid = self._stream.valid()
-            if valid is not None:
-                batch = with_valid(batch, torch.from_numpy(valid))
-            mark = self._stream.moved(mark)
-        else:
-            mark = replace(mark, batches=mark.batches + 1)
-        if settings.tracks_workers:
-            moved = mark.workers[fetched.worker].moved(fetched)
-            workers = list(mark.workers)
-            workers[fetched.worker] = moved
-            mark = replace(
-                mark,
-                workers=tuple(workers),
-                next_worker=(fetched.worker + 1) % settings.streams,
-            )
-        self._mark = mark
-        self._fresh_restore = False
-        engine.check_length(mark.batches)
-        if not self.is_over:
-            steps = engine.steps()
-            self.is_over = steps is not None and mark.batches >= steps
-            engine.moved(self.number, Mark(epoch=mark.epoch + 1) if self.is_over else mark)
-        return batch if settings.device.type == "cpu" else to_device(batch, settings.device)
-
-    def _restart(self) -> bool:
-        """At the end of torch's iterator: whether there is more, as the pass was restored at an end
-        that nobody could see."""
-        mark, engine = self._mark, self._engine
-        if self._fresh_restore:
-            self._start(Mark(epoch=mark.epoch + 1), restored=False)
-            return True
-        if not self.is_over:
-            self.is_over = True
-            engine.moved(self.number, Mark(epoch=mark.epoch + 1))
-            engine.check_short(mark.batches)
-        return False
-
-
-def restoring(stream: Iterable[Request], mark: Mark) -> Iterator[Request]:
-    """The stream's requests, with the dataset's state for each worker's first one.
-
-    torch asks its workers in turn, from the first: empty requests come before those of the worker
-    whose turn it is.
-    """
-    states = [worker.state for worker in mark.workers]
-    if not any(states):
-        yield from stream
-        return
-    for state in states[: mark.next_worker]:
-        yield Request(restore=state, void=True)
-    later = iter(states[mark.next_worker :])
-    for request in stream:
-        yield replace(request, restore=next(later, None))
-
-
-def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor on the device, in containers of the same kind."""
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return type(batch)({key: to_device(value, device) for key, value in batch.items()})  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(value, device) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(to_device(value, device) for value in batch)
-    return batch
-
-
-def with_valid(batch: Any, valid: torch.Tensor) -> Any:
-    """The batch with the mask of padded slots: last in a list or tuple, "valid" in a dict, else the
-    second of a pair."""
-    if isinstance(batch, Mapping):
-        return {**batch, "valid": valid}
-    if isinstance(batch, list):
-        return [*batch, valid]
-    if isinstance(batch, tuple):
-        return (*batch, valid)
-    return batch, valid
 
 
 def _length(dataset: Any) -> int | None:

@@ -295,6 +295,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         sampler: PlanSampler | None = None
         if plan:
             given = {name: torchs[name] for name in ("sampler", "batch_sampler", "generator")}
+            given["in_order=False"] = None if torchs["in_order"] else True
             arguments.refuse_with_seed(given)
             order = plan_order(
                 dataset, torchs, wanted=wanted, global_batch=global_batch_size, pad=pad, world=world

@@ -371,6 +371,42 @@ def test_closed() -> None:
         pass
 
 
+class _Failing(Squares):
+    def __getitem__(self, index: int) -> Any:
+        if index == 4:
+            raise KeyError(index)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_going_on_behind_an_error_counts_its_batch_as_gone(workers: int) -> None:
+    loader = DataLoader(_Failing(11, "int"), 2, seed=1, pad="mask", num_workers=workers)
+    batches = iter(loader)
+    seen = [next(batches), next(batches)]
+    with pytest.raises(KeyError):
+        next(batches)
+    stopped = loader.state_dict()
+    seen.append(next(batches))
+    behind = loader.state_dict()
+    seen += list(batches)
+    assert [valid.tolist() for _, valid in seen] == [[True, True]] * 4 + [[True, False]]
+    again = DataLoader(_Failing(11, "int"), 2, seed=1, pad="mask", num_workers=workers)
+    again.load_state_dict(behind)
+    assert same(seen[3:], list(again))
+    again.load_state_dict(stopped)  # the failed batch isn't lost to who resumes
+    with pytest.raises(KeyError):
+        next(iter(again))
+
+
+def test_batches_out_of_order_have_no_state() -> None:
+    loader = DataLoader(Squares(9, "int"), num_workers=2, in_order=False)
+    assert sorted(int(b) for b in loader) == list(range(9))
+    with pytest.raises(ConfigError, match="in_order"):
+        loader.state_dict()
+    with pytest.raises(ConfigError, match="in_order"):
+        DataLoader(Squares(9), num_workers=2, in_order=False, seed=1)
+
+
 def test_statistics_count_samples() -> None:
     loader = DataLoader(Squares(9), 4)
     list(loader)

@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-class Photos(torch.utils.data.Dataset):
+class Photos(torch.utils.data.Dataset[Any]):
     """The folder's files in our listing order, in a form of choice."""
 
     def __init__(self, root: Path, form: str) -> None:

@@ -240,7 +240,7 @@ def test_concurrent_iterators_as_in_torch() -> None:
 def _note_dataset(worker: int) -> None:
     info: Any = torch.utils.data.get_worker_info()
     assert type(info.dataset) is Squares
-    info.dataset.samples_seen_by = worker
+    vars(info.dataset)["seen_by"] = worker
     assert info.id == worker
 
 

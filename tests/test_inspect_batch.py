@@ -51,7 +51,7 @@ def test_pictures_undo_normalize() -> None:
     rng = np.random.default_rng(0)
     raw = rng.integers(0, 256, (4, 3, 8, 5), np.uint8)
     norm = Normalize()
-    mean, std = (np.float32(each)[:, None, None] for each in (norm.mean, norm.std))
+    mean, std = (np.array(each, np.float32)[:, None, None] for each in (norm.mean, norm.std))
     seen = ((raw / np.float32(255) - mean) / std).astype(np.float32)
     assert np.array_equal(pictures(seen, norm), raw.transpose(0, 2, 3, 1))
     assert np.array_equal(pictures(raw, None), raw.transpose(0, 2, 3, 1))

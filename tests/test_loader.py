@@ -385,7 +385,8 @@ class TestArguments:
                 if not name.startswith("_"):
                     assert hasattr(loader, name), name
             assert len(loader.dataset) == SAMPLES
-            assert len(loader.dataset.classes) == CLASSES
+            dataset: Any = loader.dataset
+            assert len(dataset.classes) == CLASSES
 
     def test_a_seed_from_torch_follows_manual_seed(self, pack: Path) -> None:
         found = []

@@ -13,7 +13,7 @@ import torch.utils.data
 Pair = namedtuple("Pair", ["x", "y"])
 
 
-class Squares(torch.utils.data.Dataset):
+class Squares(torch.utils.data.Dataset[Any]):
     """Sample i in a shape of choice."""
 
     def __init__(self, samples: int, kind: str = "tuple") -> None:
@@ -44,7 +44,7 @@ class Batched(Squares):
         return [self[index] for index in indices]
 
 
-class Noisy(torch.utils.data.Dataset):
+class Noisy(torch.utils.data.Dataset[Any]):
     """(index, draws of three generators)."""
 
     def __init__(self, samples: int) -> None:
@@ -57,7 +57,7 @@ class Noisy(torch.utils.data.Dataset):
         return index, random.random(), float(np.random.rand()), float(torch.rand(()))
 
 
-class StatefulMap(torch.utils.data.Dataset):
+class StatefulMap(torch.utils.data.Dataset[Any]):
     """Draws from torch's generator and keeps its state, as some augmenting datasets do."""
 
     def __init__(self, samples: int) -> None:
@@ -84,7 +84,7 @@ def _own_part(sizes: list[int]) -> range:
     return range(start, start + sizes[info.id])
 
 
-class Streams(torch.utils.data.IterableDataset):
+class Streams(torch.utils.data.IterableDataset[Any]):
     """Each worker has a stream of its own size; no state."""
 
     def __init__(self, sizes: list[int]) -> None:

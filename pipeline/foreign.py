@@ -238,6 +238,15 @@ class ForeignEngine:
             self._next = mark
             self._restored = False
 
+    def after(self, mark: Mark) -> Mark:
+        """Where the next epoch begins. Persistent workers keep their datasets over epochs, and so
+        what is known of those."""
+        kept = self.settings.order is not None and self.settings.options["persistent_workers"]
+        return Mark(
+            epoch=mark.epoch + 1,
+            workers=tuple(WorkerPosition(state=w.state) for w in mark.workers) if kept else (),
+        )
+
     def check_length(self, batches: int) -> None:
         """As torch: warn where an iterable dataset has more than its length says."""
         steps = self.steps() if self.settings.order is None else None
@@ -330,7 +339,7 @@ class ForeignEngine:
             **settings.identity(),
             "streams": settings.streams,
             "draw_seed": None if settings.darkroom is None else settings.darkroom.seed,
-            "mark": self._with_dataset_state(self._next).to_dict(),
+            "mark": self._with_dataset_state(self._next, is_live=live is not None).to_dict(),
         }
 
     def _decided(self, mark: Mark) -> Mark:
@@ -342,12 +351,15 @@ class ForeignEngine:
             mark = replace(mark, base_seed=fresh_seed())
         return mark if settings.order is None else settings.order.decided(mark)
 
-    def _with_dataset_state(self, mark: Mark) -> Mark:
+    def _with_dataset_state(self, mark: Mark, *, is_live: bool) -> Mark:
         """Without workers the dataset is here, just behind the last batch: it is asked now."""
         if self.settings.num_workers or self._source is None or self._restored:
             return mark
-        state = self._source.state()
-        if not state or (mark.batches == 0 and self.settings.order is None):
+        at_start = mark.batches == 0 and self.settings.order is None
+        if at_start and not is_live:
+            return mark
+        state = self._source.first_state() if at_start else self._source.state()
+        if not state:
             return mark
         return replace(mark, workers=(WorkerPosition(batches=mark.batches, state=state),))
 

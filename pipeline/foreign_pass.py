@@ -52,7 +52,9 @@ class Pass:
         self._stream: Stream | None = None
         if settings.order is not None and inner.requests is not None:
             self._stream = settings.order.begin(mark)
-            inner.requests.current = restoring(self._stream, mark)
+            # Workers that go on have their datasets' states already.
+            current = restoring(self._stream, mark) if restored else self._stream
+            inner.requests.current = current
         self._inner: Any = iter(inner.loader)
         self._is_drained = False
         self._failed = 0
@@ -183,7 +185,7 @@ class Pass:
         if not self.is_over:
             steps = engine.steps()
             self.is_over = steps is not None and mark.batches >= steps
-            engine.moved(self.number, Mark(epoch=mark.epoch + 1) if self.is_over else mark)
+            engine.moved(self.number, engine.after(mark) if self.is_over else mark)
         return batch if settings.device.type == "cpu" else to_device(batch, settings.device)
 
     def _restart(self) -> bool:
@@ -195,7 +197,7 @@ class Pass:
             return True
         if not self.is_over:
             self.is_over = True
-            engine.moved(self.number, Mark(epoch=mark.epoch + 1))
+            engine.moved(self.number, engine.after(mark))
             engine.check_short(mark.batches)
         return False
 

@@ -280,6 +280,7 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         self._first = first
         self._seed = seed
         self._iterator: Any = None
+        self._prepared: Any = None  # the next pass's iterator, if its state was asked for already
 
     def __iter__(self) -> Iterator[Fetched]:
         worker = worker_id()
@@ -318,7 +319,9 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         # A generator's state is its dataset's, which must know before it starts.
         if state and "dataset" in state and has_state(self.dataset):
             self.dataset.load_state_dict(state["dataset"])
-        self._iterator = iter(self.dataset)
+        if self._prepared is None:
+            self._prepared = iter(self.dataset)
+        self._iterator, self._prepared = self._prepared, None
         if state and "iterator" in state and has_state(self._iterator):
             self._iterator.load_state_dict(state["iterator"])
         return self._iterator
@@ -329,6 +332,16 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
             return list(itertools.islice(iterator, 1))
         samples = list(itertools.islice(iterator, self._batch_size))
         return [] if self._drop_last and len(samples) < self._batch_size else samples
+
+    def first_state(self) -> dict[str, Any]:
+        """The state of an iterator at its start. A dataset's own is left out unless it is the
+        iterator: what it says now is where the last epoch ended."""
+        if self._prepared is None:
+            self._prepared = iter(self.dataset)
+        if not has_state(self._prepared):
+            return {}
+        key = "dataset" if self._prepared is self.dataset else "iterator"
+        return {key: self._prepared.state_dict()}
 
     def state(self) -> dict[str, Any]:
         """The state of dataset and iterator as it is now, where they have one."""

@@ -161,6 +161,28 @@ class Walked(Streams):
         return _Walker(list(_own_part(self.sizes)))
 
 
+class _Drawing(_Walker):
+    """Draws from torch's generator, and keeps the generator's state as its own."""
+
+    def __next__(self) -> int:
+        super().__next__()
+        return int(torch.randint(10**6, (1,)))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "rng": torch.get_rng_state().tolist()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.at = state["at"]
+        torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
+
+
+class Drawn(Streams):
+    """Its iterator draws, and keeps the state of the draws."""
+
+    def __iter__(self) -> Any:
+        return _Drawing(list(_own_part(self.sizes)))
+
+
 class CountingSampler(torch.utils.data.Sampler[int]):
     """A sampler with state that never goes back by itself."""
 

@@ -504,7 +504,7 @@ ARGUMENTS = [
     (Apply, "draws", {"fn": print}),
     (RandAugment, "num_ops", {}),
     (RandAugment, "magnitude", {}),
-    (RandAugment, "num_magnitude_bins", {}),
+    (RandAugment, "num_magnitude_bins", {"magnitude": 0}),
     (RandAugment, "fill", {}),
     (TrivialAugmentWide, "num_magnitude_bins", {}),
     (TrivialAugmentWide, "fill", {}),

@@ -1,0 +1,83 @@
+"""Blobs: the unit of the cache. A blob is one object of a store, or many small ones end to end.
+
+A blob's bytes come from `parts`; it is named by a key that hashes what they are, never by a name
+that a remote gave.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
+
+ReadMode = Literal["mmap", "pread"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """An object that is a part of a blob. path: as the store calls it; version: what the object
+    must be, None for whatever is there when its first byte is fetched."""
+
+    path: str
+    size_bytes: int
+    version: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobSource:
+    """Where a blob's bytes are. key: 40 hex digits; uri: for people, without credentials; parts:
+    at least one, end to end in this order; size_bytes: of all of them."""
+
+    key: str
+    uri: str
+    parts: Sequence[Part]
+    size_bytes: int
+
+
+def blob_key(*, scope: str, uri: str, version: str) -> str:
+    """40 hex digits of what a blob is: its store's scope, its URI and its version.
+
+    Uniform over all keys, so a share of a dataset is "all keys below a threshold".
+    """
+    text = "\0".join((scope, uri, version))
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:40]
+
+
+class Blob(Protocol):
+    """An open blob: cached (whole, or being filled), or passing (kept nowhere).
+
+    is_cached: whether its bytes stay on the local disk. path: of the local file, None if passing.
+    """
+
+    source: BlobSource
+    is_cached: bool
+    path: bytes | None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every byte is here: reading it can't wait for the remote any more."""
+
+    def buffer(self, spans: Sequence[tuple[int, int]]) -> Any:
+        """A read-only pyarrow buffer of the blob's size, in which at least these spans [start, end)
+        hold its bytes; fetches what is missing. For parsing headers, footers and columns.
+        Raises FetchError."""
+
+    def address(self) -> int | None:
+        """Where the blob is mapped, for madvise; None if passing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Spans of one blob: starts, ends: bytes in the blob, end exclusive, of equal length."""
+
+    blob: Blob
+    starts: Sequence[int]
+    ends: Sequence[int]

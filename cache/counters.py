@@ -1,0 +1,77 @@
+"""What the cache and its remote counted."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, fields
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """A snapshot; every field counts from the dataset's opening, in this process.
+
+    bytes_remote: received from the store, data and metadata; bytes_filled: of those, kept in the
+    cache; bytes_passed: handed on without being kept; bytes_disk: samples' bytes that were served
+    from the local disk.
+    hits, misses: samples whose bytes were on the local disk when they were asked for, or not.
+    requests: to the store; retries: of those, repeated after a failure; hedges: sent twice because
+    the first was late; throttled: answered with 429 or 503; failed: requests that failed.
+    remote_wait_s: thread time that readers waited for bytes of the remote; request_s: mean time of
+    a request, 0.0 without one.
+    refetched: blobs dropped and fetched again because their bytes were wrong.
+    evicted: blobs that this process took out of the cache.
+    """
+
+    bytes_remote: int = 0
+    bytes_filled: int = 0
+    bytes_passed: int = 0
+    bytes_disk: int = 0
+    hits: int = 0
+    misses: int = 0
+    requests: int = 0
+    retries: int = 0
+    hedges: int = 0
+    throttled: int = 0
+    failed: int = 0
+    remote_wait_s: float = 0.0
+    request_s: float = 0.0
+    refetched: int = 0
+    evicted: int = 0
+
+    @property
+    def hit_ratio(self) -> float:
+        """hits / (hits + misses); 1.0 before the first sample."""
+        return self.hits / asked if (asked := self.hits + self.misses) else 1.0
+
+
+_NAMES = frozenset(field.name for field in fields(Traffic)) - {"request_s"}
+
+
+class TrafficMeter:
+    """Adds up Traffic from many threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[str, float] = dict.fromkeys(_NAMES, 0)
+        self._request_s = 0.0
+        self._timed = 0
+
+    def add(self, **counts: float) -> None:
+        """Add to fields of Traffic by name."""
+        with self._lock:
+            for name, count in counts.items():
+                self._counts[name] += count
+
+    def request(self, seconds: float) -> None:
+        """Note the time of one request that succeeded."""
+        with self._lock:
+            self._request_s += seconds
+            self._timed += 1
+
+    def snapshot(self) -> Traffic:
+        with self._lock:
+            counts = dict(self._counts)
+            mean = self._request_s / self._timed if self._timed else 0.0
+        wait_s = counts.pop("remote_wait_s")
+        whole = {name: int(count) for name, count in counts.items()}
+        return Traffic(**whole, remote_wait_s=wait_s, request_s=mean)

@@ -66,7 +66,7 @@ class Store(Protocol):
     scope: str
     secrets: tuple[str, ...]
 
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects whose path begins with the folder `prefix` ("" or "a/b"), in any order."""
 
     def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:

@@ -1,9 +1,7 @@
 """Mapping files, and telling the kernel which pages are needed next.
 
-A map of our own, by libc: pyarrow's asks for the whole file to be read ahead (a cold open of a
-64 MiB shard read 64 MiB), and Python's `mmap` keeps a descriptor open for each map. A thread that
-faults through cold pages one by one waits for each; asked beforehand, the kernel reads many at
-once.
+A thread that faults through cold pages one by one waits for each; asked beforehand, the kernel
+reads many at once.
 """
 
 from __future__ import annotations
@@ -11,31 +9,20 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import os
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from cache.mapping import map_file
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import numpy as np
     from numpy.typing import NDArray
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_mmap, _munmap, _madvise = _libc.mmap, _libc.munmap, _libc.madvise
-_mmap.argtypes = (
-    ctypes.c_void_p,
-    ctypes.c_size_t,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int,
-    ctypes.c_int64,
-)
-_mmap.restype = ctypes.c_void_p
-_munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+_madvise = ctypes.CDLL(None, use_errno=True).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-_FAILED = ctypes.c_void_p(-1).value
 
 
 BROKEN = (
@@ -50,34 +37,10 @@ BROKEN = (
 """What parsing a damaged Arrow file raises, pyarrow's own kinds and those of what it then lacks."""
 
 
-class _Map:
-    """A whole file, mapped read-only until nothing refers to this object any more."""
-
-    def __init__(self, path: bytes) -> None:
-        self.address: int | None = None
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            self.size_bytes = os.fstat(fd).st_size
-            if self.size_bytes == 0:
-                raise ValueError("the file is empty")
-            found = _mmap(None, self.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-        finally:
-            os.close(fd)
-        if found is None or found == _FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code), path)
-        self.address = found
-
-    def __del__(self, unmap: Callable[[int, int], int] = _munmap) -> None:
-        if self.address is not None:
-            unmap(self.address, self.size_bytes)
-
-
 def map_buffer(path: bytes) -> Any:
     """A whole file as one mapped pyarrow buffer, read-only: no descriptor stays open, the map lives
     as long as anything that looks into it. Raises OSError, ValueError (an empty file)."""
-    mapped = _Map(path)
-    return pa.foreign_buffer(mapped.address, mapped.size_bytes, base=mapped)
+    return map_file(path).buffer()
 
 
 # More than footer, schema and columns of a usual shard (50 bytes a sample, 600 samples).

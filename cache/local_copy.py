@@ -13,67 +13,15 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cache.errors import FetchError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]*@")
-_QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"<>]*")
-_SECRET_NAME = re.compile(r"key|secret|token|password|passwd|credential|sas|auth|sign", re.I)
-
-
-def redact(text: str) -> str:
-    """`text` with user names, passwords and query strings (signatures) of its URLs left out."""
-    return _QUERY.sub(r"\1", _USER_INFO.sub("", text))
-
-
-def find_secrets(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Values of storage options that must not be shown, at any depth; longest first."""
-    return tuple(sorted(set(_secrets(options, secret=False)), key=len, reverse=True))
-
-
-def _secrets(value: Any, *, secret: bool) -> Iterator[str]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _secrets(inner, secret=secret or bool(_SECRET_NAME.search(str(name))))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from _secrets(inner, secret=secret)
-    elif isinstance(value, str) and secret and value:
-        yield value
-
-
-def store_scope(options: Mapping[str, Any]) -> str:
-    """What tells two stores of one URL apart (an endpoint, an account): hex, without secrets."""
-    plain = repr(sorted((k, repr(v)) for k, v in _plain(options).items()))
-    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-
-
-def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in options.items() if not _SECRET_NAME.search(str(k))}
-    return {k: _plain(v) if isinstance(v, dict) else v for k, v in kept.items()}
-
-
-def clean_message(error: BaseException, secrets: tuple[str, ...]) -> str:
-    """An exception's type and text without credentials."""
-    text = redact(str(error))
-    for secret in secrets:
-        text = text.replace(secret, "…")
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
-def make_private_folder(path: str) -> None:
-    """Make a folder (0700) with its parents; one that is there keeps its mode."""
-    parent = os.path.dirname(os.path.abspath(path))
-    if not os.path.isdir(parent):
-        make_private_folder(parent)
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(path, 0o700)
+from cache.folders import make_private_folder as make_private_folder
+from cache.secrets import clean_message as clean_message
+from cache.secrets import find_secrets as find_secrets
+from cache.secrets import redact as redact
+from cache.secrets import store_scope as store_scope
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,97 @@
+"""Credentials stay out of everything that is shown or stored: messages, logs, names, metrics."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+# The user of abfs://container@account is the container: shown unless a password follows.
+_USER_INFO = re.compile(r"(?<=://)(?<!abfs://)(?<!abfss://)[^/@\s]*@|(?<=://)[^/@:\s]*:[^/@\s]*@")
+_QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"<>]*")
+_SECRET_NAME = re.compile(r"key|secret|token|password|passwd|credential|sas|auth|sign|cookie", re.I)
+# Of signed URLs: AWS, Google, Azure and CloudFront put these into the query.
+_SIGNATURE_NAME = re.compile(
+    r"x-amz-.*|x-goog-.*|awsaccesskeyid|googleaccessid|expires|policy|sig|s[a-z]|sk[a-z]+|ske|spr",
+    re.I,
+)
+_SHORTEST_SECRET = 4
+"""A shorter value hides nothing, and leaving it out of every message would garble them."""
+
+
+def redact(text: str) -> str:
+    """`text` with user names, passwords and query strings (signatures) of its URLs left out."""
+    return _QUERY.sub(r"\1", _USER_INFO.sub("", text))
+
+
+def hide(text: str, secrets: tuple[str, ...]) -> str:
+    """`text` redacted, and each of `secrets` replaced by "…"."""
+    text = redact(text)
+    for secret in secrets:
+        text = text.replace(secret, "…")
+    return text
+
+
+def find_secrets(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Values of storage options that must not be shown, at any depth; longest first."""
+    return tuple(sorted(set(_secrets(options, secret=False)), key=len, reverse=True))
+
+
+def url_secrets(url: str) -> tuple[str, ...]:
+    """User name, password and values of the query of a URL; longest first."""
+    try:
+        parts = urlsplit(url)
+        found = {parts.username or "", parts.password or "", parts.query}
+    except ValueError:  # not a URL; whoever opens it says so
+        return ()
+    found |= {value for _, value in parse_qsl(parts.query)}
+    if parts.scheme in ("abfs", "abfss"):
+        found.discard(parts.username or "")
+    kept = {text for text in found if len(text) >= _SHORTEST_SECRET}
+    return tuple(sorted(kept, key=len, reverse=True))
+
+
+def plain_query(url: str) -> list[tuple[str, str]]:
+    """The query of a URL without signatures and keys: what chooses the data."""
+    pairs = parse_qsl(urlsplit(url).query, keep_blank_values=True)
+    return [
+        (name, value)
+        for name, value in pairs
+        if not (_SIGNATURE_NAME.fullmatch(name) or _SECRET_NAME.search(name))
+    ]
+
+
+def _secrets(value: Any, *, secret: bool) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _secrets(inner, secret=secret or bool(_SECRET_NAME.search(str(name))))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _secrets(inner, secret=secret)
+    elif isinstance(value, bytes) and secret and value:
+        yield value.decode("utf-8", "replace")
+    elif isinstance(value, str) and secret and value:
+        yield value
+    elif isinstance(value, str):
+        yield from url_secrets(value)
+
+
+def store_scope(options: Mapping[str, Any]) -> str:
+    """What tells two stores of one URL apart (an endpoint, an account): hex, without secrets."""
+    plain = repr(sorted((k, repr(v)) for k, v in _plain(options).items()))
+    return hashlib.sha256(plain.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    kept = {k: v for k, v in options.items() if not _SECRET_NAME.search(str(k))}
+    return {k: _plain(v) if isinstance(v, dict) else v for k, v in kept.items()}
+
+
+def clean_message(error: BaseException, secrets: tuple[str, ...]) -> str:
+    """An exception's type and text without credentials."""
+    text = hide(str(error), secrets)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

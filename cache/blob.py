@@ -52,14 +52,19 @@ def blob_key(*, scope: str, uri: str, version: str) -> str:
 
 
 class Blob(Protocol):
-    """An open blob: cached (whole, or being filled), or passing (kept nowhere).
+    """An open blob: cached (whole, or being filled), or passing (kept nowhere)."""
 
-    is_cached: whether its bytes stay on the local disk. path: of the local file, None if passing.
-    """
+    @property
+    def source(self) -> BlobSource:
+        """What it is."""
 
-    source: BlobSource
-    is_cached: bool
-    path: bytes | None
+    @property
+    def is_cached(self) -> bool:
+        """Whether its bytes stay on the local disk."""
+
+    @property
+    def path(self) -> bytes | None:
+        """Of the local file; None if passing."""
 
     @property
     def is_whole(self) -> bool:

@@ -38,7 +38,8 @@ class Map:
     def __init__(self, fd: int, *, on_unmap: Callable[[], None] | None = None) -> None:
         self.address: int | None = None
         self._on_unmap: Callable[[], None] | None = None
-        self.size_bytes = os.fstat(fd).st_size
+        found_file = os.fstat(fd)
+        self.size_bytes, self.inode = found_file.st_size, found_file.st_ino
         if self.size_bytes == 0:
             raise ValueError("the file is empty")
         found = _mmap(None, self.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)

@@ -1,0 +1,225 @@
+"""A blob while it is being filled: a preallocated file, and a map of which of its pieces are there.
+
+A piece is 4 KiB of a single object, or one whole part of a blob of many. Whoever fetches pieces, in
+whatever process, holds a byte-range lock on their bytes of the map meanwhile, writes them to their
+place and marks them: so exact ranges for a batch and the big ranges of a background fill add up,
+nothing is fetched twice, and what a killed process held is free at once. A mark is set behind the
+write, so a marked piece is right as long as the machine runs; fills of before a reboot are dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cache.layout import disk_bytes
+from cache.locks import ByteLocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from cache.blob import BlobSource
+
+PIECE_BYTES = 4096
+_HEADER = 512  # 2 bytes of length, then the version that all pieces are of
+_VERSION_LOCK = 0
+
+Run = tuple[int, int]
+"""Pieces [first, end)."""
+
+
+class Pieces:
+    """How a blob is cut. Pure."""
+
+    def __init__(self, source: BlobSource) -> None:
+        self.size_bytes = source.size_bytes
+        self.single = len(source.parts) == 1
+        if self.single:
+            self.count = -(-source.size_bytes // PIECE_BYTES)
+            self._starts: NDArray[np.int64] | None = None
+        else:
+            self.count = len(source.parts)
+            sizes = np.fromiter((p.size_bytes for p in source.parts), np.int64, self.count)
+            self._starts = np.concatenate([[0], np.cumsum(sizes)])
+
+    def span(self, run: Run) -> tuple[int, int]:
+        """The bytes [start, end) of some pieces."""
+        if self._starts is None:
+            return run[0] * PIECE_BYTES, min(run[1] * PIECE_BYTES, self.size_bytes)
+        return int(self._starts[run[0]]), int(self._starts[run[1]])
+
+    def covering(self, starts: Sequence[int], ends: Sequence[int]) -> list[Run]:
+        """The runs of pieces that hold spans of bytes; sorted, merged where they touch."""
+        first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+        some = last > first
+        first, last = first[some], last[some]
+        if self._starts is None:
+            low, high = first // PIECE_BYTES, -(-last // PIECE_BYTES)
+        else:
+            low = np.searchsorted(self._starts, first, side="right") - 1
+            high = np.searchsorted(self._starts, last, side="left")
+        return merged(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def merged(runs: Iterator[Run] | list[Run]) -> list[Run]:
+    """Sorted runs, merged where they touch or overlap."""
+    result: list[Run] = []
+    for low, high in sorted(runs):
+        if result and low <= result[-1][1]:
+            result[-1] = (result[-1][0], max(high, result[-1][1]))
+        else:
+            result.append((low, high))
+    return result
+
+
+def cut(run: Run, *, most: int) -> Iterator[Run]:
+    """A run in runs of at most so many pieces."""
+    for low in range(run[0], run[1], most):
+        yield low, min(low + most, run[1])
+
+
+class Fill:
+    """The two files of a fill, open. Several threads and processes may work on one."""
+
+    def __init__(self, part: str, map_path: str, pieces: Pieces) -> None:
+        """Open what is there. Raises FileNotFoundError, ValueError (not whole: to be made anew)."""
+        self.part, self.map_path, self.pieces = part, map_path, pieces
+        self.fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            found = os.fstat(self.fd)
+            self.inode = found.st_ino
+            marks_fd = os.open(map_path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                wanted = (pieces.size_bytes, _HEADER + pieces.count)
+                if (found.st_size, os.fstat(marks_fd).st_size) != wanted:
+                    raise ValueError(f"{part}: a fill of another size")
+                self._memory = mmap.mmap(marks_fd, 0)
+            finally:
+                os.close(marks_fd)
+        except BaseException:
+            os.close(self.fd)
+            raise
+        self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, _HEADER)
+
+    @classmethod
+    def make(cls, part: str, map_path: str, pieces: Pieces) -> Fill:
+        """Make both anew, the part last; the caller holds the key. Raises OSError (no room)."""
+        discard(part, map_path)
+        marks_fd = os.open(map_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(marks_fd, 0, _HEADER + pieces.count)
+        except BaseException:
+            discard(part, map_path)
+            raise
+        finally:
+            os.close(marks_fd)
+        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # A full disk says so here, not in the middle of a download.
+            os.posix_fallocate(fd, 0, pieces.size_bytes)
+        except BaseException:
+            discard(part, map_path)
+            raise
+        finally:
+            os.close(fd)
+        return cls(part, map_path, pieces)
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.marks.all())
+
+    def missing(self, runs: list[Run]) -> list[Run]:
+        """The parts of sorted runs whose pieces aren't there."""
+        result: list[Run] = []
+        for low, high in runs:
+            marks = self.marks[low:high]
+            if marks.all():
+                continue
+            edges = np.flatnonzero(np.diff(marks, prepend=1, append=1))
+            result += [
+                (low + a, low + b)
+                for a, b in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
+            ]
+        return result
+
+    def missing_bytes(self) -> int:
+        """Bytes that are still to come."""
+        return sum(b - a for a, b in map(self.pieces.span, self.missing([(0, self.pieces.count)])))
+
+    @property
+    def version(self) -> str | None:
+        """Of the object that all pieces are from; None before the first."""
+        length = int.from_bytes(self._memory[:2], "little")
+        return self._memory[2 : 2 + length].decode("utf-8", "replace") if length else None
+
+    def agree(self, version: str) -> bool:
+        """Whether pieces of this version belong here; the first one decides."""
+        text = version.encode("utf-8", "replace")[: _HEADER - 2]
+        if not text:
+            return True
+        now = self.version
+        if now is None:
+            # Two processes may be first at once: the later one looks again under the lock.
+            locks = ByteLocks(self.map_path)
+            try:
+                with locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part):
+                    now = self.version
+                    if now is None:
+                        self._memory[2 : 2 + len(text)] = text
+                        self._memory[:2] = len(text).to_bytes(2, "little")
+                        return True
+            finally:
+                locks.close()
+        return now == text.decode("utf-8", "replace")
+
+    def write(self, run: Run, data: memoryview) -> None:
+        """Put pieces to their place, and mark them. Raises OSError."""
+        at = self.pieces.span(run)[0]
+        while data:
+            done = os.pwrite(self.fd, data, at)
+            data, at = data[done:], at + done
+        self.marks[run[0] : run[1]] = 1
+
+    def claims(self) -> Claims:
+        """For locking pieces while they are fetched."""
+        return Claims(self.map_path)
+
+    def close(self) -> None:
+        """Safe to call twice. The marks stay readable while anything looks at them."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+class Claims:
+    """Pieces that one fetch holds, by locks on their bytes of the map file."""
+
+    def __init__(self, map_path: str) -> None:
+        self._locks = ByteLocks(map_path)
+
+    def claim(self, run: Run) -> bool:
+        """False if someone else is fetching some of these."""
+        return self._locks.lock(_HEADER + run[0], run[1] - run[0])
+
+    def close(self) -> None:
+        """Let all go. Safe to call twice."""
+        self._locks.close()
+
+
+def fill_disk_bytes(size_bytes: int, pieces: int) -> int:
+    """What a fill may take of the disk: both files, and the extents of a file that is written here
+    and there."""
+    return disk_bytes(size_bytes) + disk_bytes(_HEADER + pieces) + disk_bytes(size_bytes // 256)
+
+
+def discard(part: str, map_path: str) -> None:
+    """Remove a fill's files, the part first: a map alone is nothing."""
+    for path in (part, map_path):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,141 @@
+"""Open blobs: cached ones, which are read through a map, and passing ones, which are kept nowhere.
+
+Neither fetches: `cache.remote` does, for many blobs at once.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from cache.blob import BlobSource
+    from cache.fills import Fill
+    from cache.mapping import Map
+    from cache.shelf import Shelf
+
+    Bytes = NDArray[np.uint8]
+    Spans = Sequence[tuple[int, int]]
+
+_MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
+
+
+class CachedBlob:
+    """A blob on the local disk, whole or being filled. The map keeps its file from eviction."""
+
+    is_cached = True
+
+    def __init__(
+        self,
+        shelf: Shelf,
+        source: BlobSource,
+        mapped: Map,
+        fill: Fill | None,
+        *,
+        inode: int,
+        publish: Callable[[Fill], None],
+        ensure: Callable[[CachedBlob, Spans], None],
+    ) -> None:
+        self.source = source
+        self.fill = fill
+        self.inode = inode
+        self._layout = shelf.layout
+        self._publish, self._ensure = publish, ensure
+        self._buffer = mapped.buffer()
+        self._address = mapped.address
+        self.data: Bytes = np.frombuffer(self._buffer, np.uint8)
+
+    @property
+    def is_whole(self) -> bool:
+        return self.fill is None or self.fill.is_whole
+
+    def settle(self) -> None:
+        """If the fill has become whole, publish it and forget it."""
+        if self.fill is not None and self.fill.is_whole:
+            self._publish(self.fill)
+            self.fill.close()
+            self.fill = None
+
+    @property
+    def path(self) -> bytes | None:
+        whole = self._layout.blob(self.source.key)
+        if self.fill is None or os.path.exists(whole):
+            return os.fsencode(whole)
+        return os.fsencode(self.fill.part)
+
+    def buffer(self, spans: Spans) -> Any:
+        """See Blob."""
+        self._ensure(self, spans)
+        return self._buffer
+
+    def address(self) -> int | None:
+        """See Blob."""
+        return self._address
+
+    def views(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
+        """Views of the map."""
+        data = self.data
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def copies(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
+        """The same by reading the file. Raises OSError, EOFError (the file is too short)."""
+        found: list[Bytes] = []
+        path = self.path
+        assert path is not None
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_ino != self.inode:
+                raise FileNotFoundError(f"{self.source.uri}: its copy was replaced")
+            for start, end in zip(starts, ends, strict=True):
+                room = np.empty(end - start, np.uint8)
+                view, got = room.data, 0
+                while got < len(view) and (more := os.preadv(fd, [view[got:]], start + got)):
+                    got += more
+                if got < len(view):
+                    raise EOFError(f"{self.source.uri}: its copy ends before byte {end}")
+                room.flags.writeable = False
+                found.append(room)
+        finally:
+            os.close(fd)
+        return found
+
+
+class PassingBlob:
+    """A blob that isn't kept: its bytes come from the remote each time."""
+
+    is_cached = False
+    is_whole = False
+    path: bytes | None = None
+
+    def __init__(self, source: BlobSource, fetch: Callable[[PassingBlob, Spans], None]) -> None:
+        self.source = source
+        self.version: str | None = None  # of the first answer, where the source doesn't say
+        self._fetch = fetch
+        self._memory: mmap.mmap | None = None
+
+    def buffer(self, spans: Spans) -> Any:
+        """See Blob. Pages that nobody asked for take no memory."""
+        import pyarrow as pa
+
+        if self._memory is None:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self._memory = mmap.mmap(-1, self.source.size_bytes, flags=flags)
+        self._fetch(self, spans)
+        return pa.py_buffer(memoryview(self._memory).toreadonly())
+
+    def put(self, start: int, data: Any) -> None:
+        """Bytes for the buffer."""
+        assert self._memory is not None
+        view = memoryview(data)
+        self._memory[start : start + len(view)] = view
+
+    def address(self) -> int | None:
+        """See Blob."""
+        return None

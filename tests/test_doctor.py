@@ -11,8 +11,20 @@ from typing import Any
 
 import pytest
 
+from cache.store import Answer, ObjectInfo, RequestError
 from pipeline.cli.doctor import checks
-from pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind, hiding
+from pipeline.cli.doctor_cache import cache_checks
+from pipeline.cli.doctor_remote import RemoteFacts, Trouble, probe, remote_checks
+from pipeline.cli.machine import (
+    CacheFacts,
+    Facts,
+    FolderFacts,
+    Gpu,
+    JobFacts,
+    Module,
+    file_system_kind,
+    hiding,
+)
 from pipeline.world import World
 
 GPU = Gpu(name="H100", memory_bytes=80 * 2**30)
@@ -51,6 +63,19 @@ HEALTHY = Facts(
     shm=(2**34, 2**34),
     open_files=(65536, 65536),
     folder=FOLDER,
+)
+
+
+CACHE = CacheFacts(max_bytes=2**40, used_bytes=2**39, blobs=12)
+JOB = JobFacts(label="s3://b/set", processes=8, share_bytes=2**30, wanted_bytes=2**30)
+REMOTE = RemoteFacts(
+    url="s3://b/set",
+    objects=3,
+    folders=1,
+    sample=ObjectInfo(path="a", size_bytes=100, version="1"),
+    request_s=0.02,
+    slowest_s=0.04,
+    conditional=True,
 )
 
 
@@ -135,6 +160,161 @@ def test_each_fault_is_told_with_its_remedy(
     assert found[name].status == status
     assert told in f"{found[name].found} {found[name].remedy}"
     assert (status == "ok") == (found[name].remedy == "")
+
+
+def test_a_healthy_cache_and_store_have_no_remedy() -> None:
+    found = [*cache_checks(CACHE, FOLDER), *remote_checks(REMOTE)]
+    assert {(check.status, check.remedy) for check in found} == {("ok", "")}
+    names = ["cache", "owner", "limit", "inodes", "boot", "leftovers", "jobs"]
+    assert [check.name for check in found] == [*names, "store", "ranges", "versions", "requests"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "told"),
+    [
+        (broken(problem="a cache of format 9"), "cache", "fail", "Nothing was touched"),
+        (broken(owner=7, user=8), "owner", "fail", "user 7, mode 0700; this is user 8"),
+        (broken(owner=7, user=0), "owner", "ok", "user 7"),
+        (broken(mode=0o770), "owner", "warn", "chmod go-w"),
+        (broken(max_bytes=None), "limit", "ok", "first job"),
+        (broken(max_bytes=2**38), "limit", "warn", "evict"),
+        (broken(max_bytes=2**42), "limit", "warn", "room for 1.5 TiB"),
+        (broken(network=True), "cache disk", "fail", "not a local"),
+        (broken(unverified=3), "boot", "ok", "3 blobs"),
+        (broken(dead_fills=1, leftover_bytes=2**20), "leftovers", "warn", "1 fill of a dead"),
+        (broken(dead_jobs=2, strays=1), "leftovers", "warn", "2 dead jobs, 1 stray file"),
+        (broken(jobs=(JOB,)), "job", "ok", "8 processes, share 1.0 GiB"),
+        (broken(jobs=(replace(JOB, share_bytes=2**29),)), "job", "warn", "50 % stays"),
+    ],
+)
+def test_each_fault_of_a_cache_is_told_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, told: str
+) -> None:
+    found = {check.name: check for check in cache_checks(replace(CACHE, **changes), FOLDER)}
+    assert found[name].status == status
+    assert told in f"{found[name].found} {found[name].remedy}"
+    assert (status == "ok") == (found[name].remedy == "")
+
+
+def test_a_cache_needs_inodes() -> None:
+    few = {c.name: c for c in cache_checks(CACHE, replace(FOLDER, free_files=9))}
+    assert (few["inodes"].status, few["inodes"].found) == ("warn", "9 more files may be made")
+    many = {c.name: c for c in cache_checks(CACHE, replace(FOLDER, free_files=None))}
+    assert many["inodes"].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "told"),
+    [
+        (broken(unusable="needs 'gcsfs'"), "store", "fail", "gcsfs"),
+        (broken(objects=0, folders=0, sample=None), "store", "fail", "nothing is there"),
+        (broken(is_pack=True), "store", "ok", "a pack, 3 objects and 1 folder"),
+        (broken(listing=Trouble(kind="denied", reason="403")), "store", "fail", "key, token"),
+        (
+            broken(listing=Trouble(kind="refused", reason="no listing"), is_pack=True),
+            "store",
+            "ok",
+            "a pack doesn't need",
+        ),
+        (broken(info=Trouble(kind="transient", reason="reset")), "objects", "fail", "network"),
+        (broken(ranges=Trouble(kind="refused", reason="200")), "ranges", "fail", "200"),
+        (broken(conditional=False), "versions", "warn", "overwrite"),
+        (broken(request_s=0.9), "requests", "warn", "penstock warm"),
+    ],
+)
+def test_each_fault_of_a_store_is_told_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, told: str
+) -> None:
+    found = {check.name: check for check in remote_checks(replace(REMOTE, **changes))}
+    assert found[name].status == status
+    assert told in f"{found[name].found} {found[name].remedy}"
+    assert (status == "ok") == (found[name].remedy == "")
+
+
+class Shelf:
+    """A store in memory. broken: the methods that fail, and how."""
+
+    url, scope, secrets = "shelf://set", "", ()
+
+    def __init__(self, objects: dict[str, bytes], **broken: str) -> None:
+        self.objects, self.broken = objects, broken
+
+    def _ask(self, what: str) -> None:
+        if what in self.broken:
+            raise RequestError(self.broken[what], f"{self.url}: {what}")  # type: ignore[arg-type]
+
+    def walk(self, prefix: str = "") -> Any:
+        self._ask("walk")
+        return (
+            ObjectInfo(path=path, size_bytes=len(data), version="1")
+            for path, data in self.objects.items()
+            if path.startswith(prefix)
+        )
+
+    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        self._ask("top")
+        found = list(self.walk(prefix))
+        folders = {each.path.split("/")[0] for each in found if "/" in each.path}
+        return [each for each in found if "/" not in each.path], sorted(folders)
+
+    def info(self, path: str) -> ObjectInfo | None:
+        self._ask("info")
+        return next((each for each in self.walk() if each.path == path), None)
+
+    def read(
+        self, path: str, span: tuple[int, int] | None = None, *, version: str | None = None
+    ) -> Answer:
+        self._ask("read")
+        data = self.objects[path]
+        if version not in (None, "1") and "versions" not in self.broken:
+            raise RequestError("changed", f"{self.url}/{path}: changed")
+        start, end = span or (0, len(data))
+        assert 0 <= start < end <= len(data)
+        return Answer(data=data[start:end], version="1", object_bytes=len(data))
+
+    def put(self, local: str, path: str) -> None:
+        raise AssertionError(f"a doctor writes nothing: {local} to {path}")
+
+    def close(self) -> None: ...
+
+
+def seen(store: Shelf) -> RemoteFacts:
+    ticks = iter(range(1000))
+    return probe(store, clock=lambda: float(next(ticks)))
+
+
+def test_a_store_is_asked_for_what_training_needs() -> None:
+    found = seen(Shelf({"a.tar": b"x" * 200_000, "b/c": b"", "empty": b""}))
+    assert (found.objects, found.folders, found.is_pack) == (2, 1, False)
+    assert found.sample is not None
+    assert found.sample.path == "a.tar"
+    assert (found.request_s, found.slowest_s, found.conditional) == (1.0, 1.0, True)
+    assert all(check.status != "fail" for check in remote_checks(found))
+
+
+def test_objects_that_lie_in_folders_only_are_found() -> None:
+    found = seen(Shelf({"dogs/1.jpg": b"x"}))
+    assert found.sample is not None
+    assert (found.sample.path, found.objects, found.folders) == ("dogs/1.jpg", 0, 1)
+
+
+def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
+    found = seen(Shelf({"_penstock/manifest.arrow": b"xyz"}, top="refused"))
+    assert [check.status for check in remote_checks(found)] == ["ok"] * 3 + ["warn"]  # slow ticks
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "told"),
+    [
+        ({"top": "denied", "info": "denied"}, "store", "key, token or role"),
+        ({"read": "refused"}, "ranges", "another endpoint"),
+        ({"info": "transient"}, "objects", "network"),
+        ({"versions": "no"}, "versions", "don't overwrite"),
+    ],
+)
+def test_what_a_store_refuses_is_told(fault: dict[str, str], name: str, told: str) -> None:
+    found = {each.name: each for each in remote_checks(seen(Shelf({"a": b"x" * 9}, **fault)))}
+    assert told in found[name].remedy
 
 
 MOUNTS = """\

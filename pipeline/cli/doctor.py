@@ -6,9 +6,9 @@ The judgements are pure functions of `machine.Facts`, so that tests can invent m
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,13 +16,15 @@ from rich.table import Table
 
 from cache.errors import ConfigError
 from cache.sizes import format_size
+from pipeline.cli.check import Check
+from pipeline.cli.check import count as _count
+from pipeline.cli.datasets import StoreOptions, parse_options
+from pipeline.cli.doctor_cache import cache_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pipeline.cli.machine import Facts, FolderFacts
-
-Status = Literal["ok", "warn", "fail"]
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 4)
@@ -41,29 +43,33 @@ Folder = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
-    """One line of the report. found: what is there. remedy: what to do, "" where all is well."""
-
-    name: str
-    status: Status
-    found: str
-    remedy: str = ""
-
-
 def doctor(
     folder: Folder = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="A dataset's URL: does its store answer, accept the credentials, list and serve "
+            "ranges; how long a request takes."
+        ),
+    ] = None,
+    storage_option: StoreOptions = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check this machine: Python, torch, DALI, GPU, cores, threads, memory, limits, launcher.
 
+    With DIR also its disk, and a cache's limit, owner, leftovers and jobs; with --url a store.
     Each line says ok, warn or fail, and what to do. Leaves with 1 if a check fails.
     """
     from pipeline.cli.machine import gather
 
     if folder is not None and ":/" in str(folder):
         raise ConfigError(f"doctor: got {str(folder)!r}, wanted a local folder.")
+    options = parse_options(storage_option) or {}
     found = list(checks(gather(folder)))
+    if url is not None:
+        from pipeline.cli.doctor_remote import remote_checks, remote_facts
+
+        found += remote_checks(remote_facts(url, options))
     failed = any(check.status == "fail" for check in found)
     if as_json:
         typer.echo(json.dumps({"ok": not failed, "checks": [asdict(check) for check in found]}))
@@ -91,6 +97,8 @@ def checks(facts: Facts) -> Iterator[Check]:
         if facts.folder.is_folder:
             yield _space(facts.folder)
             yield _file_system(facts.folder)
+        if facts.cache is not None:
+            yield from cache_checks(facts.cache, facts.folder)
 
 
 def _python(facts: Facts) -> Check:
@@ -410,7 +418,3 @@ def _dotted(version: tuple[int, int]) -> str:
 
 def _limit(count: int) -> str:
     return "no limit" if count < 0 else f"{count:,}"
-
-
-def _count(count: int, noun: str) -> str:
-    return f"{count} {noun}{'s' * (count != 1)}"

@@ -73,6 +73,44 @@ class FolderFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """A live job on a cache. label: its dataset, without credentials; share_bytes: what the job may
+    keep; wanted_bytes: what it will read."""
+
+    label: str
+    processes: int
+    share_bytes: int
+    wanted_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFacts:
+    """A cache folder. problem: why it can't be used, None if it can. owner, user: numbers of the
+    folder's user and of this one; mode: permission bits.
+
+    network: whether it lies on a file system of another machine.
+    max_bytes: its limit, None before the first job; used_bytes: reserved or filled.
+    unverified: blobs that nobody checked since the last boot.
+    dead_fills, dead_jobs, strays, leftover_bytes: what a reconciliation would take away.
+    """
+
+    problem: str | None = None
+    owner: int = 0
+    user: int = 0
+    mode: int = 0o700
+    network: bool = False
+    max_bytes: int | None = None
+    used_bytes: int = 0
+    blobs: int = 0
+    unverified: int = 0
+    dead_fills: int = 0
+    dead_jobs: int = 0
+    strays: int = 0
+    leftover_bytes: int = 0
+    jobs: tuple[JobFacts, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     """All that the checks look at.
 
@@ -83,7 +121,7 @@ class Facts:
     cpus: processors of the machine; affinity: of them this process's; usable: after quotas.
     omp_threads: OMP_NUM_THREADS; torch_threads: what torch would start for CPU operations.
     world: or the reason why it can't be told. shm: (total, free) bytes of /dev/shm.
-    open_files: (soft, hard) limit.
+    open_files: (soft, hard) limit. cache: None if the folder isn't one.
     """
 
     python: tuple[int, int, int]
@@ -109,6 +147,7 @@ class Facts:
     shm: tuple[int, int] | None
     open_files: tuple[int, int]
     folder: FolderFacts | None
+    cache: CacheFacts | None = None
 
 
 def gather(folder: Path | None = None) -> Facts:

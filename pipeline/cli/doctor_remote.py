@@ -1,0 +1,230 @@
+"""`penstock doctor --url`: does a store answer, accept the credentials, list and serve ranges.
+
+`probe` asks once a question, without the retries of a training job: a doctor shall tell what is
+wrong now, not hide it for two minutes. `remote_checks` judges what it found.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import FetchError, MissingDependencyError
+from cache.sizes import format_size
+from cache.store import ObjectInfo, RequestError
+from pipeline.cli.check import Check, count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from cache.store import Failure, Store
+
+# Enough for a median that one slow handshake doesn't move, few enough for a metered store.
+PROBES = 9
+PROBE_BYTES = 64 * 2**10
+# A request of 8 MiB at 100 MB/s takes 80 ms: beyond some times that, waiting is what costs.
+SLOW_REQUEST_S = 0.5
+MANIFEST = "_penstock/manifest.arrow"
+
+_REMEDIES: dict[Failure, str] = {
+    "denied": "The store knows the URL but not this user: check the key, token or role in "
+    "--storage-option or the environment, and its right to list and read here.",
+    "missing": "Nothing is there: check bucket, prefix, region and endpoint.",
+    "throttled": "The store limits requests now: try again, or ask for a higher limit.",
+    "transient": "No usable answer: check the network, a proxy, the endpoint and DNS.",
+    "changed": "The object was replaced while it was read: try again when its writer is done.",
+    "refused": "The store can't do what training needs: read the reason; another endpoint or "
+    "scheme may.",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Why a request failed. reason: for people, without credentials."""
+
+    kind: Failure
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteFacts:
+    """What a store answered. url: without credentials.
+
+    unusable: why no store could be made of the URL, None if one was. listing, info, ranges: what
+    failed, None where it worked or wasn't tried. objects, folders: how many stand at the top.
+    sample: an object that was read from, None where none was found; is_pack: a manifest is there.
+    request_s: median time of a range of `PROBE_BYTES`; slowest_s: the longest of them.
+    conditional: whether a read of another version than the object's was refused.
+    """
+
+    url: str
+    unusable: str | None = None
+    listing: Trouble | None = None
+    objects: int = 0
+    folders: int = 0
+    is_pack: bool = False
+    sample: ObjectInfo | None = None
+    info: Trouble | None = None
+    ranges: Trouble | None = None
+    request_s: float = 0.0
+    slowest_s: float = 0.0
+    conditional: bool = False
+
+
+def remote_facts(url: str, options: Mapping[str, Any]) -> RemoteFacts:
+    """Ask the store of a URL. Raises ConfigError for a URL or options that make no sense."""
+    from cache.open_store import open_store
+    from cache.secrets import redact
+
+    try:
+        store = open_store(url, options)
+    except (MissingDependencyError, FetchError) as error:
+        return RemoteFacts(url=redact(url), unusable=str(error))
+    try:
+        return probe(store)
+    finally:
+        store.close()
+
+
+def probe(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> RemoteFacts:
+    """Ask a store. clock: seconds that only grow, for tests."""
+    found: dict[str, Any] = {"url": store.url}
+    sample: ObjectInfo | None = None
+    try:
+        objects, folders = store.top()
+        found |= {"objects": len(objects), "folders": len(folders)}
+        sample = next((each for each in objects if each.size_bytes), None)
+    except RequestError as error:
+        found["listing"] = _trouble(error)
+    try:
+        manifest = store.info(MANIFEST)
+        found["is_pack"] = manifest is not None
+        sample = sample or manifest
+        if sample is None and found.get("folders"):
+            sample = next((each for each in store.walk() if each.size_bytes), None)
+    except RequestError as error:
+        found["info"] = _trouble(error)
+    if sample is not None:
+        found["sample"] = sample
+        try:
+            found |= _read(store, sample, clock)
+        except RequestError as error:
+            found["ranges"] = _trouble(error)
+    return RemoteFacts(**found)
+
+
+def _read(store: Store, sample: ObjectInfo, clock: Callable[[], float]) -> dict[str, Any]:
+    """Times of some ranges of an object; whether its version is watched."""
+    taken = []
+    span_bytes = min(PROBE_BYTES, sample.size_bytes)
+    for number in range(PROBES):
+        start = number * (sample.size_bytes - span_bytes) // max(1, PROBES - 1)
+        begun = clock()
+        store.read(sample.path, (start, start + span_bytes), version=sample.version or None)
+        taken.append(clock() - begun)
+    taken.sort()
+    return {
+        "request_s": taken[len(taken) // 2],
+        "slowest_s": taken[-1],
+        "conditional": bool(sample.version) and _refuses_another_version(store, sample),
+    }
+
+
+def _refuses_another_version(store: Store, sample: ObjectInfo) -> bool:
+    try:
+        store.read(sample.path, (0, 1), version=f"not-{sample.version}")
+    except RequestError as error:
+        return error.kind == "changed"
+    return False
+
+
+def _trouble(error: RequestError) -> Trouble:
+    return Trouble(kind=error.kind, reason=str(error))
+
+
+def remote_checks(facts: RemoteFacts) -> Iterator[Check]:
+    """Judge a store, in the order in which its faults would stop a job."""
+    if facts.unusable is not None:
+        yield Check(
+            name="store",
+            status="fail",
+            found=facts.unusable,
+            remedy="Correct the URL or --storage-option, or install what is named.",
+        )
+        return
+    yield _listing(facts)
+    if facts.info is not None:
+        yield _failed("objects", facts.info)
+    if facts.sample is None:
+        return
+    yield _ranges(facts)
+    if facts.ranges is None:
+        yield _versions(facts)
+        yield _times(facts)
+
+
+def _listing(facts: RemoteFacts) -> Check:
+    if facts.listing is not None:
+        if not facts.is_pack:
+            return _failed("store", facts.listing, url=facts.url)
+        return Check(
+            name="store",
+            status="ok",
+            found=f"{facts.url}: a pack; it can't be listed ({facts.listing.reason}), which a "
+            "pack doesn't need",
+        )
+    if not facts.objects and not facts.folders and not facts.is_pack:
+        return Check(
+            name="store",
+            status="fail",
+            found=f"{facts.url}: answers, but nothing is there",
+            remedy=_REMEDIES["missing"],
+        )
+    kind = "a pack, " if facts.is_pack else ""
+    found = (
+        f"{kind}{count(facts.objects, 'object')} and {count(facts.folders, 'folder')} at its top"
+    )
+    return Check(name="store", status="ok", found=f"{facts.url}: {found}")
+
+
+def _ranges(facts: RemoteFacts) -> Check:
+    if facts.ranges is not None:
+        return _failed("ranges", facts.ranges)
+    return Check(name="ranges", status="ok", found="parts of objects are served")
+
+
+def _versions(facts: RemoteFacts) -> Check:
+    sample = facts.sample
+    if sample is not None and facts.conditional:
+        return Check(name="versions", status="ok", found="an object that changes is noticed")
+    return Check(
+        name="versions",
+        status="warn",
+        found="the store tells no version of its objects"
+        if sample is not None and not sample.version
+        else "another version than the one asked for was served",
+        remedy="An object that is replaced in mid-read could be mixed: don't overwrite objects "
+        "that a job reads; write new ones and a new index.",
+    )
+
+
+def _times(facts: RemoteFacts) -> Check:
+    found = (
+        f"{1000 * facts.request_s:.0f} ms for {format_size(PROBE_BYTES)} (median of {PROBES}), "
+        f"at most {1000 * facts.slowest_s:.0f} ms"
+    )
+    if facts.request_s <= SLOW_REQUEST_S:
+        return Check(name="requests", status="ok", found=found)
+    return Check(
+        name="requests",
+        status="warn",
+        found=found,
+        remedy="Far or busy: use a store in this region, and fill the cache before the job: "
+        "penstock warm URL --cache DIR --max-bytes SIZE.",
+    )
+
+
+def _failed(name: str, trouble: Trouble, *, url: str | None = None) -> Check:
+    found = f"{url}: {trouble.reason}" if url and url not in trouble.reason else trouble.reason
+    return Check(name=name, status="fail", found=found, remedy=_REMEDIES[trouble.kind])

@@ -1,0 +1,19 @@
+"""Bytes of objects: remote stores and the node's cache. Nothing of samples."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cache.disk_cache import DiskCache as DiskCache
+
+__all__ = ["DiskCache"]
+
+
+def __getattr__(name: str) -> object:
+    # SQLite and locks are imported where a cache is made, not with the package's errors.
+    if name == "DiskCache":
+        from cache.disk_cache import DiskCache
+
+        return DiskCache
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

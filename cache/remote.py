@@ -202,7 +202,7 @@ class Remote:
                 self.cache.give_up(error)
                 passed = self._pass_all(cold)
         self.fetcher.meter.add(
-            # `load` counts what it gives from the disk as hits, whether it had to come first or not.
+            # load() counts all that it gives from the disk as hits, what had to come first too.
             misses=missed + passing,
             hits=-missed,
             remote_wait_s=time.perf_counter() - began,

@@ -205,6 +205,11 @@ class Shelf:
         self.catalogue.remove(row.key)
         return True
 
+    def bury_fills(self) -> int:
+        """Remove all fills that nobody works on; returns how many."""
+        with self.catalogue.writing():
+            return sum(self._bury(row) for row in self.catalogue.rows(state="fill"))
+
     def _bury(self, row: Row) -> bool:
         """Remove a fill that nobody works on."""
         part = self.layout.part(row.key)

@@ -248,8 +248,6 @@ def _in_use(shelf: Shelf, row: Row, probe: ByteLocks) -> bool:
     )
     for place in places:
         with contextlib.suppress(FileNotFoundError):
-            inode = os.stat(place).st_ino
-            if not probe.lock(inode):
+            if probe.is_held(os.stat(place).st_ino):
                 return True
-            probe.unlock(inode)
     return False

@@ -18,10 +18,10 @@ import numpy as np
 from crc32c import crc32c
 
 from cache.catalogue import Catalogue, rebuilt
-from cache.errors import ConfigError
+from cache.errors import ConfigError, StalledError
 from cache.fills import Fill, Pieces, discard, fill_disk_bytes
 from cache.layout import BLOCK, Layout, boot_id, disk_bytes, write_small
-from cache.locks import ByteLocks, ReaderLocks
+from cache.locks import ByteLocks, ReaderLocks, wait_for
 from cache.mapping import Map
 from cache.sizes import format_size
 
@@ -40,6 +40,7 @@ CRC_BLOCK = 2**20
 SLACK_BYTES = 512 * 2**10
 _ENTRY_BYTES = 128  # of a folder, for each blob
 _KEY_TIMEOUT_S = 300.0  # a key is held for a whole small object's fetch, with its retries
+_EVICTOR_S = 5.0
 _FREE_SHARE = 0.9
 _OPEN_BYTE = 0
 _USES_KEPT = 256
@@ -284,9 +285,12 @@ class Shelf:
             if found.st_size == 0 or (size_bytes is not None and found.st_size != size_bytes):
                 self.drop(key)
                 return None
-            if not self.readers.hold(found.st_ino):
-                return None
             inode = found.st_ino
+            # An evictor holds it for a moment only, whether it takes the file or not.
+            try:
+                wait_for(lambda: self.readers.hold(inode), timeout_s=_EVICTOR_S, what=path)
+            except StalledError:
+                return None
             if not os.fstat(fd).st_nlink:
                 self.readers.let_go(inode)
                 return None

@@ -76,7 +76,45 @@ def _large_binary(images: Sequence[Encoded]) -> Any:
     )
 
 
-class ArrowShard:
+class ArrowColumns:
+    """What a shard holds beside its images. table: as in OpenShard, START and END from the first
+    image's first byte."""
+
+    table: NDArray[np.int64]
+    _shown: str
+
+    def _parse(self, buffer: Any, samples: int, sums: Sums) -> None:
+        """Raises one of BROKEN."""
+        self._batch = batch = only_batch(buffer)
+        if batch.num_rows != samples:
+            raise ValueError(f"{batch.num_rows} samples, the manifest says {samples}")
+        _, offsets, flat = batch.column("image").buffers()
+        self._flat = flat
+        self._file_offset, self._flat_bytes = flat.address - buffer.address, flat.size
+        self._source_offset = batch.column("source").buffers()[1].address - buffer.address
+        self.table = _table(batch, np.frombuffer(offsets, np.int64, samples + 1), flat.size, sums)
+
+    def name(self, row: int) -> str:
+        """Such as "shard-000003.arrow[17]"."""
+        return f"{self._shown}[{row}]"
+
+    def source(self) -> NDArray[np.int64]:
+        """Each sample's id in the index that the pack was made from, int64, shape (samples,)."""
+        source: NDArray[np.int64] = self._batch.column("source").to_numpy()
+        return source
+
+    def codecs(self) -> list[str]:
+        """Each sample's codec."""
+        codecs: list[str] = self._batch.column("codec").to_pylist()
+        return codecs
+
+    def channels(self) -> NDArray[np.int32]:
+        """Each sample's channels, int32, shape (samples,)."""
+        channels: NDArray[np.int32] = self._batch.column("channels").to_numpy()
+        return channels
+
+
+class ArrowShard(ArrowColumns):
     """An open shard. Holds a map and no descriptor; the views that it gave keep the map alive."""
 
     is_mapped = True
@@ -92,6 +130,8 @@ class ArrowShard:
             buffer = map_buffer(path)
             with only_the_tail(buffer.address, buffer.size):
                 self._parse(buffer, samples, sums)
+            self._data = np.frombuffer(self._flat, np.uint8)
+            self._address = self._flat.address
         except FileNotFoundError:
             raise _missing(path) from None
         except BROKEN as error:
@@ -99,17 +139,6 @@ class ArrowShard:
                 f"{printable(path)}: not a shard that Penstock wrote, or changed since ({error}). "
                 f"{_REMEDY}"
             ) from error
-
-    def _parse(self, buffer: Any, samples: int, sums: Sums) -> None:
-        self._batch = batch = only_batch(buffer)
-        if batch.num_rows != samples:
-            raise ValueError(f"{batch.num_rows} samples, the manifest says {samples}")
-        _, offsets, flat = batch.column("image").buffers()
-        self._data = np.frombuffer(flat, np.uint8)
-        self._address = flat.address
-        self._file_offset = flat.address - buffer.address
-        self._source_offset = batch.column("source").buffers()[1].address - buffer.address
-        self.table = _table(batch, np.frombuffer(offsets, np.int64, samples + 1), flat.size, sums)
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
         """Views of the map; see OpenShard."""
@@ -137,25 +166,6 @@ class ArrowShard:
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Start reading the pages; see OpenShard."""
         advise_willneed(self._address + starts, self._address + ends)
-
-    def name(self, row: int) -> str:
-        """Such as "shard-000003.arrow[17]"."""
-        return f"{self._shown}[{row}]"
-
-    def source(self) -> NDArray[np.int64]:
-        """Each sample's id in the index that the pack was made from, int64, shape (samples,)."""
-        source: NDArray[np.int64] = self._batch.column("source").to_numpy()
-        return source
-
-    def codecs(self) -> list[str]:
-        """Each sample's codec."""
-        codecs: list[str] = self._batch.column("codec").to_pylist()
-        return codecs
-
-    def channels(self) -> NDArray[np.int32]:
-        """Each sample's channels, int32, shape (samples,)."""
-        channels: NDArray[np.int32] = self._batch.column("channels").to_numpy()
-        return channels
 
     def rewrite_source(self, source: NDArray[np.int64]) -> None:
         """Replace the source column in the file, in place; for the packer, before anyone reads."""

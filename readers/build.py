@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 SIDECARS = b"sidecars"
-_SIDECAR = re.compile(rb"[0-9a-f]{16}-\d{6,}\.arrow")
+_SIDECAR = re.compile(rb"[0-9a-f]{16}-\d{6,}(-[0-9a-f]{32})?\.arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

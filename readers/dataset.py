@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -11,18 +12,25 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 import numpy as np
 from crc32c import crc32c
 
+from cache.blob import ReadMode, Wanted
+from cache.counters import Traffic, TrafficMeter
 from cache.errors import (
     ClosedError,
     ConfigError,
     CorruptSampleError,
+    CorruptShardError,
     DatasetError,
+    FetchError,
     IndexChangedError,
+    WriteError,
 )
+from cache.threads import ordered
+from readers.blob_shard import BlobShard
 from readers.folder_shard import REINDEX, FolderShard
 from readers.opening import Format, Opener
 from readers.origin import locate, show
 from readers.scratch import Scratch
-from readers.shard import CRC, END, HEIGHT, LABEL, START, WIDTH, ReadMode
+from readers.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from readers.types import EncodedBatch
 from readers.verify import default_workers
 
@@ -31,19 +39,21 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from readers.arrow_shard import ArrowShard
-    from readers.index import Index
+    from cache.blob import Blob
+    from cache.disk_cache import DiskCache
+    from cache.remote import Remote
+    from readers.index import Index, Shard
     from readers.opening import Folder
     from readers.origin import Url
-    from readers.tar_shard import TarShard
     from readers.types import Encoded, Verify
-
-    Shard = ArrowShard | FolderShard | TarShard
 
 
 # Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
 # their tables. A plan with more open shards than this works and opens shards again and again.
 OPEN_SHARDS = 1024
+
+# Opening a remote shard takes one or two requests; this many at once hide their latency.
+_OPENERS = 16
 
 # Reading through a map is checksumming it: about 10 GB/s (one core, measured) where the pages are
 # in memory, under 0.1 where each fault waits for the disk. After a batch this many times slower
@@ -54,19 +64,35 @@ _WARM_SAMPLE_S = 2e-6
 _COLD_FACTOR = 5.0
 ADVISED_BATCHES = 16
 
+# What a damaged copy in the cache may raise, beside wrong checksums.
+_DISK_TROUBLE = (OSError, EOFError, CorruptShardError)
+
+_log = logging.getLogger("penstock")
+
 _EMPTY = np.empty(0, np.uint8)
 _EMPTY.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Visit:
-    """Samples sorted by shard. bounds: where each shard's samples start, and the end; rows: int64,
-    shape (n,); table: int64, shape (n, 6)."""
+    """Samples sorted by shard. numbers: of the shards; bounds: where each shard's samples start,
+    and the end; rows: int64, shape (n,); table: int64, shape (n, 6)."""
 
+    numbers: list[int]
     shards: list[Shard]
     bounds: list[int]
     rows: NDArray[np.int64]
     table: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, numbers: list[int], shards: list[Shard], bounds: list[int], rows: NDArray[np.int64]
+    ) -> _Visit:
+        """Gather the samples' rows of their shards' tables."""
+        spans = zip(shards, bounds, bounds[1:], strict=False)
+        pieces = [shard.table.take(rows[a:b], axis=0) for shard, a, b in spans]
+        table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
+        return cls(numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table)
 
     def pieces(self) -> Iterator[tuple[Shard, int, int]]:
         return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
@@ -80,7 +106,10 @@ class Dataset:
     url: a local path or any fsspec URL; tar files by a pattern such as train-{000000..000009}.tar
     too. fields: of "image", "label", "id", in the order in which batches shall have them; None is
     all that is there but "id". format: "auto", "folder", "tar" or "arrow". index: folder for the
-    index of images or tar files. cache: folder that keeps downloads. storage_options: fsspec's.
+    index of images or tar files. cache: a DiskCache that remote data is read through (data on a
+    network mount too), or a folder for one: its limit is what it was made with, or 90 % of the
+    free space. storage_options: of the store (docs/remote.md). filesystem: any fsspec file system
+    object; url is then a path in it.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
     with the first use.
@@ -93,8 +122,9 @@ class Dataset:
         fields: Sequence[str] | None = None,
         format: Format = "auto",
         index: Folder | None = None,
-        cache: Folder | None = None,
+        cache: DiskCache | Folder | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        filesystem: Any | None = None,
     ) -> None:
         self.url = show(url)
         if format not in get_args(Format):
@@ -102,9 +132,11 @@ class Dataset:
         self._wanted = _checked_fields(fields)
         self._scratch = Scratch(cache)
         self._source, self._format, self._index_folder = url, format, index
-        self._storage_options = storage_options
+        self._storage_options, self._filesystem = storage_options, filesystem
         self._lock = threading.Lock()
         self._opening = threading.Lock()
+        self._mending = threading.Lock()
+        self._local = TrafficMeter()
         self._index: Index | None = None
         self._shards: OrderedDict[int, Shard] = OrderedDict()
         self._advise = ADVISED_BATCHES  # until enough batches say otherwise
@@ -117,19 +149,25 @@ class Dataset:
             if self._closed:
                 raise ClosedError(f"{self!r} is closed; make a new one.")
             if self._index is None:
+                origin = locate(
+                    self._source,
+                    storage_options=self._storage_options,
+                    scratch=self._scratch,
+                    filesystem=self._filesystem,
+                )
                 opener = Opener(
-                    origin=locate(
-                        self._source,
-                        storage_options=self._storage_options,
-                        copies_folder=self._scratch.folder,
-                    ),
+                    origin=origin,
                     scratch=self._scratch,
                     index=self._index_folder,
                     verify=verify,
                     workers=workers or default_workers(),
                 )
-                index = opener.open(self._format)
-                self._check_fields(index)
+                try:
+                    index = opener.open(self._format)
+                    self._check_fields(index)
+                except BaseException:
+                    origin.close()
+                    raise
                 self._index = index
             return self._index
 
@@ -154,9 +192,26 @@ class Dataset:
         return self._scratch.folder() if self._scratch.is_kept else None
 
     @property
+    def remote(self) -> Remote | None:
+        """What a remote dataset is read through; None for a local one, and before it is open."""
+        return self._index.remote if self._index is not None else None
+
+    @property
     def bytes_fetched(self) -> int:
         """Bytes downloaded so far; 0 for a local dataset."""
-        return self._index.origin.bytes_fetched if self._index is not None else 0
+        return self.traffic().bytes_remote
+
+    def traffic(self) -> Traffic:
+        """What was read so far, by tier; of a local dataset bytes_disk alone."""
+        remote = self.remote
+        return self._local.snapshot() if remote is None else remote.traffic()
+
+    def release(self, shards: Iterable[int]) -> None:
+        """Forget open shards, so that the cache may drop their blobs; batches that were handed out
+        keep theirs."""
+        with self._lock:
+            for shard in shards:
+                self._shards.pop(shard, None)
 
     def __len__(self) -> int:
         return self.index.samples
@@ -199,12 +254,16 @@ class Dataset:
         visit = self._visit(index, rows[order])
         began = time.perf_counter()
         marks: dict[int, str] | None = None if bad is None else {}
-        encoded = self._load(visit, mode, marks)
+        if index.remote is None:
+            encoded = self._load(visit, mode, marks)
+        else:
+            encoded = self._load_blobs(index, index.remote, visit, mode)
+            began = time.perf_counter()  # the network's time isn't the disk's
         crcs = [crc32c(sample) for sample in encoded]
-        self._note_rate(visit.table, time.perf_counter() - began)
+        self._note_rate(visit.table, time.perf_counter() - began, is_local=index.remote is None)
         if crcs != (wanted := visit.table[:, CRC].tolist()):
             wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (marks or ())]
-            self._mend(index, encoded, rows[order], wrong, mode, marks)
+            self._mend(index, visit, encoded, rows[order], wrong, mode, marks)
         for i, reason in (marks or {}).items():
             assert bad is not None
             bad[int(order[i])] = reason
@@ -231,6 +290,8 @@ class Dataset:
         with self._opening, self._lock:
             self._closed = True
             self._shards.clear()
+            if self._index is not None:
+                self._index.origin.close()
             self._scratch.close()
 
     def __enter__(self) -> Dataset:
@@ -278,11 +339,15 @@ class Dataset:
         if None not in found:
             return [shard for shard in found if shard is not None]
         # Outside the lock: opening may download. Two threads may open one shard; one is kept.
-        new = {
-            number: index.open_shard(number)
-            for number, shard in zip(numbers, found, strict=True)
-            if shard is None
-        }
+        missing = [n for n, shard in zip(numbers, found, strict=True) if shard is None]
+        far = [number for number in missing if not index.is_near(number)]
+        opened = (
+            list(ordered(index.open_shard, far, workers=min(len(far), _OPENERS), ahead=_OPENERS))
+            if len(far) > 1
+            else map(index.open_shard, far)
+        )
+        new: dict[int, Shard] = dict(zip(far, opened, strict=True))
+        new |= {n: index.open_shard(n) for n in missing if n not in new}
         with self._lock:
             if not self._closed:
                 held.update(new)
@@ -297,15 +362,9 @@ class Dataset:
         """Open what rows need; rows are sorted by shard."""
         shards = rows[:, 0]
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
-        opened = self._open_shards(index, shards[starts].tolist())
-        bounds = [*starts.tolist(), len(rows)]
-        row_of = rows[:, 1]
-        pieces = [
-            shard.table.take(row_of[a:b], axis=0)
-            for shard, a, b in zip(opened, bounds, bounds[1:], strict=False)
-        ]
-        table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
-        return _Visit(shards=opened, bounds=bounds, rows=row_of, table=table)
+        numbers = shards[starts].tolist()
+        opened = self._open_shards(index, numbers)
+        return _Visit.of(numbers, opened, [*starts.tolist(), len(rows)], rows[:, 1])
 
     def _load(
         self, visit: _Visit, mode: ReadMode, marks: dict[int, str] | None = None
@@ -340,9 +399,46 @@ class Dataset:
             encoded.append(sample)
         return encoded
 
-    def _note_rate(self, table: NDArray[np.int64], seconds: float) -> None:
+    def _load_blobs(
+        self, index: Index, remote: Remote, visit: _Visit, mode: ReadMode
+    ) -> list[Encoded]:
+        """The samples' bytes of a remote dataset, of all shards at once."""
+        first, last = visit.table[:, START].tolist(), visit.table[:, END].tolist()
+        if self._advise and mode == "mmap":
+            for shard, a, b in visit.pieces():
+                shard.advise(visit.table[a:b, START], visit.table[a:b, END])
+
+        def load(pieces: Iterable[tuple[Shard, int, int]]) -> list[Encoded]:
+            wanted = [
+                Wanted(blob=_blob(shard), starts=first[a:b], ends=last[a:b])
+                for shard, a, b in pieces
+            ]
+            found = remote.load(wanted, mode=mode)
+            return [sample for samples in found for sample in samples]
+
+        try:
+            return load(visit.pieces())
+        except (FetchError, WriteError):
+            raise
+        except _DISK_TROUBLE as error:
+            _log.warning("%s: the cache can't be read (%s)", self.url, error)
+        # One of the shards can't be read (a failing disk, a truncated file): find out which.
+        encoded: list[Encoded] = []
+        for i, (shard, a, b) in enumerate(visit.pieces()):
+            try:
+                encoded += load([(shard, a, b)])
+            except (FetchError, WriteError):
+                raise
+            except _DISK_TROUBLE:
+                visit.shards[i] = self._replaced(index, visit.numbers[i], shard)
+                encoded += load([(visit.shards[i], a, b)])
+        return encoded
+
+    def _note_rate(self, table: NDArray[np.int64], seconds: float, *, is_local: bool) -> None:
         """Remember for the next batches whether this one waited for the disk."""
         size_bytes = int((table[:, END] - table[:, START]).sum())
+        if is_local:
+            self._local.add(bytes_disk=size_bytes)
         warm_s = size_bytes / _WARM_BYTES_PER_S + len(table) * _WARM_SAMPLE_S
         is_cold = seconds > _COLD_FACTOR * warm_s
         self._advise = ADVISED_BATCHES if is_cold else max(0, self._advise - 1)
@@ -350,39 +446,45 @@ class Dataset:
     def _mend(
         self,
         index: Index,
+        visit: _Visit,
         encoded: list[Encoded],
         rows: NDArray[np.int64],
         bad: list[int],
         mode: ReadMode,
         marks: dict[int, str] | None,
     ) -> None:
-        """Fetch remote copies of bad samples once more; raise for what is bad even then, or tell
+        """Fetch remote shards with bad samples once more; raise for what is bad even then, or tell
         marks."""
+        wanted = visit.table[:, CRC].tolist()
+        numbers = visit.numbers.index
         for number in np.unique(rows[bad, 0]).tolist():
             here = [i for i in bad if rows[i, 0] == number]
-            if self._drop_copies(index, number, rows[here, 1].tolist()):
-                visit = self._visit(index, rows[here])
-                again: dict[int, str] | None = None if marks is None else {}
-                for i, sample in zip(here, self._load(visit, mode, again), strict=True):
+            if index.remote is not None:
+                shard = self._replaced(index, number, visit.shards[numbers(number)])
+                again = _Visit.of([number], [shard], [0, len(here)], rows[here, 1])
+                for i, sample in zip(
+                    here, self._load_blobs(index, index.remote, again, mode), strict=True
+                ):
                     encoded[i] = sample
-                if marks is not None and again:
-                    marks.update({here[k]: reason for k, reason in again.items()})
-            wanted = self._visit(index, rows[here]).table[:, CRC].tolist()
-            for i, crc in zip(here, wanted, strict=True):
-                if i in (marks or ()) or crc32c(encoded[i]) == crc:
+                    wanted[i] = int(shard.table[rows[i, 1], CRC])
+            for i in here:
+                if i in (marks or ()) or crc32c(encoded[i]) == wanted[i]:
                     continue
                 if marks is None:
                     raise self._corrupt(index, number, int(rows[i, 1]))
                 marks[i] = "its bytes aren't those that were indexed: its CRC-32C is wrong"
 
-    def _drop_copies(self, index: Index, number: int, rows: list[int]) -> bool:
-        """Forget local copies, so that they are fetched again; False for a local dataset."""
-        (shard,) = self._open_shards(index, [number])
-        if isinstance(shard, FolderShard):
-            return all([shard.drop(row) for row in rows])
-        with self._lock:
-            self._shards.pop(number, None)
-        return index.drop_copy(number)
+    def _replaced(self, index: Index, number: int, shard: Shard) -> Shard:
+        """The shard after its damaged bytes were dropped: once, whoever comes with them first."""
+        with self._mending:
+            with self._lock:
+                held = self._shards.get(number)
+                if held is shard:
+                    del self._shards[number]
+            if held is shard or held is None:
+                index.drop(number, opened=shard)
+            (fresh,) = self._open_shards(index, [number])
+            return fresh
 
     def _corrupt(self, index: Index, number: int, row: int) -> Exception:
         sample_id = int(index.starts[number]) + row
@@ -428,6 +530,12 @@ def _checked_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
     if unknown or not wanted or len(set(wanted)) < len(wanted):
         raise ConfigError(f"fields: got {list(wanted)}, wanted some of {list(known)}, each once.")
     return wanted
+
+
+def _blob(shard: Shard) -> Blob:
+    if not isinstance(shard, BlobShard):
+        raise TypeError(f"{shard!r} isn't a remote dataset's")
+    return shard.blob
 
 
 def _slots(sizes: list[int]) -> list[Encoded]:

@@ -185,12 +185,13 @@ def _not_listed(path: bytes, error: OSError) -> DatasetError:
 
 
 def _walk_remote(origin: RemoteFolder, quarantined: list[Quarantined]) -> Iterator[File]:
-    for name, size_bytes, version in origin.walk():
+    for found in origin.walk():
+        name = found.name
         reason = unsafe_reason(name)
         if reason is not None:
             quarantined.append(Quarantined(name=name, reason=reason))
         elif name and not name.endswith(b"/") and not any(map(is_passed_over, name.split(b"/"))):
-            yield File(name=name, size_bytes=size_bytes, mtime_ns=0, version=version)
+            yield File(name=name, size_bytes=found.size_bytes, mtime_ns=0, version=found.version)
 
 
 def changed_directories(origin: LocalFolder, directories: Mapping[bytes, int]) -> list[bytes]:

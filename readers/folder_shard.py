@@ -16,14 +16,13 @@ from readers.atomic import write_whole
 from readers.manifest import FORMAT, only_batch, write_batch
 from readers.names import printable
 from readers.pages import BROKEN, map_buffer
-from readers.shard import END, table
+from readers.shard import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from readers.origin import Origin
     from readers.types import Encoded
 
 REINDEX = "Run `penstock index` on the dataset again."
@@ -124,22 +123,30 @@ def _content(batch: Any) -> SidecarContent:
     )
 
 
+def folder_table(
+    sidecar: SidecarContent, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The table of a shard; see readers.shard.table."""
+    return table(
+        starts=starts,
+        ends=ends,
+        heights=sidecar.heights,
+        widths=sidecar.widths,
+        labels=sidecar.labels,
+        crcs=sidecar.crcs,
+    )
+
+
 class FolderShard:
     """Some files of a folder, open as a shard. Files are opened when they are read."""
 
     is_mapped = False
 
-    def __init__(self, origin: Origin, sidecar: SidecarContent) -> None:
-        self._origin = origin
-        self._names, self._versions = sidecar.names, sidecar.versions
-        self.table = table(
-            starts=np.zeros(len(sidecar.names), np.int64),
-            ends=sidecar.sizes,
-            heights=sidecar.heights,
-            widths=sidecar.widths,
-            labels=sidecar.labels,
-            crcs=sidecar.crcs,
-        )
+    def __init__(self, root: bytes, sidecar: SidecarContent) -> None:
+        """root: the dataset's folder."""
+        self._root, self._names = root, sidecar.names
+        starts = np.zeros(len(sidecar.names), np.int64)
+        self.table = folder_table(sidecar, starts, sidecar.sizes)
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
         """Not here: mapping a small file costs more than reading it."""
@@ -151,16 +158,7 @@ class FolderShard:
         del starts
         for row, slot in zip(rows, slots, strict=True):
             name = self._names[row]
-            size_bytes = len(slot) - 1
-            path = self._origin.file(name, size_bytes=size_bytes, version=self._versions[row])
-            read_file_into(path, slot, name=name)
-
-    def drop(self, row: int) -> bool:
-        """Forget the local copy of a remote file; False for a local one."""
-        size_bytes = int(self.table[row, END])
-        return self._origin.drop(
-            self._names[row], size_bytes=size_bytes, version=self._versions[row]
-        )
+            read_file_into(os.path.join(self._root, name), slot, name=name)
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Nothing: each file is read whole by one call, which is its own read-ahead."""

@@ -5,26 +5,36 @@ Sample id = position in the index; it never changes while the index stands.
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cache.errors import CorruptShardError, FetchError, WriteError
 from readers.arrow_shard import ArrowShard
-from readers.folder_shard import FolderShard, read_sidecar
+from readers.blob_names import BlobNames
+from readers.blob_shard import ArrowBlob, BlobShard, FilesBlob
+from readers.folder_shard import FolderShard, folder_table
 from readers.names import printable
-from readers.tar_shard import TarShard, read_tar_sidecar
+from readers.origin import LocalFolder, RemoteFolder
+from readers.sidecars import Sidecars
+from readers.tar_shard import TarShard, tar_table
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from readers.facts import Sums
+    from cache.blob import BlobSource
+    from cache.remote import Remote
     from readers.manifest import About, Kind, Manifest
     from readers.origin import Origin
     from readers.scratch import Scratch
-    from readers.tar_shard import TarSidecar
     from readers.types import ImageRange
+
+_log = logging.getLogger("penstock")
+
+Shard = ArrowShard | FolderShard | TarShard | ArrowBlob | FilesBlob
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,9 +56,9 @@ class Index:
     about: About
     manifest: Manifest
     origin: Origin
-    folder: bytes | None
-    own: bytes
+    sidecars: Sidecars
     scratch: Scratch
+    blobs: BlobNames | None
 
     @property
     def kind(self) -> Kind:
@@ -95,48 +105,96 @@ class Index:
         """A shard's file, or its part of the index, for people."""
         return printable(self.manifest.names[shard])
 
-    def open_shard(self, shard: int) -> ArrowShard | FolderShard | TarShard:
-        """Map a shard; fetches it if it is remote. Raises CorruptShardError, IndexChangedError,
-        FetchError."""
-        name, sums = self.manifest.names[shard], self.manifest.sums(shard)
+    @property
+    def remote(self) -> Remote | None:
+        """What a remote dataset is read through; None for a local one."""
+        return self.origin.remote if isinstance(self.origin, RemoteFolder) else None
+
+    def source(self, shard: int) -> BlobSource:
+        """A remote dataset's shard as a blob, without I/O; looking at its parts may fetch its
+        sidecar (FetchError, CorruptShardError)."""
+        return self._blob_names().source(shard)
+
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
+        return self._blob_names().keys()
+
+    def _blob_names(self) -> BlobNames:
+        if self.blobs is None:
+            raise TypeError(f"{self.url} is local: its shards aren't in a cache")
+        return self.blobs
+
+    def open_shard(self, shard: int) -> Shard:
+        """Map a shard; of a remote one what is needed to find its samples is fetched, and fetched
+        again where it is damaged. Raises CorruptShardError, IndexChangedError, FetchError."""
+        if self.remote is None:
+            return self._open_local(shard)
+        try:
+            return self._open_remote(shard)
+        except CorruptShardError as error:
+            _log.warning("%s It is dropped and fetched again.", error)
+        except (FetchError, WriteError):
+            raise
+        except OSError as error:  # the local disk's
+            _log.warning("%s: can't be read (%s); it is fetched again", self.url, error)
+        self.drop(shard)
+        return self._open_remote(shard)
+
+    def drop(self, shard: int, *, opened: Shard | None = None) -> None:
+        """Forget a remote shard's bytes, which are wrong: who opens it next fetches them again.
+        opened: what has the wrong bytes; others, that came after it, stay."""
+        if self.remote is not None:
+            inode = getattr(opened.blob, "inode", None) if isinstance(opened, BlobShard) else None
+            self.remote.drop(self.source(shard), inode=inode)
+
+    def is_near(self, shard: int) -> bool:
+        """Whether opening the shard needs nothing of the remote."""
+        if self.remote is None:
+            return True
+        if self.kind == "arrow":
+            return self.remote.is_whole(self.source(shard))
+        return self.sidecars.folder is not None
+
+    def _open_local(self, shard: int) -> Shard:
+        name, root = self.manifest.names[shard], self._local_root()
         if self.kind == "folder":
-            etag = self.manifest.etags[shard]
-            return FolderShard(self.origin, read_sidecar(self._sidecar(name), etag=etag))
+            return FolderShard(root, self.sidecars.files(shard))
         if self.kind == "tar":
-            return TarShard(self.origin, self._tar_sidecar(shard))
-        size_bytes = int(self.shard_bytes[shard])
-        path = self.origin.file(name, size_bytes=size_bytes, version=_version(sums))
+            return TarShard(root, self.sidecars.archive(shard))
         return ArrowShard(
-            path,
-            size_bytes=size_bytes,
+            os.path.join(root, name),
+            size_bytes=int(self.shard_bytes[shard]),
             samples=int(self.sizes[shard]),
-            sums=sums,
+            sums=self.manifest.sums(shard),
             shown=printable(name),
         )
 
-    def drop_copy(self, shard: int) -> bool:
-        """Forget the local copy of a remote shard of a pack or tar file; False where nothing can be
-        fetched anew."""
+    def _local_root(self) -> bytes:
+        if not isinstance(self.origin, LocalFolder):
+            raise TypeError(f"{self.url} isn't local")
+        return self.origin.root
+
+    def _open_remote(self, shard: int) -> Shard:
+        remote = self.remote
+        if remote is None:
+            raise TypeError(f"{self.url} isn't remote")
+        blob = remote.open(self.source(shard))
+        if self.kind == "arrow":
+            return ArrowBlob(
+                remote,
+                blob,
+                samples=int(self.sizes[shard]),
+                sums=self.manifest.sums(shard),
+                shown=printable(self.manifest.names[shard]),
+            )
         if self.kind == "tar":
-            tar = self._tar_sidecar(shard).archive
-            return self.origin.drop(tar.name, size_bytes=tar.size_bytes, version=tar.version)
-        name, version = self.manifest.names[shard], _version(self.manifest.sums(shard))
-        return self.origin.drop(name, size_bytes=int(self.shard_bytes[shard]), version=version)
-
-    def _tar_sidecar(self, shard: int) -> TarSidecar:
-        path = self._sidecar(self.manifest.names[shard])
-        return read_tar_sidecar(path, etag=self.manifest.etags[shard])
-
-    def _sidecar(self, name: bytes) -> bytes:
-        if self.folder is not None:
-            return os.path.join(self.folder, name)
-        # The fingerprint is part of the version: an index built anew has other sidecars.
-        return self.origin.file(self.own + b"/" + name, size_bytes=None, version=self.fingerprint)
-
-
-def _version(sums: Sums) -> str:
-    """A shard's version by content: copies are told apart without asking the store."""
-    return f"crc32c-{sums.samples:08x}-{sums.columns:08x}"
+            tar = self.sidecars.archive(shard)
+            above = tar.archive.name + b"/"
+            return FilesBlob(remote, blob, tar_table(tar), names=tar.names, above=above)
+        folder = self.sidecars.files(shard)
+        ends = np.cumsum(folder.sizes, dtype=np.int64)
+        rows = folder_table(folder, ends - folder.sizes, ends)
+        return FilesBlob(remote, blob, rows, names=folder.names)
 
 
 def opened(
@@ -145,6 +203,7 @@ def opened(
     """An index from its manifest. folder: where manifest and sidecars are, None for beside the data
     behind the origin, where they are in `own`. scratch: kept alive as long as the index."""
     ends = np.cumsum(manifest.samples, dtype=np.int64)
+    sidecars = Sidecars(manifest=manifest, origin=origin, folder=folder, own=own)
     return Index(
         url=origin.url,
         place=printable(folder) if folder is not None else f"{origin.url}/{own.decode()}",
@@ -154,7 +213,9 @@ def opened(
         about=manifest.about,
         manifest=manifest,
         origin=origin,
-        folder=folder,
-        own=own,
+        sidecars=sidecars,
         scratch=scratch,
+        blobs=BlobNames(origin, manifest, sidecars.parts)
+        if isinstance(origin, RemoteFolder)
+        else None,
     )

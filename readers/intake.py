@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 from cache.threads import ordered
 from readers.folder_shard import changed, read_file, unreadable
+from readers.origin import Entry, LocalFolder, RemoteFolder
 from readers.sniff import HEAD_BYTES, sniff
 from readers.types import Rejected
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 CHUNK_BYTES = 32 * 2**20
 CHUNK_FILES = 256
 _AHEAD = 3
+# Of a remote file up to this size looking at its head first costs more than it saves.
+_SMALL_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,12 +59,11 @@ def read_chunks(
     shards: Iterator[tuple[int, NDArray[np.int64]]],
     *,
     workers: int,
-    keep_copies: bool = True,
 ) -> Iterator[Chunk]:
-    """Chunks of the shards' candidates, in order; a chunk is of one shard.
+    """Chunks of the shards' candidates, in order; a chunk is of one shard. Remote files are kept
+    nowhere: where they lie in a shard isn't known before they are judged.
 
-    shards: (number, positions in the listing). keep_copies: leave downloads where they are; else
-    each goes when it is read. Raises IndexChangedError for a file that changed or
+    shards: (number, positions in the listing). Raises IndexChangedError for a file that changed or
     vanished since it was listed, DatasetError, FetchError.
     """
 
@@ -72,20 +74,46 @@ def read_chunks(
 
     def read(job: tuple[int, NDArray[np.int64]]) -> Chunk:
         shard, positions = job
-        samples = []
-        for file in map(listing.files.__getitem__, positions.tolist()):
-            samples.append(read_candidate(origin, file))
-            if not keep_copies:
-                origin.drop(file.name, size_bytes=file.size_bytes, version=file.version)
-        return Chunk(shard=shard, positions=positions, samples=samples)
+        files = [listing.files[i] for i in positions.tolist()]
+        return Chunk(shard=shard, positions=positions, samples=_read(origin, files))
 
     yield from ordered(read, jobs(), workers=workers, ahead=_AHEAD + workers, name="intake")
 
 
-def read_candidate(origin: Origin, file: File) -> Encoded | Rejected:
+def _read(origin: Origin, files: Sequence[File]) -> list[Encoded | Rejected]:
+    if isinstance(origin, RemoteFolder):
+        return _read_remote(origin, files)
+    if isinstance(origin, LocalFolder):
+        return [read_candidate(origin, file) for file in files]
+    raise TypeError(f"unknown origin {origin!r}")
+
+
+def _read_remote(origin: RemoteFolder, files: Sequence[File]) -> list[Encoded | Rejected]:
+    """As read_candidate, over many files at once: of large ones the head is looked at first."""
+    entries = [
+        Entry(name=file.name, size_bytes=file.size_bytes, mtime_ns=0, version=file.version)
+        for file in files
+    ]
+    first = [e.size_bytes if e.size_bytes <= _SMALL_BYTES else HEAD_BYTES for e in entries]
+    samples: list[Encoded | Rejected] = []
+    for data in origin.read(list(zip(entries, first, strict=True))):
+        codec = sniff(data[:HEAD_BYTES].tobytes())
+        samples.append(codec if isinstance(codec, Rejected) else data)
+    large = [
+        i
+        for i, sample in enumerate(samples)
+        if not isinstance(sample, Rejected) and first[i] < entries[i].size_bytes
+    ]
+    whole = origin.read([(entries[i], entries[i].size_bytes) for i in large]) if large else []
+    for i, data in zip(large, whole, strict=True):
+        samples[i] = data
+    return samples
+
+
+def read_candidate(origin: LocalFolder, file: File) -> Encoded | Rejected:
     """A file's bytes, or why it can't be an image; a large file of another kind isn't read
     whole."""
-    path = origin.file(file.name, size_bytes=file.size_bytes, version=file.version)
+    path = os.path.join(origin.root, file.name)
     try:
         with open(path, "rb", buffering=0) as opened:
             head = opened.read(HEAD_BYTES)

@@ -43,6 +43,7 @@ from readers.verify import default_workers, find_verify
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from cache.disk_cache import DiskCache
     from readers.build import Known
     from readers.folder import Listing
     from readers.index import Index
@@ -76,17 +77,19 @@ def open_index(
     url: Url,
     *,
     index: Folder | None = None,
-    cache: Folder | None = None,
+    cache: DiskCache | Folder | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any | None = None,
     verify: Verify | None = None,
     format: Format = "auto",
     workers: int | None = None,
 ) -> Index:
     """The index of a dataset; a folder's is built on first use, or brought up to date.
 
-    index: folder that holds or gets it. cache: folder for copies of a remote dataset, and for an
-    index that has no better place. verify: decodes images while building; None finds the installed
-    one. workers: threads for building, None is all cores.
+    index: folder that holds or gets it. cache: what remote data is read through, and for an index
+    that has no better place; it, storage_options and filesystem: as for Dataset. verify: decodes
+    images while building; None finds the installed one. workers: threads for building, None is all
+    cores.
 
     Raises DatasetNotFoundError, ConfigError, CorruptShardError (a torn pack manifest), DatasetError
     (a newer version), IndexChangedError (index= of another dataset), FetchError,
@@ -94,7 +97,7 @@ def open_index(
     """
     scratch = Scratch(cache)
     opener = Opener(
-        origin=locate(url, storage_options=storage_options, copies_folder=scratch.folder),
+        origin=locate(url, storage_options=storage_options, scratch=scratch, filesystem=filesystem),
         scratch=scratch,
         index=index,
         verify=verify,
@@ -107,8 +110,9 @@ def build_index(
     url: Url,
     *,
     out: Folder | None = None,
-    cache: Folder | None = None,
+    cache: DiskCache | Folder | None = None,
     storage_options: Mapping[str, Any] | None = None,
+    filesystem: Any | None = None,
     verify: Verify | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -122,23 +126,28 @@ def build_index(
     """
     began = time.monotonic()
     scratch = Scratch(cache)
+    origin = locate(url, storage_options=storage_options, scratch=scratch, filesystem=filesystem)
     opener = Opener(
-        origin=locate(url, storage_options=storage_options, copies_folder=scratch.folder),
+        origin=origin,
         scratch=scratch,
         index=out,
         verify=verify,
         workers=workers or default_workers(),
         progress=progress,
     )
-    built = opener.rebuild()
-    return IndexSummary(
-        samples=built.samples,
-        shards=len(built.sizes),
-        bytes=int(built.shard_bytes.sum()),
-        quarantined=built.quarantined,
-        seconds=time.monotonic() - began,
-        place=built.place,
-    )
+    try:
+        built = opener.rebuild()
+        return IndexSummary(
+            samples=built.samples,
+            shards=len(built.sizes),
+            bytes=int(built.shard_bytes.sum()),
+            quarantined=built.quarantined,
+            seconds=time.monotonic() - began,
+            place=built.place,
+        )
+    finally:
+        origin.close()
+        scratch.close()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +191,11 @@ class Opener:
             return True
         if format != "auto":
             return format == "tar"
-        if not self.origin.is_local and self.index is None:
-            beside = self._beside()
-            if beside is not None:
-                return beside.about.kind == "tar"
+        if not self.origin.is_local:
+            known = self._beside() if self.index is None else None
+            known = known or read_own(self.places.candidates()[0])
+            if known is not None:
+                return known.about.kind == "tar"
         return holds_tars(self.origin)
 
     def _open_tar(self) -> Index:

@@ -1,40 +1,36 @@
-"""Where a dataset's bytes lie: a local folder, or any fsspec URL behind local copies.
+"""Where a dataset's bytes lie: a local folder, or a remote store behind the cache.
 
-Everything above this module asks for local files by the name that they have below the dataset's
-root and gets paths as bytes: names need not be UTF-8.
+Names are bytes, below the dataset's root: they need not be UTF-8, and a name that a remote gave
+never becomes a local path.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import stat
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from cache.errors import (
-    ConfigError,
-    DatasetError,
-    DatasetNotFoundError,
-    FetchError,
-    MissingDependencyError,
-)
-from cache.local_copy import (
-    LocalCopies,
-    RemoteObject,
-    clean_message,
-    find_secrets,
-    redact,
-    store_scope,
-)
+import numpy as np
+
+from cache.blob import BlobSource, Part, blob_key
+from cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from cache.layout import is_network
+from cache.secrets import redact
+from readers.names import printable
 from readers.tar_urls import Selection, select_tars
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from cache.remote import Remote
+    from cache.store import Answer
+    from readers.scratch import Scratch
+    from readers.types import Encoded
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
-_VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "checksum")
-_TIME_KEYS = ("LastModified", "last_modified", "mtime", "updated", "modified", "created")
 
 Url = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -50,15 +46,12 @@ class Origin(Protocol):
     selection: tuple[bytes, ...] | None
     selection_key: str | None
 
-    @property
-    def bytes_fetched(self) -> int:
-        """Bytes downloaded so far."""
-
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
-        """Local path of a file below the root; fetches a remote one. Raises FetchError."""
+        """Local path of a file below the root; a small remote one is fetched whole. Raises
+        FetchError."""
 
     def drop(self, name: bytes, *, size_bytes: int | None, version: str) -> bool:
-        """Forget the local copy of a remote file; False where there is none to forget."""
+        """Forget what was fetched of a small remote file; False where there is none."""
 
     def find(self, name: bytes) -> tuple[int, str] | None:
         """(bytes, version) of a file below the root, or None if it isn't there."""
@@ -70,6 +63,9 @@ class Origin(Protocol):
         """What lies directly below the root, sorted by name; empty where there is no such folder.
         wanted: tells by its name whether a file is looked at. Raises FetchError, DatasetError."""
 
+    def close(self) -> None:
+        """Let connections go. Safe to call twice."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -79,6 +75,12 @@ class Entry:
     size_bytes: int
     mtime_ns: int
     version: str
+
+    @property
+    def identity(self) -> str:
+        """Changes with anything that is told of the file: 32 hex digits."""
+        told = f"{self.size_bytes}\0{self.mtime_ns}\0{self.version}\0".encode()
+        return hashlib.sha256(told + self.name).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,6 @@ class LocalFolder:
     """A folder of this machine's file systems (NFS too)."""
 
     is_local = True
-    bytes_fetched = 0
 
     def __init__(self, root: bytes, selection: Selection | None = None) -> None:
         self.root = os.path.abspath(root)
@@ -153,106 +154,36 @@ class LocalFolder:
             return None
         return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 class RemoteFolder:
-    """A folder behind an fsspec URL; files are copied to `copies_folder` before they are read."""
+    """A folder of a remote store, read through `remote`. shown: its URL, without credentials."""
 
     is_local = False
 
-    def __init__(
-        self,
-        url: str,
-        options: Mapping[str, Any],
-        copies_folder: Callable[[], str],
-        selection: Selection | None = None,
-    ) -> None:
-        self._secrets = find_secrets(options)
-        self._root_url = self.url = redact(url).rstrip("/")
-        self.fs, root = _open_file_system(url, options, self._secrets)
-        self.root = root.rstrip("/")
-        scope = store_scope(options)
-        self.key = f"{scope}\0{self.url}"
+    def __init__(self, remote: Remote, shown: str, selection: Selection | None = None) -> None:
+        self.remote = remote
+        self._root_url = self.url = shown.rstrip("/")
+        self._scope = remote.fetcher.store.scope
+        self.key = dataset_key(self._scope, self._root_url, selection)
         self.selection: tuple[bytes, ...] | None = None
         self.selection_key: str | None = None
         if selection is not None:
             self.selection, self.selection_key = selection.names, selection.key
             self.url = f"{self.url}/{selection.pattern}"
-            self.key = f"{self.key}\0{selection.key}"
-        self._copies = LocalCopies(copies_folder(), self.fs, scope=scope, secrets=self._secrets)
-
-    def _object(self, name: bytes, size_bytes: int | None, version: str) -> RemoteObject:
-        text = os.fsdecode(name)
-        return RemoteObject(
-            uri=f"{self._root_url}/{text}",
-            path=f"{self.root}/{text}",
-            size_bytes=size_bytes,
-            version=version,
-        )
-
-    @property
-    def bytes_fetched(self) -> int:
-        return self._copies.bytes_fetched
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
-        return os.fsencode(self._copies.fetch(self._object(name, size_bytes, version)))
+        return self.remote.object(os.fsdecode(name), size_bytes=size_bytes, version=version)
 
     def drop(self, name: bytes, *, size_bytes: int | None, version: str) -> bool:
-        self._copies.drop(self._object(name, size_bytes, version))
+        self.remote.drop_object(os.fsdecode(name), size_bytes=size_bytes, version=version)
         return True
 
     def find(self, name: bytes) -> tuple[int, str] | None:
-        try:
-            info = self.fs.info(f"{self.root}/{os.fsdecode(name)}")
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        # Each backend has its own exception tree; its text may hold credentials.
-        except Exception as error:
-            raise self._fetch_error(error) from None
-        return int(info["size"] or 0), object_version(info)
-
-    def walk(self) -> Iterator[tuple[bytes, int, str]]:
-        """(name below the root, bytes, version) of every object. Raises FetchError."""
-        try:
-            if self.fs.isfile(self.root):
-                raise ConfigError(not_a_folder(self.url))
-            found = self.fs.find(self.root, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            raise DatasetNotFoundError(nothing_there(self.url)) from None
-        except ConfigError:
-            raise
-        # As above.
-        except Exception as error:
-            raise self._fetch_error(error) from None
-        prefix = os.fsencode(self.root) + b"/"
-        for path, info in found.items():
-            name = os.fsencode(path)
-            # A store that answers with something outside the root is shown as it answered.
-            yield name.removeprefix(prefix), int(info.get("size") or 0), object_version(info)
-
-    def top(self, wanted: Callable[[bytes], bool]) -> Top:
-        top = Top(entries=[], missing=[], others=[], folders=[])
-        try:
-            inside = self.fs.ls(self.root, detail=True)
-        except (FileNotFoundError, NotADirectoryError):
-            return top
-        # As above.
-        except Exception as error:
-            raise self._fetch_error(error) from None
-        for info in sorted(inside, key=lambda info: str(info["name"])):
-            path = str(info["name"]).rstrip("/")
-            name = os.fsencode(path.rpartition("/")[2])
-            if path == self.root:  # a store lists the folder's own marker too
-                continue
-            if info.get("type") == "directory":
-                top.folders.append(name)
-            elif wanted(name):
-                size_bytes, version = int(info.get("size") or 0), object_version(info)
-                top.entries.append(
-                    Entry(name=name, size_bytes=size_bytes, mtime_ns=0, version=version)
-                )
-            else:
-                top.others.append(name)
-        return top
+        found = self.remote.find(os.fsdecode(name))
+        return None if found is None else (found.size_bytes, found.version)
 
     def entry(self, name: bytes) -> Entry | None:
         found = self.find(name)
@@ -260,22 +191,102 @@ class RemoteFolder:
             return None
         return Entry(name=name, size_bytes=found[0], mtime_ns=0, version=found[1])
 
+    def top(self, wanted: Callable[[bytes], bool]) -> Top:
+        top = Top(entries=[], missing=[], others=[], folders=[])
+        objects, folders = self.remote.fetcher.top()
+        top.folders.extend(sorted(map(os.fsencode, folders)))
+        for found in sorted(objects, key=lambda found: os.fsencode(found.path)):
+            name = os.fsencode(found.path)
+            if wanted(name):
+                top.entries.append(
+                    Entry(name=name, size_bytes=found.size_bytes, mtime_ns=0, version=found.version)
+                )
+            elif name:
+                top.others.append(name)
+        return top
+
+    def walk(self) -> Iterator[Entry]:
+        """Every object. Raises FetchError, DatasetNotFoundError, ConfigError (one file)."""
+        is_empty = True
+        for found in self.remote.fetcher.walk():
+            is_empty = False
+            yield Entry(
+                name=os.fsencode(found.path),
+                size_bytes=found.size_bytes,
+                mtime_ns=0,
+                version=found.version,
+            )
+        if is_empty:
+            if self.remote.fetcher.info("") is not None:
+                raise ConfigError(not_a_folder(self.url))
+            raise DatasetNotFoundError(nothing_there(self.url))
+
+    def read(self, wanted: Sequence[tuple[Entry, int]]) -> list[Encoded]:
+        """The first bytes of some objects, as many of each as told, all at once and kept nowhere.
+        Raises FetchError."""
+        from cache.fetch import Span
+
+        data = [np.empty(0, np.uint8)] * len(wanted)
+        some = [i for i, (_, size_bytes) in enumerate(wanted) if size_bytes]
+        spans = [
+            Span(
+                path=os.fsdecode(wanted[i][0].name),
+                start=0,
+                end=wanted[i][1],
+                version=wanted[i][0].version or None,
+            )
+            for i in some
+        ]
+
+        def deliver(number: int, answer: Answer) -> None:
+            data[some[number]] = np.frombuffer(answer.data, np.uint8)
+
+        self.remote.fetcher.fetch(spans, deliver)
+        return data
+
+    def uri(self, name: bytes) -> str:
+        """Of a file, for people."""
+        return f"{self._root_url}/{printable(name)}"
+
+    def blob(self, key: str, *, uri: str, parts: Sequence[Part], size_bytes: int) -> BlobSource:
+        """A blob of this store."""
+        return BlobSource(key=key, uri=uri, parts=parts, size_bytes=size_bytes)
+
+    def blob_key(self, name: bytes, version: str) -> str:
+        """See `cache.blob.blob_key`. name: below the root."""
+        uri = f"{self._root_url}/{os.fsdecode(name)}"
+        return blob_key(scope=self._scope, uri=uri, version=version)
+
+    def archive_key(self, identity: str) -> str:
+        """The key of an object that is a blob of its own. identity: Entry.identity."""
+        return blob_key(scope=self._scope, uri=self._root_url, version=identity)
+
+    def archive(self, entry: Entry) -> BlobSource:
+        """An object as a blob of its own, named by what a listing told of it."""
+        return self.blob(
+            self.archive_key(entry.identity),
+            uri=self.uri(entry.name),
+            parts=(part(entry.name, entry.size_bytes, entry.version),),
+            size_bytes=entry.size_bytes,
+        )
+
     def upload(self, local: bytes, name: bytes) -> None:
         """Put a local file below the root. Raises FetchError."""
-        try:
-            path = f"{self.root}/{os.fsdecode(name)}"
-            self.fs.makedirs(path.rpartition("/")[0], exist_ok=True)
-            self.fs.put_file(os.fsdecode(local), path)
-        # As above.
-        except Exception as error:
-            raise self._fetch_error(error) from None
+        self.remote.fetcher.put(os.fsdecode(local), os.fsdecode(name))
 
-    def _fetch_error(self, error: Exception) -> FetchError:
-        return FetchError(
-            f"{self.url}: not reachable ({clean_message(error, self._secrets)}). Check the URL, "
-            "the credentials in storage_options and the network.",
-            uri=self.url,
-        )
+    def close(self) -> None:
+        self.remote.close()
+
+
+def part(name: bytes, size_bytes: int, version: str) -> Part:
+    """A file below the root as a part of a blob. version: "" where none is known."""
+    return Part(path=os.fsdecode(name), size_bytes=size_bytes, version=version or None)
+
+
+def dataset_key(scope: str, url: str, selection: Selection | None) -> str:
+    """Names a remote dataset in a cache."""
+    chosen = "" if selection is None else f"\0{selection.key}"
+    return f"{scope}\0{url}{chosen}"
 
 
 def nothing_there(url: str) -> str:
@@ -290,15 +301,6 @@ def nothing_there(url: str) -> str:
 def not_a_folder(url: str) -> str:
     """The message for a file where a folder should be."""
     return f"{url}: this is a file, wanted the folder that holds the dataset. Give its folder."
-
-
-def object_version(info: Mapping[str, Any]) -> str:
-    """What changes when an object does: its etag, else its size and time."""
-    for key in _VERSION_KEYS:
-        if info.get(key):
-            return str(info[key]).strip('"')
-    time = next((str(info[key]) for key in _TIME_KEYS if info.get(key)), "")
-    return f"{info.get('size')}-{time}"
 
 
 def local_path(url: Url) -> bytes | None:
@@ -319,46 +321,53 @@ def show(url: Url) -> str:
 
 
 def locate(
-    url: Url, *, storage_options: Mapping[str, Any] | None, copies_folder: Callable[[], str]
+    url: Url,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    scratch: Scratch,
+    filesystem: Any | None = None,
 ) -> Origin:
-    """The origin behind a URL. copies_folder: asked for a remote one only. Raises ConfigError,
-    MissingDependencyError, FetchError."""
-    path = local_path(url)
-    if path is not None:
-        if not path or b"\0" in path:
-            raise ConfigError(
-                f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set."
-            )
-        if not os.path.isdir(path) and (found := select_tars(os.fsdecode(path))) is not None:
-            return LocalFolder(os.fsencode(found[0] or "."), found[1])
-        return LocalFolder(path)
-    root, selection = select_tars(str(url)) or (str(url), None)
-    return RemoteFolder(root, storage_options or {}, copies_folder, selection)
+    """The origin behind a URL. filesystem: an fsspec file system, of which url is a path then.
+
+    A local path on a network file system is read through the cache, if the user has given one.
+    Raises ConfigError, MissingDependencyError, FetchError."""
+    path = local_path(url) if filesystem is None else None
+    if path is None:
+        text = os.fsdecode(url) if filesystem is not None else str(url)
+        root, selection = select_tars(text) or (text, None)
+        return _open_remote(root, storage_options or {}, scratch, selection, filesystem)
+    if not path or b"\0" in path:
+        raise ConfigError(f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set.")
+    root_path, picked = path, None
+    if not os.path.isdir(path) and (found := select_tars(os.fsdecode(path))) is not None:
+        root_path, picked = os.fsencode(found[0] or "."), found[1]
+    if scratch.is_kept and is_network(os.fsdecode(os.path.abspath(root_path))):
+        from fsspec.implementations.local import LocalFileSystem
+
+        root = os.fsdecode(os.path.abspath(root_path))
+        return _open_remote(root, {}, scratch, picked, LocalFileSystem())
+    return LocalFolder(root_path, picked)
 
 
-def _open_file_system(
-    url: str, options: Mapping[str, Any], secrets: tuple[str, ...]
-) -> tuple[Any, str]:
-    import fsspec
+def _open_remote(
+    url: str,
+    options: Mapping[str, Any],
+    scratch: Scratch,
+    selection: Selection | None,
+    filesystem: Any | None,
+) -> RemoteFolder:
+    from cache.fetch import Fetcher
+    from cache.open_store import fetch_policy, open_store
+    from cache.remote import Remote
 
-    shown = redact(url)
-    try:
-        fs, root = fsspec.url_to_fs(url, **options)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{shown}: this kind of URL needs another package ({error}). Install it beside "
-            "penstock."
-        ) from error
-    except ValueError as error:
-        raise ConfigError(
-            f"{shown}: not a URL that can be opened ({clean_message(error, secrets)}). Wanted a "
-            "local path, file://, s3://, gs://, https:// or another scheme that fsspec knows."
-        ) from None
-    # Opening may reach for credentials or the network; each backend has its own exception tree.
-    except Exception as error:
-        raise FetchError(
-            f"{shown}: could not be opened ({clean_message(error, secrets)}). Check "
-            "storage_options.",
-            uri=shown,
-        ) from None
-    return fs, str(root)
+    store = open_store(url, options, filesystem=filesystem)
+    fetcher = Fetcher(store, policy=fetch_policy(options))
+    shown = redact(url) if filesystem is None else store.url
+    key = dataset_key(store.scope, shown.rstrip("/"), selection)
+    label = shown if selection is None else f"{shown.rstrip('/')}/{selection.pattern}"
+    remote = Remote(fetcher, scratch.disk_cache(), group=_group(key), label=label)
+    return RemoteFolder(remote, shown, selection)
+
+
+def _group(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]

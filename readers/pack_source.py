@@ -11,6 +11,7 @@ from crc32c import crc32c
 from cache.errors import CorruptSampleError
 from cache.threads import ordered
 from readers.arrow_shard import ArrowShard
+from readers.blob_shard import ArrowBlob
 from readers.folder import list_folder
 from readers.intake import cut, read_chunks
 from readers.pack_plan import PackPlan, plan_folder, plan_samples
@@ -29,6 +30,10 @@ if TYPE_CHECKING:
     from readers.origin import Origin
     from readers.quarantine import Quarantined
     from readers.types import Encoded, Verify
+
+
+_OPENERS = 16
+"""Shards of a remote pack that are opened at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +75,8 @@ class FolderSource:
 
     has_ids = False
 
-    def __init__(self, origin: Origin, *, keep_copies: bool) -> None:
-        self._origin, self._keep_copies = origin, keep_copies
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
         self._listing = list_folder(origin)
         self.url = origin.url
         self.fingerprint = self._listing.fingerprint()
@@ -86,10 +91,7 @@ class FolderSource:
     ) -> Iterator[Judged]:
         if verify is None:
             raise TypeError("a folder's images are verified")
-        chunks = read_chunks(
-            self._origin, self._listing, jobs, workers=workers, keep_copies=self._keep_copies
-        )
-        for chunk in chunks:
+        for chunk in read_chunks(self._origin, self._listing, jobs, workers=workers):
             results = examine(chunk.samples, verify)
             yield Judged(positions=chunk.positions, samples=chunk.samples, results=results)
 
@@ -100,7 +102,7 @@ class FolderSource:
 class TarSource:
     """Tar files: each image is read where it lies and decoded once, on its way into the pack.
 
-    Remote archives stay on disk until the pack is done: a shuffled shard takes from all of them.
+    Of remote ones as many stay in the cache as it has room for: a shuffled shard takes from all.
     """
 
     has_ids = False
@@ -140,14 +142,20 @@ class PackedSource:
         self._index = index
         self.url, self.fingerprint, self.classes = index.url, index.fingerprint, index.classes
         self.quarantined: list[Quarantined] = []
-        tables = [self._shard(number).table for number in range(len(index.sizes))]
-        table = np.concatenate(tables)
+        tables = ordered(
+            lambda number: self._shard(number).table,
+            range(len(index.sizes)),
+            workers=1 if index.remote is None else _OPENERS,
+            ahead=_OPENERS,
+            name="tables",
+        )
+        table = np.concatenate(list(tables))
         self.sizes = table[:, END] - table[:, START]
         self.labels = table[:, LABEL].copy() if "label" in index.fields else None
 
-    def _shard(self, number: int) -> ArrowShard:
+    def _shard(self, number: int) -> ArrowShard | ArrowBlob:
         shard = self._index.open_shard(number)
-        if not isinstance(shard, ArrowShard):
+        if not isinstance(shard, ArrowShard | ArrowBlob):
             raise TypeError(f"{shard!r} is not a pack's shard")
         return shard
 
@@ -168,10 +176,8 @@ class PackedSource:
         for number in np.unique(shards).tolist():
             places = np.flatnonzero(shards == number)
             rows = ids[places] - self._index.starts[number]
-            shard = self._shard(number)
+            shard, spans, images = self._images(number, rows)
             codecs, channels = shard.codecs(), shard.channels()
-            spans = shard.table[rows]
-            images = shard.views(spans[:, START].tolist(), spans[:, END].tolist())
             for place, row, span, image in zip(
                 places.tolist(), rows.tolist(), spans.tolist(), images, strict=True
             ):
@@ -185,6 +191,21 @@ class PackedSource:
                 )
                 samples[place], results[place] = image, Checked(crc32c=span[CRC], facts=facts)
         return Judged(positions=ids, samples=samples, results=results)
+
+    def _images(
+        self, number: int, rows: NDArray[np.int64]
+    ) -> tuple[ArrowShard | ArrowBlob, NDArray[np.int64], list[Encoded]]:
+        """A shard, the rows of its table and their images; what the cache has wrong is fetched
+        again."""
+        for attempt in range(2):
+            shard = self._shard(number)
+            spans = shard.table[rows]
+            images = shard.views(spans[:, START].tolist(), spans[:, END].tolist())
+            crcs = [crc32c(image) for image in images]
+            if attempt or self._index.remote is None or crcs == spans[:, CRC].tolist():
+                break
+            self._index.drop(number, opened=shard)
+        return shard, spans, images
 
     def _corrupt(self, sample_id: int, name: str) -> CorruptSampleError:
         return CorruptSampleError(

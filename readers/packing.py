@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from cache.disk_cache import DiskCache
     from readers.opening import Folder
     from readers.origin import Origin, Url
     from readers.pack_plan import PackPlan
@@ -84,7 +85,8 @@ def pack(
     size: int = 1,
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
-    cache: Folder | None = None,
+    filesystem: Any | None = None,
+    cache: DiskCache | Folder | None = None,
 ) -> PackSummary:
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
@@ -96,8 +98,8 @@ def pack(
     become baseline ones without loss (extra `transcode`). workers: threads, None is all cores.
     verify: decodes images, None finds the installed one. rank, size: this process's share of the
     shards; whoever sees all shards finished writes the manifest. progress: called as progress(done
-    samples, total samples, done bytes). storage_options: fsspec's, for src. cache: folder that
-    keeps downloads; None keeps none.
+    samples, total samples, done bytes). storage_options, filesystem: of src, as for Dataset. cache:
+    what a remote src is read through; None keeps nothing.
 
     Raises DatasetNotFoundError (nothing there, or nothing decodes), DestinationError (dst holds
     other data; nothing was touched), ConfigError, IndexChangedError (a file changed meanwhile),
@@ -108,42 +110,76 @@ def pack(
     transcode = Transcode(short_side=short_side, quality=quality, baseline=baseline)
     _check_share(rank, size)
     scratch = Scratch(cache)
-    origin = locate(src, storage_options=storage_options, copies_folder=scratch.folder)
-    root = _destination(dst, origin)
-    threads = workers or default_workers()
-    source = _source(origin, scratch, workers=threads)
-    settings = {
-        "version": FORMAT,
-        "source": source.fingerprint,
-        "shuffle": shuffle,
-        "seed": seed if shuffle else None,
-        "shard_bytes": wanted_bytes,
-        **transcode.settings(),
-    }
-    folder = PackFolder(root, settings)
-    manifest = folder.finished()
-    if manifest is not None:
-        _log.info("%s is this very pack already, complete: nothing to do", printable(root))
-        with locked(folder.own):
-            folder.tidy()
-        return _summary(manifest, began)
-    packer = _Packer(
-        source=source,
-        plan=source.plan(shuffle=shuffle, seed=seed, shard_bytes=wanted_bytes),
-        folder=folder,
-        verify=None if source.has_ids else verify or find_verify(workers=threads),
-        transcode=transcode,
-        workers=threads,
-        progress=progress,
-    )
-    folder.begin()
-    own = os.path.join(folder.own, b"ranks", b"%06d-of-%06d" % (rank, size))
-    make_folder(own)
-    busy = f"{printable(root)}: another process is packing into it. Wait for it, or end it first."
-    with locked(own, busy=busy):
-        parts = packer.work(range(rank, packer.shards, size))
-    manifest = packer.finish()
-    return _share(parts, began) if manifest is None else _summary(manifest, began)
+    origin = locate(src, storage_options=storage_options, scratch=scratch, filesystem=filesystem)
+    try:
+        root = _destination(dst, origin)
+        threads = workers or default_workers()
+        job = _Job(
+            shuffle=shuffle,
+            seed=seed,
+            shard_bytes=wanted_bytes,
+            transcode=transcode,
+            workers=threads,
+            verify=verify,
+            rank=rank,
+            size=size,
+            progress=progress,
+        )
+        return job.run(_source(origin, scratch, workers=threads), root, began)
+    finally:
+        origin.close()
+        scratch.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Job:
+    """What `pack` was asked for, checked."""
+
+    shuffle: bool
+    seed: int
+    shard_bytes: int
+    transcode: Transcode
+    workers: int
+    verify: Verify | None
+    rank: int
+    size: int
+    progress: Progress | None
+
+    def run(self, source: PackSource, root: bytes, began: float) -> PackSummary:
+        settings = {
+            "version": FORMAT,
+            "source": source.fingerprint,
+            "shuffle": self.shuffle,
+            "seed": self.seed if self.shuffle else None,
+            "shard_bytes": self.shard_bytes,
+            **self.transcode.settings(),
+        }
+        folder = PackFolder(root, settings)
+        manifest = folder.finished()
+        if manifest is not None:
+            _log.info("%s is this very pack already, complete: nothing to do", printable(root))
+            with locked(folder.own):
+                folder.tidy()
+            return _summary(manifest, began)
+        packer = _Packer(
+            source=source,
+            plan=source.plan(shuffle=self.shuffle, seed=self.seed, shard_bytes=self.shard_bytes),
+            folder=folder,
+            verify=None if source.has_ids else self.verify or find_verify(workers=self.workers),
+            transcode=self.transcode,
+            workers=self.workers,
+            progress=self.progress,
+        )
+        folder.begin()
+        own = os.path.join(folder.own, b"ranks", b"%06d-of-%06d" % (self.rank, self.size))
+        make_folder(own)
+        busy = (
+            f"{printable(root)}: another process is packing into it. Wait for it, or end it first."
+        )
+        with locked(own, busy=busy):
+            parts = packer.work(range(self.rank, packer.shards, self.size))
+        manifest = packer.finish()
+        return _share(parts, began) if manifest is None else _summary(manifest, began)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -361,7 +397,7 @@ def _source(origin: Origin, scratch: Scratch, *, workers: int) -> PackSource:
         return PackedSource(index)
     if opener.is_tar("auto"):
         return TarSource(origin, workers=workers)
-    return FolderSource(origin, keep_copies=scratch.is_kept)
+    return FolderSource(origin)
 
 
 def _summary(manifest: Manifest, began: float) -> PackSummary:

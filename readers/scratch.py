@@ -1,5 +1,5 @@
-"""The folder for copies and indexes that have no better place: the user's cache folder, or our "
-"own."""
+"""The cache that a dataset reads through, and the folder for indexes that have no better place: the
+user's, or temporary ones."""
 
 from __future__ import annotations
 
@@ -7,43 +7,81 @@ import os
 import shutil
 import tempfile
 import weakref
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from cache.errors import ConfigError
-from cache.local_copy import make_private_folder
+from cache.folders import make_private_folder
+
+if TYPE_CHECKING:
+    from cache.disk_cache import DiskCache
 
 
 class Scratch:
-    """cache: the user's folder, kept; None: a temporary folder, made when it is first needed and
-    removed with this object, at close() or at the interpreter's exit."""
+    """cache: the user's DiskCache or folder, kept; None: temporary folders, made when they are
+    first needed and removed with this object, at close() or at the interpreter's exit."""
 
-    def __init__(self, cache: str | os.PathLike[str] | None = None) -> None:
-        if cache is not None and not isinstance(cache, str | os.PathLike):
-            raise ConfigError(
-                f"cache: got {cache!r}, wanted the path of a local folder for downloads."
-            )
+    def __init__(self, cache: DiskCache | str | os.PathLike[str] | None = None) -> None:
         self.is_kept = cache is not None
-        self._path = os.path.abspath(os.fspath(cache)) if cache is not None else None
+        self._disk: DiskCache | None = None
+        self._owns_disk = True
+        self._path: str | None = None
+        self._own: str | None = None
         self._finalizer: weakref.finalize[..., Scratch] | None = None
+        if cache is None:
+            return
+        if isinstance(cache, str | os.PathLike):
+            self._path = os.path.abspath(os.fspath(cache))
+            return
+        from cache.disk_cache import DiskCache
+
+        if not isinstance(cache, DiskCache):
+            raise ConfigError(
+                f"cache: got {cache!r}, wanted a DiskCache(path, max_bytes=…) or the path of a "
+                "folder on a local disk."
+            )
+        self._disk, self._owns_disk, self._path = cache, False, cache.path
+
+    def disk_cache(self) -> DiskCache:
+        """The cache for a remote dataset's bytes; made on first use."""
+        from cache.disk_cache import DiskCache
+
+        if self._disk is None:
+            made = DiskCache.temporary() if self._path is None else DiskCache.at(self._path)
+            self._disk = made
+        return self._disk
 
     def folder(self) -> str:
         """The folder's path; makes it (0700)."""
+        if self._disk is not None:
+            self._disk.open()
+            return self._disk.path
         if self._path is None:
-            self._path = tempfile.mkdtemp(prefix="penstock-")
-            self._finalizer = weakref.finalize(self, _remove, self._path, os.getpid())
-        if self.is_kept:
-            make_private_folder(self._path)
+            return self._temporary()
+        make_private_folder(self._path)
         return self._path
 
+    def _temporary(self) -> str:
+        if self._own is None:
+            self._own = tempfile.mkdtemp(prefix="penstock-")
+            self._finalizer = weakref.finalize(self, _remove, self._own, os.getpid())
+        return self._own
+
     def close(self) -> None:
-        """Remove a temporary folder. Safe to call twice."""
+        """Close a cache of our own and remove a temporary folder. Safe to call twice."""
+        if self._disk is not None and self._owns_disk:
+            self._disk.close()
+            self._disk = None
         if self._finalizer is not None:
             self._finalizer()
-            self._finalizer, self._path = None, None
+            self._finalizer, self._own = None, None
 
     def index_folder(self, key: str) -> bytes:
-        """Where the index of the dataset with this key is kept."""
-        return os.fsencode(Path(self.folder()) / "indexes" / key)
+        """Where the index of the dataset with this key is kept; of a remote one in a temporary
+        folder where the cache's can't be used."""
+        if self._disk is not None:
+            indexes = self._disk.folder("indexes") or self._temporary()
+            return os.fsencode(os.path.join(indexes, key))
+        return os.fsencode(os.path.join(self.folder(), "indexes", key))
 
 
 def _remove(path: str, owner: int) -> None:

@@ -73,7 +73,9 @@ def build_tar_index(
             continue
         checked = [result for result in results if isinstance(result, Checked)]
         content = _sidecar(listing, number, positions[good], checked)
-        name = b"%s/%s-%06d.arrow" % (SIDECARS, generation, len(names))
+        # The archive's identity names its blob in a cache: processes agree by the manifest alone.
+        identity = content.archive.identity.encode()
+        name = b"%s/%s-%06d-%s.arrow" % (SIDECARS, generation, len(names), identity)
         etags.append(write_tar_sidecar(os.path.join(folder, name), content))
         names.append(name)
         facts.append(_facts(content, progressive))

@@ -9,8 +9,7 @@ import numpy as np
 
 from cache.threads import ordered
 from readers.intake import cut
-from readers.sniff import HEAD_BYTES, sniff
-from readers.tar_shard import OpenTar
+from readers.tar_remote import open_tar
 from readers.types import Rejected
 
 if TYPE_CHECKING:
@@ -69,13 +68,9 @@ def _read(
     for number in np.unique(archives).tolist():
         places = np.flatnonzero(archives == number)
         places = places[np.argsort(listing.starts[positions[places]])]
-        with OpenTar(origin, listing.archives[number]) as opened:
-            for place in places.tolist():
-                position = positions[place]
-                start, size_bytes = int(listing.starts[position]), int(listing.sizes[position])
-                codec = sniff(opened.read_at(start, min(HEAD_BYTES, size_bytes)))
-                if isinstance(codec, Rejected):
-                    samples[place] = codec
-                else:
-                    samples[place] = opened.read(start, size_bytes)
+        starts, sizes = listing.starts[positions[places]], listing.sizes[positions[places]]
+        with open_tar(origin, listing.archives[number]) as opened:
+            found = opened.images(starts.tolist(), sizes.tolist())
+        for place, sample in zip(places.tolist(), found, strict=True):
+            samples[place] = sample
     return samples

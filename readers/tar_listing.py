@@ -23,7 +23,7 @@ from cache.threads import ordered
 from readers.names import is_passed_over, printable, unsafe_reason
 from readers.quarantine import Quarantined
 from readers.tar_format import COMPRESSED, Member, compressed, members
-from readers.tar_shard import OpenTar
+from readers.tar_remote import open_tar
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from readers.origin import Entry, Origin
+    from readers.tar_remote import AnyTar
 
 # Those that no decoder here takes are named too: each is refused with what to do, not passed over.
 _IMAGES = frozenset(
@@ -204,7 +205,7 @@ def list_samples(origin: Origin, archives: Sequence[Entry], *, workers: int) -> 
     """
 
     def read(entry: Entry) -> _Contents:
-        with OpenTar(origin, entry) as opened:
+        with open_tar(origin, entry, whole=True) as opened:
             return _contents(entry, opened)
 
     contents = list(ordered(read, archives, workers=workers, ahead=workers + 2, name="tar-list"))
@@ -233,9 +234,11 @@ def _most_common(counts: Counter[str]) -> dict[str, int]:
     return {**shown, "(others)": rest} if rest else shown
 
 
-def _contents(entry: Entry, opened: OpenTar) -> _Contents:
+def _contents(entry: Entry, opened: AnyTar) -> _Contents:
     contents = _Contents(entry=entry)
     groups: dict[bytes, dict[str, list[Member]]] = {}
+    # Read as the headers are walked, since of a remote archive only what is near is at hand.
+    labels: dict[int, int | str | None] = {}
     count = 0
     for member in members(opened.read_at, entry.size_bytes, shown=printable(entry.name)):
         count += 1
@@ -252,11 +255,13 @@ def _contents(entry: Entry, opened: OpenTar) -> _Contents:
             contents.passed_over["(no key)"] += 1
         else:
             groups.setdefault(found[1], {}).setdefault(extension, []).append(member)
+            if extension in (_LABEL, _JSON):
+                labels[member.start] = _read_label(member, extension, opened)
     if count == 0:
         reason = "an archive without members"
         contents.quarantined.append(Quarantined(name=entry.name, reason=reason))
     for key, parts in groups.items():
-        _judge(key, parts, contents, opened)
+        _judge(key, parts, contents, labels)
     contents.samples.sort(key=lambda sample: sample.image.start)
     return contents
 
@@ -268,9 +273,13 @@ def _without_dot(name: bytes) -> bytes:
 
 
 def _judge(
-    key: bytes, parts: Mapping[str, list[Member]], contents: _Contents, opened: OpenTar
+    key: bytes,
+    parts: Mapping[str, list[Member]],
+    contents: _Contents,
+    labels: Mapping[int, int | str | None],
 ) -> None:
-    """One key's members: a sample, a reason against it, or nothing of an image."""
+    """One key's members: a sample, a reason against it, or nothing of an image. labels: by the
+    start of the member that holds it."""
     images = [part for part in parts if part in _IMAGES]
     doubled = [part for part, found in parts.items() if len(found) > 1]
     if doubled:
@@ -289,27 +298,26 @@ def _judge(
     if len(images) > 1:
         contents.refuse(image.name, f"two images of one key ({', '.join(sorted(images))})")
         return
-    label = _label(parts, opened)
+    told = next((parts[part][0] for part in (_LABEL, _JSON) if part in parts), None)
+    label = labels[told.start] if told is not None else None
     if isinstance(label, str):
         contents.refuse(image.name, label)
     else:
         contents.samples.append(_Sample(key=key, image=image, label=label))
 
 
-def _label(parts: Mapping[str, list[Member]], opened: OpenTar) -> int | str | None:
-    """The label, or why there is none that can be read, or None without."""
-    if _LABEL in parts:
-        member = parts[_LABEL][0]
-        if member.end - member.start <= _LABEL_BYTES:
-            text = opened.read_at(member.start, member.end - member.start).strip()
+def _read_label(member: Member, extension: str, opened: AnyTar) -> int | str | None:
+    """The label that a member holds, or why there is none that can be read, or None without."""
+    size_bytes = member.end - member.start
+    if extension == _LABEL:
+        if size_bytes <= _LABEL_BYTES:
+            text = opened.read_at(member.start, size_bytes).strip()
             if _INTEGER.fullmatch(text) and _fits(label := int(text)):
                 return label
         return "its label (cls) isn't an integer in ASCII"
-    if _JSON in parts:
-        member = parts[_JSON][0]
-        if member.end - member.start <= _JSON_BYTES:
-            return _json_label(opened.read_at(member.start, member.end - member.start))
-    return None
+    return (
+        _json_label(opened.read_at(member.start, size_bytes)) if size_bytes <= _JSON_BYTES else None
+    )
 
 
 def _json_label(text: bytes) -> int | None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from readers.origin import Origin
+    from readers.origin import LocalFolder
     from readers.types import Encoded
 
 _ARCHIVE = b"penstock.tar"
@@ -38,13 +38,12 @@ class OpenTar:
     """An archive, open for reading at offsets; a file that changes meanwhile is found at close.
 
     Not mapped: headers are read here before anyone knows whether the file stands still. A context
-    manager. Raises IndexChangedError (another size or time than listed), DatasetError, FetchError.
+    manager. Raises IndexChangedError (another size or time than listed), DatasetError.
     """
 
-    def __init__(self, origin: Origin, entry: Entry) -> None:
+    def __init__(self, origin: LocalFolder, entry: Entry) -> None:
         self._entry = entry
-        self._path = origin.file(entry.name, size_bytes=entry.size_bytes, version=entry.version)
-        self._fd = _open(self._path, entry.name)
+        self._fd = _open(os.path.join(origin.root, entry.name), entry.name)
         try:
             self._check()
         except BaseException:
@@ -180,18 +179,28 @@ def _content(batch: Any) -> TarSidecar:
     )
 
 
+def tar_table(sidecar: TarSidecar) -> NDArray[np.int64]:
+    """The table of an archive; see readers.shard.table."""
+    return table(
+        starts=sidecar.starts,
+        ends=sidecar.starts + sidecar.sizes,
+        heights=sidecar.heights,
+        widths=sidecar.widths,
+        labels=sidecar.labels,
+        crcs=sidecar.crcs,
+    )
+
+
 class TarShard:
     """An archive, open as a shard. Holds a map and no descriptor; views keep the map alive."""
 
     is_mapped = True
 
-    def __init__(self, origin: Origin, sidecar: TarSidecar) -> None:
-        """Raises IndexChangedError, DatasetError, FetchError."""
+    def __init__(self, root: bytes, sidecar: TarSidecar) -> None:
+        """root: the dataset's folder. Raises IndexChangedError, DatasetError."""
         self._archive, self._names = sidecar.archive, sidecar.names
         archive = sidecar.archive
-        self.path = origin.file(
-            archive.name, size_bytes=archive.size_bytes, version=archive.version
-        )
+        self.path = os.path.join(root, archive.name)
         try:
             buffer = map_buffer(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -204,14 +213,7 @@ class TarShard:
             raise changed(archive.name, f"it had {archive.size_bytes} bytes, now {buffer.size}")
         self._data = np.frombuffer(buffer, np.uint8)
         self._address = buffer.address
-        self.table = table(
-            starts=sidecar.starts,
-            ends=sidecar.starts + sidecar.sizes,
-            heights=sidecar.heights,
-            widths=sidecar.widths,
-            labels=sidecar.labels,
-            crcs=sidecar.crcs,
-        )
+        self.table = tar_table(sidecar)
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
         """Views of the map; see OpenShard."""

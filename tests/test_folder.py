@@ -16,6 +16,7 @@ from cache.errors import ConfigError, DatasetNotFoundError, FetchError, MissingD
 from readers.folder import Listing, changed_directories, list_folder, virtual_shards
 from readers.names import printable, unsafe_reason
 from readers.origin import LocalFolder, locate
+from readers.scratch import Scratch
 from tests.images import write_folder
 
 if TYPE_CHECKING:
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
 
 
 def listing(url: Url, tmp_path: Path) -> Listing:
-    copies = str(tmp_path / "copies")
-    return list_folder(locate(url, storage_options=None, copies_folder=lambda: copies))
+    return list_folder(locate(url, storage_options=None, scratch=Scratch(tmp_path / "cache")))
 
 
 def names(found: Listing) -> list[bytes]:
@@ -168,7 +168,7 @@ def test_errors_of_a_store_hide_credentials(
     origin = locate(
         "memory://private/set",
         storage_options={"client": {"secret": "hush-hush"}},
-        copies_folder=lambda: str(tmp_path),
+        scratch=Scratch(tmp_path / "cache"),
     )
     with pytest.raises(FetchError, match="AccessDenied") as caught:
         list_folder(origin)

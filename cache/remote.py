@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from cache.errors import (
     StalledError,
 )
 from cache.fetch import Span
-from cache.fills import Claims, Fill, cut
+from cache.fills import Fill, cut
 from cache.locks import wait_for
 from cache.open_blob import CachedBlob, PassingBlob
 
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 # Of a blob, that may be fetched twice so that two gaps become one range.
 _WASTE_SHARE = 0.01
+# A claimed range is fetched as a whole if so much of it is missing.
+_WORTH_SHARE = 0.9
 # Ranges that one fill holds at a time; the rest is free for other processes of the node.
 _RANGES_AT_ONCE = 16
 _OBJECTS_HELD = 1024
@@ -122,7 +124,9 @@ class Remote:
                 return None
             begun = shelf.fill(source, group=self.group, kept=False)
             if begun is not None:
-                return self._blob(shelf, source, begun[1], begun[0])
+                blob = self._blob(shelf, source, begun[1], begun[0])
+                blob.settle()  # who fetched the last piece may have died before it published
+                return blob
         return None
 
     def _blob(self, shelf: Shelf, source: BlobSource, mapped: Map, fill: Fill | None) -> CachedBlob:
@@ -312,7 +316,7 @@ class Remote:
         def settled() -> bool:
             nonlocal first
             while True:
-                done, fetched = self._round(filling, first, urgent=True)
+                done, fetched = self._round(filling, first)
                 first = ()
                 if done or not fetched:
                     return done
@@ -330,18 +334,9 @@ class Remote:
         return filling[0][0].source.uri if filling else self.label
 
     def _round(
-        self,
-        filling: Sequence[tuple[CachedBlob, list[Run]]],
-        extra: Sequence[_Task],
-        *,
-        urgent: bool,
-        stop: threading.Event | None = None,
-        most: int | None = None,
+        self, filling: Sequence[tuple[CachedBlob, list[Run]]], extra: Sequence[_Task]
     ) -> tuple[bool, bool]:
-        """Claim what nobody fetches and fetch it: (nothing is missing any more, something came).
-
-        most: ranges to claim at a time.
-        """
+        """Claim what nobody fetches and fetch it: (nothing is missing any more, something came)."""
         tasks = list(extra)
         with contextlib.ExitStack() as held:
             for blob, runs in filling:
@@ -350,31 +345,42 @@ class Remote:
                     continue
                 claims = fill.claims()
                 held.callback(claims.close)
-                for run in self._ranges(fill, missing) if not urgent else self._cut(fill, missing):
-                    if most is not None and len(tasks) >= most:
-                        break
-                    tasks += self._claimed(blob, fill, claims, run, whole=not urgent, stop=stop)
-            self._fetch(tasks, urgent=urgent)
+                for run in self._cut(fill, missing):
+                    if claims.claim(run):
+                        for one in fill.missing([run]):
+                            tasks += self._piece_tasks(blob, fill, one, None)
+            self._fetch(tasks)
         left = any(blob.fill is not None and blob.fill.missing(runs) for blob, runs in filling)
         return not left, bool(tasks)
 
-    def _claimed(
-        self,
-        blob: CachedBlob,
-        fill: Fill,
-        claims: Claims,
-        run: Run,
-        *,
-        whole: bool,
-        stop: threading.Event | None,
-    ) -> list[_Task]:
-        """Tasks for a run of pieces, if nobody else is at them. whole: fetch what is there too, so
-        that it is one range."""
-        if not claims.claim(run):
-            return []
-        missing = fill.missing([run])
-        runs = [run] if whole and missing and fill.pieces.single else missing
-        return [task for one in runs for task in self._piece_tasks(blob, fill, one, stop)]
+    def _claim_and_fetch(
+        self, blob: CachedBlob, fill: Fill, ranges: deque[Run], stop: threading.Event | None
+    ) -> bool:
+        """Fetch some of a fill's ranges, and take those that are there off the list. False if
+        others are at all of them."""
+        tasks: list[_Task] = []
+        mine: list[Run] = []
+        claims = fill.claims()
+        try:
+            for _ in range(len(ranges)):
+                run = ranges.popleft()
+                missing = fill.missing([run])
+                if not missing:
+                    continue
+                ranges.append(run)
+                if len(mine) < _RANGES_AT_ONCE and claims.claim(run):
+                    mine.append(run)
+                    missing = fill.missing([run])
+                    # A bridged range is one request, unless others have brought most of it.
+                    still = sum(high - low for low, high in missing)
+                    if fill.pieces.single and still >= _WORTH_SHARE * (run[1] - run[0]):
+                        missing = [run]
+                    for one in missing:
+                        tasks += self._piece_tasks(blob, fill, one, stop)
+            self._fetch(tasks, urgent=False)
+        finally:
+            claims.close()
+        return bool(mine)
 
     def _piece_tasks(
         self, blob: CachedBlob, fill: Fill, run: Run, stop: threading.Event | None
@@ -422,8 +428,9 @@ class Remote:
     def _pieces_at_once(self, fill: Fill) -> int:
         return max(1, self.fetcher.policy.range_bytes // 4096) if fill.pieces.single else 64
 
-    def _ranges(self, fill: Fill, missing: list[Run]) -> Iterator[Run]:
-        """Missing runs as few requests: small gaps of what is there already are fetched again."""
+    def _ranges(self, fill: Fill) -> Iterator[Run]:
+        """What a fill misses, as few requests: small gaps of what is there are fetched again."""
+        missing = fill.missing([(0, fill.pieces.count)])
         if fill.pieces.single:
             missing = bridged(missing, waste=int(fill.pieces.count * _WASTE_SHARE))
         yield from self._cut(fill, missing)
@@ -445,23 +452,22 @@ class Remote:
             return -1
         if blob.fill is None:
             return 0
-        fetched = [0]
-        whole = [(0, blob.fill.pieces.count)]
+        fetched = 0
         fill = blob.fill
-        before = fill.missing_bytes()
+        # Decided once: what is bridged in each round anew would add up.
+        ranges = deque(self._ranges(fill))
 
         def settled() -> bool:
-            while True:
+            nonlocal fetched
+            came = True
+            while came and not (stop is not None and stop.is_set()):
                 left = fill.missing_bytes()
-                done, came = self._round(
-                    [(blob, whole)], (), urgent=False, stop=stop, most=_RANGES_AT_ONCE
-                )
-                if came:
-                    fetched[0] += left - fill.missing_bytes()
-                    if progress is not None:
-                        progress(left - fill.missing_bytes())
-                if done or not came or (stop is not None and stop.is_set()):
-                    return done
+                came = self._claim_and_fetch(blob, fill, ranges, stop)
+                done = left - fill.missing_bytes()
+                fetched += done
+                if progress is not None and done:
+                    progress(done)
+            return not ranges
 
         try:
             wait_for(settled, timeout_s=self._patience_s, what=source.uri, stop=stop)
@@ -477,7 +483,7 @@ class Remote:
                 raise
             self.cache.give_up(error)
             return -1
-        return min(fetched[0], before)
+        return fetched
 
     # -- small whole objects
 

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cache.errors import (
@@ -23,6 +23,7 @@ from cache.errors import (
     CorruptShardError,
     DatasetError,
     DatasetNotFoundError,
+    FetchError,
     IndexChangedError,
     PenstockWarning,
 )
@@ -160,6 +161,7 @@ class Opener:
     verify: Verify | None
     workers: int
     progress: Progress | None = None
+    seen: dict[str, Manifest | None] = field(default_factory=dict)
 
     @property
     def places(self) -> Places:
@@ -193,7 +195,7 @@ class Opener:
             return format == "tar"
         if not self.origin.is_local:
             known = self._beside() if self.index is None else None
-            known = known or read_own(self.places.candidates()[0])
+            known = known or self._kept()
             if known is not None:
                 return known.about.kind == "tar"
         return holds_tars(self.origin)
@@ -223,7 +225,7 @@ class Opener:
                     f"{self.origin.url} is a pack and has its own index: drop index=."
                 )
             return self._opened(beside, None)
-        if format == "arrow" or (beside is None and self._looks_packed()):
+        if format == "arrow" or (beside is None and self._kept() is None and self._looks_packed()):
             raise DatasetNotFoundError(
                 f"{self.origin.url}: no whole pack: its manifest ({MANIFEST_NAME.decode()}), which "
                 "is written last, isn't there. Run the same `penstock pack` again, it goes on "
@@ -273,21 +275,55 @@ class Opener:
                 stacklevel=4,
             )
 
+    def _kept(self) -> Manifest | None:
+        """A remote dataset's index in the cache folder or in `index=`; see read_own."""
+        if self.origin.is_local:
+            return None
+        if "kept" not in self.seen:
+            self.seen["kept"] = read_own(self.places.candidates()[0])
+        return self.seen["kept"]
+
     def _beside(self) -> Manifest | None:
-        """The manifest beside the data, of any kind."""
+        """The manifest beside the data, of any kind; looked for once."""
+        if "beside" not in self.seen:
+            self.seen["beside"] = self._look_beside()
+        return self.seen["beside"]
+
+    def _look_beside(self) -> Manifest | None:
         name = self.places.own + b"/" + MANIFEST
-        found = self.origin.find(name)
+        try:
+            found = self.origin.find(name)
+        except FetchError as error:
+            if self._kept() is None:
+                raise
+            warnings.warn(
+                f"{self.origin.url}: the remote can't be asked, so the index that was kept is used "
+                f"as it is. {error}",
+                PenstockWarning,
+                stacklevel=6,
+            )
+            return None
         if found is None:
             return None
         size_bytes, version = found
-        path = self.origin.file(name, size_bytes=size_bytes, version=version)
         try:
-            return read_manifest(path, remedy=_REPACK)
+            return self._read_manifest(name, size_bytes, version)
         except CorruptShardError:
             if self._looks_packed():
                 raise
             _log.warning("%s: its index is torn or damaged; it is built anew", self.origin.url)
             return None
+
+    def _read_manifest(self, name: bytes, size_bytes: int, version: str) -> Manifest:
+        """A damaged copy in the cache is fetched once more."""
+        path = self.origin.file(name, size_bytes=size_bytes, version=version)
+        try:
+            return read_manifest(path, remedy=_REPACK)
+        except CorruptShardError:
+            if not self.origin.drop(name, size_bytes=size_bytes, version=version):
+                raise
+        path = self.origin.file(name, size_bytes=size_bytes, version=version)
+        return read_manifest(path, remedy=_REPACK)
 
     def _looks_packed(self) -> bool:
         return self.origin.selection is None and any(

@@ -10,7 +10,8 @@
     │   ├── CorruptShardError            bytes came, but aren't what the index promised
     │   │   └── CorruptSampleError       one sample of a shard; carries .sample_id
     │   └── TooManyBadSamplesError       more than max_bad of an epoch; carries .sample_ids
-    ├── FetchError (OSError)             a remote object was not fetched; carries .uri
+    ├── FetchError (OSError)             a remote object was not fetched; carries .uri, .missing
+    │   └── ObjectChangedError           it isn't the version that was indexed any more
     ├── DestinationError (FileExistsError)   a destination holds other data
     ├── WriteError (OSError)             a file of ours could not be written (disk full, read-only)
     ├── ResumeError (ValueError)         a state that can't be honoured
@@ -84,13 +85,18 @@ class TooManyBadSamplesError(DatasetError):
 
 
 class FetchError(PenstockError, OSError):
-    """A remote object could not be listed or fetched. uri: which one."""
+    """A remote object could not be listed or fetched. uri: which one; missing: it isn't there."""
 
     __str__ = Exception.__str__
 
-    def __init__(self, message: str, *, uri: str) -> None:
+    def __init__(self, message: str, *, uri: str, missing: bool = False) -> None:
         super().__init__(message)
         self.uri = uri
+        self.missing = missing
+
+
+class ObjectChangedError(FetchError):
+    """A remote object isn't the version that was asked for any more; nothing was mixed."""
 
 
 class DestinationError(PenstockError, FileExistsError):

@@ -13,9 +13,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import weakref
 from collections import deque
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cache.errors import ClosedError, StalledError
 
@@ -35,17 +36,23 @@ class Workers:
     def __init__(self, count: int, *, name: str) -> None:
         self._pool = futures.ThreadPoolExecutor(count, thread_name_prefix=f"penstock-{name}")
         self._closed = False
+        self._started: weakref.WeakSet[futures.Future[Any]] = weakref.WeakSet()
 
     def submit(self, fn: Callable[[T], U], item: T) -> futures.Future[U]:
         """Run fn(item) on a thread. Raises ClosedError after close()."""
         if self._closed:
             raise ClosedError("These workers are closed; make a new loader.")
-        return self._pool.submit(fn, item)
+        future = self._pool.submit(fn, item)
+        self._started.add(future)
+        return future
 
-    def close(self) -> None:
-        """Safe to call twice."""
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Safe to call twice. timeout_s: wait no longer for what has started; it ends by itself."""
         self._closed = True
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._pool.shutdown(wait=timeout_s is None, cancel_futures=True)
+        if timeout_s is not None:
+            running = [future for future in list(self._started) if not future.cancelled()]
+            futures.wait(running, timeout=timeout_s)
 
 
 class Ordered(Generic[T, U]):
@@ -65,7 +72,7 @@ class Ordered(Generic[T, U]):
         self._fn = fn
         self._items = iter(items)
         self._pool = pool
-        self._ahead = ahead
+        self.ahead = ahead  # may be changed on the way
         self._timeout_s = timeout_s
         self._in_flight: deque[futures.Future[U]] = deque()
 
@@ -74,7 +81,7 @@ class Ordered(Generic[T, U]):
 
     def fill(self) -> None:
         """Submit work until `ahead` results are in flight or the items end."""
-        while len(self._in_flight) < self._ahead:
+        while len(self._in_flight) < self.ahead:
             try:
                 item = next(self._items)
             except StopIteration:

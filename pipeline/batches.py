@@ -38,7 +38,7 @@ class Prepared:
     mix: how the samples are mixed once they are decoded; the last rows of encoded, draws and own
     may then be other ranks' samples, which are read as partners only.
     bad: rows whose own sample is bad, and why. With padding they are empty in `encoded`.
-    read_s: thread time that this took.
+    read_s, load_s: thread time that this took, and time by the clock.
     """
 
     step: Step
@@ -50,6 +50,7 @@ class Prepared:
     mix: Mix | None
     bad: Mapping[int, str]
     read_s: float
+    load_s: float
 
     @property
     def samples(self) -> int:
@@ -88,7 +89,7 @@ class BatchReader:
     bad_samples: BadSamples
 
     def __call__(self, step: Step) -> Prepared:
-        began = time.thread_time()
+        began, began_s = time.thread_time(), time.perf_counter()
         rows, real, valid, partner = self._rows(step)
         own, epoch = self.dataset.index.starts[rows[:, 0]] + rows[:, 1], step.start.epoch
         bad = self.bad_samples.known(epoch, own)
@@ -115,6 +116,7 @@ class BatchReader:
             mix=mix,
             bad=bad,
             read_s=time.thread_time() - began,
+            load_s=time.perf_counter() - began_s,
         )
 
     def marked(self, prepared: Prepared, undecodable: Mapping[int, str]) -> Prepared:

@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Literal
 from augment.graph import Graph
 from augment.mixing import PARTNERS_ELSEWHERE, Mixer, mixer_of
 from augment.recipe import CheckedRecipe, check_recipe
-from cache.errors import ConfigError, PenstockWarning, PlanError
+from cache.errors import ConfigError, PenstockError, PenstockWarning, PlanError
 from cache.threads import STALL_TIMEOUT_S
 from pipeline.agreement import Agreement, check_same_plan, join
 from pipeline.arguments import BatchSizes, batch_sizes
 from pipeline.bad_samples import BadSamples
 from pipeline.batches import BatchReader
 from pipeline.order import Plan, default_lanes, default_window, label_spread
+from pipeline.prefetch import Prefetch
 from pipeline.quarantine import QuarantineFile
-from pipeline.run import Run
+from pipeline.run import PREPARED_AHEAD, Run
 from pipeline.state import LoaderState, PlanSettings
 from pipeline.statistics import Meter
 from pipeline.steps import Walk
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 # there several wait at once.
 MAPPED_READ_THREADS = 1
 READ_THREADS = 4
+# A thread reads a batch; of a remote as many batches as hide its latency, up to so many.
+REMOTE_READ_THREADS = 32
 
 # Per-batch label counts vary this much more than in a full shuffle before we speak of it: below
 # that, BatchNorm's statistics move less than between two batches anyway.
@@ -151,7 +154,14 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
             meter=meter,
         ),
     )
-    mapped = index.kind != "folder" and settings.mode == "mmap" and index.origin.is_local
+    try:
+        prefetch = _prefetch(dataset, settings, frozen, walk)
+    except PenstockError:
+        if graph is not None:
+            graph.close()
+        raise
+    if prefetch is not None:
+        meter.remote = prefetch.facts
     run = Run(
         reader=reader,
         walk=walk,
@@ -159,11 +169,36 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         depth=settings.depth,
         endless=frozen.shuffle,
         meter=meter,
-        read_threads=MAPPED_READ_THREADS if mapped else READ_THREADS,
+        read_threads=_read_threads(dataset, settings),
+        prefetch=prefetch,
         timeout_s=settings.timeout_s or STALL_TIMEOUT_S,
     )
     return Built(
         run=run, walk=walk, meter=meter, mixer=mixer, frozen=frozen, fingerprint=fingerprint
+    )
+
+
+def _read_threads(dataset: Dataset, settings: Settings) -> int:
+    if dataset.remote is not None:
+        return REMOTE_READ_THREADS
+    mapped = dataset.index.kind != "folder" and settings.mode == "mmap"
+    return MAPPED_READ_THREADS if mapped else READ_THREADS
+
+
+def _prefetch(
+    dataset: Dataset, settings: Settings, frozen: PlanSettings, walk: Walk
+) -> Prefetch | None:
+    """Joins the cache; None for a local dataset."""
+    if dataset.remote is None:
+        return None
+    return Prefetch(
+        dataset.remote,
+        dataset,
+        make_plan(dataset.index, frozen),
+        walk=walk,
+        world=settings.world,
+        frozen=frozen,
+        least_ahead=settings.depth + PREPARED_AHEAD,
     )
 
 

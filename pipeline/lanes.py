@@ -90,6 +90,23 @@ def lay(pieces: Cut, hashes: NDArray[np.uint64] | None) -> Layout:
     return Layout(begin=begin, shard=pieces.shard[order], to_row=pieces.first_row[order] - begin)
 
 
+def lanes_of_slots(low: int, high: int, *, count: int, lanes: int) -> tuple[int, int]:
+    """Lanes [first, end) that slots [low, high) of `count` consecutive positions sorted by lane may
+    fall into, wherever the positions begin; exactly those where the lanes divide the count.
+
+    The lanes get count // lanes positions each and count % lanes of them, a circular range, one
+    more: so a lane's slots begin and end where the number of longer lanes before them says.
+    """
+    if low >= high:
+        return 0, 0
+    whole, more = divmod(count, lanes)
+    lane = np.arange(lanes, dtype=np.int64)
+    latest_end = (lane + 1) * whole + np.minimum(lane + 1, more)
+    earliest_start = lane * whole + np.maximum(0, more - (lanes - lane))
+    first = int(np.searchsorted(latest_end, low, side="right"))
+    return first, int(np.searchsorted(earliest_start, high, side="left"))
+
+
 def _keys_by_lane(lane_pieces: NDArray[np.int64], hashes: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Keys that sort pieces by lane, then by as many bits of the hash as there is room for.
 

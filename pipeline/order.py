@@ -29,7 +29,7 @@ import numpy as np
 
 from cache.errors import PlanError
 from cache.hashing import keyed_hash, unit
-from pipeline.lanes import Cut, Layout, cut, lay
+from pipeline.lanes import Cut, Layout, cut, lanes_of_slots, lay
 from pipeline.windows import MAX_WINDOW, Windows, spans
 
 if TYPE_CHECKING:
@@ -126,6 +126,24 @@ class Plan:
         """
         rows = self.batch(epoch, position, size, rank=rank, world=world)
         return self._first_id[rows[:, 0]] + rows[:, 1]
+
+    def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
+        """Shards that ranks [first, end) of a world read in global batches of that size.
+
+        With fixed lanes those of the ranks' own lanes, in any epoch and from any position; with
+        `reshuffle` all that hold a sample. Two things may touch a few others: the shorter last
+        batch of an epoch, and partners of mixing. int64, ascending, shape (shards,).
+        """
+        world = _whole("world", world, at_least=1)
+        if not 0 <= first < end <= world:
+            raise PlanError(f"ranks [{first}, {end}): wanted some within [0, {world}).")
+        if self.reshuffle or not self.samples:
+            return self._filled
+        count = min(_whole("global_batch", global_batch, at_least=1), self.samples)
+        low, high = first * count // world, end * count // world
+        begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
+        bounds = np.concatenate([[0], np.cumsum(self._cut.lane_pieces)])
+        return np.unique(self._cut.shard[bounds[begin] : bounds[stop]])
 
     def _slots(self, position: int, size: int, rank: int, world: int) -> tuple[Ints, Ints]:
         position = _whole("position", position, at_least=0)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from augment.graph import Decoded, Graph
     from pipeline.bad_samples import BadState
     from pipeline.batches import BatchReader, Prepared
+    from pipeline.prefetch import Prefetch
     from pipeline.statistics import Meter
     from pipeline.steps import Cursor, Step, Walk
 
@@ -51,6 +52,7 @@ class Run:
         endless: bool,
         meter: Meter,
         read_threads: int,
+        prefetch: Prefetch | None = None,
         timeout_s: float = STALL_TIMEOUT_S,
     ) -> None:
         self._reader = reader
@@ -60,6 +62,7 @@ class Run:
         self._depth = depth
         self._endless = endless
         self._meter = meter
+        self._prefetch = prefetch
         self._timeout_s = timeout_s
         self._pool = Workers(read_threads, name="read")
         self._stream: Ordered[Step, Prepared] | None = None
@@ -79,12 +82,16 @@ class Run:
         if cursor == self._next:
             return
         self._stop_stream()
+        ahead = self._depth + PREPARED_AHEAD
+        if self._prefetch is not None:
+            self._prefetch.seek(cursor)
+            ahead = self._prefetch.first_ahead
         steps = self._walk.steps(cursor, endless=self._endless)
         self._stream = Ordered(
             self._reader,
             steps,
             pool=self._pool,
-            ahead=self._depth + PREPARED_AHEAD,
+            ahead=ahead,
             timeout_s=self._timeout_s,
         )
         self._stream.fill()
@@ -131,9 +138,10 @@ class Run:
             self._pool.submit(lambda _: trim_heap(), None)
         if self._endless or then.epoch == cursor.epoch:
             self._next = then
+        size_bytes = sum(map(len, prepared.encoded.encoded))
         self._meter.read_s += prepared.read_s
-        self._meter.bytes_disk += sum(map(len, prepared.encoded.encoded))
-        self._meter.bytes_remote = self._reader.dataset.bytes_fetched
+        self._meter.load_s += prepared.load_s
+        self._meter.bytes_disk += size_bytes
         self._meter.delivered(
             prepared.samples,
             wait_s=time.perf_counter() - began,
@@ -148,7 +156,11 @@ class Run:
         # Last: readers that wake up hold the GIL for a moment, and woken before the hand-over's own
         # work they would delay it by the interpreter's switch interval, 5 ms a batch.
         if self._stream is not None:
+            if self._prefetch is not None:
+                self._stream.ahead = self._prefetch.ahead(size_bytes, waited_s=read_s)
             self._stream.fill()
+            if self._prefetch is not None:
+                self._prefetch.fill(size_bytes)
         return Taken(prepared, decoded.images if decoded else None)
 
     def _repaired(self, prepared: Prepared, decoded: Decoded) -> Prepared:
@@ -218,6 +230,8 @@ class Run:
         try:
             self._stop_stream()
         finally:
+            if self._prefetch is not None:
+                self._prefetch.close()
             self._pool.close()
             if self._graph:
                 self._graph.close()

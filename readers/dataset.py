@@ -18,11 +18,9 @@ from cache.errors import (
     ClosedError,
     ConfigError,
     CorruptSampleError,
-    CorruptShardError,
     DatasetError,
-    FetchError,
     IndexChangedError,
-    WriteError,
+    PenstockError,
 )
 from cache.threads import ordered
 from readers.blob_shard import BlobShard
@@ -63,9 +61,6 @@ _WARM_BYTES_PER_S = 8e9
 _WARM_SAMPLE_S = 2e-6
 _COLD_FACTOR = 5.0
 ADVISED_BATCHES = 16
-
-# What a damaged copy in the cache may raise, beside wrong checksums.
-_DISK_TROUBLE = (OSError, EOFError, CorruptShardError)
 
 _log = logging.getLogger("penstock")
 
@@ -281,6 +276,9 @@ class Dataset:
             raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")
         shards = np.searchsorted(index.starts, wanted, side="right") - 1
         rows = wanted - index.starts[shards]
+        if index.kind == "arrow":  # no need to open it
+            pairs = zip(shards.tolist(), rows.tolist(), strict=True)
+            return [f"{index.shard_name(shard)}[{row}]" for shard, row in pairs]
         opened = self._open_shards(index, shards.tolist())
         return [shard.name(row) for shard, row in zip(opened, rows.tolist(), strict=True)]
 
@@ -332,7 +330,7 @@ class Dataset:
             if self._closed:
                 raise ClosedError(f"{self!r} is closed; make a new one.")
             held = self._shards
-            found = [held.get(number) for number in numbers]
+            found = [self._held(index, number) for number in numbers]
             for number, shard in zip(numbers, found, strict=True):
                 if shard is not None:
                     held.move_to_end(number)
@@ -357,6 +355,15 @@ class Dataset:
             shard if shard is not None else new[number]
             for number, shard in zip(numbers, found, strict=True)
         ]
+
+    def _held(self, index: Index, number: int) -> Shard | None:
+        """An open shard, unless it was passing and its blob is on the local disk by now."""
+        shard = self._shards.get(number)
+        if isinstance(shard, BlobShard) and not shard.blob.is_cached:
+            remote = index.remote
+            if remote is not None and remote.is_whole(shard.blob.source):
+                return None
+        return shard
 
     def _visit(self, index: Index, rows: NDArray[np.int64]) -> _Visit:
         """Open what rows need; rows are sorted by shard."""
@@ -418,21 +425,37 @@ class Dataset:
 
         try:
             return load(visit.pieces())
-        except (FetchError, WriteError):
-            raise
-        except _DISK_TROUBLE as error:
+        except (OSError, EOFError) as error:
+            if isinstance(error, PenstockError):  # the network's
+                raise
             _log.warning("%s: the cache can't be read (%s)", self.url, error)
         # One of the shards can't be read (a failing disk, a truncated file): find out which.
         encoded: list[Encoded] = []
-        for i, (shard, a, b) in enumerate(visit.pieces()):
+        for i, (shard, a, b) in enumerate(list(visit.pieces())):
             try:
                 encoded += load([(shard, a, b)])
-            except (FetchError, WriteError):
-                raise
-            except _DISK_TROUBLE:
+            except (OSError, EOFError) as error:
+                if isinstance(error, PenstockError):
+                    raise
                 visit.shards[i] = self._replaced(index, visit.numbers[i], shard)
-                encoded += load([(visit.shards[i], a, b)])
+                encoded += self._load_again(visit.shards[i], first[a:b], last[a:b], mode)
         return encoded
+
+    def _load_again(
+        self, shard: Shard, starts: list[int], ends: list[int], mode: ReadMode
+    ) -> list[Encoded]:
+        remote = self.index.remote
+        assert remote is not None
+        try:
+            (found,) = remote.load([Wanted(blob=_blob(shard), starts=starts, ends=ends)], mode=mode)
+        except (OSError, EOFError) as error:
+            if isinstance(error, PenstockError):
+                raise
+            raise DatasetError(
+                f"{self.url}: its cache can't be read, what was just fetched neither ({error}). "
+                "Look whether that disk is well (dmesg), or give cache= another folder."
+            ) from error
+        return found
 
     def _note_rate(self, table: NDArray[np.int64], seconds: float, *, is_local: bool) -> None:
         """Remember for the next batches whether this one waited for the disk."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cache.errors import CorruptShardError, FetchError, WriteError
+from cache.errors import CorruptShardError, PenstockError
 from readers.arrow_shard import ArrowShard
 from readers.blob_names import BlobNames
 from readers.blob_shard import ArrowBlob, BlobShard, FilesBlob
@@ -133,9 +133,9 @@ class Index:
             return self._open_remote(shard)
         except CorruptShardError as error:
             _log.warning("%s It is dropped and fetched again.", error)
-        except (FetchError, WriteError):
+        except PenstockError:  # the network's: some are OSErrors too
             raise
-        except OSError as error:  # the local disk's
+        except OSError as error:
             _log.warning("%s: can't be read (%s); it is fetched again", self.url, error)
         self.drop(shard)
         return self._open_remote(shard)

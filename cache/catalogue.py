@@ -209,19 +209,6 @@ class Catalogue:
             self._db.execute("INSERT INTO blobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
             self._use(disk_bytes)
 
-    def ready(self, key: str, *, disk_bytes: int, crcs: bytes) -> bool:
-        """A fill is whole; False if it isn't in the books."""
-        with self.writing():
-            before = self.row(key)
-            if before is None:
-                return False
-            self._db.execute(
-                "UPDATE blobs SET state = 'ready', disk = ?, crcs = ?, used = ? WHERE key = ?",
-                (disk_bytes, crcs, time.time(), key),
-            )
-            self._use(disk_bytes - before.disk_bytes)
-        return True
-
     def remove(self, key: str) -> None:
         with self.writing():
             row = self.row(key)

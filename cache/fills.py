@@ -1,7 +1,7 @@
 """A blob while it is being filled: a preallocated file, and a map of which of its pieces are there.
 
 A piece is 4 KiB of a single object, or one whole part of a blob of many. Whoever fetches pieces, in
-whatever process, holds a byte-range lock on their bytes of the map meanwhile, writes them to their
+whatever process, holds a byte-range lock that stands for them meanwhile, writes them to their
 place and marks them: so exact ranges for a batch and the big ranges of a background fill add up,
 nothing is fetched twice, and what a killed process held is free at once. A mark is set behind the
 write, so a marked piece is right as long as the machine runs; fills of before a reboot are dropped.
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES = 4096
 _HEADER = 512  # 2 bytes of length, then the version that all pieces are of
-_VERSION_LOCK = 0
+_VERSION_LOCK = 2**62
 
 Run = tuple[int, int]
 """Pieces [first, end)."""
@@ -90,6 +90,7 @@ class Fill:
     def __init__(self, part: str, map_path: str, pieces: Pieces) -> None:
         """Open what is there. Raises FileNotFoundError, ValueError (not whole: to be made anew)."""
         self.part, self.map_path, self.pieces = part, map_path, pieces
+        self.fd = -1
         self.fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
         try:
             found = os.fstat(self.fd)
@@ -103,7 +104,7 @@ class Fill:
             finally:
                 os.close(marks_fd)
         except BaseException:
-            os.close(self.fd)
+            self.close()
             raise
         self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, _HEADER)
 
@@ -164,7 +165,7 @@ class Fill:
         now = self.version
         if now is None:
             # Two processes may be first at once: the later one looks again under the lock.
-            locks = ByteLocks(self.map_path)
+            locks = ByteLocks.beside(self.fd)
             try:
                 with locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part):
                     now = self.version
@@ -186,24 +187,28 @@ class Fill:
 
     def claims(self) -> Claims:
         """For locking pieces while they are fetched."""
-        return Claims(self.map_path)
+        return Claims(self.fd)
 
     def close(self) -> None:
-        """Safe to call twice. The marks stay readable while anything looks at them."""
-        if self.fd >= 0:
-            fd, self.fd = self.fd, -1
+        """Safe to call twice. The marks stay readable while anything looks at them. Threads that
+        share a fill leave this to its end: one of them may be about to claim."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
             os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class Claims:
-    """Pieces that one fetch holds, by locks on their bytes of the map file."""
+    """Pieces that one fetch holds, by locks on the part file: byte n for piece n."""
 
-    def __init__(self, map_path: str) -> None:
-        self._locks = ByteLocks(map_path)
+    def __init__(self, fd: int) -> None:
+        self._locks = ByteLocks.beside(fd)
 
     def claim(self, run: Run) -> bool:
         """False if someone else is fetching some of these."""
-        return self._locks.lock(_HEADER + run[0], run[1] - run[0])
+        return self._locks.lock(run[0], run[1] - run[0])
 
     def close(self) -> None:
         """Let all go. Safe to call twice."""

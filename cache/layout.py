@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -118,7 +119,7 @@ class Layout:
 
 def write_small(path: str, text: str) -> None:
     """Write a small file whole."""
-    temp = f"{path}.{os.getpid()}"
+    temp = f"{path}.{os.getpid()}-{threading.get_ident()}"
     with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
         file.write(text)
     os.replace(temp, path)

@@ -36,8 +36,14 @@ class ByteLocks:
     holder, in the same process too.
     """
 
-    def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, path: str, *, create: bool = True) -> None:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        self._fd = os.open(path, flags, 0o600)
+
+    @classmethod
+    def beside(cls, fd: int) -> ByteLocks:
+        """Locks on the file of an open descriptor, whatever became of its name."""
+        return cls(f"/proc/self/fd/{fd}", create=False)
 
     def lock(self, start: int, length: int = 1, *, shared: bool = False) -> bool:
         """Take [start, start + length); False if another holder is in the way."""

@@ -54,21 +54,23 @@ class CachedBlob:
 
     @property
     def is_whole(self) -> bool:
-        return self.fill is None or self.fill.is_whole
+        fill = self.fill
+        return fill is None or fill.is_whole
 
     def settle(self) -> None:
         """If the fill has become whole, publish it and forget it."""
-        if self.fill is not None and self.fill.is_whole:
-            self._publish(self.fill)
-            self.fill.close()
-            self.fill = None
+        fill = self.fill
+        if fill is not None and fill.is_whole:
+            self._publish(fill)
+            if os.path.exists(self._layout.blob(self.source.key)):
+                self.fill = None
 
     @property
     def path(self) -> bytes | None:
-        whole = self._layout.blob(self.source.key)
-        if self.fill is None or os.path.exists(whole):
+        whole, fill = self._layout.blob(self.source.key), self.fill
+        if fill is None or os.path.exists(whole):
             return os.fsencode(whole)
-        return os.fsencode(self.fill.part)
+        return os.fsencode(fill.part)
 
     def buffer(self, spans: Spans) -> Any:
         """See Blob."""

@@ -16,6 +16,7 @@ import time
 import warnings
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -246,7 +247,8 @@ class Remote:
                 tasks.append(_Task(spans[0], self._take_one(blob, found, place)))
             elif spans:  # a sample over several objects
                 room = np.empty(end - start, np.uint8)
-                found[place] = room
+                found[place] = room.view()
+                found[place].flags.writeable = False
                 at = 0
                 for span in spans:
                     tasks.append(_Task(span, self._take_some(blob, room, at)))
@@ -301,8 +303,9 @@ class Remote:
     # -- fills
 
     def _ensure(self, blob: CachedBlob, spans: Sequence[tuple[int, int]]) -> None:
-        if blob.fill is not None:
-            runs = blob.fill.pieces.covering([a for a, _ in spans], [b for _, b in spans])
+        fill = blob.fill
+        if fill is not None:
+            runs = fill.pieces.covering([a for a, _ in spans], [b for _, b in spans])
             began = time.perf_counter()
             self._fill_runs([(blob, runs)], [])
             self.fetcher.meter.add(remote_wait_s=time.perf_counter() - began)
@@ -321,9 +324,22 @@ class Remote:
                 if done or not fetched:
                     return done
 
-        wait_for(settled, timeout_s=self._patience_s, what=self._at_work(filling))
+        with self._forgetting_changed([blob for blob, _ in filling]):
+            wait_for(settled, timeout_s=self._patience_s, what=self._at_work(filling))
         for blob, _ in filling:
             blob.settle()
+
+    @contextlib.contextmanager
+    def _forgetting_changed(self, blobs: Sequence[CachedBlob]) -> Iterator[None]:
+        """What was filled from an object that isn't that one any more is of no use."""
+        try:
+            yield
+        except ObjectChangedError as error:
+            for blob in blobs:
+                names = {f"{self.fetcher.store.url}/{part.path}" for part in blob.source.parts}
+                if error.uri in (*names, blob.source.uri) and blob.fill is not None:
+                    self._use(partial(_drop, key=blob.source.key, inode=blob.inode))
+            raise
 
     @property
     def _patience_s(self) -> float:
@@ -350,7 +366,7 @@ class Remote:
                         for one in fill.missing([run]):
                             tasks += self._piece_tasks(blob, fill, one, None)
             self._fetch(tasks)
-        left = any(blob.fill is not None and blob.fill.missing(runs) for blob, runs in filling)
+        left = any((fill := blob.fill) and fill.missing(runs) for blob, runs in filling)
         return not left, bool(tasks)
 
     def _claim_and_fetch(
@@ -411,7 +427,6 @@ class Remote:
                 raise _Stopped
             same = not fill.pieces.single or fill.agree(answer.version)
             if not same or answer.object_bytes != part.size_bytes:
-                self._use(lambda shelf: shelf.drop(source.key, inode=fill.inode))
                 raise _changed(source)
             data = memoryview(answer.data)
             fill.write(run, data)
@@ -450,10 +465,10 @@ class Remote:
         blob = self._cached(source)
         if blob is None:
             return -1
-        if blob.fill is None:
+        fill = blob.fill
+        if fill is None:
             return 0
         fetched = 0
-        fill = blob.fill
         # Decided once: what is bridged in each round anew would add up.
         ranges = deque(self._ranges(fill))
 
@@ -470,7 +485,8 @@ class Remote:
             return not ranges
 
         try:
-            wait_for(settled, timeout_s=self._patience_s, what=source.uri, stop=stop)
+            with self._forgetting_changed([blob]):
+                wait_for(settled, timeout_s=self._patience_s, what=source.uri, stop=stop)
             blob.settle()
         except _Stopped:
             return -1
@@ -624,6 +640,10 @@ class Remote:
         self._objects.clear()
         if self._own_finalizer is not None:
             self._own_finalizer()
+
+
+def _drop(shelf: Shelf, *, key: str, inode: int) -> None:
+    shelf.drop(key, inode=inode)
 
 
 def bridged(runs: list[Run], *, waste: int) -> list[Run]:

@@ -382,18 +382,17 @@ class Shelf:
             self._enter(source, group=group, kept=kept, crcs=crcs)
 
     def _enter(self, source: BlobSource, *, group: str, kept: bool, crcs: bytes) -> None:
-        disk = disk_bytes(source.size_bytes)
-        if not self.catalogue.ready(source.key, disk_bytes=disk, crcs=crcs):
-            self.catalogue.add(
-                source.key,
-                group=group,
-                uri=source.uri,
-                size_bytes=source.size_bytes,
-                disk_bytes=disk,
-                state="ready",
-                kept=kept,
-                crcs=crcs,
-            )
+        size_bytes = os.stat(self.layout.blob(source.key)).st_size  # an object's wasn't known
+        self.catalogue.add(
+            source.key,
+            group=group,
+            uri=source.uri,
+            size_bytes=size_bytes,
+            disk_bytes=disk_bytes(size_bytes),
+            state="ready",
+            kept=kept,
+            crcs=crcs,
+        )
 
     def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
         """Keep a small whole object; the caller holds its key. False if there is no room."""

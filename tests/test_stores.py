@@ -1,0 +1,284 @@
+"""Every store keeps the same contract: the conformance tests of `cache.store.Store`."""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from cache.open_store import open_store
+from cache.store import ObjectInfo, RequestError, Store
+from tests.servers import NGINX, MotoServer, Server, moto, nginx, serving
+from tests.servers.moto import HAS_MOTO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+OBJECTS = {
+    "a.bin": bytes(range(256)) * 40,
+    "folder/b.bin": b"0123456789" * 100,
+    "folder/deep/c d+é%41#&=.bin": b"odd name",
+    "folder/empty": b"",
+    "other/x": b"x",
+}
+
+
+class Place:
+    """A store and a way around it: `write` puts an object there without the store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def write(self, path: str, data: bytes) -> None:
+        raise NotImplementedError
+
+
+class StoreTests:
+    """What every Store must do. Subclasses give `place`, filled with OBJECTS."""
+
+    can_put = True
+
+    @pytest.fixture
+    def place(self) -> Iterator[Place]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, place: Place) -> Store:
+        return place.store
+
+    def test_walk_finds_every_object_with_its_size(self, store: Store) -> None:
+        found = {info.path: info.size_bytes for info in store.walk()}
+        assert found == {path: len(data) for path, data in OBJECTS.items()}
+
+    def test_walk_of_a_folder_keeps_to_it(self, store: Store) -> None:
+        assert {info.path for info in store.walk("folder/deep")} == {
+            path for path in OBJECTS if path.startswith("folder/deep/")
+        }
+        assert list(store.walk("fold")) == []
+        assert list(store.walk("nowhere")) == []
+
+    def test_top_tells_objects_and_folders(self, store: Store) -> None:
+        objects, folders = store.top()
+        assert [info.path for info in objects] == ["a.bin"]
+        assert sorted(folders) == ["folder", "other"]
+        objects, folders = store.top("folder")
+        assert sorted(info.path for info in objects) == ["folder/b.bin", "folder/empty"]
+        assert folders == ["deep"]
+        assert store.top("nowhere") == ([], [])
+
+    def test_info_and_the_listings_agree(self, store: Store) -> None:
+        listed = {info.path: info for info in store.walk()}
+        for path in OBJECTS:
+            assert store.info(path) == listed[path]
+        assert store.info("nowhere") is None
+        assert store.info("folder/nowhere") is None
+
+    def test_a_whole_object(self, store: Store) -> None:
+        for path, data in OBJECTS.items():
+            answer = store.read(path)
+            assert bytes(answer.data) == data
+            assert answer.object_bytes == len(data)
+            assert answer.version == info_of(store, path).version != ""
+
+    @pytest.mark.parametrize("span", [(0, 1), (0, 10240), (255, 257), (10239, 10240), (0, 10239)])
+    def test_a_range_is_exact(self, store: Store, span: tuple[int, int]) -> None:
+        version = info_of(store, "a.bin").version
+        for given in (None, version):
+            answer = store.read("a.bin", span, version=given)
+            assert bytes(answer.data) == OBJECTS["a.bin"][slice(*span)]
+            assert (answer.version, answer.object_bytes) == (version, 10240)
+
+    @pytest.mark.parametrize("span", [(0, 10241), (10240, 10250), (20000, 20001)])
+    def test_a_range_past_the_end_means_another_object(
+        self, store: Store, span: tuple[int, int]
+    ) -> None:
+        for version in (None, info_of(store, "a.bin").version):
+            with pytest.raises(RequestError) as caught:
+                store.read("a.bin", span, version=version)
+            assert caught.value.kind == "changed"
+
+    def test_an_empty_range_is_refused(self, store: Store) -> None:
+        with pytest.raises(RequestError) as caught:
+            store.read("a.bin", (5, 5))
+        assert caught.value.kind == "refused"
+
+    def test_what_is_missing_is_told(self, store: Store) -> None:
+        for span in (None, (0, 4)):
+            with pytest.raises(RequestError) as caught:
+                store.read("folder/nowhere", span)
+            assert caught.value.kind == "missing"
+
+    def test_another_version_is_never_handed_out(self, place: Place) -> None:
+        store = place.store
+        old = info_of(store, "folder/b.bin").version
+        place.write("folder/b.bin", b"9876543210" * 101)
+        assert info_of(store, "folder/b.bin").version != old
+        for span in (None, (0, 5), (1000, 1010)):
+            with pytest.raises(RequestError) as caught:
+                store.read("folder/b.bin", span, version=old)
+            assert caught.value.kind == "changed"
+        assert bytes(store.read("folder/b.bin", (0, 3)).data) == b"987"
+
+    def test_put_then_read(self, store: Store, tmp_path: Path) -> None:
+        if not self.can_put:
+            pytest.skip("read-only")
+        local = tmp_path / "local"
+        local.write_bytes(b"put here")
+        store.put(str(local), "new/put")
+        assert bytes(store.read("new/put").data) == b"put here"
+        assert info_of(store, "new/put").size_bytes == 8
+
+    def test_it_says_where_it_is_without_secrets(self, store: Store) -> None:
+        assert store.url in repr(store)
+        assert "@" not in store.url
+        assert store.scope == "" or int(store.scope, 16) >= 0
+        store.close()
+        store.close()
+
+
+def info_of(store: Store, path: str) -> ObjectInfo:
+    info = store.info(path)
+    assert info is not None
+    return info
+
+
+def write_all(place: Place) -> Place:
+    for path, data in OBJECTS.items():
+        place.write(path, data)
+    return place
+
+
+class InFolder(Place):
+    def __init__(self, store: Store, folder: Path) -> None:
+        super().__init__(store)
+        self.folder = folder
+
+    def write(self, path: str, data: bytes) -> None:
+        local = self.folder / path
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_bytes(data)
+
+
+class TestLocalFiles(StoreTests):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        root = tmp_path / "root"
+        return write_all(InFolder(open_store(root.as_uri(), {}), root))
+
+
+class TestMemory(StoreTests):
+    @pytest.fixture
+    def place(self) -> Iterator[Place]:
+        root = f"memory://{uuid.uuid4().hex}/set"
+
+        class Memory(Place):
+            def write(self, path: str, data: bytes) -> None:
+                with fsspec.open(f"{root}/{path}", "wb") as file:
+                    file.write(data)
+
+        yield write_all(Memory(open_store(root, {})))
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "root" / "bucket").mkdir(parents=True)
+    with serving(tmp_path / "root") as server:
+        yield server
+
+
+class TestHttp(StoreTests):
+    can_put = False
+
+    @pytest.fixture
+    def place(self, server: Server) -> Place:
+        folder = InFolder(open_store(f"{server.url}/bucket/", {}), _folder(server))
+        return write_all(folder)
+
+
+class TestS3OfThePlainServer(StoreTests):
+    @pytest.fixture
+    def place(self, server: Server) -> Place:
+        store = open_store("s3://bucket/set", server.s3_options)
+        return write_all(InFolder(store, _folder(server) / "set"))
+
+
+def _folder(server: Server) -> Path:
+    from pathlib import Path
+
+    return Path(server.folder) / "bucket"
+
+
+class TestHttpThroughFsspec(StoreTests):
+    can_put = False
+
+    @pytest.fixture
+    def place(self, server: Server) -> Place:
+        pytest.importorskip("aiohttp")
+        fs = fsspec.filesystem("http", skip_instance_cache=True, use_listings_cache=True)
+        store = open_store(f"{server.url}/bucket", {}, filesystem=fs)
+        return write_all(InFolder(store, _folder(server)))
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx isn't installed (Debian: nginx-light)")
+class TestNginx(StoreTests):
+    can_put = False
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[Place]:
+        root = tmp_path / "root"
+        root.mkdir()
+        with nginx(root) as url:
+            yield write_all(InFolder(open_store(f"{url}/set", {}), root / "set"))
+
+
+@pytest.fixture(scope="module")
+def moto_server() -> Iterator[MotoServer]:
+    if not HAS_MOTO:
+        pytest.skip("moto[server] isn't installed")
+    with moto() as server:
+        yield server
+
+
+class InBucket(Place):
+    def __init__(self, store: Store, server: MotoServer, bucket: str) -> None:
+        super().__init__(store)
+        self._client = server.client
+        self._bucket = bucket
+
+    def write(self, path: str, data: bytes) -> None:
+        self._client.put_object(Bucket=self._bucket, Key=f"set/{path}", Body=data)
+
+
+class TestS3OfMoto(StoreTests):
+    @pytest.fixture
+    def place(self, moto_server: MotoServer) -> Place:
+        bucket = f"b{uuid.uuid4().hex}"
+        moto_server.bucket(bucket)
+        store = open_store(f"s3://{bucket}/set", moto_server.s3_options)
+        return write_all(InBucket(store, moto_server, bucket))
+
+    def test_markers_of_folders_are_no_objects(self, place: Place) -> None:
+        place.write("folder/", b"")
+        place.write("folder/deep/", b"")
+        place.write("", b"")
+        assert {info.path for info in place.store.walk()} == set(OBJECTS)
+        assert [info.path for info in place.store.top()[0]] == ["a.bin"]
+        assert sorted(info.path for info in place.store.top("folder")[0]) == [
+            "folder/b.bin",
+            "folder/empty",
+        ]
+
+
+class TestS3fsOfMoto(StoreTests):
+    @pytest.fixture
+    def place(self, moto_server: MotoServer) -> Place:
+        s3fs = pytest.importorskip("s3fs")
+        bucket = f"b{uuid.uuid4().hex}"
+        moto_server.bucket(bucket)
+        fs = s3fs.S3FileSystem(**moto_server.s3_options, skip_instance_cache=True)
+        store = open_store(f"s3://{bucket}/set", {}, filesystem=fs)
+        return write_all(InBucket(store, moto_server, bucket))

@@ -225,20 +225,31 @@ def freeze_plan(index: Index, settings: Settings) -> PlanSettings:
                     "index order. Drop it, or pass shuffle=True."
                 )
         return PlanSettings(seed=settings.seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
-    largest_bytes = int(index.shard_bytes.max())
-    lanes = int(wanted.get("lanes") or default_lanes(batch, shards, shard_bytes=largest_bytes))
+    frozen = shuffled_plan(index, seed=settings.seed, global_batch=batch, **wanted)
+    open_shards = min(frozen.lanes * frozen.window, shards)
+    _warn_if_lopsided(index, settings, open_shards=open_shards)
+    return frozen
+
+
+def shuffled_plan(
+    index: Index,
+    *,
+    seed: int,
+    global_batch: int,
+    lanes: float | None = None,
+    window: float | None = None,
+    reshuffle: float = 0.0,
+) -> PlanSettings:
+    """Plan settings of a shuffled job: what isn't given follows from dataset and global batch."""
+    shards, largest_bytes = len(index.sizes), int(index.shard_bytes.max())
+    lanes = int(lanes or default_lanes(global_batch, shards, shard_bytes=largest_bytes))
     window = int(
-        wanted.get("window")
-        or default_window(shards, lanes, global_batch=batch, icc=index.icc, shuffled=index.shuffled)
+        window
+        or default_window(
+            shards, lanes, global_batch=global_batch, icc=index.icc, shuffled=index.shuffled
+        )
     )
-    _warn_if_lopsided(index, settings, open_shards=min(lanes * window, shards))
-    return PlanSettings(
-        seed=settings.seed,
-        shuffle=True,
-        lanes=lanes,
-        window=window,
-        reshuffle=wanted.get("reshuffle", 0.0),
-    )
+    return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
 
 
 def _warn_if_lopsided(index: Index, settings: Settings, *, open_shards: int) -> None:

@@ -1,18 +1,20 @@
-"""The progress bar of commands that walk over samples; on stderr, so that stdout stays clean."""
+"""The progress bars of commands, over samples or bytes; on stderr, so that stdout stays clean."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
     Task,
     TextColumn,
     TimeRemainingColumn,
+    TransferSpeedColumn,
 )
 from rich.text import Text
 
@@ -30,26 +32,13 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:,.0f}/s  {format_size(per_s)}/s", style="progress.data.speed")
 
 
-class SampleProgress:
-    """A context manager, and the callable that readers report to: (done, total, done_bytes)."""
+class _Bar:
+    """Shown while the context is open."""
 
-    def __init__(self, what: str) -> None:
-        self._progress = Progress(
-            TextColumn(f"[bold]{what}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            _Rate(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._progress.add_task(what, total=None, done_bytes=0)
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
 
-    def __call__(self, done: int, total: int, done_bytes: int) -> None:
-        self._progress.update(self._task, completed=done, total=total, done_bytes=done_bytes)
-
-    def __enter__(self) -> SampleProgress:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
@@ -60,3 +49,48 @@ class SampleProgress:
         traceback: TracebackType | None,
     ) -> None:
         self._progress.stop()
+
+
+class SampleProgress(_Bar):
+    """A context manager, and the callable that readers report to: (done, total, done_bytes)."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            Progress(
+                TextColumn(f"[bold]{what}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                _Rate(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
+        )
+        self._task = self._progress.add_task(what, total=None, done_bytes=0)
+
+    def __call__(self, done: int, total: int, done_bytes: int) -> None:
+        self._progress.update(self._task, completed=done, total=total, done_bytes=done_bytes)
+
+
+class ByteProgress(_Bar):
+    """A context manager, and a callable: (done bytes, total bytes, what they are)."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            Progress(
+                TextColumn(f"[bold]{what}"),
+                BarColumn(),
+                DownloadColumn(binary_units=True),
+                TransferSpeedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[detail]}"),
+                console=Console(stderr=True),
+                transient=True,
+            )
+        )
+        self._task = self._progress.add_task(what, total=None, detail="")
+
+    def __call__(self, done: int, total: int, detail: str) -> None:
+        self._progress.update(self._task, completed=done, total=total, detail=detail)

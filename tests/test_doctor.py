@@ -12,19 +12,11 @@ from typing import Any
 import pytest
 
 from cache.store import Answer, ObjectInfo, RequestError
+from pipeline.cli.cache_facts import CacheFacts, JobFacts
 from pipeline.cli.doctor import checks
 from pipeline.cli.doctor_cache import cache_checks
 from pipeline.cli.doctor_remote import RemoteFacts, Trouble, probe, remote_checks
-from pipeline.cli.machine import (
-    CacheFacts,
-    Facts,
-    FolderFacts,
-    Gpu,
-    JobFacts,
-    Module,
-    file_system_kind,
-    hiding,
-)
+from pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind, hiding
 from pipeline.world import World
 
 GPU = Gpu(name="H100", memory_bytes=80 * 2**30)
@@ -172,7 +164,7 @@ def test_a_healthy_cache_and_store_have_no_remedy() -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "status", "told"),
     [
-        (broken(problem="a cache of format 9"), "cache", "fail", "Nothing was touched"),
+        (broken(problem="format 9", remedy="Upgrade."), "cache", "fail", "format 9 Upgrade."),
         (broken(owner=7, user=8), "owner", "fail", "user 7, mode 0700; this is user 8"),
         (broken(owner=7, user=0), "owner", "ok", "user 7"),
         (broken(mode=0o770), "owner", "warn", "chmod go-w"),

@@ -1,6 +1,6 @@
 """`penstock doctor DIR`, where DIR is a cache: its limit, disk, owner, jobs and leftovers.
 
-`cache_checks` is a pure function of what `machine` collected.
+`cache_checks` is a pure function of what `cache_facts` collected.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pipeline.cli.check import Check, count
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.cli.machine import CacheFacts, FolderFacts
+    from pipeline.cli.cache_facts import CacheFacts
+    from pipeline.cli.machine import FolderFacts
 
 # A blob is a file, and one more while it is filled.
 FEW_FREE_FILES = 10_000
@@ -22,12 +23,7 @@ FEW_FREE_FILES = 10_000
 def cache_checks(cache: CacheFacts, folder: FolderFacts) -> Iterator[Check]:
     """Judge a cache folder. Only what stands is told: a new folder has no jobs and no leftovers."""
     if cache.problem is not None:
-        yield Check(
-            name="cache",
-            status="fail",
-            found=cache.problem,
-            remedy="Nothing was touched. Use another folder, or the version that made this one.",
-        )
+        yield Check(name="cache", status="fail", found=cache.problem, remedy=cache.remedy)
         return
     yield _cache(cache)
     yield _owner(cache)

@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 
 from cache.errors import PlanError
+from pipeline.cli.cache_facts import CacheFacts, cache_facts
 from pipeline.world import World, usable_cores
 
 OURS = ("pipeline", "readers", "cache", "augment")
@@ -70,44 +71,6 @@ class FolderFacts:
     total_bytes: int
     free_files: int | None
     kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobFacts:
-    """A live job on a cache. label: its dataset, without credentials; share_bytes: what the job may
-    keep; wanted_bytes: what it will read."""
-
-    label: str
-    processes: int
-    share_bytes: int
-    wanted_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CacheFacts:
-    """A cache folder. problem: why it can't be used, None if it can. owner, user: numbers of the
-    folder's user and of this one; mode: permission bits.
-
-    network: whether it lies on a file system of another machine.
-    max_bytes: its limit, None before the first job; used_bytes: reserved or filled.
-    unverified: blobs that nobody checked since the last boot.
-    dead_fills, dead_jobs, strays, leftover_bytes: what a reconciliation would take away.
-    """
-
-    problem: str | None = None
-    owner: int = 0
-    user: int = 0
-    mode: int = 0o700
-    network: bool = False
-    max_bytes: int | None = None
-    used_bytes: int = 0
-    blobs: int = 0
-    unverified: int = 0
-    dead_fills: int = 0
-    dead_jobs: int = 0
-    strays: int = 0
-    leftover_bytes: int = 0
-    jobs: tuple[JobFacts, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +142,7 @@ def gather(folder: Path | None = None) -> Facts:
         shm=_space("/dev/shm"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         folder=folder_facts(folder) if folder else None,
+        cache=cache_facts(folder) if folder else None,
     )
 
 

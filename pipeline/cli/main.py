@@ -16,13 +16,15 @@ from rich.console import Console
 import pipeline
 from cache.errors import ConfigError, PenstockError, PenstockWarning
 from pipeline.cli import datasets
+from pipeline.cli.cache import app as cache_app
 from pipeline.cli.doctor import doctor
+from pipeline.cli.warm import warm
 
 INTERRUPTED = 130
 
 app = typer.Typer(
     name="penstock",
-    help="The input pipeline that keeps GPUs fed: pack, index and inspect datasets.",
+    help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -31,7 +33,9 @@ app = typer.Typer(
 app.command("pack")(datasets.pack)
 app.command("index")(datasets.index)
 app.command("inspect")(datasets.inspect)
+app.command("warm")(warm)
 app.command("doctor")(doctor)
+app.add_typer(cache_app)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,176 @@
+"""What `penstock doctor DIR` asks a cache folder. It only looks: what it finds stays as it is.
+
+So it doesn't open the cache as a job would, which puts right what a doctor shall tell.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import ConfigError, StalledError
+from cache.layout import Layout, boot_id, is_network
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from cache.catalogue import Catalogue, Job, Row
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFacts:
+    """Live jobs on one dataset. label: its URL, without credentials; wanted_bytes: what they read
+    of it in an epoch; share_bytes: what of that the cache may keep."""
+
+    label: str
+    processes: int
+    share_bytes: int
+    wanted_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheFacts:
+    """A cache folder. problem: why it can't be used, None if it can, and the remedy. owner, user:
+    numbers of the folder's user and of this one; mode: permission bits. network: whether it lies on
+    a file system of another machine.
+
+    max_bytes: its limit, None before the first job; used_bytes: of blobs, fills and what was
+    dropped. unverified: blobs that nobody checked since the last boot.
+    dead_fills, dead_jobs, strays, leftover_bytes: what a reconciliation would take away.
+    """
+
+    problem: str | None = None
+    remedy: str = ""
+    owner: int = 0
+    user: int = 0
+    mode: int = 0o700
+    network: bool = False
+    max_bytes: int | None = None
+    used_bytes: int = 0
+    blobs: int = 0
+    unverified: int = 0
+    dead_fills: int = 0
+    dead_jobs: int = 0
+    strays: int = 0
+    leftover_bytes: int = 0
+    jobs: tuple[JobFacts, ...] = ()
+
+
+def cache_facts(path: Path) -> CacheFacts | None:
+    """Facts of a cache folder; None if the folder isn't one."""
+    layout = Layout(os.path.abspath(path))
+    if not layout.is_cache():
+        return None
+    folder = os.stat(layout.root)
+    found: dict[str, Any] = {
+        "owner": folder.st_uid,
+        "user": os.geteuid(),
+        "mode": folder.st_mode & 0o7777,
+        "network": is_network(layout.root),
+    }
+    try:
+        layout.check_format()
+        found |= _books(layout)
+    except ConfigError as error:
+        found |= {"problem": str(error), "remedy": "Use another folder, or a newer penstock."}
+    except (OSError, sqlite3.Error, StalledError) as error:
+        found |= {
+            "problem": f"{layout.root}: its catalogue can't be read ({error})",
+            "remedy": "Check the folder's rights and disk. A damaged catalogue is made anew from "
+            "the files by the next job that opens the cache.",
+        }
+    return CacheFacts(**found)
+
+
+def _books(layout: Layout) -> dict[str, Any]:
+    from cache.catalogue import Catalogue
+
+    if not os.path.exists(layout.catalogue):
+        return {}
+    catalogue = Catalogue(layout.catalogue, layout.lock("catalogue"))
+    try:
+        limit = catalogue.fact("max_bytes")
+        rows = catalogue.rows()
+        blobs = sum(row.state == "ready" for row in rows)
+        return {
+            "max_bytes": int(limit) if limit else None,
+            "used_bytes": catalogue.used_bytes,
+            "blobs": blobs,
+            "unverified": _unverified(layout, blobs),
+            **_jobs(layout, catalogue),
+            **_leftovers(layout, rows),
+        }
+    finally:
+        catalogue.close()
+
+
+def _unverified(layout: Layout, blobs: int) -> int:
+    """After a boot that no job has seen yet it is all of them."""
+    try:
+        with open(layout.boot_file, encoding="ascii") as file:
+            seen = file.read().strip() == boot_id()
+    except FileNotFoundError:
+        seen = True
+    return len(_names(layout, "unverified")) if seen else blobs
+
+
+def _jobs(layout: Layout, catalogue: Catalogue) -> dict[str, Any]:
+    from cache.locks import ByteLocks
+
+    locks = ByteLocks(layout.lock("jobs"))
+    try:
+        alive = [job for job in catalogue.jobs() if locks.is_held(job.id + 1)]
+    finally:
+        locks.close()
+    groups: dict[str, list[Job]] = defaultdict(list)
+    for job in alive:
+        groups[job.group].append(job)
+    labels = catalogue.labels()
+    jobs = [
+        JobFacts(
+            label=labels.get(group, ""),
+            processes=len({job.pid for job in members}),
+            share_bytes=max(job.share_bytes for job in members),
+            wanted_bytes=max(job.wanted_bytes for job in members),
+        )
+        for group, members in sorted(groups.items())
+    ]
+    return {"jobs": tuple(jobs), "dead_jobs": len(catalogue.jobs()) - len(alive)}
+
+
+def _leftovers(layout: Layout, rows: list[Row]) -> dict[str, int]:
+    """Fills that nobody works on, what was dropped, and files that the books don't know."""
+    from cache.locks import ByteLocks
+
+    known = {row.key for row in rows}
+    dead_fills = strays = leftover_bytes = 0
+    locks = ByteLocks(layout.lock("readers"))
+    try:
+        for folder in ("blobs", "fills", "trash", "unverified"):
+            for name in _names(layout, folder):
+                is_stray = name.partition(".")[0] not in known
+                if not is_stray and folder in ("blobs", "unverified"):
+                    continue
+                try:
+                    stat = os.lstat(os.path.join(layout.root, folder, name))
+                except FileNotFoundError:
+                    continue
+                is_map = name.endswith(".map") and not is_stray  # counted with its fill
+                if is_map or locks.is_held(stat.st_ino):
+                    continue
+                dead_fills += folder == "fills" and not is_stray
+                strays += folder == "trash" or is_stray
+                leftover_bytes += stat.st_blocks * 512
+    finally:
+        locks.close()
+    return {"dead_fills": dead_fills, "strays": strays, "leftover_bytes": leftover_bytes}
+
+
+def _names(layout: Layout, folder: str) -> list[str]:
+    try:
+        return os.listdir(os.path.join(layout.root, folder))
+    except FileNotFoundError:
+        return []

@@ -16,19 +16,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
 from rich.table import Table
 
 from cache.errors import ConfigError, PenstockError, WriteError
 from cache.sizes import format_size, parse_size
 from pipeline.cli.check import count
+from pipeline.cli.progress import ByteProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +36,8 @@ app = typer.Typer(
 )
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
-Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.")]
+# Another user's folder is told in our words, with the remedy.
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]
 
 
 @app.command("ls")
@@ -102,7 +96,7 @@ def verify(folder: Folder, as_json: Json = False) -> None:
 
     begun_s = time.monotonic()
     with ByteProgress("verify") as progress, _errors(folder):
-        result = admin.verify(folder, progress=progress)
+        result = admin.verify(folder, progress=lambda done, total: progress(done, total, ""))
     seconds = time.monotonic() - begun_s
     if as_json:
         _print_json({**asdict(result), "seconds": round(seconds, 3)})
@@ -233,32 +227,6 @@ def ago(seconds: float) -> str:
 def _size_or_zero(text: str) -> int:
     """A size in bytes, 0 too, which elsewhere makes no sense."""
     return 0 if text.strip() == "0" else parse_size(text, what="--to")
-
-
-class ByteProgress:
-    """A bar on stderr with bytes, rate and time left; called with (done bytes, all bytes)."""
-
-    def __init__(self, what: str) -> None:
-        columns = (
-            TextColumn(f"[bold]{what}"),
-            BarColumn(),
-            DownloadColumn(binary_units=True),
-            TransferSpeedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-        )
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True)
-        self._task = self._bar.add_task(what, total=None)
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        self._bar.update(self._task, completed=done_bytes, total=total_bytes)
-
-    def __enter__(self) -> ByteProgress:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *reason: object) -> None:
-        self._bar.stop()
 
 
 @contextlib.contextmanager

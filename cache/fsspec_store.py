@@ -96,7 +96,7 @@ class FsspecStore:
             return
         for name, info in found.items():
             path = self._path(name)
-            if path and path != prefix and info.get("type") != "directory":
+            if self._is_object(name, prefix) and info.get("type") != "directory":
                 yield self._measured(path, info)
 
     def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
@@ -110,9 +110,10 @@ class FsspecStore:
         objects: list[ObjectInfo] = []
         folders: list[str] = []
         for info in inside:
-            path = self._path(str(info["name"]).rstrip("/"))
-            if path in ("", prefix):  # a store lists the folder's own marker too
+            name = str(info["name"]).rstrip("/")
+            if not self._is_object(name, prefix):
                 continue
+            path = self._path(name)
             if info.get("type") == "directory":
                 folders.append(path.rpartition("/")[2])
             else:
@@ -174,6 +175,10 @@ class FsspecStore:
         if info is None:
             raise RequestError("missing", "it is not there")
         return info
+
+    def _is_object(self, name: str, folder: str) -> bool:
+        """A store lists the folder's own marker too, and an index page links to its sorting."""
+        return self._path(name) not in ("", folder) and not (self._is_http and "?" in name)
 
     def _measured(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
         """Listings of web pages have no sizes: ask for each."""

@@ -7,35 +7,48 @@ Python's http.server all answer a folder with a page of links.
 from __future__ import annotations
 
 from html.parser import HTMLParser
+from http.client import HTTPException
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
+from cache.fsspec_store import failed_request
 from cache.store import RequestError
 from cache.threads import ordered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import ssl
+    from collections.abc import Callable, Iterator, Mapping
 
-    from cache.store import Answer, ObjectInfo
+    from cache.store import ObjectInfo
 
+_PAGE_BYTES = 256 * 2**20
+"""A page of a million links is some 100 MB; a server that never ends is cut off."""
 _HEADS = 16
 """Pages tell sizes for people only, so each file is asked for its own; so many at a time."""
 
 
 class HttpListing:
-    """Lists folders below a root. base: the root's path in its URL, quoted as the URL has it;
-    read, info: of the store."""
+    """Lists folders below a root, with urllib: obstore refuses answers without a Content-Length,
+    and nginx sends its index pages without. url: the root's, quoted; headers: of each request;
+    info: of the store; tls: for https."""
 
     def __init__(
         self,
-        *,
-        base: str,
-        read: Callable[[str], Answer],
+        url: str,
         info: Callable[[str], ObjectInfo | None],
+        *,
+        headers: Mapping[str, str],
+        timeout_s: float,
+        secrets: tuple[str, ...] = (),
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        self._base = unquote(base, errors="surrogateescape").rstrip("/")
-        self._read = read
+        self._url = urlsplit(url)
+        self._base = unquote(self._url.path, errors="surrogateescape").rstrip("/")
+        self._headers = dict(headers)
         self._info = info
+        self._timeout_s = timeout_s
+        self._secrets = secrets
+        self._tls = tls
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects below a folder. Raises RequestError."""
@@ -58,7 +71,7 @@ class HttpListing:
 
     def _names(self, folder: str) -> tuple[list[str], list[str]]:
         try:
-            page = bytes(self._read(folder).data)
+            page = self._page(folder)
         except RequestError as error:
             if error.kind == "missing":
                 return [], []
@@ -69,7 +82,19 @@ class HttpListing:
                     "on (nginx: autoindex on), or use a pack with its manifest",
                 ) from None
             raise
-        return links(page.decode("utf-8", "replace"), _join(self._base, folder))
+        return links(page, _join(self._base, folder))
+
+    def _page(self, folder: str) -> str:
+        from urllib.request import Request, urlopen
+
+        path = _quoted(f"{_join(self._base, folder)}/")
+        url = urlunsplit((self._url.scheme, self._url.netloc, path, self._url.query, ""))
+        try:
+            request = Request(url, headers=self._headers)
+            with urlopen(request, timeout=self._timeout_s, context=self._tls) as answer:
+                return str(answer.read(_PAGE_BYTES).decode("utf-8", "replace"))
+        except (OSError, HTTPException) as error:
+            raise failed_request(error, self._secrets) from None
 
 
 def links(page: str, folder: str) -> tuple[list[str], list[str]]:

@@ -16,14 +16,15 @@ import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from cache.http_listing import HttpListing
 from cache.secrets import hide
 from cache.store import Answer, Failure, ObjectInfo, RequestError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from obstore import GetOptions
+
+    from cache.http_listing import HttpListing
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
 _NO_TIME = datetime.fromtimestamp(0, UTC)
@@ -55,8 +56,8 @@ os.register_at_fork(after_in_child=_Process.forked)
 class ObstoreStore:
     """Objects below a root. root: of obstore's keys, "" or without slashes around it.
 
-    store, listing: obstore's stores, without retries and with; index_base: of a web server, the
-    root's path there: its folders are listed from index pages.
+    store, listing: obstore's stores, without retries and with; lister: of a web server's index
+    pages, made with this store's info().
     """
 
     def __init__(
@@ -68,18 +69,14 @@ class ObstoreStore:
         url: str,
         scope: str,
         secrets: tuple[str, ...] = (),
-        index_base: str | None = None,
+        lister: Callable[[Callable[[str], ObjectInfo | None]], HttpListing] | None = None,
     ) -> None:
         self.url = url
         self.scope = scope
         self.secrets = secrets
         self._store = store
         self._listing = listing
-        self._lister = (
-            HttpListing(base=index_base, read=self.read, info=self.info)
-            if index_base is not None
-            else None
-        )
+        self._lister = lister(self.info) if lister is not None else None
         self._root = root
         self._pid = os.getpid()
         self._ranges_answered = False
@@ -108,7 +105,8 @@ class ObstoreStore:
                 raise self._failed(error) from None
             if page is None:
                 return
-            yield from _without_markers([self._info(meta) for meta in page])
+            infos = [self._info(meta) for meta in page]
+            yield from _without_markers(infos, prefix)
 
     def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names of its folders. Raises RequestError."""
@@ -273,7 +271,7 @@ def _is_strong(version: str) -> bool:
 _SIZE_AND_TIME = re.compile(r"\d+-\d+\.\d{6}")
 
 
-def _without_markers(infos: list[ObjectInfo]) -> list[ObjectInfo]:
+def _without_markers(infos: list[ObjectInfo], folder: str) -> list[ObjectInfo]:
     """Without the empty objects that some tools put in a folder's place.
 
     obstore cuts the "/" off their names, and a store's listing has a folder's marker right
@@ -283,5 +281,9 @@ def _without_markers(infos: list[ObjectInfo]) -> list[ObjectInfo]:
     return [
         info
         for info, after in zip(infos, following, strict=True)
-        if info.size_bytes or after is None or not after.path.startswith(f"{info.path}/")
+        if info.size_bytes
+        or not (
+            info.path in ("", folder)
+            or (after is not None and after.path.startswith(f"{info.path}/"))
+        )
     ]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import re
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from cache.errors import ConfigError, FetchError, MissingDependencyError
 from cache.fsspec_store import FsspecStore
+from cache.http_listing import HttpListing
 from cache.obstore_store import ObstoreStore
 from cache.secrets import clean_message, find_secrets, plain_query, redact, store_scope, url_secrets
 from cache.store_options import (
@@ -23,6 +25,7 @@ from cache.store_options import (
 )
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Mapping
 
     from cache.fetch_policy import FetchPolicy
@@ -133,8 +136,29 @@ def _http(
         url=shown,
         scope=_scope("http", repr(plain_query(url))),
         secrets=secrets,
-        index_base=parts.path,
+        lister=partial(
+            HttpListing,
+            base,
+            headers=settings.client.get("default_headers", {}),
+            timeout_s=policy.read_timeout_s,
+            secrets=secrets,
+            tls=_tls(settings) if parts.scheme == "https" else None,
+        ),
     )
+
+
+def _tls(settings: Settings) -> ssl.SSLContext:
+    """What obstore is told of certificates, for urllib."""
+    import ssl
+
+    own = settings.client.get("root_certificate")
+    context = ssl.create_default_context()
+    if own is not None:
+        context.load_verify_locations(cadata=own.decode() if isinstance(own, bytes) else own)
+    if settings.client.get("allow_invalid_certificates"):
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
 
 
 def _made(

@@ -17,7 +17,7 @@ NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/loca
 
 # tcp_nopush stays off: with it, runs of ranges stalled.
 _CONFIGURATION = """\
-daemon off; master_process off; pid {place}/pid; error_log {place}/error.log;
+{user}daemon off; worker_processes 1; pid {place}/pid; error_log {place}/error.log;
 events {{ worker_connections 512; }}
 http {{
     access_log off; sendfile on; keepalive_requests 1000000; default_type application/octet-stream;
@@ -30,7 +30,7 @@ http {{
 
 @contextlib.contextmanager
 def nginx(folder: str | os.PathLike[str]) -> Iterator[str]:
-    """URL of an nginx that serves a folder, with index pages. Its own process, one thread."""
+    """URL of an nginx that serves a folder, with index pages. Processes of its own."""
     if NGINX is None:
         raise RuntimeError("nginx isn't installed: skip where NGINX is None.")
     with tempfile.TemporaryDirectory() as place, socket.socket() as listening:
@@ -39,7 +39,10 @@ def nginx(folder: str | os.PathLike[str]) -> Iterator[str]:
         port = listening.getsockname()[1]
         path = os.path.join(place, "nginx.conf")
         with open(path, "w") as file:
-            file.write(_CONFIGURATION.format(place=place, port=port, root=os.fspath(folder)))
+            # Root's worker would become "nobody", who can't read a test's private folder.
+            user = "user root; " if os.geteuid() == 0 else ""
+            root = os.fspath(folder)
+            file.write(_CONFIGURATION.format(place=place, port=port, root=root, user=user))
         # nginx takes a listening socket over, as in its upgrades: no race for the port.
         fd = listening.fileno()
         process = subprocess.Popen(

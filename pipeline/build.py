@@ -225,7 +225,14 @@ def freeze_plan(index: Index, settings: Settings) -> PlanSettings:
                     "index order. Drop it, or pass shuffle=True."
                 )
         return PlanSettings(seed=settings.seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
-    frozen = shuffled_plan(index, seed=settings.seed, global_batch=batch, **wanted)
+    frozen = shuffled_plan(
+        index,
+        seed=settings.seed,
+        global_batch=batch,
+        lanes=wanted.get("lanes"),
+        window=wanted.get("window"),
+        reshuffle=wanted.get("reshuffle", 0.0),
+    )
     open_shards = min(frozen.lanes * frozen.window, shards)
     _warn_if_lopsided(index, settings, open_shards=open_shards)
     return frozen

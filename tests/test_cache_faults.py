@@ -1,0 +1,353 @@
+"""The cache as a whole, in processes that are killed, crowded, lied to and run out of disk.
+
+Every child compares each byte that it is handed with what the object holds (exit code 3 if one is
+wrong), and every test looks at the folder behind it: what the disk says, what the books say.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from cache.errors import PenstockWarning
+from tests.cache_jobs import CONTEXT, Job, Reader, finish, replace, run, start, write_objects
+from tests.servers import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.process import BaseProcess
+    from typing import Any
+
+MIB = 2**20
+SIZES = {f"d/{number:02d}.bin": 40_000 + 4093 * number for number in range(20)}
+SIZE = sum(SIZES.values())
+AMPLE = 16 * MIB
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("remote")
+    write_objects(folder, SIZES)
+    with serving(folder) as running:
+        yield running
+
+
+@pytest.fixture
+def job(server: Any, tmp_path: Path) -> Job:
+    objects = tuple(SIZES.items())
+    return Job(url=server.url, folder=str(tmp_path / "c"), max_bytes=AMPLE, objects=objects)
+
+
+def disk_bytes(folder: str) -> int:
+    """What the files of a folder take of the disk."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_blocks * 512
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def unlinked_bytes(folder: str, pids: list[int]) -> int:
+    """What files of a folder take that are deleted, but still mapped by one of these processes."""
+    found: dict[str, int] = {}
+    for pid in pids:
+        try:
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        except OSError:
+            continue
+        for line in lines:
+            if folder in line and line.endswith("(deleted)"):
+                span, _, _, device, inode = line.split()[:5]
+                low, high = (int(end, 16) for end in span.split("-"))
+                found[f"{device} {inode}"] = high - low
+    return sum(found.values())
+
+
+def books(folder: str) -> tuple[int, int, dict[str, int]]:
+    """(bytes in use, their sum over the blobs, blobs by state), as the catalogue says."""
+    with sqlite3.connect(f"{folder}/catalogue.db") as db:
+        (used,) = db.execute(
+            "SELECT COALESCE(MAX(value), 0) FROM facts WHERE name = 'used'"
+        ).fetchone()
+        (total,) = db.execute("SELECT COALESCE(SUM(disk), 0) FROM blobs").fetchone()
+        states = dict(db.execute("SELECT state, COUNT(*) FROM blobs GROUP BY state"))
+    db.close()
+    return int(used), int(total), states
+
+
+def assert_in_order(folder: str, blobs: int) -> None:
+    """Behind a job that ran to its end: all blobs whole, nothing else, and the books are right."""
+    used, total, states = books(folder)
+    assert states == ({"ready": blobs} if blobs else {})
+    assert used == total
+    names = {name: sorted(os.listdir(f"{folder}/{name}")) for name in ("blobs", "fills", "trash")}
+    assert (len(names["blobs"]), names["fills"], names["trash"]) == (blobs, [], [])
+    on_disk = sum(os.stat(f"{folder}/blobs/{n}").st_blocks * 512 for n in names["blobs"])
+    assert on_disk == total
+
+
+@contextmanager
+def counted(server: Any) -> Iterator[list[int]]:
+    """Bytes that the server sends inside, as the one element of a list, once left."""
+    before, sent = server.bytes_sent, [0]
+    yield sent
+    sent[0] = server.bytes_sent - before
+
+
+def killed_then_finished(job: Job, victim: BaseProcess) -> None:
+    """Behind a killed child: a second job serves right bytes, completes, leaves no litter."""
+    victim.join(60)
+    assert victim.exitcode in (-signal.SIGKILL, 0), victim.exitcode
+    ((outcome),) = finish(replace(job, kill_at=0))
+    assert (outcome.exit_code, outcome.wrong) == (0, 0)
+    assert_in_order(job.folder, len(SIZES))
+
+
+def test_a_job_reads_right_bytes_and_leaves_a_cache_in_order(server: Any, job: Job) -> None:
+    with counted(server) as sent:
+        (first,) = finish(replace(job, rounds=2))
+    assert (first.exit_code, first.wrong) == (0, 0)
+    assert sent[0] == SIZE
+    assert_in_order(job.folder, len(SIZES))
+    with counted(server) as sent:
+        (second,) = finish(replace(job, rounds=2, span_bytes=5000, seed=1))
+    assert (second.exit_code, second.wrong, sent[0]) == (0, 0, 0)
+
+
+def changes_of(job: Job) -> int:
+    """How many calls of a whole run change the disk."""
+    low = CONTEXT.Value("i", 0)
+    process = CONTEXT.Process(target=_count, args=(job, low))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    return int(low.value)
+
+
+def _count(job: Job, most: Any) -> None:
+    from tests.cache_jobs import count_changes
+
+    def see(number: int) -> None:
+        most.value = number
+
+    count_changes(see)
+    run(job)
+
+
+def _killed_before(server: Any, job: Job, calls: list[int]) -> None:
+    for call in calls:
+        one = replace(job, folder=f"{job.folder}-{call}", kill_at=call)
+        with counted(server) as sent:
+            killed_then_finished(one, start(one))
+        # At most the fills in flight are fetched again.
+        in_flight = 2 * max(SIZES.values())
+        assert sent[0] <= SIZE + in_flight, call
+
+
+@pytest.mark.parametrize("span_bytes", [None, 16384])
+def test_killed_before_some_changes_of_the_disk(
+    server: Any, job: Job, span_bytes: int | None
+) -> None:
+    job = replace(job, span_bytes=span_bytes)
+    total = changes_of(replace(job, folder=f"{job.folder}-count"))
+    assert total > 5 * len(SIZES)
+    rng = np.random.default_rng(total)
+    _killed_before(server, job, sorted({1, 2, 3, total, *rng.integers(1, total, 10).tolist()}))
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("span_bytes", [None, 16384])
+def test_killed_before_every_change_of_the_disk(
+    server: Any, job: Job, span_bytes: int | None
+) -> None:
+    job = replace(job, span_bytes=span_bytes)
+    total = changes_of(replace(job, folder=f"{job.folder}-count"))
+    _killed_before(server, job, list(range(1, total + 1)))
+
+
+def _killed_at_random(server: Any, job: Job, times: int) -> None:
+    """Kill a job over and over in one folder; then one that isn't killed finishes the work."""
+    began_s = time.monotonic()
+    (whole,) = finish(replace(job, folder=f"{job.folder}-whole"))
+    took_s = time.monotonic() - began_s
+    assert whole.exit_code == 0
+    rng = np.random.default_rng(times)
+    with counted(server) as sent:
+        for number in range(times):
+            victim = start(replace(job, seed=number, span_bytes=(None, 16384)[number % 2]))
+            victim.join(float(rng.uniform(0, took_s)))
+            victim.kill()
+            victim.join(60)
+            assert victim.exitcode in (-signal.SIGKILL, 0), f"victim {number}: wrong bytes"
+            if victim.exitcode == 0:
+                break
+        (last,) = finish(job)
+    assert (last.exit_code, last.wrong) == (0, 0)
+    assert_in_order(job.folder, len(SIZES))
+    # A killed process loses what it had in flight: at most a piece run a connection.
+    assert sent[0] <= SIZE + times * 2 * max(SIZES.values())
+
+
+def test_killed_at_random_moments(server: Any, job: Job) -> None:
+    _killed_at_random(server, job, 25)
+
+
+@pytest.mark.grid
+def test_killed_at_random_moments_100_times(server: Any, job: Job) -> None:
+    for number in range(4):
+        _killed_at_random(server, replace(job, folder=f"{job.folder}-{number}"), 25)
+
+
+def _crowd(server: Any, job: Job, rounds: int) -> None:
+    for number in range(rounds):
+        one = replace(job, folder=f"{job.folder}-{number}")
+        crowd = [
+            replace(one, seed=8 * number + i, span_bytes=(None, 9000)[i % 2]) for i in range(8)
+        ]
+        with counted(server) as sent:
+            outcomes = finish(*crowd)
+        assert [(each.exit_code, each.wrong) for each in outcomes] == [(0, 0)] * 8
+        assert sent[0] <= 1.05 * SIZE
+        assert_in_order(one.folder, len(SIZES))
+
+
+def test_eight_processes_fetch_each_byte_once(server: Any, job: Job) -> None:
+    _crowd(server, job, 1)
+
+
+@pytest.mark.grid
+def test_eight_processes_fetch_each_byte_once_in_20_rounds(server: Any, job: Job) -> None:
+    _crowd(server, job, 20)
+
+
+def _watch(folder: str, processes: list[BaseProcess], seconds: float = 120) -> int:
+    """The most that a folder took of the disk while these ran, looked at every 10 ms."""
+    most, end_s = 0, time.monotonic() + seconds
+    pids = [process.pid for process in processes if process.pid]
+    while any(process.is_alive() for process in processes):
+        assert time.monotonic() < end_s, "the jobs hang"
+        most = max(most, disk_bytes(folder) + unlinked_bytes(folder, pids))
+        processes[0].join(0.01)
+    return max(most, disk_bytes(folder))
+
+
+def test_the_limit_is_never_passed_by_two_datasets(job: Job) -> None:
+    limit = SIZE // 2 + MIB
+    halves = job.objects[::2], job.objects[1::2]
+    jobs = [
+        replace(
+            job, max_bytes=limit, objects=halves[i % 2], group=f"set{i % 2}", seed=i, rounds=3,
+            span_bytes=(None, 9000)[i // 2],
+        )
+        for i in range(4)
+    ]  # fmt: skip
+    running = [start(one) for one in jobs]
+    most = _watch(job.folder, running)
+    assert [process.exitcode for process in running] == [0] * 4
+    assert most <= limit
+    assert disk_bytes(f"{job.folder}/blobs") > limit // 4
+
+
+def test_a_dataset_twice_the_cache_keeps_what_fits(server: Any, job: Job) -> None:
+    limit = SIZE // 2 + MIB
+    with counted(server) as sent:
+        (outcome,) = finish(replace(job, max_bytes=limit, rounds=3, span_bytes=16384))
+    assert (outcome.exit_code, outcome.wrong) == (0, 0)
+    kept = disk_bytes(f"{job.folder}/blobs")
+    assert sent[0] <= 1.03 * (SIZE + 2 * (SIZE - kept))
+
+
+# -- disks that fail
+
+
+@contextmanager
+def small_disk(place: Path, options: str) -> Iterator[Path]:
+    """A tmpfs of its own; skips where this user may not mount one."""
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", options, "none", str(place)]
+    mounted = subprocess.run(command, capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"mount: {mounted.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def reads_with_one_warning(job: Job) -> list[str]:
+    """Read the dataset twice in this process: the right bytes, and one warning."""
+    with pytest.warns(PenstockWarning) as told, Reader(job) as reader:
+        wrong = sum(bad for number in range(2) for _, bad in reader.epoch(number))
+    assert wrong == 0
+    texts = [str(each.message) for each in told]
+    assert len(texts) == 1, texts
+    assert "can't be used" in texts[0]
+    return texts
+
+
+def test_a_full_disk_costs_one_warning(server: Any, job: Job, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=1500k") as disk, counted(server) as sent:
+        reads_with_one_warning(replace(job, folder=str(disk / "c"), span_bytes=16384))
+    assert sent[0] <= 2.1 * SIZE
+
+
+def test_a_disk_without_inodes_costs_one_warning(job: Job, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", "size=64m,nr_inodes=28") as disk:
+        reads_with_one_warning(replace(job, folder=str(disk / "c"), span_bytes=16384))
+
+
+@pytest.mark.parametrize("before", ["new", "filled"])
+def test_a_read_only_disk_costs_one_warning(job: Job, tmp_path: Path, before: str) -> None:
+    with small_disk(tmp_path / "disk", "size=64m") as disk:
+        job = replace(job, folder=str(disk / "c"), span_bytes=16384)
+        if before == "filled":
+            assert finish(job)[0].exit_code == 0
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        reads_with_one_warning(job)
+
+
+NOBODY = 65534
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o777])
+def test_another_users_folder_costs_one_warning_and_is_left_alone(job: Job, mode: int) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        os.chmod(place, 0o755)
+        job = replace(job, folder=f"{place}/c")
+        assert finish(job)[0].exit_code == 0
+        os.chmod(job.folder, mode)
+        before = sorted(path.name for path in Path(job.folder).rglob("*"))
+        (outcome,) = finish(replace(job, user=NOBODY, span_bytes=16384))
+        assert (outcome.exit_code, outcome.wrong) == (0, 0)
+        (text,) = outcome.warnings
+        assert "another user" in text or "ermission" in text
+        assert sorted(path.name for path in Path(job.folder).rglob("*")) == before
+
+
+def test_a_clock_that_was_a_year_ahead_does_no_harm(server: Any, job: Job) -> None:
+    assert finish(job)[0].exit_code == 0
+    ahead_s = time.time() + 365 * 86400
+    with sqlite3.connect(f"{job.folder}/catalogue.db") as db:
+        db.execute("UPDATE blobs SET used = ?", (ahead_s,))
+    db.close()
+    for path in Path(job.folder).rglob("*"):
+        os.utime(path, (ahead_s, ahead_s))
+    other = replace(job, url=job.url, group="other", objects=job.objects[:10], seed=5)
+    with counted(server) as sent:
+        outcomes = finish(other, replace(job, seed=6))
+    assert [(each.exit_code, each.wrong) for each in outcomes] == [(0, 0)] * 2
+    assert sent[0] == 0

@@ -437,25 +437,19 @@ class Dataset:
             except (OSError, EOFError) as error:
                 if isinstance(error, PenstockError):
                     raise
-                visit.shards[i] = self._replaced(index, visit.numbers[i], shard)
-                encoded += self._load_again(visit.shards[i], first[a:b], last[a:b], mode)
+                visit.shards[i] = fresh = self._replaced(index, visit.numbers[i], shard)
+            else:
+                continue
+            try:
+                encoded += load([(fresh, a, b)])
+            except (OSError, EOFError) as error:
+                if isinstance(error, PenstockError) or remote.cache is None:
+                    raise
+                # What was just written can't be read: that disk is left alone for a while.
+                remote.cache.give_up(error)
+                visit.shards[i] = fresh = self._replaced(index, visit.numbers[i], fresh)
+                encoded += load([(fresh, a, b)])
         return encoded
-
-    def _load_again(
-        self, shard: Shard, starts: list[int], ends: list[int], mode: ReadMode
-    ) -> list[Encoded]:
-        remote = self.index.remote
-        assert remote is not None
-        try:
-            (found,) = remote.load([Wanted(blob=_blob(shard), starts=starts, ends=ends)], mode=mode)
-        except (OSError, EOFError) as error:
-            if isinstance(error, PenstockError):
-                raise
-            raise DatasetError(
-                f"{self.url}: its cache can't be read, what was just fetched neither ({error}). "
-                "Look whether that disk is well (dmesg), or give cache= another folder."
-            ) from error
-        return found
 
     def _note_rate(self, table: NDArray[np.int64], seconds: float, *, is_local: bool) -> None:
         """Remember for the next batches whether this one waited for the disk."""

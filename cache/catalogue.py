@@ -80,11 +80,13 @@ class Catalogue:
         self._mutex = threading.RLock()
         self._depth = 0
         self._path = path
+        self._lock = -1
         self._lock = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             self._db = self._connect()
         except BaseException:
             os.close(self._lock)
+            self._lock = -1
             raise
 
     def _connect(self) -> sqlite3.Connection:
@@ -337,6 +339,10 @@ class Catalogue:
                 self._db.close()
                 os.close(self._lock)
                 self._lock = -1
+
+    def __del__(self) -> None:
+        if getattr(self, "_lock", -1) >= 0:
+            self.close()
 
 
 def _row(found: tuple[object, ...]) -> Row:

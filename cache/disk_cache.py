@@ -109,16 +109,16 @@ class DiskCache:
         PenstockWarning."""
         self.use(lambda _: None)
 
-    def use(self, act: Callable[[Shelf], Any]) -> Any:
-        """act(shelf), or None where the folder can't be used. Raises what act raises beside what
-        a disk does."""
+    def use(self, act: Callable[[Shelf], Any], *, writes: bool = True) -> Any:
+        """act(shelf), or None where the folder can't be used. writes: False for what a disk that
+        is full may still do. Raises what act raises beside what a disk does."""
         if os.getpid() != self._owner:
             raise ConfigError(
                 f"{self!r} was made before this process was forked, and its locks are its "
                 'parent\'s. Pass multiprocessing_context="forkserver" (or "spawn"), or make the '
                 "dataset in the worker."
             )
-        if time.monotonic() < self._resting_until:
+        if (writes or self._shelf is None) and time.monotonic() < self._resting_until:
             return None
         try:
             with self._lock:

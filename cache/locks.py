@@ -74,6 +74,10 @@ class ByteLocks:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
+    def __del__(self) -> None:
+        if getattr(self, "_fd", -1) >= 0:
+            self.close()
+
     @contextlib.contextmanager
     def holding(
         self, start: int, *, timeout_s: float, what: str, stop: threading.Event | None = None

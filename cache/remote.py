@@ -59,6 +59,8 @@ _WORTH_SHARE = 0.9
 # Ranges that one fill holds at a time; the rest is free for other processes of the node.
 _RANGES_AT_ONCE = 16
 _OBJECTS_HELD = 1024
+# Samples that others are fetching are waited for so long, then fetched here too.
+_OTHERS_S = 15.0
 
 
 class _Stopped(Exception):
@@ -101,16 +103,17 @@ class Remote:
 
     def is_whole(self, source: BlobSource) -> bool:
         """Whether a blob is on the local disk, all of it."""
-        return bool(self._use(lambda shelf: os.path.exists(shelf.layout.blob(source.key))))
+        there = self._use(lambda shelf: os.path.exists(shelf.layout.blob(source.key)), writes=False)
+        return bool(there)
 
     def keeps(self, key: str) -> bool:
         """Whether the cache would keep a blob of this key for this job."""
         return self.cache is not None and (self.membership is None or self.membership.pinned(key))
 
-    def _use(self, act: Callable[[Shelf], Any]) -> Any:
+    def _use(self, act: Callable[[Shelf], Any], *, writes: bool = True) -> Any:
         if self._closed:
             raise ClosedError(f"{self.label}: closed; make a new dataset.")
-        return self.cache.use(act) if self.cache is not None else None
+        return self.cache.use(act, writes=writes) if self.cache is not None else None
 
     def _cached(self, source: BlobSource) -> CachedBlob | None:
         found: CachedBlob | None = self._use(lambda shelf: self._find_or_begin(shelf, source))
@@ -315,14 +318,18 @@ class Remote:
     ) -> None:
         """Fetch pieces until none of the runs misses any, and the tasks once beside the first."""
         first: Sequence[_Task] = tasks
+        moved_s = time.monotonic()
 
         def settled() -> bool:
-            nonlocal first
+            nonlocal first, moved_s
             while True:
-                done, fetched = self._round(filling, first)
+                # A stopped process may hold pieces for ever. Fetching them twice is no harm.
+                force = time.monotonic() - moved_s > _OTHERS_S
+                done, fetched = self._round(filling, first, force=force)
                 first = ()
                 if done or not fetched:
                     return done
+                moved_s = time.monotonic()
 
         with self._forgetting_changed([blob for blob, _ in filling]):
             wait_for(settled, timeout_s=self._patience_s, what=self._at_work(filling))
@@ -350,9 +357,14 @@ class Remote:
         return filling[0][0].source.uri if filling else self.label
 
     def _round(
-        self, filling: Sequence[tuple[CachedBlob, list[Run]]], extra: Sequence[_Task]
+        self,
+        filling: Sequence[tuple[CachedBlob, list[Run]]],
+        extra: Sequence[_Task],
+        *,
+        force: bool,
     ) -> tuple[bool, bool]:
-        """Claim what nobody fetches and fetch it: (nothing is missing any more, something came)."""
+        """Claim what nobody fetches and fetch it: (nothing is missing any more, something came).
+        force: fetch what others are at, too."""
         tasks = list(extra)
         with contextlib.ExitStack() as held:
             for blob, runs in filling:
@@ -362,7 +374,7 @@ class Remote:
                 claims = fill.claims()
                 held.callback(claims.close)
                 for run in self._cut(fill, missing):
-                    if claims.claim(run):
+                    if claims.claim(run) or force:
                         for one in fill.missing([run]):
                             tasks += self._piece_tasks(blob, fill, one, None)
             self._fetch(tasks)
@@ -506,7 +518,9 @@ class Remote:
     def object(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
         """Local path of a manifest or a sidecar, fetched if it isn't here. Raises FetchError."""
         source = self._object_source(path, size_bytes, version)
-        kept: str | None = self._use(lambda shelf: self._kept_object(shelf, source, size_bytes))
+        kept: str | None = self._use(
+            lambda shelf: self._held_object(shelf, source, size_bytes), writes=False
+        ) or self._use(lambda shelf: self._keep_object(shelf, source, size_bytes))
         if kept is None:
             kept = self._own_object(source, size_bytes)
         return os.fsencode(kept)
@@ -527,30 +541,33 @@ class Remote:
         part = Part(path=path, size_bytes=size_bytes or 0, version=None)
         return BlobSource(key=key, uri=uri, parts=(part,), size_bytes=size_bytes or 0)
 
-    def _kept_object(self, shelf: Shelf, source: BlobSource, size_bytes: int | None) -> str | None:
+    def _held_object(self, shelf: Shelf, source: BlobSource, size_bytes: int | None) -> str | None:
+        """The path of an object that is here; its map is held, so that it stays."""
         path = shelf.layout.blob(source.key)
         with self._lock:
-            held = self._objects.get(source.key)
-        if held is not None and os.path.exists(path):
-            return path
+            if source.key in self._objects and os.path.exists(path):
+                return path
         mapped = shelf.published(source.key, size_bytes)
         if mapped is None:
-            with shelf.holding(source.key):  # one of the node fetches it
-                mapped = shelf.published(source.key, size_bytes)
-                if mapped is None:
-                    answer = self.fetcher.whole(source.parts[0].path, size_bytes=size_bytes)
-                    data = memoryview(answer.data)
-                    if not shelf.put(source, data, group=self.group, kept=True):
-                        return self._write_own(source, data)
-                    self.fetcher.meter.add(bytes_filled=len(data))
-                    mapped = shelf.published(source.key, size_bytes)
-        if mapped is None:  # evicted at once: the cache is hopelessly small
             return None
         with self._lock:
-            self._objects[source.key] = mapped  # the map keeps it from eviction
+            self._objects[source.key] = mapped
             while len(self._objects) > _OBJECTS_HELD:
                 self._objects.popitem(last=False)
         return path
+
+    def _keep_object(self, shelf: Shelf, source: BlobSource, size_bytes: int | None) -> str | None:
+        # One of the node fetches it, the others wait.
+        with shelf.holding(source.key, timeout_s=self._patience_s):
+            held = self._held_object(shelf, source, size_bytes)
+            if held is not None:
+                return held
+            answer = self.fetcher.whole(source.parts[0].path, size_bytes=size_bytes)
+            data = memoryview(answer.data)
+            if not shelf.put(source, data, group=self.group, kept=True):
+                return self._write_own(source, data)
+            self.fetcher.meter.add(bytes_filled=len(data))
+            return self._held_object(shelf, source, size_bytes)
 
     def _own_object(self, source: BlobSource, size_bytes: int | None) -> str:
         """Without a cache: a file in a temporary folder of this process."""

@@ -37,9 +37,9 @@ _log = logging.getLogger("penstock")
 
 CRC_BLOCK = 2**20
 # What the books' log, the folders themselves and the small files take beside the blobs.
-SLACK_BYTES = 512 * 2**10
+SLACK_BYTES = 320 * 2**10
 _ENTRY_BYTES = 128  # of a folder, for each blob
-_KEY_TIMEOUT_S = 300.0  # a key is held for a whole small object's fetch, with its retries
+_KEY_TIMEOUT_S = 30.0
 _EVICTOR_S = 5.0
 _FREE_SHARE = 0.9
 _OPEN_BYTE = 0
@@ -262,11 +262,11 @@ class Shelf:
     # -- blobs
 
     @contextlib.contextmanager
-    def holding(self, key: str) -> Iterator[None]:
+    def holding(self, key: str, *, timeout_s: float = _KEY_TIMEOUT_S) -> Iterator[None]:
         """Hold a blob's key. Raises StalledError."""
         keys = ByteLocks(self.layout.lock("keys"))
         try:
-            with keys.holding(_offset(key), timeout_s=_KEY_TIMEOUT_S, what=f"blob {key}"):
+            with keys.holding(_offset(key), timeout_s=timeout_s, what=f"blob {key}"):
                 yield
         finally:
             keys.close()

@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from cache.errors import PenstockWarning
-from cache.local_copy import make_private_folder
+from cache.folders import make_private_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

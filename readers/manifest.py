@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any, Literal
@@ -149,6 +149,9 @@ class _Column(Sequence[Any]):
 
     def __getitem__(self, i: Any) -> Any:
         return self._column[i].as_py()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._column.to_pylist())
 
 
 def write_manifest(path: bytes, manifest: Manifest) -> None:

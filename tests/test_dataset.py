@@ -316,23 +316,6 @@ def upload(source: Path, name: str) -> str:
     return f"memory://{name}"
 
 
-@pytest.mark.parametrize("kind", ["set", "pack"])
-def test_a_remote_dataset_reads_as_the_local_one(built: Path, tmp_path: Path, kind: str) -> None:
-    url = upload(built / kind, f"remote-{kind}")
-    with Dataset(built / kind) as local, Dataset(url, cache=tmp_path / "cache") as dataset:
-        dataset.open(verify=images.verify)
-        assert dataset.index.fingerprint == local.index.fingerprint
-        expected = contents(local.read(rows_of(local)))
-        assert contents(dataset.read(rows_of(dataset))) == expected
-        fetched = dataset.bytes_fetched
-        assert fetched > 0
-        dataset.read(rows_of(dataset))
-        assert dataset.bytes_fetched == fetched
-    with Dataset(url, cache=tmp_path / "cache") as again:
-        again.read(rows_of(again))
-        assert again.bytes_fetched == 0
-
-
 def test_downloads_without_a_cache_go_away_with_the_dataset(built: Path) -> None:
     url = upload(built / "pack", "remote-temporary")
     dataset = Dataset(url)
@@ -351,19 +334,6 @@ def test_downloads_without_a_cache_go_away_with_the_dataset(built: Path) -> None
     del forgotten
     gc.collect()
     assert not os.path.exists(folder)
-
-
-@pytest.mark.parametrize("kind", ["set", "pack"])
-def test_a_damaged_download_is_fetched_again(built: Path, tmp_path: Path, kind: str) -> None:
-    url = upload(built / kind, f"remote-damaged-{kind}")
-    with Dataset(url, cache=tmp_path) as dataset:
-        dataset.open(verify=images.verify)
-        expected = contents(dataset.read(rows_of(dataset)))
-    for copy in (tmp_path / "objects").rglob("*"):
-        if copy.is_file() and b"\xff\xd8\xff" in copy.read_bytes():
-            flip(copy, first_byte(copy))
-    with Dataset(url, cache=tmp_path) as dataset:
-        assert contents(dataset.read(rows_of(dataset))) == expected
 
 
 def test_a_remote_that_is_damaged_itself_is_named(own: Path, tmp_path: Path) -> None:

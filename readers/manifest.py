@@ -171,13 +171,15 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
     write_whole(path, lambda temp: write_batch(temp, batch.replace_schema_metadata(metadata)))
 
 
-def read_manifest(path: bytes, *, remedy: str) -> Manifest:
-    """Map a manifest. remedy: what to do where it can't be read, for the message.
+def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
+    """Map a manifest. remedy: what to do where it can't be read, for the message. mapped: False
+    reads it into memory: pyarrow ends the process over offsets that change under it, and a bit
+    that turns in a cache's file must not do that.
 
     Raises CorruptShardError (torn or damaged), DatasetError (a newer version), FileNotFoundError.
     """
     try:
-        batch = only_batch(map_buffer(path))
+        batch = only_batch(map_buffer(path) if mapped else _read(path))
         text = batch.schema.metadata[_ROOT]
         about = json.loads(text)
         newer = int(about.pop("version")) > FORMAT
@@ -204,6 +206,11 @@ def read_manifest(path: bytes, *, remedy: str) -> Manifest:
         )
     except BROKEN as error:
         raise _damaged(path, error, remedy) from error
+
+
+def _read(path: bytes) -> Any:
+    with open(path, "rb") as file:
+        return pa.py_buffer(file.read())
 
 
 def _about(values: dict[str, Any]) -> About:

@@ -318,12 +318,12 @@ class Opener:
         """A damaged copy in the cache is fetched once more."""
         path = self.origin.file(name, size_bytes=size_bytes, version=version)
         try:
-            return read_manifest(path, remedy=_REPACK)
+            return read_manifest(path, remedy=_REPACK, mapped=self.origin.is_local)
         except CorruptShardError:
             if not self.origin.drop(name, size_bytes=size_bytes, version=version):
                 raise
         path = self.origin.file(name, size_bytes=size_bytes, version=version)
-        return read_manifest(path, remedy=_REPACK)
+        return read_manifest(path, remedy=_REPACK, mapped=self.origin.is_local)
 
     def _looks_packed(self) -> bool:
         return self.origin.selection is None and any(

@@ -6,27 +6,31 @@ wrong), and every test looks at the folder behind it: what the disk says, what t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
+from cache import DiskCache
 from cache.errors import PenstockWarning
+from readers import Dataset
 from tests.cache_jobs import CONTEXT, Job, Reader, finish, replace, run, start, write_objects
-from tests.servers import serving
+from tests.servers import Faults, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from multiprocessing.process import BaseProcess
     from typing import Any
+
+    from numpy.typing import NDArray
 
 MIB = 2**20
 SIZES = {f"d/{number:02d}.bin": 40_000 + 4093 * number for number in range(20)}
@@ -99,7 +103,7 @@ def assert_in_order(folder: str, blobs: int) -> None:
     assert on_disk == total
 
 
-@contextmanager
+@contextlib.contextmanager
 def counted(server: Any) -> Iterator[list[int]]:
     """Bytes that the server sends inside, as the one element of a list, once left."""
     before, sent = server.bytes_sent, [0]
@@ -178,27 +182,32 @@ def test_killed_before_every_change_of_the_disk(
     _killed_before(server, job, list(range(1, total + 1)))
 
 
-def _killed_at_random(server: Any, job: Job, times: int) -> None:
-    """Kill a job over and over in one folder; then one that isn't killed finishes the work."""
+def _killed_at_random(server: Any, job: Job, kills: int) -> None:
+    """Kill a job over and over in one folder, until it has nothing left to do; then in another."""
+    assert finish(replace(job, folder=f"{job.folder}-start"))[0].exit_code == 0
     began_s = time.monotonic()
-    (whole,) = finish(replace(job, folder=f"{job.folder}-whole"))
+    assert finish(replace(job, folder=f"{job.folder}-whole"))[0].exit_code == 0
     took_s = time.monotonic() - began_s
-    assert whole.exit_code == 0
-    rng = np.random.default_rng(times)
-    with counted(server) as sent:
-        for number in range(times):
-            victim = start(replace(job, seed=number, span_bytes=(None, 16384)[number % 2]))
-            victim.join(float(rng.uniform(0, took_s)))
-            victim.kill()
-            victim.join(60)
-            assert victim.exitcode in (-signal.SIGKILL, 0), f"victim {number}: wrong bytes"
-            if victim.exitcode == 0:
-                break
-        (last,) = finish(job)
-    assert (last.exit_code, last.wrong) == (0, 0)
-    assert_in_order(job.folder, len(SIZES))
-    # A killed process loses what it had in flight: at most a piece run a connection.
-    assert sent[0] <= SIZE + times * 2 * max(SIZES.values())
+    rng = np.random.default_rng(kills)
+    killed = folders = 0
+    while killed < kills:
+        one = replace(job, folder=f"{job.folder}-{folders}")
+        before, folders = killed, folders + 1
+        with counted(server) as sent:
+            while killed < kills:
+                victim = start(replace(one, seed=killed, span_bytes=(None, 16384)[killed % 2]))
+                victim.join(float(rng.uniform(0, took_s)))
+                victim.kill()
+                victim.join(60)
+                if victim.exitcode != -signal.SIGKILL:
+                    assert victim.exitcode == 0, "wrong bytes"
+                    break
+                killed += 1
+            (last,) = finish(one)
+        assert (last.exit_code, last.wrong) == (0, 0)
+        assert_in_order(one.folder, len(SIZES))
+        # A killed process loses what it had in flight: 8 samples, or one blob of a fill.
+        assert sent[0] <= SIZE + (killed - before) * max(*SIZES.values(), 8 * 16384 + 8 * 8192)
 
 
 def test_killed_at_random_moments(server: Any, job: Job) -> None:
@@ -207,8 +216,7 @@ def test_killed_at_random_moments(server: Any, job: Job) -> None:
 
 @pytest.mark.grid
 def test_killed_at_random_moments_100_times(server: Any, job: Job) -> None:
-    for number in range(4):
-        _killed_at_random(server, replace(job, folder=f"{job.folder}-{number}"), 25)
+    _killed_at_random(server, job, 100)
 
 
 def _crowd(server: Any, job: Job, rounds: int) -> None:
@@ -273,7 +281,7 @@ def test_a_dataset_twice_the_cache_keeps_what_fits(server: Any, job: Job) -> Non
 # -- disks that fail
 
 
-@contextmanager
+@contextlib.contextmanager
 def small_disk(place: Path, options: str) -> Iterator[Path]:
     """A tmpfs of its own; skips where this user may not mount one."""
     place.mkdir()
@@ -351,3 +359,74 @@ def test_a_clock_that_was_a_year_ahead_does_no_harm(server: Any, job: Job) -> No
         outcomes = finish(other, replace(job, seed=6))
     assert [(each.exit_code, each.wrong) for each in outcomes] == [(0, 0)] * 2
     assert sent[0] == 0
+
+
+# -- bytes that change in the cache folder
+
+
+def flip(path: Path, rng: np.random.Generator) -> None:
+    """Turn one bit of a file over, in place: whoever has it mapped sees it at once."""
+    with path.open("r+b", buffering=0) as file:
+        at = int(rng.integers(0, path.stat().st_size))
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ (1 << int(rng.integers(0, 8)))]))
+
+
+def rows_of(dataset: Dataset) -> NDArray[np.int64]:
+    sizes = dataset.index.sizes.tolist()
+    return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
+
+
+def samples_of(dataset: Dataset, rows: NDArray[np.int64], mode: Any = "mmap") -> list[Any]:
+    """All that a batch says of each sample."""
+    batch = dataset.read(rows, mode=mode)
+    labels, dims = batch.columns["label"].tolist(), batch.dims.tolist()
+    return list(zip(map(bytes, batch.encoded), labels, dims, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["mmap", "pread"])
+def test_200_flipped_bits_are_never_delivered(pack: Path, tmp_path: Path, mode: Any) -> None:
+    rng = np.random.default_rng(200)
+    with Dataset(str(pack)) as local:
+        rows = rows_of(local)
+        wanted = samples_of(local, rows)
+    cache = DiskCache(tmp_path / "c", max_bytes=AMPLE)
+    with serving(pack) as server, contextlib.closing(cache):
+        with Dataset(server.url, cache=cache) as remote:
+            assert samples_of(remote, rows, mode) == wanted
+            for number in range(200):
+                blobs = sorted((tmp_path / "c" / "blobs").iterdir())
+                flip(blobs[int(rng.integers(len(blobs)))], rng)
+                some = rng.choice(len(rows), 16, replace=False)
+                assert samples_of(remote, rows[some], mode) == [wanted[i] for i in some]
+                if number % 20 == 0:
+                    remote.release(range(len(remote.index.sizes)))
+            assert samples_of(remote, rows, mode) == wanted
+            assert remote.traffic().refetched > 50
+        for path in (tmp_path / "c" / "blobs").iterdir():  # with nobody looking
+            flip(path, rng)
+        with Dataset(server.url, cache=cache) as remote:
+            assert samples_of(remote, rows, mode) == wanted
+
+
+def test_a_killed_owner_delays_others_by_less_than_10_seconds(server: Any, job: Job) -> None:
+    one = replace(job, objects=job.objects[:1])
+    server.reset()
+    server.faults = Faults(p=1.0, kinds=("hang",), also="/d/00.bin", times=1)
+    try:
+        owner = start(one)
+        while owner.is_alive() and not server.requests_of["/d/00.bin"]:
+            owner.join(0.01)
+        waiting = start(replace(one, seed=1))
+        waiting.join(0.5)
+        assert waiting.is_alive()
+        owner.kill()
+        owner.join(60)
+        waiting.join(10)
+        assert waiting.exitcode == 0
+    finally:
+        server.faults = Faults()
+        server.reset()
+    assert_in_order(job.folder, 1)

@@ -1,0 +1,130 @@
+"""One measurement of `benchmarks.cache`, in a process of its own: a task as JSON in, JSON out."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from typing import Any
+
+from cache import DiskCache
+
+
+def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
+    """Train over a dataset: a record for each epoch.
+
+    url, cache, max_bytes (0: no cache), batch_size, epochs, step_s (of an emulated accelerator),
+    window (batches over which demand is compared with consumption).
+    """
+    from augment import imagenet_train
+    from pipeline import DataLoader
+    from readers import Dataset
+
+    kept = DiskCache(task["cache"], max_bytes=task["max_bytes"]) if task["max_bytes"] else None
+    records = []
+    never = threading.Event()
+    with (
+        Dataset(task["url"], cache=kept) as dataset,
+        DataLoader(
+            dataset,
+            batch_size=task["batch_size"],
+            shuffle=True,
+            drop_last=True,
+            seed=7,
+            augment=imagenet_train(224),
+        ) as loader,
+    ):
+        dataset.open()
+        opened_bytes = dataset.bytes_fetched
+        for _ in range(task["epochs"]):
+            wall, cpu = time.perf_counter(), time.process_time()
+            samples, first_s, first_bytes = 0, 0.0, 0
+            marks, waits = [], []
+            asked = wall
+            for images, _ in loader:
+                got = time.perf_counter()
+                waits.append(got - asked)
+                samples += len(images)
+                if not first_s:
+                    first_s, first_bytes = got - wall, dataset.bytes_fetched - opened_bytes
+                marks.append((dataset.bytes_fetched, loader.statistics().bytes_disk))
+                if task.get("step_s"):
+                    never.wait(task["step_s"])
+                asked = time.perf_counter()
+            took = time.perf_counter() - wall
+            half = len(waits) // 2
+            records.append(
+                {
+                    "samples": samples,
+                    "images_per_s": samples / took,
+                    "cpu_ms": (time.process_time() - cpu) / samples * 1e3,
+                    "first_s": first_s,
+                    "first_bytes": first_bytes,
+                    "fetched_bytes": dataset.bytes_fetched,
+                    "wait_share": sum(waits[1:]) / took,
+                    "late_wait_share": sum(waits[half:])
+                    / (sum(waits[half:]) + (len(waits) - half) * task.get("step_s", 0.0)),
+                    "demand": _demand(marks, task["batch_size"], dataset, task.get("window", 16)),
+                }
+            )
+        requests = dataset.traffic().requests
+    if kept is not None:
+        kept.close()
+    return [record | {"requests": requests} for record in records]
+
+
+def _demand(marks: list[tuple[int, int]], batch_size: int, dataset: Any, window: int) -> float:
+    """The most that was fetched over any `window` batches of the epoch's second half, by what they
+    consumed."""
+    consumed = dataset.index.shard_bytes.sum() / dataset.index.samples * batch_size * window
+    fetched = [mark for mark, _ in marks]
+    late = range(len(fetched) // 2, len(fetched) - window)
+    return float(max(((fetched[i + window] - fetched[i]) / consumed for i in late), default=0.0))
+
+
+def fill(task: dict[str, Any]) -> dict[str, float]:
+    """Bring objects into a cache, or read the same ranges with the same client and forget them.
+
+    url, names, sizes, cache ("" for none).
+    """
+    from cache.blob import BlobSource, Part, blob_key
+    from cache.fetch import Fetcher, Span
+    from cache.open_store import open_store
+    from cache.remote import Remote
+
+    fetcher = Fetcher(open_store(task["url"], {}))
+    objects = list(zip(task["names"], task["sizes"], strict=True))
+    total = sum(task["sizes"])
+    cache = DiskCache(task["cache"], max_bytes=2 * total) if task["cache"] else None
+    remote = Remote(fetcher, cache, group="bench", label=task["url"])
+    if cache is not None:
+        cache.open()
+    wall, cpu = time.perf_counter(), time.process_time()
+    for name, size in objects:
+        if cache is None:
+            step = fetcher.policy.range_bytes
+            spans = [
+                Span(path=name, start=a, end=min(a + step, size), version=None)
+                for a in range(0, size, step)
+            ]
+            fetcher.fetch(spans, lambda _number, _answer: None, urgent=False)
+        else:
+            key = blob_key(scope="bench", uri=name, version="1")
+            part = Part(path=name, size_bytes=size, version=None)
+            remote.fill(BlobSource(key=key, uri=name, parts=(part,), size_bytes=size))
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    remote.close()
+    if cache is not None:
+        cache.close()
+    return {"mb_per_s": total / wall / 1e6, "cpu_s_per_gb": cpu / total * 1e9}
+
+
+def main() -> None:
+    """Read a task, print what was measured."""
+    task = json.loads(sys.argv[1])
+    print(json.dumps({"epochs": epochs, "fill": fill}[task["what"]](task)))
+
+
+if __name__ == "__main__":
+    main()

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAGE = 1000
+_LONGEST_WAIT_S = 1.0
+"""A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
 _HEDGE_THREADS = 8
 """Threads beside those of the connections, for hedges."""
 
@@ -84,6 +86,15 @@ class _Request:
     is_done: bool = False
 
 
+@dataclass(slots=True, eq=False)
+class _Flight:
+    """A request on its way. has_landed: it isn't any more."""
+
+    request: _Request
+    is_hedge: bool = False
+    has_landed: bool = False
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class _Call:
     """A caller's requests. fresh: not begun; later: (when, number, request) to try again."""
@@ -93,6 +104,7 @@ class _Call:
     fresh: deque[_Request]
     left: int
     began_s: float
+    began_round: int
     later: list[tuple[float, int, _Request]] = field(default_factory=list)
     flying: dict[int, _Request] = field(default_factory=dict)
     delivering: int = 0
@@ -247,6 +259,7 @@ class Fetcher:
             fresh=requests,
             left=len(requests),
             began_s=time.monotonic(),
+            began_round=self._health.rounds,
         )
         began_s = call.began_s
         try:
@@ -270,18 +283,18 @@ class Fetcher:
             self._submit(call, starting)
             with self._news:
                 if self._events == seen:
-                    self._news.wait(wait_s)
+                    self._news.wait(min(wait_s, _LONGEST_WAIT_S))
 
-    def _submit(self, call: _Call, starting: list[tuple[_Request, bool]]) -> None:
+    def _submit(self, call: _Call, starting: list[_Flight]) -> None:
         sent = 0
         try:
-            for request, is_hedge in starting:
-                self._pool.submit(partial(self._fly, call, is_hedge), request)
+            for flight in starting:
+                self._pool.submit(partial(self._fly, call), flight)
                 sent += 1
         except BaseException:  # closed meanwhile, or Ctrl-C: the rest is not in flight
             with self._news:
-                for request, _ in starting[sent:]:
-                    self._land(call, request)
+                for flight in starting[sent:]:
+                    self._land(call, flight)
             raise
 
     def _leave(self, call: _Call) -> None:
@@ -295,10 +308,10 @@ class Fetcher:
                 f"{STALL_TIMEOUT_S:.0f} s. The local disk hangs; look at it with `ls`."
             )
 
-    def _choose(self, call: _Call, now_s: float) -> tuple[list[tuple[_Request, bool]], float]:
-        """Requests to start now, each with whether it is a hedge; seconds until the next look."""
+    def _choose(self, call: _Call, now_s: float) -> tuple[list[_Flight], float]:
+        """Requests to send now; seconds until the next look."""
         self._give_up_late(call, now_s)
-        starting: list[tuple[_Request, bool]] = []
+        starting: list[_Flight] = []
         if call.error is not None:
             return starting, 0.0
         wait_s = self._moved_s(call) + self.policy.retry_timeout_s - now_s
@@ -312,8 +325,8 @@ class Fetcher:
             again = bool(call.later) and call.later[0][0] <= now_s
             request = heapq.heappop(call.later)[2] if again else call.fresh.popleft()
             self._start(call, request, now_s)
-            starting.append((request, False))
-        starting += [(request, True) for request in self._late_ones(call, now_s)]
+            starting.append(_Flight(request))
+        starting += [_Flight(request, True) for request in self._late_ones(call, now_s)]
         if call.later:
             wait_s = min(wait_s, call.later[0][0] - now_s)
         wait_s = min([wait_s, *self._deadlines_s(call, now_s)])
@@ -400,11 +413,12 @@ class Fetcher:
 
     # -- a fetch thread --------------------------------------------------------------------------
 
-    def _fly(self, call: _Call, is_hedge: bool, request: _Request) -> None:
+    def _fly(self, call: _Call, flight: _Flight) -> None:
         """One request, and what becomes of it."""
         began_s = time.monotonic()
-        again = request.attempts > 1 and not is_hedge
-        self.meter.add(requests=1, retries=int(again), hedges=int(is_hedge))
+        request = flight.request
+        again = request.attempts > 1 and not flight.is_hedge
+        self.meter.add(requests=1, retries=int(again), hedges=int(flight.is_hedge))
         answer, failure = None, None
         try:
             answer = request.run()
@@ -414,14 +428,15 @@ class Fetcher:
         except BaseException as error:
             with self._news:
                 call.error = call.error or error
-                self._land(call, request)
+                self._land(call, flight)
             return
         if failure is not None:
-            self._failed(call, request, failure)
+            self._failed(call, flight, failure)
         else:
-            self._succeeded(call, request, answer, time.monotonic() - began_s)
+            self._succeeded(call, flight, answer, time.monotonic() - began_s)
 
-    def _succeeded(self, call: _Call, request: _Request, answer: Any, seconds: float) -> None:
+    def _succeeded(self, call: _Call, flight: _Flight, answer: Any, seconds: float) -> None:
+        request = flight.request
         size_bytes = memoryview(answer.data).nbytes if isinstance(answer, Answer) else 0
         self.meter.add(bytes_remote=size_bytes)
         self.meter.request(seconds)
@@ -434,7 +449,7 @@ class Fetcher:
             request.is_done = True
             call.delivering += is_first
             if not is_first:
-                self._land(call, request)
+                self._land(call, flight)
                 return
         error: BaseException | None = None
         try:
@@ -445,9 +460,10 @@ class Fetcher:
             call.delivering -= 1
             call.left -= 1
             call.error = call.error or error
-            self._land(call, request)
+            self._land(call, flight)
 
-    def _failed(self, call: _Call, request: _Request, failure: RequestError) -> None:
+    def _failed(self, call: _Call, flight: _Flight, failure: RequestError) -> None:
+        request = flight.request
         throttled = failure.kind == "throttled"
         self.meter.add(failed=1, throttled=int(throttled))
         with self._news:
@@ -459,11 +475,11 @@ class Fetcher:
                 self._health.failure(now_s, self._jitter)
             if throttled:
                 self._connections.throttled(now_s)
-            self._land(call, request)
+            self._land(call, flight)
             if request.is_done or not call.is_open or call.error is not None:
                 return
             call.last_failure = failure
-            if final or (not request.in_flight and request.attempts >= self.policy.max_attempts):
+            if final or self._is_enough(call, request):
                 call.error = self._error(request, failure, now_s)
             elif not request.in_flight:  # else its twin may still bring it
                 pause_s = backoff_s(
@@ -475,8 +491,21 @@ class Fetcher:
                 )
                 heapq.heappush(call.later, (now_s + pause_s, request.number, request))
 
-    def _land(self, call: _Call, request: _Request) -> None:
-        """A request is no longer in flight. The lock is held."""
+    def _is_enough(self, call: _Call, request: _Request) -> bool:
+        """Whether a failed request was tried as often as it may be, or all are failing."""
+        call.began_round = min(call.began_round, self._health.rounds)
+        tries = max(
+            0 if request.in_flight else request.attempts, self._health.rounds - call.began_round
+        )
+        return tries >= self.policy.max_attempts
+
+    def _land(self, call: _Call, flight: _Flight) -> None:
+        """A request is no longer in flight. The lock is held. Safe to call twice: Ctrl-C may come
+        between handing a flight to its thread and noting that."""
+        if flight.has_landed:
+            return
+        flight.has_landed = True
+        request = flight.request
         self._in_flight -= 1
         request.in_flight -= 1
         if request.is_done or not request.in_flight:

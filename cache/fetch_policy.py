@@ -145,15 +145,15 @@ class Connections:
 
     By Little's law that is 1.25 times what was in flight on average, so a consumer that takes
     less than the remote can give gets what it needs and a quarter more. A consumer that takes all
-    would grow K without end; so K grows only while that brought more bytes a second. A
-    throttled period halves K.
+    would grow K without end; so a larger K is on trial for a period, and stays if it brought more
+    bytes a second. A throttled moment halves K.
     """
 
     PERIOD_S = 0.25
     GAIN = 1.05
     """What growing must bring; otherwise the link is full and more requests only wait longer."""
-    FORGET = 0.97
-    """The best rate fades by this a period, so that a link that became faster is found out."""
+    HOLD = 20
+    """Periods until the next trial after one that brought nothing."""
 
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy = policy
@@ -164,7 +164,8 @@ class Connections:
         self._done = 0
         self._throttled = False
         self._halved_s: float | None = None
-        self._best_rate = 0.0
+        self._trial: tuple[int, float] | None = None
+        self._hold = 0
 
     def done(self, now_s: float, *, size_bytes: int, seconds: float) -> None:
         """A request succeeded."""
@@ -182,30 +183,35 @@ class Connections:
         """The remote said "slow down": that halves K, once for all requests of one moment."""
         if self._halved_s is None or now_s - self._halved_s >= self.PERIOD_S:
             self.limit = max(self._policy.min_connections, self.limit // 2)
-            self._best_rate = 0.0
+            self._trial = None
+            self._hold = self.HOLD
             self._halved_s = now_s
         self._throttled = True
 
     def _adapt(self, elapsed_s: float) -> None:
         rate = self._bytes / elapsed_s
         wanted = math.ceil(1.25 * self._busy_s / elapsed_s)
+        trial, self._trial = self._trial, None
+        self._hold = max(0, self._hold - 1)
         if self._throttled:
             return
-        if wanted > self.limit:
-            if rate < self.GAIN * self._best_rate:
-                self._best_rate *= self.FORGET
-                return
-            self._best_rate = rate
-        # Down by an eighth at most: a batch's burst follows every pause.
-        wanted = max(wanted, self.limit - self.limit // 8)
-        self.limit = min(max(wanted, self._policy.min_connections), self._policy.max_connections)
+        if trial is not None and rate < self.GAIN * trial[1]:
+            self.limit, self._hold = trial[0], self.HOLD
+        elif wanted > self.limit:
+            if not self._hold and self.limit < self._policy.max_connections:
+                self._trial = self.limit, rate
+                self.limit = min(wanted, self._policy.max_connections)
+        else:
+            # Down by an eighth at most: a batch's burst follows every pause.
+            least = max(self._policy.min_connections, self.limit - self.limit // 8)
+            self.limit = max(wanted, least)
 
 
 class Health:
     """Whether the remote answers at all, judged by failures in a row over all ranges.
 
     While it doesn't, few requests go out (`probes`), with a pause after each failure that all
-    share; the first success opens the way again.
+    share; the first success opens the way again. rounds: pauses since it went.
     """
 
     GONE_AFTER = 10
@@ -214,7 +220,7 @@ class Health:
     def __init__(self, policy: FetchPolicy) -> None:
         self._policy = policy
         self._failures = 0
-        self._rounds = 0
+        self.rounds = 0
         self._next_s = 0.0
         self.last_success_s: float | None = None
 
@@ -223,7 +229,7 @@ class Health:
         return self._failures >= self.GONE_AFTER
 
     def success(self, now_s: float) -> None:
-        self._failures = self._rounds = 0
+        self._failures = self.rounds = 0
         self._next_s = 0.0
         self.last_success_s = now_s
 
@@ -231,8 +237,8 @@ class Health:
         self._failures += 1
         # Of many that fail at one moment, one makes the pause longer.
         if self.is_gone and now_s >= self._next_s:
-            self._rounds += 1
-            self._next_s = now_s + backoff_s(self._policy, self._rounds, jitter)
+            self.rounds += 1
+            self._next_s = now_s + backoff_s(self._policy, self.rounds, jitter)
 
     def may_start_s(self, now_s: float, in_flight: int) -> float:
         """Seconds until another request may start; inf: not before one in flight is done."""

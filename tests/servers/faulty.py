@@ -328,13 +328,13 @@ class _Handler(BaseHTTPRequestHandler):
         path = self._path()
         for start in range(0, len(body), step):
             part = body[start : start + step]
+            with self.owner.lock:  # before the client can know of them
+                self.owner.bytes_of[path] += len(part)
             try:
                 self.wfile.write(part)
             except OSError:  # the client went away
                 self.close_connection = True
                 return
-            with self.owner.lock:
-                self.owner.bytes_of[path] += len(part)
             if rate:
                 self.closing.wait(len(part) / rate)
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
-from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
 from crc32c import crc32c
 
-from cache.blob import ReadMode, Wanted
+from cache.blob import ReadMode
 from cache.counters import Traffic, TrafficMeter
-from cache.errors import (
-    ClosedError,
-    ConfigError,
-    CorruptSampleError,
-    DatasetError,
-    IndexChangedError,
-    PenstockError,
-)
-from cache.threads import ordered
-from readers.blob_shard import BlobShard
-from readers.folder_shard import REINDEX, FolderShard
+from cache.errors import ClosedError, ConfigError, CorruptSampleError, IndexChangedError
+from readers.folder_shard import REINDEX
+from readers.loading import Visit, load_blobs, load_local
+from readers.open_shards import OpenShards
 from readers.opening import Format, Opener
 from readers.origin import locate, show
 from readers.scratch import Scratch
@@ -33,25 +23,16 @@ from readers.types import EncodedBatch
 from readers.verify import default_workers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from cache.blob import Blob
     from cache.disk_cache import DiskCache
     from cache.remote import Remote
-    from readers.index import Index, Shard
+    from readers.index import Index
     from readers.opening import Folder
     from readers.origin import Url
     from readers.types import Encoded, Verify
-
-
-# Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
-# their tables. A plan with more open shards than this works and opens shards again and again.
-OPEN_SHARDS = 1024
-
-# Opening a remote shard takes one or two requests; this many at once hide their latency.
-_OPENERS = 16
 
 # Reading through a map is checksumming it: about 10 GB/s (one core, measured) where the pages are
 # in memory, under 0.1 where each fault waits for the disk. After a batch this many times slower
@@ -62,35 +43,8 @@ _WARM_SAMPLE_S = 2e-6
 _COLD_FACTOR = 5.0
 ADVISED_BATCHES = 16
 
-_log = logging.getLogger("penstock")
-
 _EMPTY = np.empty(0, np.uint8)
 _EMPTY.flags.writeable = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Visit:
-    """Samples sorted by shard. numbers: of the shards; bounds: where each shard's samples start,
-    and the end; rows: int64, shape (n,); table: int64, shape (n, 6)."""
-
-    numbers: list[int]
-    shards: list[Shard]
-    bounds: list[int]
-    rows: NDArray[np.int64]
-    table: NDArray[np.int64]
-
-    @classmethod
-    def of(
-        cls, numbers: list[int], shards: list[Shard], bounds: list[int], rows: NDArray[np.int64]
-    ) -> _Visit:
-        """Gather the samples' rows of their shards' tables."""
-        spans = zip(shards, bounds, bounds[1:], strict=False)
-        pieces = [shard.table.take(rows[a:b], axis=0) for shard, a, b in spans]
-        table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
-        return cls(numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table)
-
-    def pieces(self) -> Iterator[tuple[Shard, int, int]]:
-        return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
 
 
 class Dataset:
@@ -103,7 +57,7 @@ class Dataset:
     all that is there but "id". format: "auto", "folder", "tar" or "arrow". index: folder for the
     index of images or tar files. cache: a DiskCache that remote data is read through (data on a
     network mount too), or a folder for one: its limit is what it was made with, or 90 % of the
-    free space. storage_options: of the store (docs/remote.md). filesystem: any fsspec file system
+    free space. storage_options: of the store (docs/datasets.md). filesystem: any fsspec file system
     object; url is then a path in it.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
@@ -128,12 +82,10 @@ class Dataset:
         self._scratch = Scratch(cache)
         self._source, self._format, self._index_folder = url, format, index
         self._storage_options, self._filesystem = storage_options, filesystem
-        self._lock = threading.Lock()
         self._opening = threading.Lock()
-        self._mending = threading.Lock()
         self._local = TrafficMeter()
         self._index: Index | None = None
-        self._shards: OrderedDict[int, Shard] = OrderedDict()
+        self._shards: OpenShards | None = None
         self._advise = ADVISED_BATCHES  # until enough batches say otherwise
         self._closed = False
 
@@ -163,6 +115,7 @@ class Dataset:
                 except BaseException:
                     origin.close()
                     raise
+                self._shards = OpenShards(index)
                 self._index = index
             return self._index
 
@@ -204,9 +157,8 @@ class Dataset:
     def release(self, shards: Iterable[int]) -> None:
         """Forget open shards, so that the cache may drop their blobs; batches that were handed out
         keep theirs."""
-        with self._lock:
-            for shard in shards:
-                self._shards.pop(shard, None)
+        if self._shards is not None:
+            self._shards.release(shards)
 
     def __len__(self) -> int:
         return self.index.samples
@@ -246,13 +198,11 @@ class Dataset:
         self._check_rows(rows, index, mode)
         # One visit per shard: samples sorted by shard, results put back in the order asked for.
         order = np.argsort(rows[:, 0], kind="stable")
-        visit = self._visit(index, rows[order])
+        visit = self._visit(rows[order])
         began = time.perf_counter()
         marks: dict[int, str] | None = None if bad is None else {}
-        if index.remote is None:
-            encoded = self._load(visit, mode, marks)
-        else:
-            encoded = self._load_blobs(index, index.remote, visit, mode)
+        encoded = self._load(index, visit, mode, marks)
+        if index.remote is not None:
             began = time.perf_counter()  # the network's time isn't the disk's
         crcs = [crc32c(sample) for sample in encoded]
         self._note_rate(visit.table, time.perf_counter() - began, is_local=index.remote is None)
@@ -279,15 +229,16 @@ class Dataset:
         if index.kind == "arrow":  # no need to open it
             pairs = zip(shards.tolist(), rows.tolist(), strict=True)
             return [f"{index.shard_name(shard)}[{row}]" for shard, row in pairs]
-        opened = self._open_shards(index, shards.tolist())
+        opened = self._opened().get(shards.tolist())
         return [shard.name(row) for shard, row in zip(opened, rows.tolist(), strict=True)]
 
     def close(self) -> None:
         """Unmap shards and remove temporary downloads; views that were handed out stay valid. Safe
         to call twice."""
-        with self._opening, self._lock:
+        with self._opening:
             self._closed = True
-            self._shards.clear()
+            if self._shards is not None:
+                self._shards.close()
             if self._index is not None:
                 self._index.origin.close()
             self._scratch.close()
@@ -324,132 +275,26 @@ class Dataset:
                 "below its shard's size. The plan was made for another dataset."
             )
 
-    def _open_shards(self, index: Index, numbers: Sequence[int]) -> list[Shard]:
-        """Shards by number, from those open or opened now; the least recently used are let go."""
-        with self._lock:
-            if self._closed:
-                raise ClosedError(f"{self!r} is closed; make a new one.")
-            held = self._shards
-            found = [self._held(index, number) for number in numbers]
-            for number, shard in zip(numbers, found, strict=True):
-                if shard is not None:
-                    held.move_to_end(number)
-        if None not in found:
-            return [shard for shard in found if shard is not None]
-        # Outside the lock: opening may download. Two threads may open one shard; one is kept.
-        missing = [n for n, shard in zip(numbers, found, strict=True) if shard is None]
-        far = [number for number in missing if not index.is_near(number)]
-        opened = (
-            list(ordered(index.open_shard, far, workers=min(len(far), _OPENERS), ahead=_OPENERS))
-            if len(far) > 1
-            else map(index.open_shard, far)
-        )
-        new: dict[int, Shard] = dict(zip(far, opened, strict=True))
-        new |= {n: index.open_shard(n) for n in missing if n not in new}
-        with self._lock:
-            if not self._closed:
-                held.update(new)
-                while len(held) > max(OPEN_SHARDS, len(numbers)):
-                    held.popitem(last=False)
-        return [
-            shard if shard is not None else new[number]
-            for number, shard in zip(numbers, found, strict=True)
-        ]
+    def _opened(self) -> OpenShards:
+        if self._shards is None or self._closed:
+            raise ClosedError(f"{self!r} is closed; make a new one.")
+        return self._shards
 
-    def _held(self, index: Index, number: int) -> Shard | None:
-        """An open shard, unless it was passing and its blob is on the local disk by now."""
-        shard = self._shards.get(number)
-        if isinstance(shard, BlobShard) and not shard.blob.is_cached:
-            remote = index.remote
-            if remote is not None and remote.is_whole(shard.blob.source):
-                return None
-        return shard
-
-    def _visit(self, index: Index, rows: NDArray[np.int64]) -> _Visit:
+    def _visit(self, rows: NDArray[np.int64]) -> Visit:
         """Open what rows need; rows are sorted by shard."""
         shards = rows[:, 0]
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
         numbers = shards[starts].tolist()
-        opened = self._open_shards(index, numbers)
-        return _Visit.of(numbers, opened, [*starts.tolist(), len(rows)], rows[:, 1])
+        opened = self._opened().get(numbers)
+        return Visit.of(numbers, opened, [*starts.tolist(), len(rows)], rows[:, 1])
 
     def _load(
-        self, visit: _Visit, mode: ReadMode, marks: dict[int, str] | None = None
+        self, index: Index, visit: Visit, mode: ReadMode, marks: dict[int, str] | None = None
     ) -> list[Encoded]:
-        """The samples' bytes: views, or read into fresh memory. marks: told of a folder's files
-        that can't be had, instead of raising."""
-        starts, ends = visit.table[:, START], visit.table[:, END]
-        first, last = starts.tolist(), ends.tolist()
-        is_mapped = mode == "mmap" and bool(visit.shards) and visit.shards[0].is_mapped
-        encoded: list[Encoded] = []
-        if is_mapped:
-            if self._advise:
-                for shard, a, b in visit.pieces():
-                    shard.advise(starts[a:b], ends[a:b])
-            for shard, a, b in visit.pieces():
-                encoded += shard.views(first[a:b], last[a:b])
-            return encoded
-        slots = _slots((ends - starts).tolist())
-        rows = visit.rows.tolist()
-        for shard, a, b in visit.pieces():
-            if marks is None or not isinstance(shard, FolderShard):
-                shard.read_into(rows[a:b], first[a:b], slots[a:b])
-                continue
-            for i in range(a, b):
-                try:
-                    shard.read_into(rows[i : i + 1], first[i : i + 1], slots[i : i + 1])
-                except DatasetError as error:  # a FetchError is none
-                    marks[i] = str(error)
-        for slot in slots:
-            sample = slot[:-1]
-            sample.flags.writeable = False
-            encoded.append(sample)
-        return encoded
-
-    def _load_blobs(
-        self, index: Index, remote: Remote, visit: _Visit, mode: ReadMode
-    ) -> list[Encoded]:
-        """The samples' bytes of a remote dataset, of all shards at once."""
-        first, last = visit.table[:, START].tolist(), visit.table[:, END].tolist()
-        if self._advise and mode == "mmap":
-            for shard, a, b in visit.pieces():
-                shard.advise(visit.table[a:b, START], visit.table[a:b, END])
-
-        def load(pieces: Iterable[tuple[Shard, int, int]]) -> list[Encoded]:
-            wanted = [
-                Wanted(blob=_blob(shard), starts=first[a:b], ends=last[a:b])
-                for shard, a, b in pieces
-            ]
-            found = remote.load(wanted, mode=mode)
-            return [sample for samples in found for sample in samples]
-
-        try:
-            return load(visit.pieces())
-        except (OSError, EOFError) as error:
-            if isinstance(error, PenstockError):  # the network's
-                raise
-            _log.warning("%s: the cache can't be read (%s)", self.url, error)
-        # One of the shards can't be read (a failing disk, a truncated file): find out which.
-        encoded: list[Encoded] = []
-        for i, (shard, a, b) in enumerate(list(visit.pieces())):
-            try:
-                encoded += load([(shard, a, b)])
-            except (OSError, EOFError) as error:
-                if isinstance(error, PenstockError):
-                    raise
-                visit.shards[i] = fresh = self._replaced(index, visit.numbers[i], shard)
-            else:
-                continue
-            try:
-                encoded += load([(fresh, a, b)])
-            except (OSError, EOFError) as error:
-                if isinstance(error, PenstockError) or remote.cache is None:
-                    raise
-                # What was just written can't be read: that disk is left alone for a while.
-                remote.cache.give_up(error)
-                visit.shards[i] = fresh = self._replaced(index, visit.numbers[i], fresh)
-                encoded += load([(fresh, a, b)])
-        return encoded
+        advise = bool(self._advise)
+        if index.remote is None:
+            return load_local(visit, mode, advise=advise, marks=marks)
+        return load_blobs(visit, mode, remote=index.remote, opened=self._opened(), advise=advise)
 
     def _note_rate(self, table: NDArray[np.int64], seconds: float, *, is_local: bool) -> None:
         """Remember for the next batches whether this one waited for the disk."""
@@ -463,7 +308,7 @@ class Dataset:
     def _mend(
         self,
         index: Index,
-        visit: _Visit,
+        visit: Visit,
         encoded: list[Encoded],
         rows: NDArray[np.int64],
         bad: list[int],
@@ -477,11 +322,9 @@ class Dataset:
         for number in np.unique(rows[bad, 0]).tolist():
             here = [i for i in bad if rows[i, 0] == number]
             if index.remote is not None:
-                shard = self._replaced(index, number, visit.shards[numbers(number)])
-                again = _Visit.of([number], [shard], [0, len(here)], rows[here, 1])
-                for i, sample in zip(
-                    here, self._load_blobs(index, index.remote, again, mode), strict=True
-                ):
+                shard = self._opened().replace(number, visit.shards[numbers(number)])
+                again = Visit.of([number], [shard], [0, len(here)], rows[here, 1])
+                for i, sample in zip(here, self._load(index, again, mode), strict=True):
                     encoded[i] = sample
                     wanted[i] = int(shard.table[rows[i, 1], CRC])
             for i in here:
@@ -491,21 +334,9 @@ class Dataset:
                     raise self._corrupt(index, number, int(rows[i, 1]))
                 marks[i] = "its bytes aren't those that were indexed: its CRC-32C is wrong"
 
-    def _replaced(self, index: Index, number: int, shard: Shard) -> Shard:
-        """The shard after its damaged bytes were dropped: once, whoever comes with them first."""
-        with self._mending:
-            with self._lock:
-                held = self._shards.get(number)
-                if held is shard:
-                    del self._shards[number]
-            if held is shard or held is None:
-                index.drop(number, opened=shard)
-            (fresh,) = self._open_shards(index, [number])
-            return fresh
-
     def _corrupt(self, index: Index, number: int, row: int) -> Exception:
         sample_id = int(index.starts[number]) + row
-        (shard,) = self._open_shards(index, [number])
+        (shard,) = self._opened().get([number])
         if index.kind != "arrow":
             return IndexChangedError(
                 f"{shard.name(row)} (sample {sample_id} of {self.url}): its bytes aren't those "
@@ -547,15 +378,3 @@ def _checked_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
     if unknown or not wanted or len(set(wanted)) < len(wanted):
         raise ConfigError(f"fields: got {list(wanted)}, wanted some of {list(known)}, each once.")
     return wanted
-
-
-def _blob(shard: Shard) -> Blob:
-    if not isinstance(shard, BlobShard):
-        raise TypeError(f"{shard!r} isn't a remote dataset's")
-    return shard.blob
-
-
-def _slots(sizes: list[int]) -> list[Encoded]:
-    """Room for samples and one byte more each. An array each, so that a sample that someone keeps
-    doesn't hold its whole batch; one block for all was no faster."""
-    return [np.empty(size_bytes + 1, np.uint8) for size_bytes in sizes]

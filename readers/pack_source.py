@@ -14,6 +14,7 @@ from readers.arrow_shard import ArrowShard
 from readers.blob_shard import ArrowBlob
 from readers.folder import list_folder
 from readers.intake import cut, read_chunks
+from readers.open_shards import OPENERS
 from readers.pack_plan import PackPlan, plan_folder, plan_samples
 from readers.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from readers.tar_intake import read_tar_chunks
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
     from readers.origin import Origin
     from readers.quarantine import Quarantined
     from readers.types import Encoded, Verify
-
-
-_OPENERS = 16
-"""Shards of a remote pack that are opened at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +142,8 @@ class PackedSource:
         tables = ordered(
             lambda number: self._shard(number).table,
             range(len(index.sizes)),
-            workers=1 if index.remote is None else _OPENERS,
-            ahead=_OPENERS,
+            workers=1 if index.remote is None else OPENERS,
+            ahead=OPENERS,
             name="tables",
         )
         table = np.concatenate(list(tables))

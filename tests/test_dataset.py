@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import readers.dataset
+import readers.open_shards
 from cache.errors import (
     ClosedError,
     ConfigError,
@@ -115,7 +116,7 @@ def test_no_rows(built: Path) -> None:
 
 
 def test_many_threads_read_at_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers.dataset, "OPEN_SHARDS", 2)
+    monkeypatch.setattr(readers.open_shards, "OPEN_SHARDS", 2)
     with Dataset(built / "pack") as dataset:
         rows = rows_of(dataset)
         whole = contents(dataset.read(rows))
@@ -128,7 +129,7 @@ def test_many_threads_read_at_once(built: Path, monkeypatch: pytest.MonkeyPatch)
 def test_open_maps_are_bounded_and_hold_no_descriptor(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(readers.dataset, "OPEN_SHARDS", 2)
+    monkeypatch.setattr(readers.open_shards, "OPEN_SHARDS", 2)
 
     def maps() -> int:
         return Path("/proc/self/maps").read_text().count("/pack/shard-")

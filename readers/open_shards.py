@@ -1,0 +1,105 @@
+"""The shards that a dataset has open: opened when a batch needs them, bounded in number."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from cache.errors import ClosedError
+from cache.threads import ordered
+from readers.blob_shard import BlobShard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from readers.index import Index, Shard
+
+# Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
+# their tables. A plan with more open shards than this works and opens shards again and again.
+OPEN_SHARDS = 1024
+
+# Opening a remote shard takes one or two requests; this many at once hide their latency.
+OPENERS = 16
+
+
+class OpenShards:
+    """Safe for several threads. A cached blob stays in the cache while its shard is open."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._lock = threading.Lock()
+        self._mending = threading.Lock()
+        self._held: OrderedDict[int, Shard] = OrderedDict()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, numbers: Sequence[int]) -> list[Shard]:
+        """Shards by number, from those open or opened now; the least recently used are let go.
+        Raises ClosedError and what Index.open_shard raises."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self._index.url} is closed; make a new dataset.")
+            found = [self._find(number) for number in numbers]
+            for number, shard in zip(numbers, found, strict=True):
+                if shard is not None:
+                    self._held.move_to_end(number)
+        if None not in found:
+            return [shard for shard in found if shard is not None]
+        pairs = zip(numbers, found, strict=True)
+        # Outside the lock: opening may download. Two threads may open one shard; one is kept.
+        new = self._open(list(dict.fromkeys(n for n, shard in pairs if shard is None)))
+        with self._lock:
+            if not self._closed:
+                self._held.update(new)
+                while len(self._held) > max(OPEN_SHARDS, len(numbers)):
+                    self._held.popitem(last=False)
+        return [
+            shard if shard is not None else new[number]
+            for number, shard in zip(numbers, found, strict=True)
+        ]
+
+    def _find(self, number: int) -> Shard | None:
+        """An open shard, unless it was passing and its blob is on the local disk by now."""
+        shard, remote = self._held.get(number), self._index.remote
+        if not isinstance(shard, BlobShard) or shard.blob.is_cached or remote is None:
+            return shard
+        return None if remote.is_whole(shard.blob.source) else shard
+
+    def _open(self, numbers: list[int]) -> dict[int, Shard]:
+        """Those that need the remote all at once."""
+        index = self._index
+        far = [number for number in numbers if not index.is_near(number)]
+        new: dict[int, Shard] = {}
+        if len(far) > 1:
+            workers = min(len(far), OPENERS)
+            found = ordered(index.open_shard, far, workers=workers, ahead=workers, name="open")
+            new |= zip(far, found, strict=True)
+        return new | {n: index.open_shard(n) for n in numbers if n not in new}
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """Forget some; views of them stay valid."""
+        with self._lock:
+            for number in numbers:
+                self._held.pop(number, None)
+
+    def replace(self, number: int, shard: Shard) -> Shard:
+        """A remote shard anew, after its damaged bytes were dropped: once, whichever thread comes
+        with it first."""
+        with self._mending:
+            with self._lock:
+                held = self._held.get(number)
+                if held is shard:
+                    del self._held[number]
+            if held is shard or held is None:
+                self._index.drop(number, opened=shard)
+            (fresh,) = self.get([number])
+            return fresh
+
+    def close(self) -> None:
+        """Forget all. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            self._held.clear()

@@ -109,7 +109,7 @@ def stat(path: str | os.PathLike[str]) -> CacheSummary:
         for one in records:
             by_label[one.label] = by_label.get(one.label, 0) + one.disk_bytes
         disk = os.statvfs(shelf.layout.root)
-        unverified = os.listdir(os.path.join(shelf.layout.root, "unverified"))
+        unverified = shelf.layout.names("unverified")
         fills = [one for one in records if one.state == "fill"]
         return CacheSummary(
             path=shelf.layout.root,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,6 +29,7 @@ FORMAT = 1
 """Version of the layout. A higher one is refused."""
 
 BLOCK = 4096
+_OURS = re.compile(r"[0-9a-f]+(\.part|\.map|-[0-9]+)?")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MOUNTS = "/proc/self/mountinfo"
 # fmt: off
@@ -101,6 +103,12 @@ class Layout:
                 f"{self.root}: a cache of format {found}, wanted {FORMAT} or older: a newer "
                 "Penstock made it. Upgrade penstock, or give another folder. Nothing was touched."
             )
+
+    def names(self, folder: str) -> list[str]:
+        """Names of our own files in one of the folders; whatever else lies there is left alone."""
+        return [
+            name for name in os.listdir(os.path.join(self.root, folder)) if _OURS.fullmatch(name)
+        ]
 
     def is_cache(self) -> bool:
         """Whether this folder is one."""

@@ -66,7 +66,7 @@ class Shelf:
         self.max_bytes = self._agree_on_limit(max_bytes)
         self._others_bytes = self.layout.others_bytes()
         self._note_boot()
-        self._has_old = bool(os.listdir(os.path.join(root, "unverified")))
+        self._has_old = bool(self.layout.names("unverified"))
         self._look_over()
 
     def _open_catalogue(self) -> Catalogue:
@@ -233,7 +233,7 @@ class Shelf:
 
     def empty_trash(self) -> None:
         """Remove what was dropped and is mapped by nobody any more."""
-        for name in os.listdir(os.path.join(self.layout.root, "trash")):
+        for name in self.layout.names("trash"):
             path = os.path.join(self.layout.root, "trash", name)
             try:
                 inode = os.stat(path).st_ino
@@ -381,7 +381,7 @@ class Shelf:
                 os.unlink(fill.map_path)
             self._enter(source, group=group, kept=kept, crcs=crcs)
 
-    def _enter(self, source: BlobSource, *, group: str, kept: bool, crcs: bytes) -> None:
+    def _enter(self, source: BlobSource | Row, *, group: str, kept: bool, crcs: bytes) -> None:
         size_bytes = os.stat(self.layout.blob(source.key)).st_size  # an object's wasn't known
         self.catalogue.add(
             source.key,
@@ -464,7 +464,7 @@ class Shelf:
                 before = now
             if before != now:
                 blobs = os.path.join(self.layout.root, "blobs")
-                for name in os.listdir(blobs):
+                for name in self.layout.names("blobs"):
                     os.rename(os.path.join(blobs, name), self.layout.unverified(name))
                 for row in self.catalogue.rows(state="fill"):
                     self._bury(row)
@@ -474,9 +474,9 @@ class Shelf:
     def _look_over(self) -> None:
         """Reconcile if something looks unfinished; cheap if all is well."""
         counts = self.catalogue.counts()
-        names = [os.listdir(os.path.join(self.layout.root, d)) for d in ("blobs", "unverified")]
-        fills = os.listdir(os.path.join(self.layout.root, "fills"))
-        trash = os.listdir(os.path.join(self.layout.root, "trash"))
+        names = [self.layout.names(folder) for folder in ("blobs", "unverified")]
+        fills = self.layout.names("fills")
+        trash = self.layout.names("trash")
         as_told = sum(map(len, names)) == counts.get("ready", 0)
         if not as_told or fills or trash or counts.get("fill") or counts.get("trash"):
             self.reconcile()
@@ -491,14 +491,16 @@ class Shelf:
             mended += self.bury_dead_jobs()
             for row in self.catalogue.rows():
                 mended += self._mend_row(row)
-            known = {row.key for row in self.catalogue.rows()}
+            rows = self.catalogue.rows()
+            known = {row.key for row in rows}
+            filling = {row.key for row in rows if row.state == "fill"}
             for folder in ("blobs", "unverified"):
-                for name in os.listdir(os.path.join(self.layout.root, folder)):
+                for name in self.layout.names(folder):
                     if name not in known:
                         mended += self._adopt(name, folder)
-            for name in os.listdir(os.path.join(self.layout.root, "fills")):
-                mended += self._clear_fill(name, known)
-            for name in os.listdir(os.path.join(self.layout.root, "trash")):
+            for name in self.layout.names("fills"):
+                mended += self._clear_fill(name, filling)
+            for name in self.layout.names("trash"):
                 if name not in known:
                     mended += self._adopt(name, "trash")
             self.empty_trash()
@@ -513,8 +515,10 @@ class Shelf:
         elif row.state == "ready":
             there = os.path.exists(blob) or os.path.exists(self.layout.unverified(row.key))
         elif os.path.exists(blob):  # killed between the rename and the books
-            self.catalogue.remove(row.key)
-            return 0  # counted when its file is adopted
+            with open(blob, "rb") as file:
+                crcs = block_crcs(file.fileno())
+            self._enter(row, group=row.group, kept=row.kept, crcs=crcs)
+            return 1
         else:
             there = os.path.exists(self.layout.part(row.key)) or not self._bury(row)
         if not there:
@@ -548,10 +552,10 @@ class Shelf:
         )
         return 1
 
-    def _clear_fill(self, name: str, known: set[str]) -> int:
+    def _clear_fill(self, name: str, filling: set[str]) -> int:
         """Remove files of fills that the books don't know, unless someone is at work on them."""
         key = name.partition(".")[0]
-        if key in known:
+        if key in filling:
             return 0
         keys = ByteLocks(self.layout.lock("keys"))
         try:

@@ -171,6 +171,6 @@ def _leftovers(layout: Layout, rows: list[Row]) -> dict[str, int]:
 
 def _names(layout: Layout, folder: str) -> list[str]:
     try:
-        return os.listdir(os.path.join(layout.root, folder))
+        return layout.names(folder)
     except FileNotFoundError:
         return []

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from cache.errors import ClosedError, ConfigError, PenstockError, WriteError
-from cache.threads import STALL_TIMEOUT_S, Ordered, Workers
+from cache.threads import Ordered, Workers
 from pipeline.build import make_plan, shuffled_plan
 from pipeline.needs import Needs, node_ranks
 from pipeline.prefetch import Share
@@ -241,11 +241,11 @@ class _Warming:
 
     def all(self, shards: Iterator[int], *, workers: int) -> None:
         pool = Workers(workers, name="warm")
-        fills = Ordered(self._one, shards, pool=pool, ahead=2 * workers, timeout_s=STALL_TIMEOUT_S)
+        # A large shard may take any time; its requests have limits of their own.
+        no_limit_s = threading.TIMEOUT_MAX
+        fills = Ordered(self._one, shards, pool=pool, ahead=2 * workers, timeout_s=no_limit_s)
         try:
-            for outcome in fills:
-                if outcome is not None:
-                    self.count[outcome] += 1
+            for _ in fills:
                 if self._stop.is_set():
                     break
         except BaseException:
@@ -254,7 +254,13 @@ class _Warming:
         finally:
             pool.close(timeout_s=_CLOSE_S)
 
-    def _one(self, shard: int) -> _Outcome | None:
+    def _one(self, shard: int) -> None:
+        outcome = self._fill(shard)
+        if outcome is not None:
+            with self._lock:
+                self.count[outcome] += 1
+
+    def _fill(self, shard: int) -> _Outcome | None:
         """Fill a shard; None where it was stopped."""
         if self._stop.is_set():
             return None

@@ -1,0 +1,383 @@
+"""What a node reads, how far ahead, at what pace: by properties; and fills over real datasets."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cache.disk_cache import DiskCache
+from cache.errors import ConfigError, PlanError
+from cache.store import RequestError
+from pipeline import DataLoader, World
+from pipeline.needs import (
+    DEMAND,
+    MOST_AHEAD,
+    LookAhead,
+    Needs,
+    Pace,
+    check_room,
+    node_ranks,
+    open_windows_bytes,
+)
+from pipeline.order import Plan
+from pipeline.steps import Cursor, Walk
+from readers import Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from pipeline.prefetch import Filler
+
+# -- which shards
+
+shard_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Plan, int, int, int, int]:
+    """A plan, a global batch, a world and ranks [first, end) of it."""
+    plan = Plan(
+        draw(shard_sizes),
+        seed=draw(st.one_of(st.none(), st.integers(0, 99))),
+        lanes=draw(st.integers(1, 16)),
+        window=draw(st.integers(1, 4)),
+        reshuffle=draw(st.sampled_from([0.0, 0.0, 0.5])),
+    )
+    world = draw(st.integers(1, 12))
+    first = draw(st.integers(0, world - 1))
+    batch = draw(st.integers(world, world + 40))
+    return plan, batch, world, first, draw(st.integers(first + 1, world))
+
+
+def touched(plan: Plan, batch: int, world: int, ranks: range, epoch: int, at: int) -> set[int]:
+    rows = [plan.batch(epoch, at, batch, rank=rank, world=world)[:, 0] for rank in ranks]
+    return set(np.concatenate(rows).tolist())
+
+
+@settings(max_examples=150, deadline=None)
+@given(job=jobs(), epoch=st.integers(0, 3), data=st.data())
+def test_full_batches_touch_no_shard_outside_of_those_that_the_plan_tells(
+    job: tuple[Plan, int, int, int, int], epoch: int, data: st.DataObject
+) -> None:
+    plan, batch, world, first, end = job
+    told = set(plan.shards(batch, first=first, end=end, world=world).tolist())
+    full = plan.samples - min(batch, plan.samples)
+    at = data.draw(st.integers(0, full))
+    assert touched(plan, batch, world, range(first, end), epoch, at) <= told
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=shard_sizes,
+    seed=st.integers(0, 9),
+    each=st.integers(1, 3),
+    lanes_each=st.integers(1, 3),
+    world=st.integers(1, 4),
+)
+def test_where_ranks_divide_lanes_and_lanes_the_batch_no_shard_is_told_in_vain(
+    sizes: list[int], seed: int, each: int, lanes_each: int, world: int
+) -> None:
+    lanes = lanes_each * world
+    batch = lanes * each
+    sizes = [*sizes, -sum(sizes) % batch]  # whole batches only
+    plan = Plan(sizes, seed=seed, lanes=lanes, window=2)
+    for rank in range(world):
+        steps = range(0, plan.samples, batch)
+        parts = (touched(plan, batch, world, range(rank, rank + 1), 1, at) for at in steps)
+        told = plan.shards(batch, first=rank, end=rank + 1, world=world)
+        assert set().union(*parts) == set(told.tolist())
+
+
+@settings(max_examples=80, deadline=None)
+@given(job=jobs())
+def test_all_ranks_together_read_every_shard(job: tuple[Plan, int, int, int, int]) -> None:
+    plan, batch, world, first, end = job
+    parts = [(0, first), (first, end), (end, world)]
+    told = [plan.shards(batch, first=a, end=b, world=world) for a, b in parts if a < b]
+    assert set(np.concatenate(told).tolist()) == set(np.flatnonzero(plan.sizes).tolist())
+    assert all(np.all(np.diff(part) > 0) for part in told)
+
+
+def test_ranks_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(PlanError, match="ranks"):
+        Plan([4], seed=1, lanes=1, window=1).shards(4, first=1, end=1, world=2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(job=jobs(), drop_last=st.booleans())
+def test_needs_are_what_the_ranks_batches_hold(
+    job: tuple[Plan, int, int, int, int], drop_last: bool
+) -> None:
+    plan, batch, world, first, end = job
+    walk = Walk(samples=plan.samples, global_batch=batch, drop_last=drop_last)
+    needs = Needs(plan, walk, first=first, end=end, world=world)
+    for cursor, shards in needs.shards(Cursor(1, 0), endless=False):
+        wanted = touched(plan, batch, world, range(first, end), 1, cursor.position)
+        assert set(shards.tolist()) == wanted
+
+
+def test_a_nodes_ranks_are_in_a_row() -> None:
+    assert node_ranks(World(10, 16, local_rank=2, local_size=8)) == (8, 16)
+    assert node_ranks(World(0, 1)) == (0, 1)
+    # Ranks dealt out to the nodes in turn: only this rank's own is known.
+    assert node_ranks(World(1, 4, local_rank=1, local_size=4)) == (0, 4)
+    assert node_ranks(World(3, 4, local_rank=1, local_size=2)) == (2, 4)
+    assert node_ranks(World(1, 8, local_rank=3, local_size=4)) == (1, 2)
+
+
+# -- room
+
+
+@given(
+    window=st.integers(1, 50),
+    lanes=st.integers(1, 64),
+    shard_bytes=st.integers(1, 2**30),
+    share=st.sampled_from([1.0, 0.5, 0.125]),
+    node_bytes=st.integers(0, 2**40),
+)
+def test_room_for_two_windows_is_never_more_than_the_nodes_share(
+    window: int, lanes: int, shard_bytes: int, share: float, node_bytes: int
+) -> None:
+    needed = open_windows_bytes(
+        window=window, lanes=lanes, shard_bytes=shard_bytes, share=share, node_bytes=node_bytes
+    )
+    assert needed <= node_bytes
+    assert needed == node_bytes or needed >= 2 * window * lanes * shard_bytes * share
+    check_room(needed, needed, window=window, lanes=lanes)
+    if needed:
+        with pytest.raises(ConfigError, match="two open windows"):
+            check_room(needed - 1, needed, window=window, lanes=lanes)
+
+
+# -- pace
+
+
+@settings(max_examples=100)
+@given(
+    batches=st.lists(st.integers(1, 10**8), min_size=1, max_size=60),
+    shard=st.integers(10**7, 2 * 10**8),
+    misses=st.floats(0, 1),
+)
+def test_demand_stays_below_the_consumption_and_the_allowance(
+    batches: list[int], shard: int, misses: float
+) -> None:
+    pace = Pace(allowance_bytes=2**26)
+    assert not pace.open  # nothing before the first batch was handed out
+    consumed = fetched = 0
+    for size in batches:
+        pace.handed_out(size)
+        consumed += size
+        by_batch = int(misses * size)
+        pace.fetched_by_batches(by_batch)
+        fetched += by_batch
+        while pace.open:
+            pace.filled(shard)
+            fetched += shard
+        assert fetched <= DEMAND * consumed + 2**26 + shard
+
+
+def test_what_is_not_used_is_not_saved_up() -> None:
+    pace = Pace(allowance_bytes=100)
+    for _ in range(1000):
+        pace.handed_out(1000)
+    assert pace.tokens <= 200
+
+
+def test_another_loaders_traffic_does_not_stop_fills_for_ever() -> None:
+    pace = Pace(allowance_bytes=100)
+    pace.handed_out(10)
+    pace.fetched_by_batches(10**12)
+    pace.handed_out(100)
+    assert pace.open
+
+
+# -- look-ahead
+
+
+def look_ahead(*, missed: bool, waited: float = 0.0, batches: int = 100) -> LookAhead:
+    found = LookAhead(least=4)
+    for _ in range(batches):
+        found.handed_out(10**6, period_s=0.1, waited_s=0.1 * waited, missed=missed)
+    return found
+
+
+def test_the_look_ahead_hides_the_stores_latency() -> None:
+    # 10 batches a second, 1 s for the slowest, 0.4 s for the mean: 10·(1 + 1.25·0.4) batches.
+    assert look_ahead(missed=True).batches(mean_s=0.4, p99_s=1.0) == 4 + 15
+
+
+def test_a_warm_dataset_has_no_look_ahead() -> None:
+    assert look_ahead(missed=False).batches(mean_s=0.4, p99_s=1.0) == 4
+
+
+def test_batches_that_wait_all_the_same_make_it_longer() -> None:
+    late = look_ahead(missed=True, waited=0.5)
+    assert late.batches(mean_s=0.1, p99_s=0.2) > 4 * look_ahead(missed=True).batches(
+        mean_s=0.025, p99_s=0.05
+    )
+
+
+@given(size=st.integers(1, 2**34), mean=st.floats(0, 100), p99=st.floats(0, 1000))
+def test_the_look_ahead_has_bounds(size: int, mean: float, p99: float) -> None:
+    found = LookAhead(least=3, max_bytes=2**30)
+    found.handed_out(size, period_s=0.01, waited_s=0.01, missed=True)
+    batches = found.batches(mean_s=mean, p99_s=p99)
+    assert 3 <= batches <= max(3, min(MOST_AHEAD, 2**30 // size))
+
+
+# -- a loader over a remote dataset
+
+
+class Watched:
+    """The one way to the remote's bytes: what was read, and a switch that fails every read."""
+
+    def __init__(self, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+        dataset.open()
+        assert dataset.remote is not None
+        store = dataset.remote.fetcher.store
+        self._lock = threading.Lock()
+        self.bytes, self.broken = 0, False
+        read = store.read
+
+        def watched(path: str, span: Any = None, **rest: Any) -> Any:
+            if self.broken:
+                raise RequestError("denied", "no longer allowed")
+            answer = read(path, span, **rest)
+            with self._lock:
+                self.bytes += len(memoryview(answer.data))
+            return answer
+
+        monkeypatch.setattr(store, "read", watched)
+
+
+@pytest.fixture
+def remote(pack: Path, tmp_path: Path) -> Iterator[Dataset]:
+    """The small pack as a remote dataset, and a cache that holds it."""
+    files = fsspec.filesystem("file", skip_instance_cache=True)
+    cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
+    with Dataset(str(pack), fields=("label", "id"), filesystem=files, cache=cache) as found:
+        yield found
+
+
+def data_bytes(pack: Path) -> int:
+    return sum(file.stat().st_size for file in pack.glob("*.arrow"))
+
+
+def filler_of(loader: DataLoader) -> Filler:
+    filler = loader._engine._built.run._prefetch._filler  # type: ignore[union-attr]
+    assert filler is not None
+    return filler
+
+
+def make(dataset: Dataset, **options: Any) -> DataLoader:
+    return DataLoader(
+        dataset, **{"batch_size": 8, "shuffle": True, "seed": 5, "drop_last": True, **options}
+    )
+
+
+def test_every_byte_comes_once_and_the_loader_notices_that_all_is_here(
+    remote: Dataset, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(remote, monkeypatch)
+    with make(remote) as loader:
+        for _ in range(3):
+            ids = np.concatenate([batch[1].numpy() for batch in loader])
+            assert len(np.unique(ids)) == len(ids) == 8 * len(loader)
+        assert watched.bytes <= 1.02 * data_bytes(pack)
+        index = remote.index
+        assert all(remote.remote.is_whole(index.source(n)) for n in range(len(index.sizes)))
+        found = loader.statistics()
+    assert found.hit_ratio > 0.5
+    assert found.bytes_filled >= watched.bytes  # the manifest came before anybody watched
+
+
+def test_nothing_is_filled_before_the_first_batch_was_handed_out(
+    remote: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make(remote) as loader:
+        fills: list[Any] = []
+        monkeypatch.setattr(
+            remote.remote, "fill", lambda source, **_: fills.append(source.key) or 0
+        )
+        batches = iter(loader)
+        assert not fills
+        next(batches)
+        filler = filler_of(loader)
+        for future in list(filler._running):
+            future.result(timeout=30)
+        assert fills
+        assert len(set(fills)) == len(fills)
+
+
+def test_the_same_batches_as_from_the_disk(remote: Dataset, pack: Path) -> None:
+    with make(remote) as loader, make(Dataset(str(pack), fields=("label", "id"))) as local:
+        both = zip(itertools.chain(loader, loader), itertools.chain(local, local), strict=True)
+        for ours, theirs in both:
+            assert [t.tolist() for t in ours] == [t.tolist() for t in theirs]
+
+
+@pytest.mark.parametrize("reshuffle", [0.0, 0.5])
+def test_the_ranks_of_a_node_fill_their_shards_only(
+    remote: Dataset, reshuffle: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del monkeypatch
+    options = {"lanes": 4, "window": 2, "reshuffle": reshuffle, "global_batch_size": 16}
+    world = World(1, 4, local_rank=0, local_size=1)
+    with make(remote, batch_size=1, world=world, **options) as loader:
+        for _ in range(3):
+            for _ in loader:
+                pass
+        filler = filler_of(loader)
+        share = loader._engine._built.run._prefetch._share  # type: ignore[union-attr]
+        everything = len(share.shards) == len(remote.index.sizes)
+        assert everything == (reshuffle > 0)
+        assert set(np.flatnonzero(filler._pinned).tolist()) <= set(share.shards.tolist())
+
+
+def test_a_remote_that_fails_stops_batches_and_not_close(
+    remote: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(remote, monkeypatch)
+    with make(remote, lanes=2, window=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        watched.broken = True
+        with pytest.raises(OSError, match="no longer allowed"):
+            list(batches)
+    assert not [t for t in threading.enumerate() if t.name.startswith("penstock-fill")]
+
+
+def test_a_limit_below_two_windows_is_an_error_at_once(pack: Path, tmp_path: Path) -> None:
+    files = fsspec.filesystem("file", skip_instance_cache=True)
+    cache = DiskCache(tmp_path / "cache", max_bytes=data_bytes(pack) // 2)
+    with (
+        Dataset(str(pack), fields=("id",), filesystem=files, cache=cache) as dataset,
+        pytest.raises(ConfigError, match=r"max_bytes: got .* wanted at least .* window=.* lanes="),
+    ):
+        make(dataset, window=20)
+
+
+def test_closing_leaves_the_cache(remote: Dataset) -> None:
+    with make(remote):
+        assert remote.remote.membership is not None
+    assert remote.remote.membership is None
+
+
+def test_a_second_loader_of_a_dataset_does_not_take_the_first_ones_share_along(
+    remote: Dataset,
+) -> None:
+    with make(remote) as first:
+        with make(remote, shuffle=False) as second:
+            next(iter(second))
+        assert remote.remote.membership is None
+        share = first._engine._built.run._prefetch._share  # type: ignore[union-attr]
+        assert share.refresh()
+        assert remote.remote.membership is not None

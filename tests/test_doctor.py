@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,9 +15,19 @@ from cache.store import Answer, ObjectInfo, RequestError
 from pipeline.cli.cache_facts import CacheFacts, JobFacts
 from pipeline.cli.doctor import checks
 from pipeline.cli.doctor_cache import cache_checks
-from pipeline.cli.doctor_remote import RemoteFacts, Trouble, probe, remote_checks
+from pipeline.cli.doctor_remote import (
+    RemoteFacts,
+    Trouble,
+    probe,
+    remote_checks,
+    remote_facts,
+)
 from pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind, hiding
 from pipeline.world import World
+from tests.servers import Faults, Server, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 GPU = Gpu(name="H100", memory_bytes=80 * 2**30)
 FOLDER = FolderFacts(
@@ -307,6 +317,51 @@ def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
 def test_what_a_store_refuses_is_told(fault: dict[str, str], name: str, told: str) -> None:
     found = {each.name: each for each in remote_checks(seen(Shelf({"a": b"x" * 9}, **fault)))}
     assert told in found[name].remedy
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Server]:
+    """A pack without listings behind http, and a bucket behind S3."""
+    place = tmp_path / "bucket" / "set"
+    (place / "_penstock").mkdir(parents=True)
+    (place / "_penstock" / "manifest.arrow").write_bytes(b"m" * 5000)
+    (place / "shard-000000.arrow").write_bytes(b"s" * 200_000)
+    with serving(tmp_path) as server:
+        yield server
+
+
+QUICK = {"retry_timeout": 1, "connect_timeout": 1, "read_timeout": 1}
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_real_store_is_well(served: Server, scheme: str) -> None:
+    url = f"{served.url}/bucket/set" if scheme == "http" else served.s3("bucket/set")
+    options = QUICK if scheme == "http" else served.s3_options | QUICK
+    facts = remote_facts(url, options)
+    assert facts.is_pack
+    assert (facts.ranges, facts.conditional) == (None, True)
+    assert facts.request_s > 0
+    assert {check.status for check in remote_checks(facts)} == {"ok"}
+
+
+def test_a_real_store_that_is_gone_or_empty_is_told(served: Server) -> None:
+    empty = remote_facts(served.s3("bucket/nothing"), served.s3_options | QUICK)
+    assert [check.status for check in remote_checks(empty)] == ["fail"]
+    served.go_away()
+    gone = list(remote_checks(remote_facts(f"{served.url}/bucket/set?sig=HUSH", QUICK)))
+    assert gone[0].status == "fail"
+    assert "network" in gone[0].remedy
+    assert all("HUSH" not in check.found for check in gone)
+    served.come_back()
+
+
+def test_a_real_store_that_ignores_ranges_is_told(served: Server) -> None:
+    served.faults = Faults(p=1.0, kinds=("whole",))
+    found = {
+        check.name: check
+        for check in remote_checks(remote_facts(served.url + "/bucket/set", QUICK))
+    }
+    assert found["ranges"].status == "fail"
 
 
 MOUNTS = """\

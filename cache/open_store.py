@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["fetch_policy", "open_store"]
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
+_CHAIN = re.compile(r"^[A-Za-z][\w+.\-]*::|::[A-Za-z][\w+.\-]*://")
+"""fsspec's chains, such as zip://x::s3://…; not the colons of http://[::1]."""
 _S3 = ("s3", "s3a")
 _GCS = ("gs", "gcs")
 _AZURE = ("az", "abfs", "abfss")
@@ -52,7 +54,7 @@ def open_store(url: str, options: Mapping[str, Any], *, filesystem: Any | None =
     found = _SCHEME.match(url)
     scheme = found[1].lower() if found else ""
     try:
-        if "::" in url or scheme not in (*_S3, *_GCS, *_AZURE, *_HTTP):
+        if _CHAIN.search(url) or scheme not in (*_S3, *_GCS, *_AZURE, *_HTTP):
             return _by_fsspec(url, options, policy, secrets)
         if scheme in _HTTP:
             return _http(url, options, policy, secrets)
@@ -211,7 +213,7 @@ def _add_aws_login(settings: Settings) -> None:
         if settings.profile is None:
             return
         raise MissingDependencyError(
-            "storage_options: profile= needs boto3: `pip install boto3`."
+            "storage_options: profile= needs boto3: `pip install 'penstock[aws]'`."
         ) from None
     try:
         session = boto3.Session(profile_name=settings.profile)

@@ -159,9 +159,11 @@ class LocalFolder:
 
 
 class RemoteFolder:
-    """A folder of a remote store, read through `remote`. shown: its URL, without credentials."""
+    """A folder of a remote store, read through `remote`. shown: its URL, without credentials.
+    mount: its path, if it is a folder of a network file system."""
 
     is_local = False
+    mount: bytes | None = None
 
     def __init__(self, remote: Remote, shown: str, selection: Selection | None = None) -> None:
         self.remote = remote
@@ -344,8 +346,10 @@ def locate(
     if scratch.is_kept and is_network(os.fsdecode(os.path.abspath(root_path))):
         from fsspec.implementations.local import LocalFileSystem
 
-        root = os.fsdecode(os.path.abspath(root_path))
-        return _open_remote(root, {}, scratch, picked, LocalFileSystem())
+        mount = os.path.abspath(root_path)
+        mounted = _open_remote(os.fsdecode(mount), {}, scratch, picked, LocalFileSystem())
+        mounted.mount = mount
+        return mounted
     return LocalFolder(root_path, picked)
 
 

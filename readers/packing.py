@@ -380,11 +380,12 @@ def _destination(dst: Folder, origin: Origin) -> bytes:
         )
     root = os.path.abspath(path)
     # Tar files that were picked may have the pack beside them; a folder is the dataset as a whole.
-    if isinstance(origin, LocalFolder) and origin.selection is None:
-        source, target = os.path.realpath(origin.root), os.path.realpath(root)
+    lies_in = origin.root if isinstance(origin, LocalFolder) else getattr(origin, "mount", None)
+    if lies_in is not None and origin.selection is None:
+        source, target = os.path.realpath(lies_in), os.path.realpath(root)
         if os.path.commonpath((source, target)) in (source, target):
             raise ConfigError(
-                f"dst: {printable(root)} and the source {printable(origin.root)} lie one inside "
+                f"dst: {printable(root)} and the source {printable(lies_in)} lie one inside "
                 "the other. Give a folder outside the source."
             )
     return root

@@ -16,7 +16,13 @@ from PIL import Image
 
 import readers.origin
 from cache.disk_cache import DiskCache
-from cache.errors import CorruptSampleError, DatasetError, FetchError, PenstockWarning
+from cache.errors import (
+    ConfigError,
+    CorruptSampleError,
+    DatasetError,
+    FetchError,
+    PenstockWarning,
+)
 from cache.threads import ordered
 from readers import Dataset, build_index, open_index, pack
 from tests import images, tars
@@ -499,6 +505,8 @@ def test_a_folder_on_a_network_mount_is_read_through_the_cache(
             assert cached.remote is not None
             filled(cached)
             assert all(blob.exists() for blob in blobs_of(tmp_path / "cache", cached))
+    with pytest.raises(ConfigError, match="one inside the other"):
+        pack(indexed / "set", indexed / "set" / "p", cache=tmp_path / "cache")
 
 
 def test_a_file_system_object_of_the_users(built: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
@@ -81,6 +82,7 @@ class Dataset:
         self._wanted = _checked_fields(fields)
         self._scratch = Scratch(cache)
         self._source, self._format, self._index_folder = url, format, index
+        self._cache = cache
         self._storage_options, self._filesystem = storage_options, filesystem
         self._opening = threading.Lock()
         self._local = TrafficMeter()
@@ -88,6 +90,18 @@ class Dataset:
         self._shards: OpenShards | None = None
         self._advise = ADVISED_BATCHES  # until enough batches say otherwise
         self._closed = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a spawned worker: the same dataset, opened anew there."""
+        arguments = {
+            "fields": self._wanted,
+            "format": self._format,
+            "index": self._index_folder,
+            "cache": self._cache,
+            "storage_options": self._storage_options,
+            "filesystem": self._filesystem,
+        }
+        return partial(Dataset, **arguments), (self._source,)
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
         """Open the index, or build it; again, it costs nothing. verify, workers, and what is

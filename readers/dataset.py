@@ -93,7 +93,7 @@ class Dataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For a spawned worker: the same dataset, opened anew there."""
-        arguments = {
+        arguments: dict[str, Any] = {
             "fields": self._wanted,
             "format": self._format,
             "index": self._index_folder,

@@ -143,6 +143,7 @@ class Fetcher:
         self._threads = self.policy.max_connections + _HEDGE_THREADS
         self._pool = Workers(self._threads, name="fetch")
         self._is_closed = False
+        self._waiting: set[_Call] = set()
         self._pid = os.getpid()
 
     def fetch(
@@ -301,6 +302,7 @@ class Fetcher:
         """No deliver runs or begins any more after this."""
         with self._news:
             call.is_open = False
+            self._waiting.discard(call)
             done = self._news.wait_for(lambda: not call.delivering, timeout=STALL_TIMEOUT_S)
         if not done:
             raise StalledError(
@@ -311,6 +313,7 @@ class Fetcher:
     def _choose(self, call: _Call, now_s: float) -> tuple[list[_Flight], float]:
         """Requests to send now; seconds until the next look."""
         self._give_up_late(call, now_s)
+        self._waiting.discard(call)
         starting: list[_Flight] = []
         if call.error is not None:
             return starting, 0.0
@@ -321,6 +324,7 @@ class Fetcher:
             pause_s = self._room_s(call, now_s)
             if pause_s > 0:
                 wait_s = min(wait_s, pause_s)
+                self._waiting.add(call)
                 break
             again = bool(call.later) and call.later[0][0] <= now_s
             request = heapq.heappop(call.later)[2] if again else call.fresh.popleft()
@@ -414,7 +418,14 @@ class Fetcher:
     # -- a fetch thread --------------------------------------------------------------------------
 
     def _fly(self, call: _Call, flight: _Flight) -> None:
-        """One request, and what becomes of it."""
+        """A request, and others of the call behind it: waking the caller for each of many small
+        ones would cost more than the requests do."""
+        following: _Flight | None = flight
+        while following is not None:
+            following = self._fly_once(call, following)
+
+    def _fly_once(self, call: _Call, flight: _Flight) -> _Flight | None:
+        """One request, and what becomes of it; the next one for this thread."""
         began_s = time.monotonic()
         request = flight.request
         again = request.attempts > 1 and not flight.is_hedge
@@ -429,13 +440,15 @@ class Fetcher:
             with self._news:
                 call.error = call.error or error
                 self._land(call, flight)
-            return
+            return None
         if failure is not None:
             self._failed(call, flight, failure)
-        else:
-            self._succeeded(call, flight, answer, time.monotonic() - began_s)
+            return None
+        return self._succeeded(call, flight, answer, time.monotonic() - began_s)
 
-    def _succeeded(self, call: _Call, flight: _Flight, answer: Any, seconds: float) -> None:
+    def _succeeded(
+        self, call: _Call, flight: _Flight, answer: Any, seconds: float
+    ) -> _Flight | None:
         request = flight.request
         size_bytes = memoryview(answer.data).nbytes if isinstance(answer, Answer) else 0
         self.meter.add(bytes_remote=size_bytes)
@@ -450,7 +463,7 @@ class Fetcher:
             call.delivering += is_first
             if not is_first:
                 self._land(call, flight)
-                return
+                return None
         error: BaseException | None = None
         try:
             call.deliver(request.number, answer)
@@ -460,7 +473,23 @@ class Fetcher:
             call.delivering -= 1
             call.left -= 1
             call.error = call.error or error
-            self._land(call, flight)
+            self._land(call, flight, tell=False)
+            return self._following(call)
+
+    def _following(self, call: _Call) -> _Flight | None:
+        """The call's next request if nobody else has to decide or to know anything. The lock is
+        held."""
+        now_s = time.monotonic()
+        others_wait = len(self._waiting) > (call in self._waiting)
+        may_go_on = call.is_open and call.error is None and not self._is_closed
+        flight = None
+        if may_go_on and call.fresh and not others_wait and not self._room_s(call, now_s):
+            flight = _Flight(call.fresh.popleft())
+            self._start(call, flight.request, now_s)
+        # More room than this one needs: K has grown, and the caller starts more.
+        if flight is None or call.later or (call.fresh and not self._room_s(call, now_s)):
+            self._changed()
+        return flight
 
     def _failed(self, call: _Call, flight: _Flight, failure: RequestError) -> None:
         request = flight.request
@@ -499,7 +528,7 @@ class Fetcher:
         )
         return tries >= self.policy.max_attempts
 
-    def _land(self, call: _Call, flight: _Flight) -> None:
+    def _land(self, call: _Call, flight: _Flight, *, tell: bool = True) -> None:
         """A request is no longer in flight. The lock is held. Safe to call twice: Ctrl-C may come
         between handing a flight to its thread and noting that."""
         if flight.has_landed:
@@ -510,7 +539,8 @@ class Fetcher:
         request.in_flight -= 1
         if request.is_done or not request.in_flight:
             call.flying.pop(request.number, None)
-        self._changed()
+        if tell:
+            self._changed()
 
     def _changed(self) -> None:
         self._events += 1

@@ -68,6 +68,10 @@ class ByteLocks:
             raise
         return True
 
+    @property
+    def is_open(self) -> bool:
+        return self._fd >= 0
+
     def close(self) -> None:
         """Let all go. Safe to call twice."""
         if self._fd >= 0:
@@ -157,7 +161,7 @@ class ReaderLocks:
                     count = self._counts.pop(inode, 0) - 1
                     if count > 0:
                         self._counts[inode] = count
-                    elif count == 0:
+                    elif count == 0 and self._locks.is_open:
                         self._locks.unlock(inode)
             finally:
                 self._mutex.release()

@@ -245,6 +245,13 @@ def _errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def _with(what: str, number: int, *, of: int | None = None) -> str:
+    """A number and what it is of; alone where there is nothing to say."""
+    if not number:
+        return f"{of or 0:,}"
+    return f"{number:,}, {what}" if of is None else f"{of:,}, {number:,} {what}"
+
+
 def _print_summary(summary: CacheSummary) -> None:
     rows = [
         ("limit", format_size(summary.max_bytes)),
@@ -253,9 +260,9 @@ def _print_summary(summary: CacheSummary) -> None:
         ("pinned", format_size(summary.pinned_bytes)),
         ("disk", f"{format_size(summary.free_bytes)} free"),
         ("blobs", f"{summary.blobs:,}"),
-        ("fills", f"{summary.fills:,}, {summary.dead_fills:,} that nobody works on"),
-        ("dropped", f"{summary.trash:,}, still mapped by someone"),
-        ("unverified", f"{summary.unverified:,}, of before the last boot"),
+        ("fills", _with("that nobody works on", summary.dead_fills, of=summary.fills)),
+        ("dropped", _with("still mapped by someone", summary.trash)),
+        ("unverified", _with("of before the last boot", summary.unverified)),
     ]
     rows += [
         ("dataset", f"{label or 'unknown'}: {format_size(size_bytes)}")

@@ -52,7 +52,8 @@ class Workers:
         self._pool.shutdown(wait=timeout_s is None, cancel_futures=True)
         if timeout_s is not None:
             running = [future for future in list(self._started) if not future.cancelled()]
-            futures.wait(running, timeout=timeout_s)
+            if not futures.wait(running, timeout=timeout_s).not_done:
+                self._pool.shutdown(wait=True)
 
 
 class Ordered(Generic[T, U]):
@@ -112,11 +113,12 @@ class Ordered(Generic[T, U]):
                 "network mount under the dataset may hang; look at it with `ls`, or raise timeout=."
             ) from error
 
-    def close(self) -> None:
-        """Cancel what has not started, wait for what has, forget the results."""
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Cancel what has not started, wait for what has, forget the results. timeout_s: wait no
+        longer than that; what still runs ends by itself."""
         for future in self._in_flight:
             future.cancel()
-        futures.wait(self._in_flight, timeout=self._timeout_s)
+        futures.wait(self._in_flight, timeout=self._timeout_s if timeout_s is None else timeout_s)
         self._in_flight.clear()
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Prepared batches wait here beside those in DALI; more would only hold mapped pages.
 PREPARED_AHEAD = 2
+# Reads of a remote that hangs end by themselves; what stops a run waits for them no longer.
+_REMOTE_CLOSE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,11 +213,16 @@ class Run:
             self._fed.append(prepared)
         return waited_s
 
+    @property
+    def _patience_s(self) -> float | None:
+        """How long to wait for reads that nobody wants any more; None: to their end."""
+        return _REMOTE_CLOSE_S if self._prefetch is not None else None
+
     def _stop_stream(self) -> None:
         self._next = None
         self._failure = None
         if self._stream is not None:
-            self._stream.close()
+            self._stream.close(timeout_s=self._patience_s)
             self._stream = None
         self._fed.clear()
         if self._graph:
@@ -232,6 +239,6 @@ class Run:
         finally:
             if self._prefetch is not None:
                 self._prefetch.close()
-            self._pool.close()
+            self._pool.close(timeout_s=self._patience_s)
             if self._graph:
                 self._graph.close()

@@ -355,6 +355,28 @@ def test_a_remote_that_fails_stops_batches_and_not_close(
     assert not [t for t in threading.enumerate() if t.name.startswith("penstock-fill")]
 
 
+def test_close_does_not_wait_for_a_remote_that_hangs(
+    remote: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote.open()
+    assert remote.remote is not None
+    store, go_on, answers = remote.remote.fetcher.store, threading.Event(), list[bool]()
+    read, asked = store.read, threading.Event()
+
+    def hangs(*args: Any, **rest: Any) -> Any:
+        asked.set()
+        answers.append(go_on.wait(50))
+        return read(*args, **rest)
+
+    monkeypatch.setattr(store, "read", hangs)
+    loader = make(remote)
+    iter(loader)
+    assert asked.wait(30)
+    loader.close()
+    assert answers == []
+    go_on.set()
+
+
 def test_a_limit_below_two_windows_is_an_error_at_once(pack: Path, tmp_path: Path) -> None:
     files = fsspec.filesystem("file", skip_instance_cache=True)
     cache = DiskCache(tmp_path / "cache", max_bytes=data_bytes(pack) // 2)

@@ -117,9 +117,6 @@ class ObstoreStore:
             return self._lister.top(prefix)
         try:
             found = obstore.list_with_delimiter(self._listing, self._key(prefix) or None)
-        except FileNotFoundError as error:
-            # A missing folder is an empty answer; a 404 means that the bucket isn't there.
-            raise self._failed(error) from None
         except Exception as error:  # as above
             raise self._failed(error) from None
         folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
@@ -244,9 +241,16 @@ def _failure(error: Exception, text: str) -> Failure:
         return "throttled"
     if status in (401, 403):
         return "denied"
+    if status == 404:  # of a listing: there is no such bucket
+        return "missing"
     if status == 416:
         return "changed"
-    if "builder error" in text or (300 <= status < 500 and status not in (408, 425)):
+    # A redirect that can't be followed: the bucket is in another region, as the text says.
+    if (
+        "builder error" in text
+        or "without LOCATION" in text
+        or (300 <= status < 500 and status not in (408, 425))
+    ):
         return "refused"
     return "transient"
 

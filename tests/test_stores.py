@@ -283,6 +283,12 @@ class TestS3OfMoto(StoreTests):
             "folder/empty",
         ]
 
+    def test_a_bucket_that_is_not_there_is_told(self, moto_server: MotoServer) -> None:
+        store = open_store("s3://no-such-bucket/set", moto_server.s3_options)
+        assert failure_of(lambda: list(store.walk())) == "missing"
+        assert failure_of(store.top) == "missing"
+        assert failure_of(lambda: store.read("x")) == "missing"
+
 
 class TestS3fsOfMoto(StoreTests):
     @pytest.fixture

@@ -184,13 +184,13 @@ def test_killed_before_every_change_of_the_disk(
     _killed_before(server, job, list(range(1 + part, total + 1, 10)))
 
 
-def _killed_at_random(server: Any, job: Job, kills: int) -> None:
+def _killed_at_random(server: Any, job: Job, kills: int, *, seed: int = 0) -> None:
     """Kill a job over and over in one folder, until it has nothing left to do; then in another."""
     assert finish(replace(job, folder=f"{job.folder}-start"))[0].exit_code == 0
     began_s = time.monotonic()
     assert finish(replace(job, folder=f"{job.folder}-whole"))[0].exit_code == 0
     took_s = time.monotonic() - began_s
-    rng = np.random.default_rng(kills)
+    rng = np.random.default_rng(seed)
     killed = folders = 0
     while killed < kills:
         one = replace(job, folder=f"{job.folder}-{folders}")
@@ -217,8 +217,9 @@ def test_killed_at_random_moments(server: Any, job: Job) -> None:
 
 
 @pytest.mark.grid
-def test_killed_at_random_moments_100_times(server: Any, job: Job) -> None:
-    _killed_at_random(server, job, 100)
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_killed_at_random_moments_100_times(server: Any, job: Job, seed: int) -> None:
+    _killed_at_random(server, job, 25, seed=seed)
 
 
 def _crowd(server: Any, job: Job, rounds: int) -> None:
@@ -455,7 +456,7 @@ def test_the_limit_holds_while_jobs_are_killed(job: Job) -> None:
     halves = job.objects[::2], job.objects[1::2]
     rng = np.random.default_rng(7)
     most = 0
-    for number in range(6):
+    for number in range(4):
         jobs = [
             replace(
                 job,

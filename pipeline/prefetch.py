@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("penstock")
 
 # Steps that the walk for fills may go on for each batch that is handed out: it stays ahead of the
-# consumer where shards are here already, at 50 us a step.
+# consumer where shards are here already, at about 0.1 ms a step.
 _STEPS_A_BATCH = 16
 _MOST_STEPS_SAVED = 1024
 # Other jobs come and go: how often the node's share is looked at again.

@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pipeline.prefetch import Filler
-
 # -- which shards
 
 shard_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
@@ -271,10 +269,13 @@ def data_bytes(pack: Path) -> int:
     return sum(file.stat().st_size for file in pack.glob("*.arrow"))
 
 
-def filler_of(loader: DataLoader) -> Filler:
-    filler = loader._engine._built.run._prefetch._filler  # type: ignore[union-attr]
-    assert filler is not None
-    return filler
+def prefetch_of(loader: DataLoader) -> Any:
+    return loader._engine._built.run._prefetch  # type: ignore[attr-defined]
+
+
+def store_of(dataset: Dataset) -> Any:
+    dataset.open()
+    return dataset.remote
 
 
 def make(dataset: Dataset, **options: Any) -> DataLoader:
@@ -293,7 +294,7 @@ def test_every_byte_comes_once_and_the_loader_notices_that_all_is_here(
             assert len(np.unique(ids)) == len(ids) == 8 * len(loader)
         assert watched.bytes <= 1.02 * data_bytes(pack)
         index = remote.index
-        assert all(remote.remote.is_whole(index.source(n)) for n in range(len(index.sizes)))
+        assert all(store_of(remote).is_whole(index.source(n)) for n in range(len(index.sizes)))
         found = loader.statistics()
     assert found.hit_ratio > 0.5
     assert found.bytes_filled >= watched.bytes  # the manifest came before anybody watched
@@ -304,13 +305,16 @@ def test_nothing_is_filled_before_the_first_batch_was_handed_out(
 ) -> None:
     with make(remote) as loader:
         fills: list[Any] = []
-        monkeypatch.setattr(
-            remote.remote, "fill", lambda source, **_: fills.append(source.key) or 0
-        )
+
+        def fill(source: Any, **_: Any) -> int:
+            fills.append(source.key)
+            return 0
+
+        monkeypatch.setattr(store_of(remote), "fill", fill)
         batches = iter(loader)
         assert not fills
         next(batches)
-        filler = filler_of(loader)
+        filler = prefetch_of(loader)._filler
         for future in list(filler._running):
             future.result(timeout=30)
         assert fills
@@ -325,18 +329,16 @@ def test_the_same_batches_as_from_the_disk(remote: Dataset, pack: Path) -> None:
 
 
 @pytest.mark.parametrize("reshuffle", [0.0, 0.5])
-def test_the_ranks_of_a_node_fill_their_shards_only(
-    remote: Dataset, reshuffle: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del monkeypatch
-    options = {"lanes": 4, "window": 2, "reshuffle": reshuffle, "global_batch_size": 16}
+def test_the_ranks_of_a_node_fill_their_shards_only(remote: Dataset, reshuffle: float) -> None:
+    options: dict[str, Any] = {"lanes": 4, "window": 2, "reshuffle": reshuffle}
+    options["global_batch_size"] = 16
     world = World(1, 4, local_rank=0, local_size=1)
     with make(remote, batch_size=1, world=world, **options) as loader:
         for _ in range(3):
             for _ in loader:
                 pass
-        filler = filler_of(loader)
-        share = loader._engine._built.run._prefetch._share  # type: ignore[union-attr]
+        filler = prefetch_of(loader)._filler
+        share = prefetch_of(loader)._share
         everything = len(share.shards) == len(remote.index.sizes)
         assert everything == (reshuffle > 0)
         assert set(np.flatnonzero(filler._pinned).tolist()) <= set(share.shards.tolist())
@@ -360,7 +362,7 @@ def test_close_does_not_wait_for_a_remote_that_hangs(
 ) -> None:
     remote.open()
     assert remote.remote is not None
-    store, go_on, answers = remote.remote.fetcher.store, threading.Event(), list[bool]()
+    store, go_on, answers = store_of(remote).fetcher.store, threading.Event(), list[bool]()
     read, asked = store.read, threading.Event()
 
     def hangs(*args: Any, **rest: Any) -> Any:
@@ -389,8 +391,8 @@ def test_a_limit_below_two_windows_is_an_error_at_once(pack: Path, tmp_path: Pat
 
 def test_closing_leaves_the_cache(remote: Dataset) -> None:
     with make(remote):
-        assert remote.remote.membership is not None
-    assert remote.remote.membership is None
+        assert store_of(remote).membership is not None
+    assert store_of(remote).membership is None
 
 
 def test_a_second_loader_of_a_dataset_does_not_take_the_first_ones_share_along(
@@ -399,7 +401,7 @@ def test_a_second_loader_of_a_dataset_does_not_take_the_first_ones_share_along(
     with make(remote) as first:
         with make(remote, shuffle=False) as second:
             next(iter(second))
-        assert remote.remote.membership is None
-        share = first._engine._built.run._prefetch._share  # type: ignore[union-attr]
+        assert store_of(remote).membership is None
+        share = prefetch_of(first)._share
         assert share.refresh()
-        assert remote.remote.membership is not None
+        assert store_of(remote).membership is not None

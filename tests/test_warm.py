@@ -75,7 +75,7 @@ def test_a_job_after_warm_up_asks_the_remote_for_no_data(
 def test_shards_come_in_the_order_in_which_the_job_reads_them(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"seed": 9, "lanes": 2, "window": 1, "global_batch_size": 4}
+    options: dict[str, Any] = {"seed": 9, "lanes": 2, "window": 1, "global_batch_size": 4}
     with dataset_of(pack, tmp_path / "cache") as dataset:
         seen = watch(dataset, monkeypatch)
         warm(dataset, workers=1, **options)

@@ -316,11 +316,8 @@ class Catalogue:
     def remember(self, path: str, found: tuple[int, str] | None) -> None:
         """What a store said of a name: (bytes, version), None if it isn't there."""
         size, version = found or (-1, "")
-        if self.recall(path) != (True, found):
-            with self.writing():
-                self._db.execute(
-                    "INSERT OR REPLACE INTO names VALUES (?, ?, ?)", (path, size, version)
-                )
+        with self.writing():
+            self._db.execute("INSERT OR REPLACE INTO names VALUES (?, ?, ?)", (path, size, version))
 
     def recall(self, path: str) -> tuple[bool, tuple[int, str] | None]:
         """(whether it was ever asked, what the answer was)."""

@@ -7,6 +7,7 @@ arguments is an error.
 
 from __future__ import annotations
 
+import bisect
 import os
 import shutil
 import sqlite3
@@ -232,8 +233,11 @@ class Membership:
         return int(self._ends[count - 1]) if count else 0
 
     def pinned(self, key: str) -> bool:
-        """Whether the cache keeps this blob for the job."""
-        return key < self._below
+        """Whether the cache keeps this blob for the job; never one that the job doesn't read."""
+        if key >= self._below:
+            return False
+        place = bisect.bisect_left(self._keys, key)
+        return place < len(self._keys) and self._keys[place] == key
 
     @property
     def fits(self) -> bool:

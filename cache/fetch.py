@@ -105,6 +105,7 @@ class _Call:
     left: int
     began_s: float
     began_round: int
+    limit_s: float
     later: list[tuple[float, int, _Request]] = field(default_factory=list)
     flying: dict[int, _Request] = field(default_factory=dict)
     delivering: int = 0
@@ -171,7 +172,8 @@ class Fetcher:
                     self.store.read, span.path, (span.start, span.end), version=span.version
                 ),
                 size_bytes=span.end - span.start,
-                may_hedge=True,
+                # A late range of a fill delays nobody, and is many bytes to ask for twice.
+                may_hedge=urgent,
             )
             for number, span in enumerate(spans)
         )
@@ -193,9 +195,10 @@ class Fetcher:
 
         return self._one(read, path, size_bytes=size_bytes or 0)
 
-    def info(self, path: str) -> ObjectInfo | None:
-        """What is known of an object; None if it isn't there. Raises FetchError."""
-        return self._one(lambda: self.store.info(path), path)
+    def info(self, path: str, *, limit_s: float | None = None) -> ObjectInfo | None:
+        """What is known of an object; None if it isn't there. limit_s: for all attempts, less than
+        the policy's. Raises FetchError."""
+        return self._one(lambda: self.store.info(path), path, limit_s=limit_s)
 
     def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names of its folders. Raises FetchError."""
@@ -230,7 +233,13 @@ class Fetcher:
         self.store.close()
 
     def _one(
-        self, run: Callable[[], T], path: str, *, size_bytes: int = 0, may_hedge: bool = True
+        self,
+        run: Callable[[], T],
+        path: str,
+        *,
+        size_bytes: int = 0,
+        may_hedge: bool = True,
+        limit_s: float | None = None,
     ) -> T:
         answers: list[T] = []
         request = _Request(
@@ -240,7 +249,12 @@ class Fetcher:
             size_bytes=size_bytes,
             may_hedge=may_hedge,
         )
-        self._run(deque([request]), lambda _, answer: answers.append(answer), urgent=True)
+        self._run(
+            deque([request]),
+            lambda _, answer: answers.append(answer),
+            urgent=True,
+            limit_s=limit_s,
+        )
         return answers[0]
 
     def _uri(self, path: str) -> str:
@@ -250,7 +264,12 @@ class Fetcher:
     # -- the caller's thread ---------------------------------------------------------------------
 
     def _run(
-        self, requests: deque[_Request], deliver: Callable[[int, Any], None], *, urgent: bool
+        self,
+        requests: deque[_Request],
+        deliver: Callable[[int, Any], None],
+        *,
+        urgent: bool,
+        limit_s: float | None = None,
     ) -> None:
         if os.getpid() != self._pid:
             raise FetchError(f"{self.store.url}: not fetched: {FORKED}.", uri=self.store.url)
@@ -261,14 +280,12 @@ class Fetcher:
             left=len(requests),
             began_s=time.monotonic(),
             began_round=self._health.rounds,
+            limit_s=min(limit_s or math.inf, self.policy.retry_timeout_s),
         )
-        began_s = call.began_s
         try:
             self._coordinate(call)
         finally:
             self._leave(call)
-            if urgent:
-                self.meter.add(remote_wait_s=time.monotonic() - began_s)
 
     def _coordinate(self, call: _Call) -> None:
         while True:
@@ -317,9 +334,9 @@ class Fetcher:
         starting: list[_Flight] = []
         if call.error is not None:
             return starting, 0.0
-        wait_s = self._moved_s(call) + self.policy.retry_timeout_s - now_s
+        wait_s = self._moved_s(call) + call.limit_s - now_s
         if not call.fresh and not call.later:
-            wait_s = self.policy.retry_timeout_s
+            wait_s = call.limit_s
         while call.fresh or (call.later and call.later[0][0] <= now_s):
             pause_s = self._room_s(call, now_s)
             if pause_s > 0:
@@ -380,14 +397,14 @@ class Fetcher:
     def _deadlines_s(self, call: _Call, now_s: float) -> Iterator[float]:
         """Seconds until each request in flight is late or has to be given up."""
         for request in call.flying.values():
-            yield request.first_s + self.policy.retry_timeout_s - now_s
+            yield request.first_s + call.limit_s - now_s
             late_s = self._late_after_s(request)
             if late_s is not None and self._hedges <= self.policy.max_hedge_share * self._requests:
                 yield request.last_s + late_s - now_s
 
     def _give_up_late(self, call: _Call, now_s: float) -> None:
         """Sets the call's error if a request, or the whole call, had its time."""
-        limit_s = self.policy.retry_timeout_s
+        limit_s = call.limit_s
         for request in (*call.flying.values(), *(entry[2] for entry in call.later)):
             if now_s - request.first_s >= limit_s:
                 call.error = self._error(request, call.last_failure, now_s)

@@ -29,6 +29,7 @@ FORMAT = 1
 """Version of the layout. A higher one is refused."""
 
 BLOCK = 4096
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in paths
 _OURS = re.compile(r"[0-9a-f]+(\.part|\.map|-[0-9]+)?")
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MOUNTS = "/proc/self/mountinfo"
@@ -157,7 +158,7 @@ def file_system(path: str) -> str:
             fields = mount.split()
             if len(fields) < 5 or not rest:
                 continue
-            place = fields[4].encode().decode("unicode_escape")
+            place = _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4])
             inside = path == place or path.startswith(place.rstrip("/") + "/")
             if inside and len(place) >= len(best):
                 best, found = place, rest.split()[0]

@@ -35,6 +35,7 @@ from cache.fetch import Span
 from cache.fills import Fill, cut
 from cache.locks import wait_for
 from cache.open_blob import CachedBlob, PassingBlob
+from cache.store import ObjectInfo
 
 if TYPE_CHECKING:
     import weakref
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from cache.fills import Run
     from cache.mapping import Map
     from cache.shelf import Shelf
-    from cache.store import Answer, ObjectInfo
+    from cache.store import Answer
 
     Bytes = NDArray[np.uint8]
 
@@ -59,6 +60,8 @@ _WORTH_SHARE = 0.9
 # Ranges that one fill holds at a time; the rest is free for other processes of the node.
 _RANGES_AT_ONCE = 16
 _OBJECTS_HELD = 1024
+# A store that doesn't answer is waited for so long where its last answer is known.
+_KNOWN_LIMIT_S = 5.0
 # Samples that others are fetching are waited for so long, then fetched here too.
 _OTHERS_S = 15.0
 
@@ -474,6 +477,8 @@ class Remote:
 
         progress: called with bytes as they come, on fetch threads. Raises FetchError, StalledError.
         """
+        if not source.size_bytes:
+            return 0
         blob = self._cached(source)
         if blob is None:
             return -1
@@ -599,13 +604,14 @@ class Remote:
     def find(self, path: str) -> ObjectInfo | None:
         """What the store says of a name, None if it isn't there. Where the remote can't be asked,
         what it said last, with a warning. Raises FetchError."""
-        from cache.store import ObjectInfo
-
         name = "\0".join((self.fetcher.store.scope, self.fetcher.store.url, path))
+        known, before = self._use(lambda shelf: shelf.catalogue.recall(name), writes=False) or (
+            False,
+            None,
+        )
         try:
-            found = self.fetcher.info(path)
+            found = self.fetcher.info(path, limit_s=_KNOWN_LIMIT_S if known else None)
         except FetchError as error:
-            known, before = self._use(lambda shelf: shelf.catalogue.recall(name)) or (False, None)
             if not known:
                 raise
             self._warn_offline(error)
@@ -613,7 +619,8 @@ class Remote:
                 return None
             return ObjectInfo(path=path, size_bytes=before[0], version=before[1])
         answer = None if found is None else (found.size_bytes, found.version)
-        self._use(lambda shelf: shelf.catalogue.remember(name, answer))
+        if not known or answer != before:
+            self._use(lambda shelf: shelf.catalogue.remember(name, answer))
         return found
 
     def _warn_offline(self, error: FetchError) -> None:

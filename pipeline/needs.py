@@ -37,6 +37,9 @@ MOST_AHEAD = 64
 # Fetched over consumed: what is above 1 fills shards that batches haven't asked for yet.
 DEMAND = 1.4
 
+# Of a node's share, that a cache must have room for at most.
+MOST_ROOM = 0.45
+
 # Weight of the newest batch in running means: about the last 16 count.
 _NEWEST = 1 / 16
 # A batch that waited longer than this share of its time says that the look-ahead was too short.
@@ -58,9 +61,11 @@ def open_windows_bytes(
     """Bytes of two open windows of a node: one that is read while the next one is fetched.
 
     shard_bytes: mean of a shard; share: of the ranks that are on this node, 0 to 1; node_bytes:
-    of all shards that the node reads, the upper bound.
+    of all shards that the node reads. Never more than 45 % of these: where windows are that wide (a
+    small dataset, unshuffled data), half a dataset in the cache is still worth having.
     """
-    return min(math.ceil(2 * window * lanes * shard_bytes * share), node_bytes)
+    windows = math.ceil(2 * window * lanes * shard_bytes * share)
+    return min(windows, int(MOST_ROOM * node_bytes))
 
 
 def check_room(max_bytes: int, needed_bytes: int, *, window: int, lanes: int) -> None:

@@ -315,9 +315,7 @@ def test_half_a_dataset_is_pinned_and_stays(remotes: Callable[..., Remote]) -> N
     assert membership.pinned_bytes == len(pinned) * 102_400
 
 
-def test_two_jobs_share_and_a_dead_ones_part_is_free(
-    tmp_path: Path, remotes: Callable[..., Remote]
-) -> None:
+def test_two_jobs_share_and_a_dead_ones_part_is_free(remotes: Callable[..., Remote]) -> None:
     first, second = many(40, 100_000), many(41, 90_000)
     limit = SLACK_BYTES + 60_000 + 40 * 102_400
     one = remotes(first, max_bytes=limit, group="one")
@@ -395,7 +393,7 @@ def test_one_folder_one_limit(tmp_path: Path) -> None:
     later.close()
 
 
-def test_a_lower_limit_evicts(tmp_path: Path, remotes: Callable[..., Remote]) -> None:
+def test_a_lower_limit_evicts(remotes: Callable[..., Remote]) -> None:
     store = many(20, 100_000)
     remote = remotes(store, max_bytes=4 * MIB)
     for number in range(20):
@@ -602,7 +600,8 @@ def test_verify_finds_a_flipped_bit(store: MemoryStore, remotes: Callable[..., R
 
 def test_evicting_by_dataset(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
     remote = remotes(store)
-    remote.join([], []).leave()
+    remote.join([], [])
+    remote.leave()
     remote.fill(single(store, 0))
     remote.fill(single(store, 4))
     with pytest.raises(ConfigError, match=r"no dataset 'x'.*mem://set"):

@@ -39,7 +39,7 @@ TROUBLE = (OSError, sqlite3.Error, StalledError)
 _RETRY_DISK_S = 30.0
 # Manifests, sidecars and fills in flight, beside what is pinned.
 _MARGIN_SHARE = 0.002
-_FILLS_AT_ONCE = 8
+_FILLS_AT_ONCE = 16
 _ALL = "g"  # above every hex key
 
 

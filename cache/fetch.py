@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _PAGE = 1000
+_QUIET_S = 1.0
+"""So long after an urgent request fills have all connections again."""
 _LONGEST_WAIT_S = 1.0
 """A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
 _HEDGE_THREADS = 8
@@ -117,6 +119,7 @@ class _Call:
 class Fetcher:
     """Requests to one store, for any number of threads.
 
+    fills_beside_urgent: connections of what isn't urgent while something is; may be changed.
     policy: limits; meter: counts what came; jitter: of the pauses, for tests. Owns the store and
     the threads (named penstock-fetch, started when needed): close() ends both. Not across fork.
     """
@@ -136,6 +139,9 @@ class Fetcher:
         self._news = threading.Condition()
         self._events = 0
         self._in_flight = 0
+        self.fills_beside_urgent = self.policy.fills_beside_urgent
+        self._fills = 0  # of those, what isn't urgent
+        self._urgent_s = -math.inf  # when an urgent request was last sent
         self._requests = 0
         self._hedges = 0
         self._times = RequestTimes(self.policy)
@@ -218,6 +224,14 @@ class Fetcher:
         """(mean, 99th percentile) seconds of recent requests for bytes; (0, 0) before the first."""
         with self._news:
             return self._times.summary()
+
+    def room_for_fills(self) -> int:
+        """Requests that aren't urgent and could be sent at once."""
+        with self._news:
+            limit = int(self._connections.limit * self.policy.fill_share)
+            if time.monotonic() < self._urgent_s + _QUIET_S:
+                limit = min(limit, self.fills_beside_urgent)
+            return max(0, limit - self._fills)
 
     def close(self) -> None:
         """End the threads and the store; who waits gets ClosedError. Safe to call twice.
@@ -358,7 +372,13 @@ class Fetcher:
         limit = self._connections.limit
         if not call.urgent:
             limit = max(1, int(limit * self.policy.fill_share))
+            # Connections share the link, so few of them leave most of it to who is waiting.
+            quiet_s = self._urgent_s + _QUIET_S - now_s
+            if quiet_s > 0 and self._fills >= self.fills_beside_urgent:
+                return quiet_s
         if self._in_flight >= limit:
+            if call.urgent:
+                self._connections.full()
             return math.inf
         return self._health.may_start_s(now_s, self._in_flight)
 
@@ -369,6 +389,10 @@ class Fetcher:
         request.first_s = request.first_s or now_s
         request.is_hedged = False
         call.flying[request.number] = request
+        if call.urgent:
+            self._urgent_s = now_s
+        else:
+            self._fills += 1
         self._in_flight += 1
         self._requests += 1
 
@@ -553,6 +577,7 @@ class Fetcher:
         flight.has_landed = True
         request = flight.request
         self._in_flight -= 1
+        self._fills -= not call.urgent
         request.in_flight -= 1
         if request.is_done or not request.in_flight:
             call.flying.pop(request.number, None)

@@ -34,7 +34,8 @@ class FetchPolicy:
     range_bytes: large objects are fetched in ranges of this size. 8 MiB: throughput levels off at
         4 to 8 MiB a request.
     min_connections, start_connections, max_connections: requests in flight, of all callers.
-    fill_share: of the connections, for what isn't urgent.
+    fill_share: of the connections, for what isn't urgent; fills_beside_urgent: connections for that
+        while urgent requests come, to begin with.
     probes: requests in flight while the remote answers nothing.
     """
 
@@ -51,9 +52,10 @@ class FetchPolicy:
     max_hedge_share: float = 0.03
     range_bytes: int = 8 * 2**20
     min_connections: int = 8
-    start_connections: int = 32
-    max_connections: int = 64
+    start_connections: int = 64
+    max_connections: int = 96
     fill_share: float = 0.75
+    fills_beside_urgent: int = 4
     probes: int = 2
 
     def __post_init__(self) -> None:
@@ -144,9 +146,10 @@ class Connections:
     """How many requests may be in flight: K = 1.25 * (bytes/s) / (bytes a request) * E[T].
 
     By Little's law that is 1.25 times what was in flight on average, so a consumer that takes
-    less than the remote can give gets what it needs and a quarter more. A consumer that takes all
-    would grow K without end; so a larger K is on trial for a period, and stays if it brought more
-    bytes a second. A throttled moment halves K.
+    less than the remote can give gets what it needs and a quarter more. But batches come in bursts,
+    whose mean says too little: K doesn't shrink while requests have had to wait for it. A consumer
+    that takes all would grow K without end; so a larger K is on trial for a period, and stays if it
+    brought more bytes a second. A throttled moment halves K.
     """
 
     PERIOD_S = 0.25
@@ -166,6 +169,11 @@ class Connections:
         self._halved_s: float | None = None
         self._trial: tuple[int, float] | None = None
         self._hold = 0
+        self._was_full = False
+
+    def full(self) -> None:
+        """A request has to wait for one of these connections."""
+        self._was_full = True
 
     def done(self, now_s: float, *, size_bytes: int, seconds: float) -> None:
         """A request succeeded."""
@@ -191,6 +199,7 @@ class Connections:
     def _adapt(self, elapsed_s: float) -> None:
         rate = self._bytes / elapsed_s
         wanted = math.ceil(1.25 * self._busy_s / elapsed_s)
+        was_full, self._was_full = self._was_full, False
         trial, self._trial = self._trial, None
         self._hold = max(0, self._hold - 1)
         if self._throttled:
@@ -201,7 +210,7 @@ class Connections:
             if not self._hold and self.limit < self._policy.max_connections:
                 self._trial = self.limit, rate
                 self.limit = min(wanted, self._policy.max_connections)
-        else:
+        elif not was_full:
             # Down by an eighth at most: a batch's burst follows every pause.
             least = max(self._policy.min_connections, self.limit - self.limit // 8)
             self.limit = max(wanted, least)

@@ -218,7 +218,8 @@ class Claims:
 def fill_disk_bytes(size_bytes: int, pieces: int) -> int:
     """What a fill may take of the disk: both files, and the extents of a file that is written here
     and there."""
-    return disk_bytes(size_bytes) + disk_bytes(_HEADER + pieces) + disk_bytes(size_bytes // 256)
+    extents = size_bytes // PIECE_BYTES * 6  # every other piece an extent of 12 bytes, at worst
+    return disk_bytes(size_bytes) + disk_bytes(_HEADER + pieces) + disk_bytes(extents)
 
 
 def discard(part: str, map_path: str) -> None:

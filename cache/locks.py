@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _FLOCK = struct.Struct("hhqqi4x")  # struct flock of 64-bit Linux
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 class ByteLocks:

@@ -40,7 +40,7 @@ class CachedBlob:
         fill: Fill | None,
         *,
         inode: int,
-        publish: Callable[[Fill], None],
+        publish: Callable[[Fill, Bytes], None],
         ensure: Callable[[CachedBlob, Spans], None],
     ) -> None:
         self.source = source
@@ -61,7 +61,7 @@ class CachedBlob:
         """If the fill has become whole, publish it and forget it."""
         fill = self.fill
         if fill is not None and fill.is_whole:
-            self._publish(fill)
+            self._publish(fill, self.data)
             if os.path.exists(self._layout.blob(self.source.key)):
                 self.fill = None
 

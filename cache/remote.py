@@ -57,8 +57,9 @@ if TYPE_CHECKING:
 _WASTE_SHARE = 0.01
 # A claimed range is fetched as a whole if so much of it is missing.
 _WORTH_SHARE = 0.9
-# Ranges that one fill holds at a time; the rest is free for other processes of the node.
-_RANGES_AT_ONCE = 16
+# What one fill holds at a time at most, in full ranges' bytes; the rest is free for other processes
+# of the node.
+_FULL_RANGES_AT_ONCE = 8
 _OBJECTS_HELD = 1024
 # A store that doesn't answer is waited for so long where its last answer is known.
 _KNOWN_LIMIT_S = 5.0
@@ -119,26 +120,31 @@ class Remote:
         return self.cache.use(act, writes=writes) if self.cache is not None else None
 
     def _cached(self, source: BlobSource) -> CachedBlob | None:
-        found: CachedBlob | None = self._use(lambda shelf: self._find_or_begin(shelf, source))
-        return found
-
-    def _find_or_begin(self, shelf: Shelf, source: BlobSource) -> CachedBlob | None:
         for _ in range(2):  # it may be published between the two looks
-            mapped = shelf.published(source.key, source.size_bytes)
-            if mapped is not None:
-                return self._blob(shelf, source, mapped, None)
-            if not self.keeps(source.key):
-                return None
-            begun = shelf.fill(source, group=self.group, kept=False)
-            if begun is not None:
-                blob = self._blob(shelf, source, begun[1], begun[0])
-                blob.settle()  # who fetched the last piece may have died before it published
-                return blob
+            found: CachedBlob | None = self._use(
+                lambda shelf: self._find(shelf, source), writes=False
+            )
+            if found is None and self.keeps(source.key):
+                found = self._use(lambda shelf: self._begin(shelf, source))
+            if found is not None:
+                return found
         return None
 
+    def _find(self, shelf: Shelf, source: BlobSource) -> CachedBlob | None:
+        mapped = shelf.published(source.key, source.size_bytes)
+        return None if mapped is None else self._blob(shelf, source, mapped, None)
+
+    def _begin(self, shelf: Shelf, source: BlobSource) -> CachedBlob | None:
+        begun = shelf.fill(source, group=self.group, pinned=self.membership is not None)
+        if begun is None:
+            return None
+        blob = self._blob(shelf, source, begun[1], begun[0])
+        blob.settle()  # who fetched the last piece may have died before it published
+        return blob
+
     def _blob(self, shelf: Shelf, source: BlobSource, mapped: Map, fill: Fill | None) -> CachedBlob:
-        def publish(fill: Fill) -> None:
-            self._use(lambda shelf: shelf.publish(source, fill, group=self.group, kept=False))
+        def publish(fill: Fill, data: Bytes) -> None:
+            self._use(lambda shelf: shelf.publish(source, fill, data, group=self.group, kept=False))
 
         return CachedBlob(
             shelf, source, mapped, fill, inode=mapped.inode, publish=publish, ensure=self._ensure
@@ -390,7 +396,9 @@ class Remote:
         """Fetch some of a fill's ranges, and take those that are there off the list. False if
         others are at all of them."""
         tasks: list[_Task] = []
-        mine: list[Run] = []
+        pieces = _FULL_RANGES_AT_ONCE * self._pieces_at_once(fill)
+        # Only what can be sent now: a batch that needs a claimed piece waits for it.
+        room = self.fetcher.room_for_fills()
         claims = fill.claims()
         try:
             for _ in range(len(ranges)):
@@ -399,19 +407,21 @@ class Remote:
                 if not missing:
                     continue
                 ranges.append(run)
-                if len(mine) < _RANGES_AT_ONCE and claims.claim(run):
-                    mine.append(run)
-                    missing = fill.missing([run])
-                    # A bridged range is one request, unless others have brought most of it.
-                    still = sum(high - low for low, high in missing)
-                    if fill.pieces.single and still >= _WORTH_SHARE * (run[1] - run[0]):
-                        missing = [run]
-                    for one in missing:
+                # A bridged range is one request, unless others have brought much of it.
+                still = sum(high - low for low, high in missing)
+                if fill.pieces.single and still >= _WORTH_SHARE * (run[1] - run[0]):
+                    missing = [run]
+                for one in missing:
+                    if room > 0 and pieces > 0 and claims.claim(one):
+                        if not fill.missing([one]):
+                            continue
                         tasks += self._piece_tasks(blob, fill, one, stop)
+                        room -= 1
+                        pieces -= one[1] - one[0]
             self._fetch(tasks, urgent=False)
         finally:
             claims.close()
-        return bool(mine)
+        return bool(tasks)
 
     def _piece_tasks(
         self, blob: CachedBlob, fill: Fill, run: Run, stop: threading.Event | None

@@ -12,7 +12,7 @@ import logging
 import os
 import sqlite3
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
@@ -123,9 +123,11 @@ class Shelf:
         own = self.catalogue.own_bytes() + self._others_bytes + SLACK_BYTES + blobs * _ENTRY_BYTES
         return max(0, self.max_bytes - own)
 
-    def _reserve(self, source: BlobSource, *, group: str, disk: int, kept: bool) -> bool:
+    def _reserve(
+        self, source: BlobSource, *, group: str, disk: int, insist: bool, kept: bool = False
+    ) -> bool:
         """Enter a fill into the books if there is room, or room can be made."""
-        if not kept and time.monotonic() < self._full_until:
+        if not insist and time.monotonic() < self._full_until:
             return False
         with self.catalogue.writing():
             row = self.catalogue.row(source.key)
@@ -330,9 +332,10 @@ class Shelf:
                     self.catalogue.remove(key)
             return well
 
-    def fill(self, source: BlobSource, *, group: str, kept: bool) -> tuple[Fill, Map] | None:
+    def fill(self, source: BlobSource, *, group: str, pinned: bool) -> tuple[Fill, Map] | None:
         """Open the fill of a blob, or begin it; None if there is no room, or it is published by
-        now. Raises OSError (the disk is full, …)."""
+        now. pinned: room is looked for even if there was none a moment ago. Raises OSError (the
+        disk is full, …)."""
         key, pieces = source.key, Pieces(source)
         part, marks = self.layout.part(key), self.layout.map(key)
         with self.holding(key):
@@ -342,7 +345,7 @@ class Shelf:
                 fill = Fill(part, marks, pieces)
             except (FileNotFoundError, ValueError):
                 disk = fill_disk_bytes(pieces.size_bytes, pieces.count)
-                if not self._reserve(source, group=group, disk=disk, kept=kept):
+                if not self._reserve(source, group=group, disk=disk, insist=pinned):
                     return None
                 try:
                     fill = Fill.make(part, marks, pieces)
@@ -366,8 +369,9 @@ class Shelf:
             self.readers.let_go(inode)
             raise
 
-    def publish(self, source: BlobSource, fill: Fill, *, group: str, kept: bool) -> None:
-        """Make a blob whose pieces are all there a whole one. Does nothing if another did."""
+    def publish(self, source: BlobSource, fill: Fill, data: Any, *, group: str, kept: bool) -> None:
+        """Make a blob whose pieces are all there a whole one. data: its map, as a buffer. Does
+        nothing if another did."""
         key = source.key
         with self.holding(key):
             try:
@@ -375,7 +379,7 @@ class Shelf:
                     return
             except FileNotFoundError:
                 return
-            crcs = block_crcs(fill.fd)
+            crcs = _crcs_of(memoryview(data))
             os.rename(fill.part, self.layout.blob(key))
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(fill.map_path)
@@ -397,14 +401,16 @@ class Shelf:
     def put(self, source: BlobSource, data: memoryview, *, group: str, kept: bool) -> bool:
         """Keep a small whole object; the caller holds its key. False if there is no room."""
         disk = fill_disk_bytes(len(data), 1)
-        if not len(data) or not self._reserve(source, group=group, disk=disk, kept=kept):
+        if not len(data) or not self._reserve(
+            source, group=group, disk=disk, insist=True, kept=kept
+        ):
             return False
         part = self.layout.part(source.key)
         try:
             with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, len(data))
                 file.write(data)
-            crcs = b"".join(_crc(data[a : a + CRC_BLOCK]) for a in range(0, len(data), CRC_BLOCK))
+            crcs = _crcs_of(data)
             os.rename(part, self.layout.blob(source.key))
         except BaseException:
             discard(part, self.layout.map(source.key))
@@ -581,8 +587,9 @@ def block_crcs(fd: int) -> bytes:
     return found.tobytes()
 
 
-def _crc(data: memoryview) -> bytes:
-    return int(crc32c(data)).to_bytes(4, "little")
+def _crcs_of(data: memoryview) -> bytes:
+    blocks = (data[at : at + CRC_BLOCK] for at in range(0, len(data), CRC_BLOCK))
+    return b"".join(int(crc32c(block)).to_bytes(4, "little") for block in blocks)
 
 
 def _offset(key: str) -> int:

@@ -93,6 +93,15 @@ class Ordered(Generic[T, U]):
         """Whether pop() would not wait."""
         return not self._in_flight or self._in_flight[0].done()
 
+    def ready_share(self) -> float:
+        """Of what is in flight, how much could be popped without a wait; 1.0 for nothing."""
+        count = 0
+        for future in self._in_flight:
+            if not future.done():
+                break
+            count += 1
+        return count / len(self._in_flight) if self._in_flight else 1.0
+
     def __next__(self) -> U:
         self.fill()
         return self.pop()

@@ -40,6 +40,10 @@ DEMAND = 1.4
 # Of a node's share, that a cache must have room for at most.
 MOST_ROOM = 0.45
 
+# Batches in flight that are ready, as a share: below the first fills make room, above the second
+# they may take more.
+_FEW_READY, _MANY_READY = 0.25, 0.5
+
 # Weight of the newest batch in running means: about the last 16 count.
 _NEWEST = 1 / 16
 # A batch that waited longer than this share of its time says that the look-ahead was too short.
@@ -178,11 +182,27 @@ class LookAhead:
         is_late = missed and waited_s > _LATE * period_s
         self._late = min(self._late * 1.25, 16.0) if is_late else max(self._late * 0.98, 1.0)
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether bytes were missing from the local disk lately."""
+        return self._missing >= _NEWEST
+
     def batches(self, *, mean_s: float, p99_s: float) -> int:
         """Batches to keep in flight, for request times' mean and 99th percentile."""
-        if not self._batch_bytes or self._missing < _NEWEST:
+        if not self._batch_bytes or not self.is_cold:
             return self._least
         ahead_s = p99_s + CONNECTIONS_MARGIN * mean_s
         wanted = math.ceil(self._late * ahead_s / self._busy_s)
         most = min(int(self._max_bytes // self._batch_bytes), MOST_AHEAD)
         return max(self._least, min(self._least + wanted, most))
+
+
+def room_for_fills(now: int, *, ready_share: float, most: int) -> int:
+    """Connections that fills may use while batches fetch too, for the next batch.
+
+    Additive increase, multiplicative decrease (Chiu and Jain, 1989), by how many of the batches in
+    flight are ready: a queue that runs empty says so before training waits.
+    """
+    if ready_share < _FEW_READY:
+        return now // 2
+    return min(now + 1, most) if ready_share >= _MANY_READY else now

@@ -20,7 +20,15 @@ import numpy as np
 
 from cache.errors import PenstockError
 from cache.threads import Workers
-from pipeline.needs import LookAhead, Needs, Pace, check_room, node_ranks, open_windows_bytes
+from pipeline.needs import (
+    LookAhead,
+    Needs,
+    Pace,
+    check_room,
+    node_ranks,
+    open_windows_bytes,
+    room_for_fills,
+)
 from pipeline.statistics import RemoteFacts
 
 if TYPE_CHECKING:
@@ -167,16 +175,22 @@ class Prefetch:
         """Batches to begin with: the first one mustn't share the line with many."""
         return min(2, self._least)
 
+    @property
+    def is_cold(self) -> bool:
+        """Whether batches lately missed bytes on the local disk."""
+        return self._look_ahead.is_cold
+
     def seek(self, cursor: Cursor) -> None:
         """Batches will come from this cursor on."""
         self._handed_out = None
         if self._filler is not None:
             self._filler.seek(cursor)
 
-    def ahead(self, size_bytes: int, *, waited_s: float) -> int:
+    def ahead(self, size_bytes: int, *, waited_s: float, ready_share: float) -> int:
         """Count a batch that is handed out now, and tell how many shall be in flight.
 
-        size_bytes: of its encoded samples; waited_s: of the time since the last one, for bytes.
+        size_bytes: of its encoded samples; waited_s: of the time since the last one, for bytes;
+        ready_share: of the batches in flight, those that are there.
         """
         now, before = time.perf_counter(), self._handed_out
         self._handed_out = now
@@ -188,7 +202,13 @@ class Prefetch:
                 waited_s=waited_s,
                 missed=self._seen.misses > seen.misses,
             )
-        mean_s, p99_s = self._remote.fetcher.request_time()
+        fetcher = self._remote.fetcher
+        fetcher.fills_beside_urgent = room_for_fills(
+            fetcher.fills_beside_urgent,
+            ready_share=ready_share,
+            most=fetcher.policy.max_connections,
+        )
+        mean_s, p99_s = fetcher.request_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)
 
     def fill(self, size_bytes: int) -> None:
@@ -236,8 +256,8 @@ class Filler:
         self._needs, self._mine, self._endless = needs, mine, endless
         self._epoch_steps = epoch_steps
         policy = remote.fetcher.policy
-        allowance = policy.min_connections * policy.range_bytes
         mean_bytes = int(dataset.index.shard_bytes.mean())
+        allowance = policy.min_connections * min(policy.range_bytes, mean_bytes)
         self._most_running = max(1, min(allowance // max(1, mean_bytes), _MOST_FILLS))
         self._pool = Workers(self._most_running, name="fill")
         self._stop = threading.Event()

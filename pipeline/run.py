@@ -74,6 +74,7 @@ class Run:
         self._closed = False
         self._after: Cursor | None = None  # the place behind the last batch that was handed out
         self._checked: Cursor | None = None
+        self._held_back = 0  # batches ahead that wait for the next epoch to be asked for
         # Registered after DALI was imported: it runs before DALI's own hook takes the graph away.
         atexit.register(self.close)
 
@@ -82,6 +83,8 @@ class Run:
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
         if cursor == self._next:
+            if cursor.position == 0:
+                self._go_on()
             return
         self._stop_stream()
         ahead = self._depth + PREPARED_AHEAD
@@ -98,6 +101,23 @@ class Run:
         )
         self._stream.fill()
         self._next = cursor
+
+    def _go_on(self) -> None:
+        """Read on with what was held back at the end of an epoch."""
+        if self._held_back and self._stream is not None:
+            self._stream.ahead, self._held_back = self._held_back, 0
+            self._stream.fill()
+
+    def _within_epoch(self, ahead: int, cursor: Cursor, then: Cursor) -> int:
+        """Of so many batches ahead, those that don't fetch for an epoch that may never come.
+
+        One of the next epoch's is read, so that it begins at once; the others are when it is asked
+        for.
+        """
+        left = self._walk.left(then) if then.epoch == cursor.epoch else 0
+        allowed = max(0 if self._fed else 1, left + 1 - len(self._fed))
+        self._held_back = ahead if allowed < ahead else 0
+        return min(ahead, allowed)
 
     def check(self) -> None:
         """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError. Asked
@@ -159,7 +179,11 @@ class Run:
         # work they would delay it by the interpreter's switch interval, 5 ms a batch.
         if self._stream is not None:
             if self._prefetch is not None:
-                self._stream.ahead = self._prefetch.ahead(size_bytes, waited_s=read_s)
+                ready = self._stream.ready_share()
+                ahead = self._prefetch.ahead(size_bytes, waited_s=read_s, ready_share=ready)
+                if self._prefetch.is_cold:
+                    ahead = self._within_epoch(ahead, cursor, then)
+                self._stream.ahead = ahead
             self._stream.fill()
             if self._prefetch is not None:
                 self._prefetch.fill(size_bytes)
@@ -220,6 +244,7 @@ class Run:
 
     def _stop_stream(self) -> None:
         self._next = None
+        self._held_back = 0
         self._failure = None
         if self._stream is not None:
             self._stream.close(timeout_s=self._patience_s)

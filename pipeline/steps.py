@@ -58,6 +58,11 @@ class Walk:
         size = min(self.global_batch, self.samples - position)
         return 0 if size < (self.global_batch if self.drop_last else 1) else size
 
+    def left(self, cursor: Cursor) -> int:
+        """Steps from a cursor to the end of its epoch."""
+        whole, rest = divmod(max(0, self.samples - cursor.position), self.global_batch)
+        return whole + (rest > 0 and not self.drop_last)
+
     def normalise(self, cursor: Cursor) -> Cursor:
         """A cursor from which no step is left stands for the start of the next epoch."""
         return cursor if self.step_size(cursor.position) else Cursor(cursor.epoch + 1, 0)

@@ -257,7 +257,7 @@ def test_a_remote_that_is_gone_gets_few_probes_and_is_found_again(server: Server
     with pytest.raises(FetchError, match=r"\.bin: not fetched after"):
         collect(fetcher, spans)
     traffic = fetcher.meter.snapshot()
-    assert traffic.requests < 100  # of 256 ranges, with 20 attempts each
+    assert traffic.requests < 200  # of 256 ranges, with 20 attempts each
     server.come_back()
     check(spans, collect(fetcher, spans))
     fetcher.close()
@@ -744,7 +744,7 @@ def test_a_failing_remote_gets_probes_and_one_success_opens_the_way() -> None:
         {"read_timeout_s": -1.0},
         {"max_attempts": 0},
         {"min_connections": 0},
-        {"min_connections": 40},
+        {"min_connections": 80},
     ],
 )
 def test_nonsense_limits_are_refused(wrong: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import shutil
 import statistics
 import subprocess
@@ -85,7 +86,7 @@ def measure(
         for number in range(max(1, fill_bytes // (64 * 2**20))):
             names.append(f"object-{number}")
             with open(root / names[-1], "wb") as file:
-                file.truncate(min(fill_bytes, 64 * 2**20))
+                file.write(os.urandom(min(fill_bytes, 64 * 2**20)))
         with nginx(root) as url:
             bench = _Bench(root, url, Path(place) / "cache", batch_size, rounds, console)
             found = {

@@ -84,7 +84,8 @@ def _demand(marks: list[tuple[int, int]], batch_size: int, dataset: Any, window:
 
 
 def fill(task: dict[str, Any]) -> dict[str, float]:
-    """Bring objects into a cache, or read the same ranges with the same client and forget them.
+    """Bring objects into a cache, or read the same ranges with the same client and forget them;
+    four objects at a time, as `penstock warm` does.
 
     url, names, sizes, cache ("" for none).
     """
@@ -92,6 +93,7 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
     from cache.fetch import Fetcher, Span
     from cache.open_store import open_store
     from cache.remote import Remote
+    from cache.threads import ordered
 
     fetcher = Fetcher(open_store(task["url"], {}))
     objects = list(zip(task["names"], task["sizes"], strict=True))
@@ -101,7 +103,9 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
     if cache is not None:
         cache.open()
     wall, cpu = time.perf_counter(), time.process_time()
-    for name, size in objects:
+
+    def bring(wanted: tuple[str, int]) -> None:
+        name, size = wanted
         if cache is None:
             step = fetcher.policy.range_bytes
             spans = [
@@ -113,6 +117,9 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
             key = blob_key(scope="bench", uri=name, version="1")
             part = Part(path=name, size_bytes=size, version=None)
             remote.fill(BlobSource(key=key, uri=name, parts=(part,), size_bytes=size))
+
+    for _ in ordered(bring, objects, workers=4, ahead=4, name="bench"):
+        pass
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
     remote.close()
     if cache is not None:

@@ -68,7 +68,7 @@ class DiskCache:
         self._lock = threading.RLock()
         self._shelf: Shelf | None = None
         self._warned = False
-        self._resting_until = 0.0
+        self._resting_until = self._unread_until = 0.0
         self._owner = os.getpid()
         self._remove: weakref.finalize[..., DiskCache] | None = None
 
@@ -119,7 +119,10 @@ class DiskCache:
                 'parent\'s. Pass multiprocessing_context="forkserver" (or "spawn"), or make the '
                 "dataset in the worker."
             )
-        if (writes or self._shelf is None) and time.monotonic() < self._resting_until:
+        now = time.monotonic()
+        if now < self._unread_until or (
+            (writes or self._shelf is None) and now < self._resting_until
+        ):
             return None
         try:
             with self._lock:
@@ -143,9 +146,11 @@ class DiskCache:
         if os.geteuid() not in (0, owner):
             raise PermissionError(f"it belongs to another user (uid {owner})")
 
-    def give_up(self, error: BaseException) -> None:
-        """Leave the disk alone for a while, and say so once."""
+    def give_up(self, error: BaseException, *, reads: bool = False) -> None:
+        """Write nothing for a while, and say so once. reads: read nothing, either."""
         self._resting_until = time.monotonic() + _RETRY_DISK_S
+        if reads:
+            self._unread_until = self._resting_until
         if self._warned:
             return
         self._warned = True

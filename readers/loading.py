@@ -127,7 +127,7 @@ def load_blobs(
                     raise
                 if attempt:
                     # What was just written can't be read: that disk is left alone for a while.
-                    remote.cache.give_up(error)
+                    remote.cache.give_up(error, reads=True)
                 visit.shards[i] = shard = opened.replace(visit.numbers[i], shard)
     return encoded
 

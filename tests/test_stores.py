@@ -148,7 +148,7 @@ def info_of(store: Store, path: str) -> ObjectInfo:
 def failure_of(read: Callable[[], object]) -> str:
     """What a request that must fail fails with. nginx closes a connection after some errors; a
     request that was just sent on it is cut, which is what retries are for."""
-    for _ in range(3):
+    for _ in range(8):
         with pytest.raises(RequestError) as caught:
             read()
         if caught.value.kind != "transient":

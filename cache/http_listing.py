@@ -85,6 +85,7 @@ class HttpListing:
         return links(page, _join(self._base, folder))
 
     def _page(self, folder: str) -> str:
+        from urllib.error import HTTPError
         from urllib.request import Request, urlopen
 
         path = _quoted(f"{_join(self._base, folder)}/")
@@ -94,6 +95,8 @@ class HttpListing:
             with urlopen(request, timeout=self._timeout_s, context=self._tls) as answer:
                 return str(answer.read(_PAGE_BYTES).decode("utf-8", "replace"))
         except (OSError, HTTPException) as error:
+            if isinstance(error, HTTPError):
+                error.close()  # it is the answer, too
             raise failed_request(error, self._secrets) from None
 
 

@@ -3,7 +3,7 @@
 Synchronous calls in threads, not async: 0.55 CPU-s/GB for 8 MiB ranges and 1.2 for 100 kB, where
 async takes twice that for the small ones. Retries are `cache.fetch`'s, so obstore's are off,
 but for listings, whose pages only obstore can fetch again. obstore doesn't show answers' headers,
-so a Retry-After isn't seen: throttled requests are retried after longer pauses instead.
+so what follows a throttled request goes through `cache.plain_get`, which sees Retry-After.
 
 obstore's own threads don't survive a fork: after it was used, a forked child would hang, so
 stores refuse there.
@@ -11,8 +11,10 @@ stores refuse there.
 
 from __future__ import annotations
 
+import math
 import os
 import re
+import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +27,11 @@ if TYPE_CHECKING:
     from obstore import GetOptions
 
     from cache.http_listing import HttpListing
+    from cache.plain_get import PlainGet
 
 _STATUS = re.compile(r"status(?: code)?: (\d{3})")
+_PATIENT_S = 10.0
+"""So long after a throttled request others go where Retry-After is seen."""
 _NO_TIME = datetime.fromtimestamp(0, UTC)
 _RANGES_UNSUPPORTED = 4
 """Whole answers to ranges in a row, with no right one ever, after which a server is believed not
@@ -57,7 +62,7 @@ class ObstoreStore:
     """Objects below a root. root: of obstore's keys, "" or without slashes around it.
 
     store, listing: obstore's stores, without retries and with; lister: of a web server's index
-    pages, made with this store's info().
+    pages, made with this store's info(); plain: reads ranges of keys while the store throttles.
     """
 
     def __init__(
@@ -70,6 +75,7 @@ class ObstoreStore:
         scope: str,
         secrets: tuple[str, ...] = (),
         lister: Callable[[Callable[[str], ObjectInfo | None]], HttpListing] | None = None,
+        plain: PlainGet | None = None,
     ) -> None:
         self.url = url
         self.scope = scope
@@ -78,6 +84,8 @@ class ObstoreStore:
         self._listing = listing
         self._lister = lister(self.info) if lister is not None else None
         self._root = root
+        self._plain = plain
+        self._throttled_s = -math.inf  # when it was last throttled
         self._pid = os.getpid()
         self._ranges_answered = False
         self._wholes = 0
@@ -148,9 +156,17 @@ class ObstoreStore:
         self._begin()
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
+        if_match = version if version is not None and _is_strong(version) else None
+        throttled = time.monotonic() < self._throttled_s + _PATIENT_S
+        if throttled and self._plain is not None and span is not None:
+            answer = self._plainly(self._plain, path, span, if_match)
+            if answer is not None:
+                if version is not None and answer.version != version:
+                    raise RequestError("changed", f"its version is {answer.version!r}")
+                return answer
         options: GetOptions = {"range": span} if span is not None else {}
-        if version is not None and _is_strong(version):
-            options["if_match"] = f'"{version}"'
+        if if_match is not None:
+            options["if_match"] = f'"{if_match}"'
         try:
             result = obstore.get(self._store, self._key(path), options=options)
             meta, got = result.meta, tuple(result.range)
@@ -171,6 +187,20 @@ class ObstoreStore:
                 "transient", f"{len(data)} bytes from {got[0]} came, wanted {wanted[0]}-{wanted[1]}"
             )
         return Answer(data=data, version=now, object_bytes=int(meta["size"]))
+
+    def _plainly(
+        self, plain: PlainGet, path: str, span: tuple[int, int], if_match: str | None
+    ) -> Answer | None:
+        """Bytes by a plain request; None where this store's login can't sign one."""
+        try:
+            return plain.read(self._key(path), span, if_match=if_match)
+        except RequestError as error:
+            if error.kind == "throttled":
+                self._throttled_s = time.monotonic()
+            raise
+        except Exception:  # of obstore's signing: its own reads go on
+            self._plain = None
+            return None
 
     def put(self, local: str, path: str) -> None:
         """Upload a local file. Raises RequestError."""
@@ -209,6 +239,8 @@ class ObstoreStore:
         """What an exception of obstore's means. Its text holds URLs and a dump: both are cut."""
         text = str(error).partition("\n\nDebug source")[0].partition("\n")[0]
         kind = _failure(error, str(error))
+        if kind == "throttled":
+            self._throttled_s = time.monotonic()
         if kind == "transient" and _is_whole_answer(error):
             self._wholes += 1
             text = "the server answered a range with the whole object"
@@ -263,8 +295,8 @@ def _version(meta: Any) -> str:
     """Its etag without quotes, weak ones with their W/; else size and time; else ""."""
     if tag := meta.get("e_tag"):
         return str(tag).replace('"', "")
-    time = meta.get("last_modified")
-    return f"{meta['size']}-{time.timestamp():.6f}" if time and time != _NO_TIME else ""
+    when = meta.get("last_modified")
+    return f"{meta['size']}-{when.timestamp():.6f}" if when and when != _NO_TIME else ""
 
 
 def _is_strong(version: str) -> bool:

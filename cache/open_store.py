@@ -7,12 +7,13 @@ import re
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from cache.errors import ConfigError, FetchError, MissingDependencyError
 from cache.fsspec_store import FsspecStore
 from cache.http_listing import HttpListing
 from cache.obstore_store import ObstoreStore
+from cache.plain_get import PlainGet
 from cache.secrets import clean_message, find_secrets, plain_query, redact, store_scope, url_secrets
 from cache.store_options import (
     OURS,
@@ -95,13 +96,33 @@ def _bucket(
             "storage_options and not in the URL."
         )
     shown = redact(url).rstrip("/")
+    store = _made(make, place, settings, policy, shown, secrets, retries=0)
     return ObstoreStore(
-        _made(make, place, settings, policy, shown, secrets, retries=0),
+        store,
         listing=_made(make, place, settings, policy, shown, secrets, retries=_LISTING_RETRIES),
         root=root,
         url=shown,
         scope=_scope(*(str(part).rstrip("/") for part in scope)),
         secrets=secrets,
+        plain=_signed_get(store, settings, policy, secrets),
+    )
+
+
+def _signed_get(
+    store: Any, settings: Settings, policy: FetchPolicy, secrets: tuple[str, ...]
+) -> PlainGet | None:
+    """Ranges of a bucket by signed URLs; None where requests aren't signed, or wait for a login."""
+    import obstore
+
+    if settings.config.get("skip_signature") or "credential_provider" in settings.config:
+        return None
+    lasts = timedelta(seconds=policy.retry_timeout_s)
+    return PlainGet(
+        lambda key: obstore.sign(store, "GET", key, lasts),
+        headers={},
+        timeout_s=policy.read_timeout_s,
+        secrets=secrets,
+        tls=_tls(settings),
     )
 
 
@@ -130,6 +151,8 @@ def _http(
         (parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), parts.query, "")
     )
     shown = redact(base)
+    headers = settings.client.get("default_headers", {})
+    tls = _tls(settings) if parts.scheme == "https" else None
     store = _made(HTTPStore, base, settings, policy, shown, secrets, retries=0)
     return ObstoreStore(
         store,
@@ -141,12 +164,25 @@ def _http(
         lister=partial(
             HttpListing,
             base,
-            headers=settings.client.get("default_headers", {}),
+            headers=headers,
             timeout_s=policy.read_timeout_s,
             secrets=secrets,
-            tls=_tls(settings) if parts.scheme == "https" else None,
+            tls=tls,
+        ),
+        plain=PlainGet(
+            partial(_object_url, base),
+            headers=headers,
+            timeout_s=policy.read_timeout_s,
+            secrets=secrets,
+            tls=tls,
         ),
     )
+
+
+def _object_url(base: str, key: str) -> str:
+    parts = urlsplit(base)
+    path = f"{parts.path.rstrip('/')}/{quote(key)}"
+    return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
 def _tls(settings: Settings) -> ssl.SSLContext:

@@ -10,7 +10,7 @@ import pytest
 
 from cache.open_store import open_store
 from cache.store import ObjectInfo, RequestError, Store
-from tests.servers import NGINX, MotoServer, Server, moto, nginx, serving
+from tests.servers import NGINX, Faults, MotoServer, Server, moto, nginx, serving
 from tests.servers.moto import HAS_MOTO
 
 if TYPE_CHECKING:
@@ -299,3 +299,32 @@ class TestS3fsOfMoto(StoreTests):
         fs = s3fs.S3FileSystem(**moto_server.s3_options, skip_instance_cache=True)
         store = open_store(f"s3://{bucket}/set", {}, filesystem=fs)
         return write_all(InBucket(store, moto_server, bucket))
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+@pytest.mark.parametrize("status", ["503", "429"])
+def test_what_follows_a_throttled_request_sees_retry_after(
+    tmp_path: Path, scheme: str, status: str
+) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "x.bin").write_bytes(bytes(range(200)))
+    with serving(tmp_path) as server:
+        at_http = f"{server.url}/bucket", {}
+        url, options = at_http if scheme == "http" else (server.s3("bucket"), server.s3_options)
+        store = open_store(url, options)
+        whole = store.read("x.bin", (5, 20))
+        server.faults = Faults(p=1.0, kinds=(status,), times=3, retry_after="7")
+        server.reset()
+        for waits in (None, 7.0, 7.0):
+            with pytest.raises(RequestError) as caught:
+                store.read("x.bin", (5, 20), version=whole.version)
+            assert caught.value.kind == "throttled"
+            assert caught.value.retry_after_s == waits
+        again = store.read("x.bin", (5, 20), version=whole.version)
+        assert (bytes(again.data), again.version) == (bytes(whole.data), whole.version)
+        assert again.object_bytes == 200
+        (tmp_path / "bucket" / "x.bin").write_bytes(bytes(100))
+        with pytest.raises(RequestError) as caught:
+            store.read("x.bin", (5, 20), version=whole.version)
+        assert caught.value.kind == "changed"
+        store.close()

@@ -10,6 +10,7 @@ Retry-After is honoured where a store can tell it (`RequestError.retry_after_s`)
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 import os
@@ -140,7 +141,7 @@ class Fetcher:
         self._events = 0
         self._in_flight = 0
         self.fills_beside_urgent = self.policy.fills_beside_urgent
-        self._fills = 0  # of those, what isn't urgent
+        self._fills = 0  # requests that fills were granted
         self._urgent_s = -math.inf  # when an urgent request was last sent
         self._requests = 0
         self._hedges = 0
@@ -225,13 +226,24 @@ class Fetcher:
         with self._news:
             return self._times.summary()
 
-    def room_for_fills(self) -> int:
-        """Requests that aren't urgent and could be sent at once."""
+    @contextlib.contextmanager
+    def room_for_fills(self) -> Iterator[int]:
+        """How many requests that aren't urgent may be sent now; the room is the caller's inside.
+
+        To be asked before pieces are claimed: were the limit kept where requests are sent, a batch
+        could wait for a claimed piece, and its fill for the batches to be done.
+        """
         with self._news:
             limit = int(self._connections.limit * self.policy.fill_share)
             if time.monotonic() < self._urgent_s + _QUIET_S:
                 limit = min(limit, self.fills_beside_urgent)
-            return max(0, limit - self._fills)
+            granted = max(0, limit - self._fills)
+            self._fills += granted
+        try:
+            yield granted
+        finally:
+            with self._news:
+                self._fills -= granted
 
     def close(self) -> None:
         """End the threads and the store; who waits gets ClosedError. Safe to call twice.
@@ -372,10 +384,6 @@ class Fetcher:
         limit = self._connections.limit
         if not call.urgent:
             limit = max(1, int(limit * self.policy.fill_share))
-            # Connections share the link, so few of them leave most of it to who is waiting.
-            quiet_s = self._urgent_s + _QUIET_S - now_s
-            if quiet_s > 0 and self._fills >= self.fills_beside_urgent:
-                return quiet_s
         if self._in_flight >= limit:
             if call.urgent:
                 self._connections.full()
@@ -391,8 +399,6 @@ class Fetcher:
         call.flying[request.number] = request
         if call.urgent:
             self._urgent_s = now_s
-        else:
-            self._fills += 1
         self._in_flight += 1
         self._requests += 1
 
@@ -577,7 +583,6 @@ class Fetcher:
         flight.has_landed = True
         request = flight.request
         self._in_flight -= 1
-        self._fills -= not call.urgent
         request.in_flight -= 1
         if request.is_done or not request.in_flight:
             call.flying.pop(request.number, None)

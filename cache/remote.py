@@ -32,7 +32,7 @@ from cache.errors import (
     StalledError,
 )
 from cache.fetch import Span
-from cache.fills import Fill, cut
+from cache.fills import Claims, Fill, cut
 from cache.locks import wait_for
 from cache.open_blob import CachedBlob, PassingBlob
 from cache.store import ObjectInfo
@@ -394,34 +394,38 @@ class Remote:
         self, blob: CachedBlob, fill: Fill, ranges: deque[Run], stop: threading.Event | None
     ) -> bool:
         """Fetch some of a fill's ranges, and take those that are there off the list. False if
-        others are at all of them."""
-        tasks: list[_Task] = []
-        pieces = _FULL_RANGES_AT_ONCE * self._pieces_at_once(fill)
-        # Only what can be sent now: a batch that needs a claimed piece waits for it.
-        room = self.fetcher.room_for_fills()
-        claims = fill.claims()
-        try:
-            for _ in range(len(ranges)):
-                run = ranges.popleft()
-                missing = fill.missing([run])
-                if not missing:
-                    continue
-                ranges.append(run)
-                # A bridged range is one request, unless others have brought much of it.
-                still = sum(high - low for low, high in missing)
-                if fill.pieces.single and still >= _WORTH_SHARE * (run[1] - run[0]):
-                    missing = [run]
-                for one in missing:
-                    if room > 0 and pieces > 0 and claims.claim(one):
-                        if not fill.missing([one]):
-                            continue
-                        tasks += self._piece_tasks(blob, fill, one, stop)
-                        room -= 1
-                        pieces -= one[1] - one[0]
+        nothing came: others are at all of them, or batches need the connections."""
+        with self.fetcher.room_for_fills() as room, contextlib.closing(fill.claims()) as claims:
+            tasks = list(self._claimed(blob, fill, ranges, claims, room, stop))
             self._fetch(tasks, urgent=False)
-        finally:
-            claims.close()
         return bool(tasks)
+
+    def _claimed(
+        self,
+        blob: CachedBlob,
+        fill: Fill,
+        ranges: deque[Run],
+        claims: Claims,
+        room: int,
+        stop: threading.Event | None,
+    ) -> Iterator[_Task]:
+        """Tasks for at most `room` requests, whose pieces are claimed."""
+        pieces = _FULL_RANGES_AT_ONCE * self._pieces_at_once(fill)
+        for _ in range(len(ranges)):
+            run = ranges.popleft()
+            missing = fill.missing([run])
+            if not missing:
+                continue
+            ranges.append(run)
+            # A bridged range is one request, unless others have brought much of it.
+            still = sum(high - low for low, high in missing)
+            if fill.pieces.single and still >= _WORTH_SHARE * (run[1] - run[0]):
+                missing = [run]
+            for one in missing:
+                if room > 0 and pieces > 0 and claims.claim(one) and fill.missing([one]):
+                    yield from self._piece_tasks(blob, fill, one, stop)
+                    room -= 1
+                    pieces -= one[1] - one[0]
 
     def _piece_tasks(
         self, blob: CachedBlob, fill: Fill, run: Run, stop: threading.Event | None

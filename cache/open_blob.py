@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cache.fetch import Span
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -121,6 +123,20 @@ class PassingBlob:
         self.version: str | None = None  # of the first answer, where the source doesn't say
         self._fetch = fetch
         self._memory: mmap.mmap | None = None
+        sizes = [part.size_bytes for part in source.parts] if len(source.parts) > 1 else [0]
+        self._starts = np.cumsum([0, *sizes[:-1]])  # where each part begins
+
+    def spans(self, start: int, end: int) -> Iterator[Span]:
+        """Bytes [start, end) of the blob as spans of its parts."""
+        parts = self.source.parts
+        place = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < end:
+            part, begin = parts[place], int(self._starts[place])
+            upto = min(end, begin + part.size_bytes) if len(parts) > 1 else end
+            version = part.version or (self.version if len(parts) == 1 else None)
+            if upto > start:
+                yield Span(path=part.path, start=start - begin, end=upto - begin, version=version)
+            start, place = max(start, upto), place + 1
 
     def buffer(self, spans: Spans) -> Any:
         """See Blob. Pages that nobody asked for take no memory."""

@@ -254,7 +254,7 @@ class Remote:
         found: list[Bytes] = [np.empty(0, np.uint8)] * len(starts)
         tasks: list[_Task] = []
         for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            spans = list(_spans(blob.source, start, end, version=blob.version))
+            spans = list(blob.spans(start, end))
             if len(spans) == 1:
                 tasks.append(_Task(spans[0], self._take_one(blob, found, place)))
             elif spans:  # a sample over several objects
@@ -300,7 +300,7 @@ class Remote:
         tasks: list[_Task] = []
         for start, end in spans:
             at = start
-            for span in _spans(blob.source, start, end, version=blob.version):
+            for span in blob.spans(start, end):
                 tasks.append(_Task(span, self._take_buffer(blob, at)))
                 at += span.end - span.start
         self._fetch(tasks)
@@ -721,21 +721,6 @@ def _missing(blob: CachedBlob, want: Wanted) -> tuple[list[Run], int]:
     place = np.searchsorted(last, starts, side="right")
     hit = (place < len(first)) & (first[np.minimum(place, len(first) - 1)] < ends)
     return runs, int(hit.sum())
-
-
-def _spans(source: BlobSource, start: int, end: int, *, version: str | None) -> Iterator[Span]:
-    """A blob's bytes [start, end) as spans of its parts."""
-    if len(source.parts) == 1:
-        part = source.parts[0]
-        if end > start:
-            yield Span(path=part.path, start=start, end=end, version=part.version or version)
-        return
-    begin = 0
-    for part in source.parts:
-        low, high = max(start, begin), min(end, begin + part.size_bytes)
-        if low < high:
-            yield Span(path=part.path, start=low - begin, end=high - begin, version=part.version)
-        begin += part.size_bytes
 
 
 def _changed(source: BlobSource) -> ObjectChangedError:

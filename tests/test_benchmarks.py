@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from benchmarks import demo, memory, overhead, resume, throughput
+from benchmarks import cache, demo, memory, overhead, resume, throughput
 from benchmarks.children import Child, ChildFailedError
 from benchmarks.data import Prepared, prepare
 from benchmarks.measure import Figure, NotTheSameWorkError, check_same_work, machine, write_result
@@ -25,6 +25,7 @@ from benchmarks.photographs import PHOTOGRAPHS, borrow_images, make_photographs
 from benchmarks.player import Pixels, Round, RoundSize, tree_cpu_s
 from benchmarks.proof import judge
 from cache.errors import ConfigError, DatasetNotFoundError
+from tests.servers import NGINX
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -297,6 +298,26 @@ def test_throughput_compares_with_dalis_own(prepared: Prepared, tmp_path: Path) 
     assert told["summary"]["dali"]["cpu_ratio"]["median"] > 0
     assert "Penstock (pack) to DALI" in written(console)
     assert str(tmp_path) not in path.read_text()
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx isn't installed")
+def test_the_cache_is_measured_on_stores_of_this_machine(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    path = cache.measure(
+        prepared,
+        rounds=1,
+        batch_size=8,
+        shard_bytes="64KiB",
+        fill_bytes=2**20,
+        results=tmp_path,
+        console=quiet(),
+    )
+    found = json.loads(path.read_text())
+    assert set(found) >= {"fill", "epochs", "bytes", "slow", "date", "machine", "versions"}
+    (counted,) = found["bytes"]["rounds"]
+    assert counted["again"] == 0
+    assert counted["whole"] <= 1.2 * found["pack"]["bytes"]
 
 
 def test_overhead_tells_microseconds(prepared: Prepared, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ _RETRY_DISK_S = 30.0
 # Manifests, sidecars and fills in flight, beside what is pinned.
 _MARGIN_SHARE = 0.002
 _FILLS_AT_ONCE = 16
+# Another job is told of a smaller share from this much on; it looks again by itself, too.
+_TOLD_SHARE = 0.02
 _ALL = "g"  # above every hex key
 
 
@@ -270,23 +272,29 @@ class Membership:
         with shelf.catalogue.writing():
             shelf.bury_dead_jobs()
             jobs = shelf.catalogue.jobs()
-            groups = {job.group for job in jobs}
-            kept = sum(map(shelf.catalogue.kept_bytes, groups))
+            kept = sum(map(shelf.catalogue.kept_bytes, {job.group for job in jobs}))
             extra = fill_disk_bytes(self._largest, self._largest // 4096) - self._largest
-            margin = int(shelf.budget_bytes * _MARGIN_SHARE) + _FILLS_AT_ONCE * max(0, extra)
-            shares = fair_shares(jobs, max(0, shelf.budget_bytes - kept - margin))
+            budget = shelf.steady_budget_bytes
+            margin = int(budget * _MARGIN_SHARE) + _FILLS_AT_ONCE * max(0, extra)
+            share = fair_shares(jobs, max(0, budget - kept - margin))
+            self.share_bytes = share[self._group]
+            self._below = self._threshold(self.share_bytes)
             for job in jobs:
-                share = shares[job.group]
-                if job.id == self._job:
-                    self.share_bytes = share
-                    self._below = self._threshold(share)
-                    shelf.catalogue.set_share(job.id, share_bytes=share, below=self._below)
-                elif share < job.share_bytes:
-                    # Its own process knows its blobs and will say exactly; until then, about.
-                    part = share / job.wanted_bytes if job.wanted_bytes else 1.0
-                    about = f"{int(min(part, 1.0) * 0xFFFFFFFF):08x}" if part < 1 else _ALL
-                    below = min(job.below, about)
-                    shelf.catalogue.set_share(job.id, share_bytes=share, below=below)
+                below = self._told(job, share[job.group])
+                if below is not None:
+                    shelf.catalogue.set_share(job.id, share_bytes=share[job.group], below=below)
+
+    def _told(self, job: Job, share: int) -> str | None:
+        """A job's threshold for a new share; None where it stays."""
+        if job.id == self._job or (
+            job.group == self._group and job.wanted_bytes == self.wanted_bytes
+        ):  # a rank of the same job reads the same blobs
+            return self._below
+        if share >= (1 - _TOLD_SHARE) * job.share_bytes:
+            return None
+        # Its own process knows its blobs and will say exactly; until then, about.
+        part = share / job.wanted_bytes if job.wanted_bytes else 1.0
+        return min(job.below, f"{int(part * 0xFFFFFFFF):08x}" if part < 1 else _ALL)
 
     def _threshold(self, share: int) -> str:
         fits = int(np.searchsorted(self._ends, share, side="right"))

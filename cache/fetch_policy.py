@@ -48,8 +48,8 @@ class FetchPolicy:
     hedge_quantile: float = 0.97
     hedge_least: int = 20
     hedge_factor: float = 3.0
-    hedge_floor_s: float = 0.1
-    max_hedge_share: float = 0.03
+    hedge_floor_s: float = 0.25
+    max_hedge_share: float = 0.02
     range_bytes: int = 8 * 2**20
     min_connections: int = 8
     start_connections: int = 64

@@ -38,6 +38,7 @@ _log = logging.getLogger("penstock")
 CRC_BLOCK = 2**20
 # What the books' log, the folders themselves and the small files take beside the blobs.
 SLACK_BYTES = 320 * 2**10
+_LEAST_OWN_BYTES = 512 * 2**10
 _ENTRY_BYTES = 128  # of a folder, for each blob
 _KEY_TIMEOUT_S = 30.0
 _EVICTOR_S = 5.0
@@ -119,9 +120,18 @@ class Shelf:
     @property
     def budget_bytes(self) -> int:
         """For blobs: the limit less what the folder needs itself."""
-        blobs = sum(self.catalogue.counts().values())
-        own = self.catalogue.own_bytes() + self._others_bytes + SLACK_BYTES + blobs * _ENTRY_BYTES
+        return max(0, self.max_bytes - self._own_bytes())
+
+    @property
+    def steady_budget_bytes(self) -> int:
+        """Not more than that, and the same while the folder grows a little: what is pinned by it
+        mustn't change with every blob."""
+        own = max(_LEAST_OWN_BYTES, 1 << (self._own_bytes() - 1).bit_length())
         return max(0, self.max_bytes - own)
+
+    def _own_bytes(self) -> int:
+        blobs = sum(self.catalogue.counts().values())
+        return self.catalogue.own_bytes() + self._others_bytes + SLACK_BYTES + blobs * _ENTRY_BYTES
 
     def _reserve(
         self, source: BlobSource, *, group: str, disk: int, insist: bool, kept: bool = False

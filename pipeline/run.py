@@ -84,7 +84,7 @@ class Run:
             raise ClosedError("This loader is closed; make a new one.")
         if cursor == self._next:
             if cursor.position == 0:
-                self._go_on()
+                self._go_on(cursor)
             return
         self._stop_stream()
         ahead = self._depth + PREPARED_AHEAD
@@ -102,10 +102,10 @@ class Run:
         self._stream.fill()
         self._next = cursor
 
-    def _go_on(self) -> None:
-        """Read on with what was held back at the end of an epoch."""
+    def _go_on(self, cursor: Cursor) -> None:
+        """Read on with what was held back at the end of an epoch, now that the next begins."""
         if self._held_back and self._stream is not None:
-            self._stream.ahead, self._held_back = self._held_back, 0
+            self._stream.ahead = self._within_epoch(self._held_back, cursor, cursor)
             self._stream.fill()
 
     def _within_epoch(self, ahead: int, cursor: Cursor, then: Cursor) -> int:

@@ -33,7 +33,8 @@ class FetchPolicy:
     max_hedge_share: hedges over requests, plus one.
     range_bytes: large objects are fetched in ranges of this size. 8 MiB: throughput levels off at
         4 to 8 MiB a request.
-    min_connections, start_connections, max_connections: requests in flight, of all callers.
+    min_connections, start_connections, max_connections: requests in flight, of all callers;
+        standing_connections: fewer than that only where the store throttles.
     fill_share: of the connections, for what isn't urgent; fills_beside_urgent: connections for that
         while urgent requests come, to begin with.
     probes: requests in flight while the remote answers nothing.
@@ -52,6 +53,7 @@ class FetchPolicy:
     max_hedge_share: float = 0.02
     range_bytes: int = 8 * 2**20
     min_connections: int = 8
+    standing_connections: int = 32
     start_connections: int = 64
     max_connections: int = 96
     fill_share: float = 0.75
@@ -170,6 +172,10 @@ class Connections:
         self._trial: tuple[int, float] | None = None
         self._hold = 0
         self._was_full = False
+        # A burst after a pause mustn't find that the pause has cost it its connections.
+        self._standing = max(
+            policy.min_connections, min(policy.standing_connections, policy.start_connections)
+        )
 
     def full(self) -> None:
         """A request has to wait for one of these connections."""
@@ -212,8 +218,8 @@ class Connections:
                 self.limit = min(wanted, self._policy.max_connections)
         elif not was_full:
             # Down by an eighth at most: a batch's burst follows every pause.
-            least = max(self._policy.min_connections, self.limit - self.limit // 8)
-            self.limit = max(wanted, least)
+            least = max(self._standing, self.limit - self.limit // 8)
+            self.limit = min(self.limit, max(wanted, least))
 
 
 class Health:

@@ -200,9 +200,9 @@ class LookAhead:
 def room_for_fills(now: int, *, ready_share: float, most: int) -> int:
     """Connections that fills may use while batches fetch too, for the next batch.
 
-    Additive increase, multiplicative decrease (Chiu and Jain, 1989), by how many of the batches in
-    flight are ready: a queue that runs empty says so before training waits.
+    Half again while many of the batches in flight are ready, half when few are: a queue that runs
+    empty says so before training waits.
     """
     if ready_share < _FEW_READY:
         return now // 2
-    return min(now + 1, most) if ready_share >= _MANY_READY else now
+    return min(now + 1 + now // 2, most) if ready_share >= _MANY_READY else now

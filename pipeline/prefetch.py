@@ -257,8 +257,11 @@ class Filler:
         self._epoch_steps = epoch_steps
         policy = remote.fetcher.policy
         mean_bytes = int(dataset.index.shard_bytes.mean())
-        allowance = policy.min_connections * min(policy.range_bytes, mean_bytes)
-        self._most_running = max(1, min(allowance // max(1, mean_bytes), _MOST_FILLS))
+        held = policy.min_connections * min(policy.range_bytes, mean_bytes)
+        # The first windows open all at once; beyond a quarter of the data it would be a download.
+        most = policy.min_connections * policy.range_bytes
+        allowance = max(held, min(most, share.node_bytes // 4))
+        self._most_running = max(1, min(held // max(1, mean_bytes), _MOST_FILLS))
         self._pool = Workers(self._most_running, name="fill")
         self._stop = threading.Event()
         # What handed_out() and the tasks share; held for moments only.

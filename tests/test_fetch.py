@@ -701,12 +701,24 @@ def test_a_steady_consumer_gets_a_quarter_more_than_it_needs(
     rate: float, request_s: float, wanted: int
 ) -> None:
     """Requests a second times seconds a request, by Little's law, and a quarter."""
-    connections = Connections(FetchPolicy())
+    connections = Connections(FetchPolicy(standing_connections=8))
     now = 0.0
     for _ in range(20_000):
         now += max(1 / rate, request_s / connections.limit)
         connections.done(now, size_bytes=2**20, seconds=request_s)
     assert connections.limit == pytest.approx(wanted, abs=5)
+
+
+def test_a_pause_costs_no_connections_that_a_burst_needs() -> None:
+    policy = FetchPolicy()
+    connections = Connections(policy)
+    for number in range(5000):  # a request now and then
+        connections.done(0.1 * number, size_bytes=2**20, seconds=0.05)
+    assert connections.limit == policy.standing_connections
+    connections.throttled(1000.0)
+    connections.throttled(2000.0)
+    connections.throttled(3000.0)
+    assert connections.limit == policy.min_connections
 
 
 def test_a_full_link_ends_the_growth() -> None:

@@ -16,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,7 +118,11 @@ def measure(
         "pack": {"bytes": bench.pack_bytes, "shard_bytes": str(shard_bytes)},
         "batch_size": batch_size,
     }
-    return write_result("cache", told | found, folder=results)
+    plain = {
+        name: part | {"summary": {what: asdict(f) for what, f in part["summary"].items()}}
+        for name, part in found.items()
+    }
+    return write_result("cache", told | plain, folder=results)
 
 
 class _Bench:

@@ -18,11 +18,12 @@ from hypothesis import strategies as st
 from cache import admin
 from cache.blob import BlobSource, Part, Wanted, blob_key
 from cache.catalogue import Job
-from cache.disk_cache import DiskCache, fair_shares
+from cache.disk_cache import DiskCache, Membership, fair_shares
 from cache.errors import ConfigError, FetchError, ObjectChangedError, PenstockWarning
 from cache.fetch import Fetcher
 from cache.fetch_policy import FetchPolicy
 from cache.layout import file_system
+from cache.open_blob import CachedBlob
 from cache.remote import Remote
 from cache.shelf import SLACK_BYTES, Shelf
 from cache.store import RequestError
@@ -56,6 +57,17 @@ def remotes(tmp_path: Path) -> Iterator[Callable[..., Remote]]:
         remote.close()
         if remote.cache is not None:
             remote.cache.close()
+
+
+def cache_of(remote: Remote) -> DiskCache:
+    assert remote.cache is not None
+    return remote.cache
+
+
+def job_of(remote: Remote, keys: list[str], sizes: list[int]) -> Membership:
+    job = remote.join(keys, sizes)
+    assert job is not None
+    return job
 
 
 def single(store: MemoryStore, number: int, *, version: str | None = None) -> BlobSource:
@@ -163,7 +175,7 @@ def test_many_at_once_fetch_each_byte_once(
         raise failures[0]
     wanted = sum(source.size_bytes for source in sources)
     assert store.bytes_read <= 1.02 * wanted
-    assert os.listdir(everyone[0].cache.path + "/fills") == []
+    assert os.listdir(cache_of(everyone[0]).path + "/fills") == []
 
 
 def test_samples_of_parts_that_pass(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
@@ -231,17 +243,18 @@ def test_dropping_fetches_again(store: MemoryStore, remotes: Callable[..., Remot
     path.write_bytes(damaged)
     old = remote.load([Wanted(blob=blob, starts=[0], ends=[100])])[0][0]
     assert old.tobytes() != store.objects["o0"][:100]
+    assert isinstance(blob, CachedBlob)
     remote.drop(source, inode=blob.inode)
     remote.drop(source, inode=blob.inode)  # another thread saw the same
     again = remote.open(source)
     (found,) = remote.load([Wanted(blob=again, starts=[0], ends=[100])])
     assert found[0].tobytes() == store.objects["o0"][:100]
     assert remote.traffic().refetched == 1
-    summary = admin.stat(remote.cache.path)
+    summary = admin.stat(cache_of(remote).path)
     assert summary.trash == 1  # still mapped, so it counts
     del blob, old
-    admin.gc(remote.cache.path)
-    assert admin.stat(remote.cache.path).trash == 0
+    admin.gc(cache_of(remote).path)
+    assert admin.stat(cache_of(remote).path).trash == 0
 
 
 def test_a_cut_file_is_dropped_at_opening(
@@ -250,7 +263,7 @@ def test_a_cut_file_is_dropped_at_opening(
     remote = remotes(store)
     source = single(store, 4)
     remote.fill(source)
-    os.truncate(os.path.join(remote.cache.path, "blobs", source.key), 5000)
+    os.truncate(os.path.join(cache_of(remote).path, "blobs", source.key), 5000)
     blob = remote.open(source)
     (found,) = remote.load([Wanted(blob=blob, starts=[0], ends=[SIZES[4]])])
     assert found[0].tobytes() == store.objects["o4"]
@@ -263,7 +276,7 @@ def test_pread_tells_of_a_file_that_was_cut_under_it(
     source = single(store, 4)
     remote.fill(source)
     blob = remote.open(source)
-    os.truncate(os.path.join(remote.cache.path, "blobs", source.key), 5000)
+    os.truncate(os.path.join(cache_of(remote).path, "blobs", source.key), 5000)
     with pytest.raises(EOFError):
         remote.load([Wanted(blob=blob, starts=[4000], ends=[6000])], mode="pread")
 
@@ -298,7 +311,7 @@ def test_half_a_dataset_is_pinned_and_stays(remotes: Callable[..., Remote]) -> N
     sources = [single(store, i) for i in range(64)]
     keys, sizes = [s.key for s in sources], [s.size_bytes for s in sources]
     remote = remotes(store, max_bytes=SLACK_BYTES + 40_000 + 33 * 102_400)
-    membership = remote.join(keys, sizes)
+    membership = job_of(remote, keys, sizes)
     pinned = {key for key in keys if membership.pinned(key)}
     assert 25 <= len(pinned) <= 33
     assert pinned == set(sorted(keys)[: len(pinned)])
@@ -320,20 +333,20 @@ def test_two_jobs_share_and_a_dead_ones_part_is_free(remotes: Callable[..., Remo
     limit = SLACK_BYTES + 60_000 + 40 * 102_400
     one = remotes(first, max_bytes=limit, group="one")
     sources = [single(first, i) for i in range(40)]
-    mine = one.join([s.key for s in sources], [s.size_bytes for s in sources])
+    mine = job_of(one, [s.key for s in sources], [s.size_bytes for s in sources])
     alone = mine.pinned_bytes
     for source in sources:
         one.fill(source)
     second.url = "mem://other"
     two = remotes(second, max_bytes=limit, group="two")
     others = [single(second, i) for i in range(41)]
-    theirs = two.join([s.key for s in others], [s.size_bytes for s in others])
+    theirs = job_of(two, [s.key for s in others], [s.size_bytes for s in others])
     assert theirs.pinned_bytes > 0
     assert mine.refresh()
     assert mine.pinned_bytes < 0.6 * alone
     fills = [two.fill(source) for source in others]
     assert fills.count(-1) < len(fills)
-    assert admin.stat(one.cache.path).used_bytes <= limit
+    assert admin.stat(cache_of(one).path).used_bytes <= limit
     theirs.leave()
     assert mine.refresh()
     assert mine.pinned_bytes == alone
@@ -348,15 +361,15 @@ def test_what_is_mapped_is_never_evicted_and_counts(remotes: Callable[..., Remot
         blob = remote.open(single(store, number))
         remote.load([Wanted(blob=blob, starts=[0], ends=[100_000])])
         held.append(blob)
-        assert admin.stat(remote.cache.path).used_bytes <= limit - SLACK_BYTES
+        assert admin.stat(cache_of(remote).path).used_bytes <= limit - SLACK_BYTES
     cached = [blob for blob in held if blob.is_cached]
     assert 5 <= len(cached) <= 10
     for blob in cached:
         assert os.path.exists(os.fsdecode(blob.path))
-    assert admin.clear(remote.cache.path)[0] == 0
+    assert admin.clear(cache_of(remote).path)[0] == 0
     del held, cached, blob
-    assert admin.clear(remote.cache.path)[0] >= 5
-    assert admin.stat(remote.cache.path).blobs == 0
+    assert admin.clear(cache_of(remote).path)[0] >= 5
+    assert admin.stat(cache_of(remote).path).blobs == 0
 
 
 def test_least_recently_used_goes_first(remotes: Callable[..., Remote]) -> None:
@@ -399,8 +412,8 @@ def test_a_lower_limit_evicts(remotes: Callable[..., Remote]) -> None:
     for number in range(20):
         remote.fill(single(store, number))
     remote.close()
-    remote.cache.close()
-    small = DiskCache(remote.cache.path, max_bytes=SLACK_BYTES + MIB)
+    cache_of(remote).close()
+    small = DiskCache(cache_of(remote).path, max_bytes=SLACK_BYTES + MIB)
     small.open()
     assert admin.stat(small.path).used_bytes <= MIB
     small.close()
@@ -437,13 +450,13 @@ def test_a_damaged_catalogue_is_made_anew(
     remote = remotes(store)
     remote.fill(single(store, 0))
     remote.close()
-    remote.cache.close()
-    catalogue = Path(remote.cache.path) / "catalogue.db"
+    cache_of(remote).close()
+    catalogue = Path(cache_of(remote).path) / "catalogue.db"
     catalogue.write_bytes(b"not a database at all" * 300)
     again = remotes(store)
     assert again.is_whole(single(store, 0))
-    assert admin.stat(again.cache.path).used_bytes >= SIZES[0]
-    assert admin.verify(again.cache.path).bad == ()
+    assert admin.stat(cache_of(again).path).used_bytes >= SIZES[0]
+    assert admin.verify(cache_of(again).path).bad == ()
 
 
 def test_books_and_files_are_brought_together(
@@ -455,9 +468,9 @@ def test_books_and_files_are_brought_together(
     blob = remote.open(single(store, 5))
     remote.load([Wanted(blob=blob, starts=[0], ends=[10])])  # a fill that stays
     del blob
-    path = Path(remote.cache.path)
+    path = Path(cache_of(remote).path)
     remote.close()
-    remote.cache.close()
+    cache_of(remote).close()
     (path / "blobs" / single(store, 0).key).unlink()
     os.rename(path / "blobs" / single(store, 1).key, path / "trash" / "beef-7")
     (path / "fills" / "00ff.part").write_bytes(b"leftover")
@@ -484,9 +497,9 @@ def test_after_a_reboot_blobs_are_verified_at_first_use(
     blob = remote.open(single(store, 5))
     remote.load([Wanted(blob=blob, starts=[0], ends=[10])])
     del blob
-    path = Path(remote.cache.path)
+    path = Path(cache_of(remote).path)
     remote.close()
-    remote.cache.close()
+    cache_of(remote).close()
     (path / "boot").write_text("another boot")
     torn = path / "blobs" / single(store, 4).key
     torn.write_bytes(bytes(SIZES[4]))  # what a power cut leaves
@@ -573,18 +586,18 @@ def test_a_write_that_fails_is_read_past(
 
 def test_a_forked_child_is_refused(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
     remote = remotes(store)
-    remote.cache.open()
-    remote.cache._owner = os.getpid() + 1  # as in a child
+    cache_of(remote).open()
+    cache_of(remote)._owner = os.getpid() + 1  # as in a child
     with pytest.raises(ConfigError, match="forkserver"):
         remote.open(single(store, 0))
-    remote.cache._owner = os.getpid()
+    cache_of(remote)._owner = os.getpid()
 
 
 def test_verify_finds_a_flipped_bit(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
     remote = remotes(store)
     for number in (0, 4):
         remote.fill(single(store, number))
-    path = Path(remote.cache.path)
+    path = Path(cache_of(remote).path)
     file = path / "blobs" / single(store, 4).key
     data = bytearray(file.read_bytes())
     data[-1] ^= 4
@@ -605,10 +618,10 @@ def test_evicting_by_dataset(store: MemoryStore, remotes: Callable[..., Remote])
     remote.fill(single(store, 0))
     remote.fill(single(store, 4))
     with pytest.raises(ConfigError, match=r"no dataset 'x'.*mem://set"):
-        admin.evict(remote.cache.path, label="x")
-    blobs, size = admin.evict(remote.cache.path, to_bytes=SIZES[0] + 4096, label="mem://set")
+        admin.evict(cache_of(remote).path, label="x")
+    blobs, size = admin.evict(cache_of(remote).path, to_bytes=SIZES[0] + 4096, label="mem://set")
     assert (blobs, size) == (1, 303_104)
-    assert admin.evict(remote.cache.path, to_bytes=0) == (1, 200_704)
+    assert admin.evict(cache_of(remote).path, to_bytes=0) == (1, 200_704)
 
 
 def test_temporary_caches_go() -> None:

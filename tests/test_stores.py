@@ -309,8 +309,9 @@ def test_what_follows_a_throttled_request_sees_retry_after(
     (tmp_path / "bucket").mkdir()
     (tmp_path / "bucket" / "x.bin").write_bytes(bytes(range(200)))
     with serving(tmp_path) as server:
-        at_http = f"{server.url}/bucket", {}
-        url, options = at_http if scheme == "http" else (server.s3("bucket"), server.s3_options)
+        url, options = server.s3("bucket"), server.s3_options
+        if scheme == "http":
+            url, options = f"{server.url}/bucket", {}
         store = open_store(url, options)
         whole = store.read("x.bin", (5, 20))
         server.faults = Faults(p=1.0, kinds=(status,), times=3, retry_after="7")

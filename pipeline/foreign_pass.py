@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from pipeline.foreign import ForeignEngine
     from pipeline.foreign_order import Stream
 
+_END_S = 5.0  # for a worker that is told to end
 _FED_AHEAD = 2  # batches in DALI, as for native datasets
 
 
@@ -78,9 +80,10 @@ class Pass:
             self._stream.mark = mark
 
     def stop(self) -> None:
-        """Drop torch's iterator, and with it its workers."""
-        self._inner = iter(())
+        """Drop torch's iterator, and end its workers."""
+        inner, self._inner = self._inner, iter(())
         self.is_over = True
+        end_workers(inner)
 
     def __iter__(self) -> Pass:
         return self
@@ -200,6 +203,29 @@ class Pass:
             engine.moved(self.number, engine.after(mark))
             engine.check_short(mark.batches)
         return False
+
+
+def end_workers(inner: Any) -> None:
+    """End the workers of one of torch's iterators now: by itself it does so when nothing refers to
+    it any more, and the traceback of an error may for long.
+
+    torch's handler of dead children raises in whatever runs then, its own clean-up included.
+    """
+    shutdown = getattr(inner, "_shutdown_workers", None)
+    if shutdown is None:
+        return
+    with contextlib.suppress(RuntimeError):
+        shutdown()
+    if getattr(inner, "_worker_pids_set", False):  # cut short: the handler mustn't see the rest
+        from torch.utils.data._utils import signal_handling
+
+        signal_handling._remove_worker_pids(id(inner))  # type: ignore[attr-defined]
+        inner._worker_pids_set = False
+    alive = [worker for worker in inner._workers if worker.is_alive()]
+    for worker in alive:
+        worker.terminate()
+    for worker in alive:
+        worker.join(_END_S)
 
 
 def restoring(stream: Iterable[Request], mark: Mark) -> Iterator[Request]:

@@ -20,7 +20,7 @@ from crc32c import crc32c
 from cache.catalogue import Catalogue, rebuilt
 from cache.errors import ConfigError, StalledError
 from cache.fills import Fill, Pieces, discard, fill_disk_bytes
-from cache.layout import BLOCK, Layout, boot_id, disk_bytes, write_small
+from cache.layout import Layout, boot_id, disk_bytes, write_small
 from cache.locks import ByteLocks, ReaderLocks, wait_for
 from cache.mapping import Map
 from cache.sizes import format_size
@@ -605,6 +605,3 @@ def _crcs_of(data: memoryview) -> bytes:
 def _offset(key: str) -> int:
     """Where a key's lock is: 60 bits of it."""
     return int(key.partition("-")[0][:15], 16)
-
-
-__all__ = ["BLOCK", "CRC_BLOCK", "SLACK_BYTES", "Shelf", "block_crcs"]

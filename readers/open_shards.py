@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from cache.errors import ClosedError
@@ -31,6 +31,7 @@ class OpenShards:
         self._lock = threading.Lock()
         self._mending = threading.Lock()
         self._held: OrderedDict[int, Shard] = OrderedDict()
+        self._drops: Counter[int] = Counter()
         self._closed = False
 
     def __len__(self) -> int:
@@ -46,6 +47,7 @@ class OpenShards:
             for number, shard in zip(numbers, found, strict=True):
                 if shard is not None:
                     self._held.move_to_end(number)
+            drops = {number: self._drops[number] for number in numbers}
         if None not in found:
             return [shard for shard in found if shard is not None]
         pairs = zip(numbers, found, strict=True)
@@ -53,7 +55,8 @@ class OpenShards:
         new = self._open(list(dict.fromkeys(n for n, shard in pairs if shard is None)))
         with self._lock:
             if not self._closed:
-                self._held.update(new)
+                # What was opened before its damaged bytes were dropped isn't kept: it has them.
+                self._held |= {n: shard for n, shard in new.items() if drops[n] == self._drops[n]}
                 while len(self._held) > max(OPEN_SHARDS, len(numbers)):
                     self._held.popitem(last=False)
         return [
@@ -91,10 +94,12 @@ class OpenShards:
         with self._mending:
             with self._lock:
                 held = self._held.get(number)
-                if held is shard:
-                    del self._held[number]
-            if held is shard or held is None:
+                is_new = held is not None and not _same_bytes(held, shard)
+            if not is_new:
                 self._index.drop(number, opened=shard)
+                with self._lock:
+                    self._drops[number] += 1
+                    self._held.pop(number, None)
             (fresh,) = self.get([number])
             return fresh
 
@@ -103,3 +108,11 @@ class OpenShards:
         with self._lock:
             self._closed = True
             self._held.clear()
+
+
+def _same_bytes(a: Shard, b: Shard) -> bool:
+    """Whether two opened shards have the same copy of the shard's bytes."""
+    if a is b:
+        return True
+    inodes = {getattr(s.blob, "inode", None) if isinstance(s, BlobShard) else None for s in (a, b)}
+    return len(inodes) == 1 and None not in inodes

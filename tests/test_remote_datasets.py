@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import threading
 import warnings
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -25,6 +27,8 @@ from cache.errors import (
 )
 from cache.threads import ordered
 from readers import Dataset, build_index, open_index, pack
+from readers.index import Index
+from readers.open_shards import OpenShards
 from tests import images, tars
 from tests.servers import Server, moto, serving
 from tests.servers.moto import HAS_MOTO
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from readers.index import Shard
     from readers.types import EncodedBatch
 
 SAMPLES = 24
@@ -372,6 +377,48 @@ def test_damage_while_a_shard_is_open_is_fetched_once_however_many_threads_find_
             assert batch == expected
         assert dataset.traffic().refetched == 1
         assert server.bytes_sent <= (1.02 + asked_again(dataset)) * size_bytes
+
+
+def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread's open begins before the drop and ends behind it."""
+    cache = tmp_path / "cache"
+    with Dataset(f"{server.url}/pack", cache=cache) as dataset:
+        expected = everything(dataset)
+        opened, begun, late = OpenShards(dataset.index), Event(), Event()
+        (bad,) = opened.get([0])
+        flip(blobs_of(cache, dataset)[0])
+        real_open, real_drop = Index.open_shard, Index.drop
+        openers: list[Shard] = []
+
+        def open_late(index: Index, number: int) -> Shard:
+            shard = real_open(index, number)
+            if threading.current_thread() is other:
+                openers.append(shard)
+                begun.set()
+                assert late.wait(30)
+            return shard
+
+        def drop(index: Index, number: int, *, opened: Shard | None = None) -> None:
+            opened_shards.release([number])
+            other.start()
+            assert begun.wait(30)
+            real_drop(index, number, opened=opened)
+
+        opened_shards = opened
+        other = threading.Thread(target=opened.get, args=[[0]], name="late")
+        monkeypatch.setattr(Index, "open_shard", open_late)
+        monkeypatch.setattr(Index, "drop", drop)
+        fresh = opened.replace(0, bad)
+        late.set()
+        other.join(30)
+        assert opened.get([0])[0] is fresh
+        assert opened.replace(0, openers[0]) is fresh
+        opened.close()
+        monkeypatch.undo()
+        assert everything(dataset) == expected
+        assert dataset.traffic().refetched == 1
 
 
 def test_a_disk_that_fails_is_read_past(

@@ -1,0 +1,88 @@
+"""Accelerators that a benchmark emulates: how long each one's training step takes, on what.
+
+A storage or loader benchmark needs no accelerator: its step is a wait of the length that was
+measured on a real one (DLIO; MLPerf Storage). The steps, batch sizes and mean sample sizes of
+h100-* and a100-* are those of MLPerf Storage's published workloads (github.com/mlcommons/storage,
+configs/dlio/workload/<model>_<accelerator>.yaml: train.computation_time, reader.batch_size,
+dataset.record_length_bytes; its record lengths vary, ours are the means). dgx-pod is the job of
+300,000 images of 0.5 MB that a storage design guide for NVIDIA's DGX POD sizes by 480 images/s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cache.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accelerator:
+    """One accelerator that trains one model.
+
+    step_s: seconds of a training step over batch_size samples; sample_bytes: mean encoded size of
+    a sample; samples: of the published dataset, 0 where its size is the tester's choice.
+    """
+
+    name: str
+    step_s: float
+    batch_size: int
+    sample_bytes: int
+    samples: int = 0
+
+    def step_for(self, batch_size: int) -> float:
+        """Seconds of a step over another number of samples: a step scales with its batch."""
+        if batch_size < 1:
+            raise ConfigError(
+                f"A step is over at least one sample, got batch_size={batch_size}. "
+                f"{self.name} was published with {self.batch_size}."
+            )
+        return self.step_s * batch_size / self.batch_size
+
+    @property
+    def samples_per_s(self) -> float:
+        """What it takes when it never waits."""
+        return self.batch_size / self.step_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Encoded bytes that it takes when it never waits."""
+        return self.samples_per_s * self.sample_bytes
+
+
+def _table(*accelerators: Accelerator) -> dict[str, Accelerator]:
+    return {accelerator.name: accelerator for accelerator in accelerators}
+
+
+ACCELERATORS = _table(
+    Accelerator(name="h100-resnet50", step_s=0.224, batch_size=400, sample_bytes=114_660),
+    Accelerator(name="h100-unet3d", step_s=0.323, batch_size=7, sample_bytes=146_600_628),
+    Accelerator(
+        name="h100-cosmoflow",
+        step_s=0.0035,
+        batch_size=1,
+        sample_bytes=2_828_486,
+        samples=524_288,
+    ),
+    Accelerator(name="a100-resnet50", step_s=0.435, batch_size=400, sample_bytes=114_660),
+    Accelerator(name="a100-unet3d", step_s=0.636, batch_size=7, sample_bytes=146_600_628),
+    Accelerator(
+        name="a100-cosmoflow",
+        step_s=0.00551,
+        batch_size=1,
+        sample_bytes=2_828_486,
+        samples=524_288,
+    ),
+    # The guide gives a rate and no batch: 240 makes a step of half a second.
+    Accelerator(name="dgx-pod", step_s=0.5, batch_size=240, sample_bytes=500_000, samples=300_000),
+)
+
+
+def accelerator(name: str) -> Accelerator:
+    """The accelerator of that name. Raises ConfigError, which lists the names."""
+    try:
+        return ACCELERATORS[name]
+    except KeyError:
+        raise ConfigError(
+            f"There is no accelerator {name!r}. Take one of {', '.join(ACCELERATORS)}, or give "
+            "the length of a step itself (--step-ms)."
+        ) from None

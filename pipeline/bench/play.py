@@ -1,0 +1,241 @@
+"""One measured run of a loader: as fast as batches come, or with an emulated training step.
+
+The step is a wait that leaves the cores alone, as a process does whose accelerator computes. What
+a loader had ready when the measuring began would flatter it: the first batches, more than any
+loader of ours keeps ready, are taken and not counted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from cache.errors import ConfigError
+from pipeline.bench.au import au_percent
+from pipeline.bench.cpu import tree_cpu_s
+from pipeline.bench.measured import Measured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pipeline.statistics import Statistics
+
+# Batches in front of the measured part: those in DALI, those prepared, and one on its way.
+SETTLE_BATCHES = 6
+# Where a batch takes long they take no more than this share of the run's length, and one at least.
+_SETTLE_SHARE = 0.5
+_LEAST_BATCHES = 2
+_TOLD_EVERY_S = 0.5
+
+
+class Loader(Protocol):
+    """What is played: `pipeline.DataLoader`, or what stands in for it."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+    def statistics(self) -> Statistics: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """A run, and what charts and verdicts need beside it.
+
+    waits_s: every measured step's wait for its batch, in order. statistics: the loader's own, at
+    the end of the run, the warm-up among it.
+    """
+
+    measured: Measured
+    statistics: Statistics
+    waits_s: tuple[float, ...]
+
+
+@dataclass(slots=True)
+class _Steps:
+    """The clock's readings of some steps in a row, and how many samples they were over."""
+
+    waits_s: list[float] = field(default_factory=list)
+    computes_s: list[float] = field(default_factory=list)
+    samples: int = 0
+    elapsed_s: float = 0.0
+
+
+def play(
+    make_loader: Callable[[], Loader],
+    *,
+    seconds: float,
+    step_s: float = 0.0,
+    settle: int = SETTLE_BATCHES,
+    sample_bytes: float | None = None,
+    progress: Callable[[float], None] | None = None,
+) -> Played:
+    """Build a loader, take batches for so many seconds (two at least), close it.
+
+    make_loader: called once, within the time to first batch; batches are tensors, or tuples whose
+    first one has a row a sample. seconds: of the measured part, begun over and over if an epoch is
+    shorter. step_s: wait so long after each batch; 0 takes them as they come. settle: batches that
+    come before the measured part. sample_bytes: mean encoded size, for data of which the loader
+    can't say what it read; None: what it read from the disk. progress: told the share of the
+    measured part that is done, twice a second.
+
+    Raises ConfigError for numbers that can't be, and what the loader raises.
+    """
+    if seconds <= 0 or step_s < 0 or settle < 0:
+        raise ConfigError(
+            f"play: got seconds={seconds}, step_s={step_s}, settle={settle}; wanted seconds above "
+            "0 and neither of the others below 0."
+        )
+    import_all()
+    began = time.perf_counter()
+    loader = make_loader()
+    try:
+        batches = _endless(loader)
+        first = next(batches)
+        _arrived(first)
+        first_batch_s = time.perf_counter() - began
+        del first
+        most_s = _SETTLE_SHARE * seconds
+        _take(batches, step_s, lambda n, s: n >= settle or (n >= 1 and s > most_s))
+        before, cpu_s = loader.statistics(), tree_cpu_s()
+        told = _Teller(progress, seconds)
+        steps = _take(batches, step_s, lambda n, s: n >= _LEAST_BATCHES and told(s) >= seconds)
+        cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
+    finally:
+        loader.close()
+    tiers = _bytes_by_tier(before, after)
+    size_bytes = tiers["disk"] if sample_bytes is None else round(sample_bytes * steps.samples)
+    return Played(
+        measured=_measured(
+            steps,
+            size_bytes=size_bytes,
+            cpu_s=cpu_s,
+            first_batch_s=first_batch_s,
+            stepped=step_s > 0,
+            tiers=tiers,
+        ),
+        statistics=after,
+        waits_s=tuple(steps.waits_s),
+    )
+
+
+def floor_au(batch: Any, *, step_s: float, seconds: float) -> float:
+    """AU in per cent of a loader that costs nothing: the same loop over one batch that is there.
+
+    What is missing to 100 is this machine's: the time that it takes to wake a step.
+    """
+    enough = itertools.repeat(batch)
+    return _au(_take(enough, step_s, lambda n, s: n >= _LEAST_BATCHES and s >= seconds))
+
+
+def import_all() -> None:
+    """Import what a loader imports at its first use: no run pays for it in its first batch."""
+    import pipeline.loader
+    from augment.verify import load_dali
+    from cache.errors import MissingDependencyError
+
+    assert pipeline.loader
+    try:
+        load_dali()
+    except MissingDependencyError:
+        return  # a run that needs it says so where it builds its graph
+
+
+def _endless(loader: Loader) -> Iterator[Any]:
+    """Epoch after epoch. An epoch without a batch is an error: it would never end."""
+    while True:
+        count = 0
+        for batch in loader:
+            count += 1
+            yield batch
+        if not count:
+            raise ConfigError("The loader has no batch in an epoch. Pass a smaller batch size.")
+
+
+def _take(batches: Iterator[Any], step_s: float, enough: Callable[[int, float], bool]) -> _Steps:
+    """Take batches, each followed by a step, until enough(steps, seconds) says so."""
+    steps, idle = _Steps(), threading.Event()
+    began = last = time.perf_counter()
+    while not enough(len(steps.waits_s), last - began):
+        batch = next(batches)
+        _arrived(batch)
+        came = time.perf_counter()
+        if step_s:
+            idle.wait(step_s)
+        done = time.perf_counter()
+        steps.waits_s.append(came - last)
+        steps.computes_s.append(done - came)
+        steps.samples += samples_of(batch)
+        last = done
+    steps.elapsed_s = last - began
+    return steps
+
+
+def samples_of(batch: Any) -> int:
+    """Rows of a batch: of a tensor, or of the first one of a tuple."""
+    return len(batch[0] if isinstance(batch, tuple | list) else batch)
+
+
+def _arrived(batch: Any) -> None:
+    """Wait until a batch on a GPU is there: a training step can't begin before."""
+    first = batch[0] if isinstance(batch, tuple | list) else batch
+    if getattr(getattr(first, "device", None), "type", "cpu") == "cuda":
+        import torch
+
+        torch.cuda.current_stream(first.device).synchronize()
+
+
+def _au(steps: _Steps) -> float:
+    # The steps before the measured ones stand for the first step, which an AU leaves out.
+    return au_percent(steps.computes_s, steps.elapsed_s)
+
+
+def _measured(
+    steps: _Steps,
+    *,
+    size_bytes: int,
+    cpu_s: float,
+    first_batch_s: float,
+    stepped: bool,
+    tiers: dict[str, int],
+) -> Measured:
+    waits = np.array(steps.waits_s)
+    return Measured(
+        samples=steps.samples,
+        batches=len(waits),
+        seconds=steps.elapsed_s,
+        bytes=size_bytes,
+        cpu_s=cpu_s,
+        first_batch_s=first_batch_s,
+        wait_p50_s=float(np.quantile(waits, 0.5)),
+        wait_p99_s=float(np.quantile(waits, 0.99)),
+        wait_share=float(waits.sum() / steps.elapsed_s),
+        step_s=float(np.median(steps.computes_s)) if stepped else 0.0,
+        au=_au(steps) if stepped else 0.0,
+        bytes_by_tier=tiers,
+    )
+
+
+def _bytes_by_tier(before: Statistics, after: Statistics) -> dict[str, int]:
+    return {
+        "remote": after.bytes_remote - before.bytes_remote,
+        "disk": after.bytes_disk - before.bytes_disk,
+        "memory": 0,
+    }
+
+
+class _Teller:
+    """Tells a progress callback the share that is done, rarely: telling takes CPU time too."""
+
+    def __init__(self, progress: Callable[[float], None] | None, seconds: float) -> None:
+        self._progress, self._seconds = progress, seconds
+        self._next_s = 0.0
+
+    def __call__(self, elapsed_s: float) -> float:
+        if self._progress is not None and elapsed_s >= self._next_s:
+            self._progress(min(1.0, elapsed_s / self._seconds))
+            self._next_s = elapsed_s + _TOLD_EVERY_S
+        return elapsed_s

@@ -72,6 +72,7 @@ class Graph:
         check_headers: bool = False,
         constant_decode: bool = False,
         pixels: bool = False,
+        resident: bool = False,
     ) -> None:
         """Build the graph; nothing runs yet.
 
@@ -83,6 +84,8 @@ class Graph:
         constant_decode: for benchmarks: take the same inputs, decode nothing and hand out a
         constant; what is left is the cost of everything but decoding.
         pixels: samples come decoded instead, RGB, uint8 of shape (height, width, 3).
+        resident: samples come as `whole.WholeDecoder` gave them: uint8 of shape (height, width,
+        channels) in the recipe's colours; on CUDA as what `whole.resident_tensor` made of them.
         Raises ConfigError (no such device), MissingDependencyError (no DALI).
         """
         if batch_size < 1 or threads < 1:
@@ -96,8 +99,9 @@ class Graph:
             deterministic=deterministic,
             check_headers=check_headers,
             constant=constant_decode,
-            pixels=pixels,
-            **_checked_device(device, device_id),
+            pixels=pixels or resident,
+            resident=resident,
+            **checked_device(device, device_id),
         )
         self._pipe: _Pipe | None = _Pipe(self._plan)
         self._fed: deque[_Fed] = deque()
@@ -356,6 +360,7 @@ class _Pipe:
         self._names = input_names(plan.recipe)
         self._tensor = dali.tensors.TensorCPU
         self._tensors = dali.tensors.TensorListCPU
+        self._resident = dali.tensors.TensorListGPU if _on_gpu(plan) else None
         self._constant = self.blank(plan.batch_size) if plan.constant else None
         self._pipe = dali.Pipeline(
             batch_size=plan.batch_size,
@@ -370,9 +375,12 @@ class _Pipe:
 
     def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:
         """Start one run. Returns what must stay alive until after the next take()."""
-        layout = "HWC" if self._plan.pixels else ""
-        views = [self._tensor(view, layout=layout) for view in batch.encoded]
-        encoded = self._tensors(views, contiguous=False)
+        if self._resident is not None:
+            encoded = self._resident(batch.encoded, layout="HWC", contiguous=False)
+        else:
+            layout = "HWC" if self._plan.pixels else ""
+            views = [self._tensor(view, layout=layout) for view in batch.encoded]
+            encoded = self._tensors(views, contiguous=False)
         arguments = [self._tensors(draws[name]) for name in self._names]
         self._pipe.feed_input("encoded", encoded)
         for name, argument in zip(self._names, arguments, strict=True):
@@ -412,12 +420,17 @@ class _Pipe:
         return torch.empty((samples, *plan.recipe.shape), dtype=dtype, device=device)
 
 
+def _on_gpu(plan: GraphPlan) -> bool:
+    """Whether samples come as tensors in the GPU's memory."""
+    return plan.resident and plan.device == "cuda"
+
+
 class _OnDevice(TypedDict):
     device: Device
     device_id: int | None
 
 
-def _checked_device(device: str, device_id: int | None) -> _OnDevice:
+def checked_device(device: str, device_id: int | None) -> _OnDevice:
     if device == "cpu":
         return {"device": "cpu", "device_id": None}
     if device != "cuda":

@@ -17,7 +17,7 @@ Device = Literal["cpu", "cuda"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
     """All that a DALI pipeline is built from; the Graph's arguments, checked. pixels: samples come
-    decoded, RGB, uint8 of shape (height, width, 3)."""
+    decoded, RGB, uint8 of shape (height, width, 3); resident: as `describe_whole` decodes them."""
 
     recipe: CheckedRecipe
     batch_size: int
@@ -28,6 +28,7 @@ class GraphPlan:
     check_headers: bool
     constant: bool
     pixels: bool = False
+    resident: bool = False
 
 
 def describe(plan: GraphPlan) -> tuple[Any, ...]:
@@ -39,7 +40,12 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
 
     if plan.pixels:
         encoded: Any = fn.external_source(
-            name="encoded", no_copy=True, dtype=types.UINT8, ndim=3, layout="HWC"
+            name="encoded",
+            no_copy=True,
+            dtype=types.UINT8,
+            ndim=3,
+            layout="HWC",
+            device="gpu" if plan.resident and plan.device == "cuda" else "cpu",
         )
     else:
         encoded = source("encoded", types.UINT8, 1)
@@ -69,19 +75,37 @@ def _given(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
     """Pixels that came decoded: on the device, in the recipe's colours, and only the window."""
     from nvidia.dali import fn, types
 
-    if plan.device == "cuda":
+    if plan.device == "cuda" and not plan.resident:
         images = images.gpu()
     if decodes_window(plan.recipe):
         images = fn.slice(images, inputs["start"], inputs["shape"], axes=[0, 1])
-    if plan.recipe.decode.color == "gray":
+    if plan.recipe.decode.color == "gray" and not plan.resident:
         colours = {"image_type": types.RGB, "output_type": types.GRAY}
         images = fn.color_space_conversion(images, **colours)
     return images
 
 
+def describe_whole(plan: GraphPlan) -> Any:
+    """Whole images, upright and in the recipe's colours, HWC; called inside a definition."""
+    from nvidia.dali import fn, types
+
+    encoded = fn.external_source(name="encoded", no_copy=True, dtype=types.UINT8, ndim=1)
+    return fn.decoders.image(encoded, **_decode_options(plan))
+
+
 def _decoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
     """Upright pixels, HWC; only the window where there is one."""
-    from nvidia.dali import fn, types
+    from nvidia.dali import fn
+
+    options = _decode_options(plan)
+    if not decodes_window(plan.recipe):
+        return fn.decoders.image(encoded, **options)
+    window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
+    return fn.decoders.image_slice(encoded, **window, **options)
+
+
+def _decode_options(plan: GraphPlan) -> dict[str, Any]:
+    from nvidia.dali import types
 
     # Never ANY_DATA: on the CPU it corrupts the heap on a grey JPEG (DALI 2.4).
     gray = plan.recipe.decode.color == "gray"
@@ -95,10 +119,7 @@ def _decoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
             # All by one decoder, and then with the CPU's chroma upsampling, as it costs nothing
             # that the hardware decoder would have saved.
             options |= {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
-    if not decodes_window(plan.recipe):
-        return fn.decoders.image(encoded, **options)
-    window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
-    return fn.decoders.image_slice(encoded, **window, **options)
+    return options
 
 
 def _resized(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:

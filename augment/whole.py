@@ -1,0 +1,137 @@
+"""Images decoded whole, upright and in a recipe's colours, to be kept: no resize, no window.
+
+The decoder has the graph's own options, so that a window of what it gives holds the same bits as
+the same window decoded by the graph (on the CPU; measured with DALI 2.4, and held by a test).
+Samples are decoded in runs, two of them in flight: one is copied away while the next is decoded,
+and what is in flight stays bounded however large the batch is.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from augment.culprits import reason_of, short_of_memory
+from augment.graph import checked_device
+from augment.nodes import GraphPlan, describe_whole
+from augment.verify import load_dali
+from cache.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from augment.recipe import CheckedRecipe
+    from readers.types import Encoded
+
+RUN_SAMPLES = 64  # as many as `ImageVerifier` decodes at once: more are not faster
+RUN_PIXELS = 2**24  # 50 MB of RGB
+IN_FLIGHT = 2
+
+
+class WholeDecoder:
+    """Decodes samples whose headers were read (see `graph`). One thread calls.
+
+    threads: CPU threads that decode. The other arguments, and what is raised: as for `Graph`.
+    """
+
+    def __init__(
+        self,
+        recipe: CheckedRecipe,
+        *,
+        threads: int,
+        device: str = "cpu",
+        device_id: int | None = None,
+        deterministic: bool = False,
+    ) -> None:
+        self._plan = GraphPlan(
+            recipe=recipe,
+            batch_size=RUN_SAMPLES,
+            threads=threads,
+            deterministic=deterministic,
+            check_headers=False,
+            constant=False,
+            **checked_device(device, device_id),
+        )
+        dali = load_dali()
+        self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
+        self._pipe = dali.Pipeline(
+            batch_size=RUN_SAMPLES,
+            num_threads=threads,
+            device_id=self._plan.device_id,
+            prefetch_queue_depth=1,
+            exec_dynamic=True,
+        )
+        with self._pipe:
+            self._pipe.set_outputs(describe_whole(self._plan))
+        self._pipe.build()
+
+    def __call__(
+        self, samples: Sequence[Encoded], pixels: Sequence[int]
+    ) -> Iterator[tuple[int, Any]]:
+        """(row, image) of each sample that decodes, in any order; the others are left out.
+
+        pixels: of each sample, height times width. An image is uint8 of shape (height, width,
+        channels), a torch tensor on the device, valid until the next one is asked for. Take all of
+        them: the decoder is in step again at the end only. Raises PenstockError if memory was
+        short.
+        """
+        failed: list[int] = []
+        flying: deque[tuple[list[int], Any]] = deque()
+        for run in runs(pixels):
+            flying.append((run, self._schedule([samples[row] for row in run])))
+            if len(flying) == IN_FLIGHT:
+                yield from self._taken(flying.popleft()[0], failed)
+        while flying:
+            yield from self._taken(flying.popleft()[0], failed)
+        # One at a time: a run that fails takes the good ones of its samples with it.
+        for row in failed:
+            alone = self._schedule([samples[row]])
+            yield from self._taken([row], [])
+            del alone
+
+    def _schedule(self, samples: list[Encoded]) -> Any:
+        views = self._tensors([self._tensor(view) for view in samples], contiguous=False)
+        self._pipe.feed_input("encoded", views)
+        self._pipe.schedule_run()
+        return views
+
+    def _taken(self, rows: list[int], failed: list[int]) -> Iterator[tuple[int, Any]]:
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        on_cuda = self._plan.device == "cuda"
+        stream = torch.cuda.current_stream(self._plan.device_id) if on_cuda else None
+        try:
+            images = self._pipe.outputs(cuda_stream=stream)[0]
+        except RuntimeError as error:
+            if short_of_memory(error):
+                raise PenstockError(
+                    f"DALI could not decode images for want of memory ({reason_of(error)}). Pass "
+                    "resident=False, or use a smaller batch."
+                ) from error
+            failed += rows
+            return
+        for place, row in enumerate(rows):
+            yield row, from_dlpack(images[place])
+
+
+def runs(pixels: Sequence[int]) -> Iterator[list[int]]:
+    """Rows to decode together: RUN_SAMPLES and RUN_PIXELS at most, and at least one."""
+    run: list[int] = []
+    held = 0
+    for row, count in enumerate(pixels):
+        if run and (len(run) == RUN_SAMPLES or held + count > RUN_PIXELS):
+            yield run
+            run, held = [], 0
+        run.append(row)
+        held += count
+    if run:
+        yield run
+
+
+def resident_tensor(image: Any) -> Any:
+    """What `Graph(resident=True)` takes for an image in the memory of a GPU, which it only wraps.
+
+    image: torch uint8 on CUDA, shape (height, width, channels), contiguous.
+    """
+    return load_dali().tensors.TensorGPU(image, layout="HWC")

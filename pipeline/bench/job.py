@@ -1,0 +1,209 @@
+"""What `penstock bench` is asked for, as a value, and the loader that does it.
+
+A recipe is named by imagenet, imagenet-eval, none (encoded bytes, nothing is decoded: what reading
+alone can do), or module:name of a user's own list of operations or function that makes one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from cache.errors import ConfigError, PlanError, RecipeError
+from pipeline.bench.accelerators import accelerator as accelerator_named
+from pipeline.bench.tune import Setup
+from pipeline.world import World, usable_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from augment import Operation
+    from pipeline.loader import DataLoader
+    from readers import Dataset
+
+RECIPES = ("imagenet", "imagenet-eval", "none")
+# ImageNet's usual batch for one accelerator; a smaller dataset gives what it has.
+DEFAULT_BATCH = 256
+_SEED = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """operations: None hands out encoded samples' ids only. shuffled: as for training. line: the
+    Python that makes the operations, and imports: what that needs."""
+
+    name: str
+    operations: tuple[Operation, ...] | None
+    shuffled: bool
+    line: str
+    imports: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One question to `penstock bench`; its arguments are checked, its dataset isn't open yet.
+
+    seconds: of each measured run. step_s: of the emulated training step over a batch, 0 without
+    one; accelerator: whose step that is, "" where its length was given.
+    """
+
+    url: str
+    recipe: Recipe
+    device: str
+    seconds: float
+    batch_size: int | None = None
+    num_workers: int | None = None
+    step_s: float = 0.0
+    accelerator: str = ""
+    cache: Path | None = None
+    index: Path | None = None
+    storage_options: Mapping[str, Any] | None = None
+
+    def dataset(self) -> Dataset:
+        """Not open yet; the caller closes it."""
+        from readers import Dataset
+
+        return Dataset(
+            self.url,
+            fields=("id",) if self.recipe.operations is None else None,
+            cache=self.cache,
+            index=self.index,
+            storage_options=self.storage_options,
+        )
+
+    def setup(self, dataset: Dataset) -> Setup:
+        """What is given, and the loader's own defaults for the rest. Raises PlanError for a batch
+        larger than the dataset."""
+        samples = len(dataset)
+        size = self.batch_size or min(DEFAULT_BATCH, samples)
+        if size > samples:
+            raise PlanError(
+                f"--batch-size: got {size}, and {self.url} has {samples:,} samples: no batch could "
+                f"be filled. Pass at most {samples}, or a larger dataset."
+            )
+        return Setup(
+            batch_size=size,
+            num_workers=self.num_workers or World(0, 1).threads(usable_cores()),
+            prefetch_factor=2 if self.recipe.shuffled else 1,
+        )
+
+    def loader(self, dataset: Dataset, setup: Setup) -> DataLoader:
+        """The loader of a run, on this process alone."""
+        from pipeline.loader import DataLoader
+
+        return DataLoader(
+            dataset,
+            batch_size=setup.batch_size,
+            shuffle=self.recipe.shuffled,
+            num_workers=setup.num_workers,
+            drop_last=True,
+            prefetch_factor=setup.prefetch_factor,
+            seed=_SEED if self.recipe.shuffled else None,
+            augment=self.recipe.operations,
+            device=self.device,
+            world=World(0, 1),
+            read=setup.read,
+        )
+
+    def line(self, setup: Setup) -> str:
+        """The Python that builds the loader of this setup, imports among it; what is a default of
+        the loader's is left out."""
+        options = [f"batch_size={setup.batch_size}"]
+        if self.recipe.shuffled:
+            options += ["shuffle=True", "drop_last=True"]
+        if setup.num_workers != World(0, 1).threads(usable_cores()):
+            options.append(f"num_workers={setup.num_workers}")
+        if setup.prefetch_factor != (2 if self.recipe.shuffled else 1):
+            options.append(f"prefetch_factor={setup.prefetch_factor}")
+        if self.recipe.line:
+            options.append(f"augment={self.recipe.line}")
+        if self.device != "cpu":
+            options.append(f"device={self.device!r}")
+        if setup.read != "mmap":
+            options.append(f"read={setup.read!r}")
+        fields = ', fields=("id",)' if self.recipe.operations is None else ""
+        cache = f", cache={str(self.cache)!r}" if self.cache is not None else ""
+        return f"DataLoader(Dataset({self.url!r}{fields}{cache}), {', '.join(options)})"
+
+
+def recipe_named(name: str) -> Recipe:
+    """The recipe of that name. Raises ConfigError for a name that isn't one, RecipeError for a
+    user's recipe that holds no operations."""
+    from augment import imagenet_eval, imagenet_train
+
+    if name == "imagenet":
+        return Recipe(
+            name=name,
+            operations=tuple(imagenet_train(224)),
+            shuffled=True,
+            line="imagenet_train(224)",
+            imports="from augment import imagenet_train",
+        )
+    if name == "imagenet-eval":
+        return Recipe(
+            name=name,
+            operations=tuple(imagenet_eval()),
+            shuffled=False,
+            line="imagenet_eval()",
+            imports="from augment import imagenet_eval",
+        )
+    if name == "none":
+        return Recipe(name=name, operations=None, shuffled=True, line="", imports="")
+    module, colon, attribute = name.partition(":")
+    if not (colon and module and attribute):
+        raise ConfigError(
+            f"--augment: got {name!r}, wanted {', '.join(RECIPES)}, or module:name of a list of "
+            "operations or of a function that makes one, such as mytrain:recipe."
+        )
+    return _users(name, module, attribute)
+
+
+def _users(name: str, module: str, attribute: str) -> Recipe:
+    # As `python -m` does: a recipe lies beside the training script.
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(
+            f"--augment {name}: {error}. Name a module that can be imported from this folder, and "
+            "what it holds, as module:name."
+        ) from error
+    made = callable(found)
+    operations = found() if made else found
+    if isinstance(operations, str) or not hasattr(operations, "__iter__"):
+        raise RecipeError(
+            f"--augment {name}: got {operations!r}, wanted a list of operations of `augment`, such "
+            "as imagenet_train(224)."
+        )
+    return Recipe(
+        name=name,
+        operations=tuple(operations),
+        shuffled=True,
+        line=attribute + ("()" if made else ""),
+        imports=f"from {module} import {attribute.partition('.')[0]}",
+    )
+
+
+def step_of(
+    *, step_ms: float | None, accelerator: str | None, batch_size: int | None
+) -> tuple[float, int | None]:
+    """Seconds of a training step, and the batch that it is over (None: whatever is chosen).
+
+    Raises ConfigError where both are given, or a name or number that can't be.
+    """
+    if step_ms is not None and accelerator is not None:
+        raise ConfigError(
+            f"Got --step-ms {step_ms:g} and --accelerator {accelerator}: both say how long a step "
+            "is. Pass one of them."
+        )
+    if accelerator is not None:
+        known = accelerator_named(accelerator)
+        size = batch_size or known.batch_size
+        return known.step_for(size), size
+    return (step_ms or 0.0) / 1000, batch_size

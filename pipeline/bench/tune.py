@@ -1,0 +1,167 @@
+"""A short search for the settings that are fastest, by runs of some seconds.
+
+One setting after the other, from the default uphill: a value is taken if it is faster by more than
+two runs of the same settings differ, twice over. That finds what is worth having (another thread, a
+deeper read-ahead, another way to read); a grid would take an hour to find a per cent that is gone
+the next day.
+"""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+# Differences below this are noise even where two runs happened to agree.
+LEAST_NOISE = 0.02
+# More than this between two runs of one setting: the machine is busy with something else, and a
+# search would take it for a setting's doing only if it demanded more than that.
+MOST_NOISE = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """The settings of a native loader that its speed depends on, by the loader's names.
+
+    num_workers: decode threads. prefetch_factor: batches in decoding at a time.
+    """
+
+    batch_size: int
+    num_workers: int
+    prefetch_factor: int = 2
+    read: Literal["mmap", "pread"] = "mmap"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Axis:
+    """One setting and the values to try, in an order in which speed is expected to have one peak.
+
+    tie: where speeds are equal within noise, the first value of the order is better (fewer threads)
+    or, if False, what is there already.
+    """
+
+    name: str
+    values: tuple[Any, ...]
+    tie: bool = False
+
+    def of(self, setup: Setup, place: int) -> Setup:
+        return replace(setup, **{self.name: self.values[place]})
+
+
+@dataclass(slots=True)
+class Trial:
+    """One setup and the samples/s of each of its runs."""
+
+    setup: Setup
+    runs: list[float] = field(default_factory=list)
+
+    @property
+    def samples_per_s(self) -> float:
+        return statistics.median(self.runs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuned:
+    """What a search found. trials: in the order of their first run; noise: as a share."""
+
+    best: Setup
+    trials: tuple[Trial, ...]
+    noise: float
+
+
+def tune(
+    start: Setup,
+    axes: Sequence[Axis],
+    measure: Callable[[Setup], float],
+    *,
+    tried: Callable[[Setup, float], None] | None = None,
+) -> Tuned:
+    """The fastest setup that a walk along the axes finds, beginning at start.
+
+    axes: each holds start's own value. measure: samples/s of a short run. tried: told each run as
+    it ends.
+
+    Raises ConfigError for an axis without start's value; what measure raises.
+    """
+    search = _Search(measure, tried)
+    search.run(start)
+    search.run(start)
+    low, high = sorted(search.trial(start).runs)
+    noise = min(MOST_NOISE, max(LEAST_NOISE, (high - low) / high))
+    best = start
+    for axis in axes:
+        best = _along(axis, best, search, noise)
+    return Tuned(best=best, trials=tuple(search.trials.values()), noise=noise)
+
+
+def axes_for(
+    start: Setup, *, cores: int, samples: int, batch_size_is_given: bool, reads: bool = True
+) -> tuple[Axis, ...]:
+    """What is worth trying on so many cores. samples: of the dataset, the most that a batch can
+    have; reads: whether the way to read is a choice (it isn't for files that are no packs)."""
+    threads = {1, max(1, cores // 2), cores, cores + max(1, cores // 2), start.num_workers}
+    axes = [
+        Axis(name="num_workers", values=tuple(sorted(threads)), tie=True),
+        Axis(name="prefetch_factor", values=tuple(sorted({1, 2, 4, start.prefetch_factor}))),
+    ]
+    if not batch_size_is_given:
+        sizes = {n for n in (64, 128, 256, 512) if n <= samples} | {start.batch_size}
+        axes.append(Axis(name="batch_size", values=tuple(sorted(sizes))))
+    if reads:
+        axes.append(Axis(name="read", values=("mmap", "pread")))
+    return tuple(axes)
+
+
+class _Search:
+    def __init__(
+        self, measure: Callable[[Setup], float], tried: Callable[[Setup, float], None] | None
+    ) -> None:
+        self._measure, self._tried = measure, tried
+        self.trials: dict[Setup, Trial] = {}
+
+    def trial(self, setup: Setup) -> Trial:
+        return self.trials[setup]
+
+    def run(self, setup: Setup) -> float:
+        """One more run; the median of all runs of that setup."""
+        rate = self._measure(setup)
+        self.trials.setdefault(setup, Trial(setup)).runs.append(rate)
+        if self._tried is not None:
+            self._tried(setup, rate)
+        return self.trials[setup].samples_per_s
+
+    def beats(self, new: Setup, best: Setup, *, by: float) -> bool:
+        """Whether a setup is faster by that share (slower by no more than it where negative), in a
+        first run and then in another one of both: one lucky run is no reason to change."""
+        if self.run(new) <= (1 + by) * self.trial(best).samples_per_s:
+            return False
+        rate, champion = self.run(new), self.run(best)
+        return rate > (1 + by) * champion
+
+
+def _along(axis: Axis, best: Setup, search: _Search, noise: float) -> Setup:
+    """The best setup along one axis: down while that isn't worse or is better, else up."""
+    try:
+        begin = axis.values.index(getattr(best, axis.name))
+    except ValueError:
+        raise ConfigError(
+            f"{axis.name}: the search begins at {getattr(best, axis.name)!r}, which isn't one of "
+            f"the values to try, {list(axis.values)}."
+        ) from None
+    place, peak = begin, best
+    for step, by in ((-1, -noise if axis.tie else noise), (1, noise)):
+        while 0 <= place + step < len(axis.values):
+            new = axis.of(best, place + step)
+            # Against the fastest yet: a thread fewer, and fewer again, mustn't add up to a loss.
+            if not search.beats(new, peak, by=by):
+                break
+            best, place = new, place + step
+            peak = max(peak, new, key=lambda setup: search.trial(setup).samples_per_s)
+        if place != begin:
+            break
+    return best

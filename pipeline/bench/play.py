@@ -8,9 +8,9 @@ loader of ours keeps ready, are taken and not counted.
 from __future__ import annotations
 
 import itertools
-import threading
 import time
 from dataclasses import dataclass, field
+from threading import Event
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -102,7 +102,7 @@ def play(
         _take(batches, step_s, lambda n, s: n >= settle or (n >= 1 and s > most_s))
         before, cpu_s = loader.statistics(), tree_cpu_s()
         told = _Teller(progress, seconds)
-        steps = _take(batches, step_s, lambda n, s: n >= _LEAST_BATCHES and told(s) >= seconds)
+        steps = _take(batches, step_s, lambda n, s: told(s) >= seconds and n >= _LEAST_BATCHES)
         cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
     finally:
         loader.close()
@@ -157,7 +157,7 @@ def _endless(loader: Loader) -> Iterator[Any]:
 
 def _take(batches: Iterator[Any], step_s: float, enough: Callable[[int, float], bool]) -> _Steps:
     """Take batches, each followed by a step, until enough(steps, seconds) says so."""
-    steps, idle = _Steps(), threading.Event()
+    steps, idle = _Steps(), Event()
     began = last = time.perf_counter()
     while not enough(len(steps.waits_s), last - began):
         batch = next(batches)

@@ -128,20 +128,19 @@ class _Search:
         return self.trials[setup]
 
     def run(self, setup: Setup) -> float:
-        """One more run; the median of all runs of that setup."""
+        """One more run; its samples/s."""
         rate = self._measure(setup)
         self.trials.setdefault(setup, Trial(setup)).runs.append(rate)
         if self._tried is not None:
             self._tried(setup, rate)
-        return self.trials[setup].samples_per_s
+        return rate
 
     def beats(self, new: Setup, best: Setup, *, by: float) -> bool:
         """Whether a setup is faster by that share (slower by no more than it where negative), in a
         first run and then in another one of both: one lucky run is no reason to change."""
         if self.run(new) <= (1 + by) * self.trial(best).samples_per_s:
             return False
-        rate, champion = self.run(new), self.run(best)
-        return rate > (1 + by) * champion
+        return self.run(new) > (1 + by) * self.run(best)
 
 
 def _along(axis: Axis, best: Setup, search: _Search, noise: float) -> Setup:

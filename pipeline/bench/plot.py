@@ -1,0 +1,180 @@
+"""A bench's result as a picture: each stage's ceiling beside the run, its waits, its peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cache.errors import ConfigError, MissingDependencyError
+from pipeline.bench.report import OURS, stage_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.bench.bench import Result
+
+ENDINGS = (".png", ".svg", ".pdf")
+_OURS, _LIMIT, _OTHER, _INK = "#0b6e99", "#c8553d", "#b8c4cc", "#22303a"
+_BAR_INCHES, _WIDTH_INCHES = 0.34, 9.0
+_MOST_POINTS = 2000
+_MOST_BEYOND = 3.5
+
+
+def check_plot(path: Path) -> None:
+    """Whether a picture can be written there, before anything is measured.
+
+    Raises ConfigError for a folder that isn't there or a name with another ending,
+    MissingDependencyError without matplotlib.
+    """
+    if path.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"--plot: got {path}, wanted a name that ends in {', '.join(ENDINGS)}.")
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"--plot: {path.parent} isn't a folder that is there. Create it, or name another place."
+        )
+    if path.is_dir():
+        raise ConfigError(f"--plot: {path} is a folder. Name a file in it.")
+    _figure_type()
+
+
+def plot(result: Result, path: Path) -> None:
+    """Write the picture. Raises what `check_plot` does, OSError where it can't be written."""
+    check_plot(path)
+    figure = draw(result)
+    figure.savefig(path, dpi=150)
+
+
+def draw(result: Result) -> Any:
+    """A matplotlib figure of the result."""
+    charts = [("Samples a second: each stage alone, and the whole of it", _rates(result))]
+    if result.against:
+        charts.append(("Samples a second, played in turns", _peers(result)))
+    heights = [_BAR_INCHES * (len(bars) + 1.6) for _, bars in charts] + [2.2]
+    figure = _figure_type()(figsize=(_WIDTH_INCHES, sum(heights) + 1.6), layout="constrained")
+    axes = figure.subplots(len(heights), 1, height_ratios=heights)
+    for place, (title, bars) in zip(axes, charts, strict=False):
+        _draw_bars(place, bars, title=title)
+    _draw_waits(axes[-1], result)
+    job, setup = result.job, result.setup
+    figure.suptitle(
+        f"{job.url}\n{job.recipe.name}, batches of {setup.batch_size}, {job.device}, "
+        f"{setup.num_workers} decode threads, {result.date:%Y-%m-%d}",
+        fontsize=10,
+        color=_INK,
+        x=0.01,
+        ha="left",
+    )
+    return figure
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    name: str
+    samples_per_s: float
+    colour: str
+    told: str = ""
+
+
+def _rates(result: Result) -> list[_Bar]:
+    """The run, and each stage alone; the one that is the limit stands out."""
+    reached = result.raw.measured.samples_per_s
+    limit = stage_of(result.diagnosis.limit)
+    bars = [_Bar("this run", reached, _OURS)]
+    for name, rate in result.ceilings.stages().items():
+        is_limit = name == limit
+        share = f"reached {reached / rate.samples_per_s:.0%}" if rate.samples_per_s else ""
+        told = f"{share}, the limit" if is_limit else share
+        bars.append(_Bar(name, rate.samples_per_s, _LIMIT if is_limit else _OTHER, told))
+    return bars
+
+
+def _peers(result: Result) -> list[_Bar]:
+    return [
+        _Bar(
+            name,
+            figures["samples_per_s"],
+            _OURS if name == OURS else _OTHER,
+            "" if name == OURS else f"Penstock is {figures['ratio']:.2f} x as fast",
+        )
+        for name, figures in result.against.items()
+    ]
+
+
+def _draw_bars(axes: Any, bars: list[_Bar], *, title: str) -> None:
+    """Horizontal bars, their figures behind them. What is far beyond the first is cut, and says so:
+    reading is often a hundred times as fast as all of it, and nothing else would be seen."""
+    most = max(bar.samples_per_s for bar in bars)
+    most = max(1.0, min(most, _MOST_BEYOND * bars[0].samples_per_s))
+    names = [bar.name for bar in bars]
+    lengths = [min(bar.samples_per_s, most) for bar in bars]
+    axes.barh(names, lengths, color=[bar.colour for bar in bars], height=0.68)
+    for place, bar in enumerate(bars):
+        beyond = " (beyond the axis)" if bar.samples_per_s > most else ""
+        told = f", {bar.told}" if bar.told else ""
+        inside = lengths[place] > 0.55 * most
+        axes.annotate(
+            f"{bar.samples_per_s:,.0f}{beyond}{told}",
+            (lengths[place], place),
+            xytext=(-6 if inside else 6, 0),
+            textcoords="offset points",
+            ha="right" if inside else "left",
+            va="center",
+            fontsize=9,
+            color="white" if inside and bar.colour != _OTHER else _INK,
+        )
+    axes.invert_yaxis()
+    axes.set_xlim(0, most * 1.02)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    _dress(axes, title)
+
+
+def _draw_waits(axes: Any, result: Result) -> None:
+    """Each measured step's wait over time, with its median and 99th percentile."""
+    judged = result.judged
+    waits_ms = 1000 * np.array(judged.waits_s)
+    every = max(1, len(waits_ms) // _MOST_POINTS)
+    # The longest of each group stays: a spike is what the picture is for.
+    shown = np.array(
+        [part.max() for part in np.split(waits_ms, range(every, len(waits_ms), every))]
+    )
+    axes.plot(every * np.arange(len(shown)), shown, color=_OURS, linewidth=1, marker=".", ms=4)
+    lines = [("p50", judged.measured.wait_p50_s), ("p99", judged.measured.wait_p99_s)]
+    if result.stepped is not None:
+        lines.append(("step", judged.measured.step_s))
+    styles = {"p50": (_INK, ":"), "p99": (_LIMIT, "--"), "step": (_INK, "-")}
+    for name, value_s in lines:
+        colour, style = styles[name]
+        label = f"{name} {1000 * value_s:,.1f} ms"
+        axes.axhline(1000 * value_s, color=colour, linewidth=1, linestyle=style, label=label)
+    axes.legend(
+        loc="lower right", bbox_to_anchor=(1, 1), ncols=len(lines), frameon=False, fontsize=8
+    )
+    axes.set_ylim(0, max(1.15 * max(waits_ms.max(), *(1000 * v for _, v in lines)), 1e-3))
+    axes.set_xlabel("batch", fontsize=9, color=_INK)
+    axes.grid(axis="y", color="#e3e8eb", linewidth=0.8)
+    what = "after each step" if result.stepped is not None else "as fast as batches come"
+    _dress(axes, f"Wait for a batch, {what} (ms)")
+
+
+def _dress(axes: Any, title: str) -> None:
+    axes.set_title(title, fontsize=10, loc="left", color=_INK)
+    axes.tick_params(labelsize=9, colors=_INK, length=0)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(_OTHER)
+
+
+def _figure_type() -> Any:
+    """matplotlib's Figure, without its pyplot: no window, nothing global."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingDependencyError(
+            "--plot draws with matplotlib, which isn't installed: pip install 'penstock[plot]', "
+            "or leave --plot out."
+        ) from None
+    return Figure

@@ -1,0 +1,236 @@
+"""A bench's result for people, and as the fields of `penstock bench --json` (docs/bench.md)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cache.sizes import format_size
+from pipeline.bench.machine import machine, versions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from rich.console import Console
+
+    from pipeline.bench.bench import Result
+    from pipeline.bench.facts import Rate
+    from pipeline.bench.tune import Trial
+
+OURS = "penstock"
+_STAGES = {"dataset": "read", "disk": "read", "remote": "read", "cache": "read"}
+
+
+def stage_of(limit: str) -> str:
+    """The stage whose ceiling a limit is about."""
+    return _STAGES.get(limit, limit)
+
+
+def as_json(result: Result) -> dict[str, Any]:
+    """All that was measured, as JSON values; docs/bench.md explains each field."""
+    job, setup, found = result.job, result.setup, result.diagnosis
+    raw, judged = result.raw.measured, result.judged.measured
+    return {
+        "samples_per_s": raw.samples_per_s,
+        "bytes_per_s": raw.bytes_per_s,
+        "cpu_s_per_1000": raw.cpu_s_per_1000,
+        "first_batch_s": raw.first_batch_s,
+        "wait_p50_s": judged.wait_p50_s,
+        "wait_p99_s": judged.wait_p99_s,
+        "wait_share": judged.wait_share,
+        "au": None if result.stepped is None else judged.au,
+        "floor_au": result.floor_au,
+        "fed_step_ms": fed_step_ms(result),
+        "stepped_samples_per_s": None if result.stepped is None else judged.samples_per_s,
+        "bytes_by_tier": dict(raw.bytes_by_tier),
+        "verdict": found.verdict,
+        "limit": found.limit,
+        "cause": found.cause,
+        "of_ceiling": found.of_ceiling,
+        "advice": found.advice,
+        "predicted": found.predicted_samples_per_s,
+        "basis": found.basis,
+        "ceilings": {
+            name: {
+                "samples_per_s": rate.samples_per_s,
+                "bytes_per_s": rate.bytes_per_s,
+                "cpu_s_per_1000": rate.cpu_s_per_1000,
+            }
+            for name, rate in result.ceilings.stages().items()
+        },
+        "against": {name: dict(figures) for name, figures in result.against.items()},
+        "skipped": dict(result.skipped),
+        "url": job.url,
+        "augment": job.recipe.name,
+        "batch_size": setup.batch_size,
+        "device": job.device,
+        "num_workers": setup.num_workers,
+        "prefetch_factor": setup.prefetch_factor,
+        "read": setup.read,
+        "step_ms": 1000 * job.step_s if job.step_s else None,
+        "accelerator": job.accelerator or None,
+        "seconds": job.seconds,
+        "samples": raw.samples,
+        "dataset": asdict(result.about),
+        "python": job.line(setup),
+        "tried": None if result.tuned is None else [_tried(t) for t in result.tuned.trials],
+        "noise": None if result.tuned is None else result.tuned.noise,
+        "date": result.date.isoformat(),
+        "machine": machine(),
+        "versions": versions(),
+    }
+
+
+def _tried(trial: Trial) -> dict[str, Any]:
+    return {
+        **asdict(trial.setup),
+        "samples_per_s": trial.samples_per_s,
+        "runs": list(trial.runs),
+    }
+
+
+def fed_step_ms(result: Result) -> float:
+    """The shortest training step over a batch, in milliseconds, that this rate keeps fed."""
+    rate = result.raw.measured.samples_per_s
+    return 1000 * result.setup.batch_size / rate if rate else 0.0
+
+
+def show(result: Result, console: Console) -> None:
+    """Print it for people."""
+    if result.tuned is not None:
+        console.print(_title("What was tried"), _trials(result), sep="\n", end="\n\n")
+    console.print(_head(result), soft_wrap=True)
+    console.print(_figures(result))
+    if stages := result.ceilings.stages():
+        console.print(_title("Each stage alone"), _stages(result, stages), sep="\n")
+    if result.against or result.skipped:
+        console.print(_title("Beside it, in turns"), _peers(result), sep="\n")
+    for name, why in result.skipped.items():
+        console.print(Text(f"{name} was left out: {why}"), style="yellow", soft_wrap=True)
+    console.print(Text(f"\n{result.diagnosis.verdict}", style="bold"), soft_wrap=True)
+    for hint in _hints(result):
+        console.print(Text(hint), soft_wrap=True)
+    console.print(_title("The same in Python"), Text(_python(result)), sep="\n", soft_wrap=True)
+
+
+def _title(text: str) -> Text:
+    return Text(f"\n{text}", style="dim")
+
+
+def _head(result: Result) -> Text:
+    job, setup, about = result.job, result.setup, result.about
+    where = job.device
+    if where == "cpu":
+        where = f"{setup.num_workers} decode thread{'s' * (setup.num_workers != 1)} on the CPU"
+    what = "encoded bytes" if job.recipe.operations is None else job.recipe.name
+    return Text.assemble(
+        (job.url, "bold"),
+        f"\n{about.samples:,} samples, {format_size(about.bytes)}, {about.kind}; {what}, batches "
+        f"of {setup.batch_size}, {where}\n",
+    )
+
+
+def _figures(result: Result) -> Table:
+    raw, judged, job = result.raw.measured, result.judged.measured, result.job
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(style="dim")
+    table.add_column(style="bold", justify="right")
+    table.add_column()
+    table.add_row("samples", f"{raw.samples_per_s:,.0f}/s", f"{raw.bytes_per_s / 1e6:,.1f} MB/s")
+    table.add_row("CPU", f"{raw.cpu_s_per_1000:.2f} s", "per 1,000 samples")
+    table.add_row("first batch", f"{raw.first_batch_s:.2f} s", "imports not counted")
+    if result.stepped is None:
+        table.add_row("a batch every", f"{1000 * judged.wait_p50_s:,.1f} ms", _p99(result))
+    else:
+        step = f"{1000 * job.step_s:,.4g} ms a step of {result.setup.batch_size}"
+        step += f", {job.accelerator}" if job.accelerator else ""
+        table.add_row("waits for a batch", f"{1000 * judged.wait_p50_s:,.1f} ms", _p99(result))
+        floor = f"; {result.floor_au:.2f} % with a loader that costs nothing"
+        table.add_row("accelerator used", f"{judged.au:.2f} %", f"{step}{floor}")
+    tiers = {tier: size for tier, size in raw.bytes_by_tier.items() if size}
+    parts = [f"{format_size(size)} from {tier}" for tier, size in tiers.items()]
+    told = ", ".join(parts) if len(parts) > 1 else "".join(f"from {tier}" for tier in tiers)
+    table.add_row("read", format_size(sum(tiers.values())), told)
+    return table
+
+
+def _p99(result: Result) -> str:
+    judged = result.judged.measured
+    return f"p50; p99 {1000 * judged.wait_p99_s:,.1f} ms, over {judged.batches:,} batches"
+
+
+def _stages(result: Result, stages: Mapping[Any, Rate]) -> Table:
+    limit = result.diagnosis.limit
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("stage", "samples/s", "MB/s", "CPU s/1,000", "this run reaches"):
+        table.add_column(name, justify="left" if name == "stage" else "right")
+    reached = result.raw.measured.samples_per_s
+    for name, rate in stages.items():
+        share = f"{reached / rate.samples_per_s:.0%}" if rate.samples_per_s else "-"
+        table.add_row(
+            name,
+            f"{rate.samples_per_s:,.0f}",
+            f"{rate.bytes_per_s / 1e6:,.1f}" if rate.bytes_per_s else "-",
+            f"{rate.cpu_s_per_1000:.2f}",
+            share,
+            style="bold" if name == stage_of(limit) else "",
+        )
+    return table
+
+
+def _peers(result: Result) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("loader", "samples/s", "CPU s/1,000", "Penstock is"):
+        table.add_column(name, justify="left" if name == "loader" else "right")
+    for name, figures in result.against.items():
+        table.add_row(
+            name,
+            f"{figures['samples_per_s']:,.0f}",
+            f"{figures['cpu_s_per_1000']:.2f}",
+            f"{figures['ratio']:.2f} x as fast",
+        )
+    return table
+
+
+def _trials(result: Result) -> Table:
+    assert result.tuned is not None
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    names = ("num_workers", "prefetch_factor", "batch_size", "read", "samples/s", "runs", "")
+    for name in names:
+        table.add_column(name, justify="right")
+    for trial in result.tuned.trials:
+        setup, best = trial.setup, trial.setup == result.setup
+        table.add_row(
+            str(setup.num_workers),
+            str(setup.prefetch_factor),
+            str(setup.batch_size),
+            setup.read,
+            f"{trial.samples_per_s:,.0f}",
+            str(len(trial.runs)),
+            "taken" if best else "",
+            style="bold" if best else "",
+        )
+    return table
+
+
+def _hints(result: Result) -> Iterator[str]:
+    if result.tuned is not None:
+        yield f"Runs of one setting differed by {result.tuned.noise:.1%}; less isn't a difference."
+    if result.stepped is None:
+        yield (
+            f"That keeps an accelerator fed whose step over {result.setup.batch_size} samples "
+            f"takes {fed_step_ms(result):,.0f} ms or more; --step-ms or --accelerator measures "
+            "its utilisation."
+        )
+    if result.tuned is None:
+        yield "These are the loader's defaults; --tune searches for faster settings."
+
+
+def _python(result: Result) -> str:
+    imports = ["from pipeline import DataLoader", "from readers import Dataset"]
+    if result.job.recipe.imports:
+        imports.insert(0, result.job.recipe.imports)
+    return "\n".join([*sorted(imports), f"loader = {result.job.line(result.setup)}"])

@@ -1,0 +1,190 @@
+"""`penstock bench`: thin over `pipeline.bench`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from cache.errors import ConfigError
+from pipeline.cli.datasets import CacheFolder, Json, StoreOptions, parse_options
+from pipeline.cli.warm import IndexFolder  # noqa: TC001  typer reads annotations
+
+if TYPE_CHECKING:
+    from pipeline.bench.bench import Result
+    from pipeline.bench.job import Job
+
+Picture = Annotated[
+    Path | None, typer.Option("--plot", help="Picture to write, as bench.png; needs matplotlib.")
+]
+
+
+def bench(
+    url: Annotated[
+        str, typer.Argument(help="Image folder, tar files or pack: a path or an fsspec URL.")
+    ],
+    augment: Annotated[
+        str,
+        typer.Option(
+            help="What is done to images: imagenet, imagenet-eval, none (encoded bytes only: what "
+            "reading alone can do), or module:name of your own recipe."
+        ),
+    ] = "imagenet",
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Samples of a batch; by default the accelerator's, else 256 or all there is.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where images are decoded: cpu, cuda, cuda:1.")] = (
+        "cpu"
+    ),
+    seconds: Annotated[float, typer.Option(help="Length of each measured run.")] = 10.0,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            help="Loaders to measure beside, in turns, on the same files: torch,dali,… or all."
+        ),
+    ] = None,
+    step_ms: Annotated[
+        float | None,
+        typer.Option(help="Emulate a training step of that many milliseconds over a batch."),
+    ] = None,
+    accelerator: Annotated[
+        str | None,
+        typer.Option(help="Emulate a known accelerator's step, such as h100-resnet50."),
+    ] = None,
+    num_workers: Annotated[
+        int | None,
+        typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default="0"),
+    ] = None,
+    tune: Annotated[
+        bool,
+        typer.Option(
+            "--tune",
+            help="Search for faster settings by short runs, and show what was tried. Takes about "
+            "four times as long.",
+        ),
+    ] = False,
+    plot: Picture = None,
+    cache: CacheFolder = None,
+    index_folder: IndexFolder = None,
+    storage_option: StoreOptions = None,
+    as_json: Json = False,
+) -> None:
+    """Measure what the input side can do, and tell what holds it back.
+
+    Samples/s, CPU time, the wait for a batch and, with a training step, how much of the accelerator
+    is used; each stage's own ceiling; the one change that would help most. docs/bench.md explains
+    every figure.
+    """
+    from pipeline.arguments import parse_device
+    from pipeline.bench.job import Job, recipe_named, step_of
+    from pipeline.bench.plot import check_plot
+
+    # All that can be told to be wrong is told before anything is measured.
+    _check_positive(seconds, "--seconds", example="10")
+    if step_ms is not None:
+        _check_positive(step_ms, "--step-ms", example="125")
+    step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
+    if plot is not None:
+        check_plot(plot)
+    peers, skipped = _peers(against)
+    job = Job(
+        url=url,
+        recipe=recipe_named(augment),
+        device=str(parse_device(device)),
+        seconds=seconds,
+        batch_size=size,
+        num_workers=num_workers,
+        step_s=step_s,
+        accelerator=accelerator or "",
+        cache=cache,
+        index=index_folder,
+        storage_options=parse_options(storage_option),
+    )
+    result = replace(_measured(job, tune=tune, peers=peers), skipped=skipped)
+    if plot is not None:
+        from pipeline.bench.plot import plot as draw
+
+        draw(result, plot)
+    _report(result, as_json=as_json, plot=plot)
+
+
+def _measured(job: Job, *, tune: bool, peers: list[str]) -> Result:
+    from pipeline.bench.bench import bench as measure
+
+    with _Bar() as bar:
+        result = measure(job, search=tune, told=bar)
+        if not peers:
+            return result
+        return replace(result, against=_against(job, result, peers, bar))
+
+
+def _against(job: Job, result: Result, peers: list[str], bar: _Bar) -> dict[str, dict[str, float]]:
+    raise NotImplementedError
+
+
+def _report(result: Result, *, as_json: bool, plot: Path | None) -> None:
+    from pipeline.bench.report import as_json as values
+    from pipeline.bench.report import show
+
+    if as_json:
+        typer.echo(json.dumps({**values(result), "plot": None if plot is None else str(plot)}))
+        return
+    console = Console()
+    show(result, console)
+    if plot is not None:
+        console.print("\nPicture:", str(plot), markup=False, soft_wrap=True)
+
+
+def _peers(against: str | None) -> tuple[list[str], dict[str, str]]:
+    """Those that can play here, and why the others can't. Raises ConfigError for unknown names."""
+    from pipeline.bench.peers.registry import PEERS, split_installed
+
+    if against is None:
+        return [], {}
+    names = [name for name in map(str.strip, against.split(",")) if name]
+    if not names:
+        raise ConfigError(f"--against: got nothing, wanted some of {', '.join(PEERS)}, or all.")
+    there, missing = split_installed(PEERS if names == ["all"] else names)
+    return there, {name: f"it isn't installed; {how}" for name, how in missing.items()}
+
+
+def _check_positive(value: float, name: str, *, example: str) -> None:
+    if not (value > 0 and math.isfinite(value)):
+        raise ConfigError(f"{name}: got {value:g}, wanted a number above 0, such as {example}.")
+
+
+class _Bar:
+    """What is being measured, on stderr. Drawn when told only: a thread that redraws a bar takes
+    time from what is measured."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("[bold]bench[/] {task.description}"),
+            BarColumn(),
+            console=Console(stderr=True),
+            auto_refresh=False,
+            transient=True,
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def __call__(self, what: str, share: float | None = None, /) -> None:
+        self._progress.update(self._task, description=what, completed=share or 0.0)
+        self._progress.tasks[0].total = None if share is None else 1.0
+        self._progress.refresh()
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._progress.stop()

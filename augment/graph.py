@@ -23,6 +23,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from augment import resample_node
 from augment.culprits import corrupt, cut, failing_rows, reason_of, short_of_memory
 from augment.draws import input_names
 from augment.nodes import Device, GraphPlan, describe
@@ -100,6 +101,7 @@ class Graph:
             check_headers=check_headers,
             constant=constant_decode,
             pixels=pixels or resident,
+            compiled=device == "cpu" and not constant_decode and resample_node.is_compiled(),
             resident=resident,
             **checked_device(device, device_id),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from augment import resample_node
 from augment.draws import decodes_window, drawn_steps, input_names, resizes_region
 from augment.pixels import step_inputs, step_nodes
 
@@ -17,7 +18,8 @@ Device = Literal["cpu", "cuda"]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphPlan:
     """All that a DALI pipeline is built from; the Graph's arguments, checked. pixels: samples come
-    decoded, RGB, uint8 of shape (height, width, 3); resident: as `describe_whole` decodes them."""
+    decoded, RGB, uint8 of shape (height, width, 3); resident: as `describe_whole` decodes them.
+    compiled: resize on the CPU by `resample_kernels`."""
 
     recipe: CheckedRecipe
     batch_size: int
@@ -28,6 +30,7 @@ class GraphPlan:
     check_headers: bool
     constant: bool
     pixels: bool = False
+    compiled: bool = False
     resident: bool = False
 
 
@@ -60,12 +63,16 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
     if plan.constant:  # as small as DALI's outputs get, and every input is used
         return (encoded.shape(), *inputs.values())
     images = (_given if plan.pixels else _decoded)(plan, encoded, inputs)
+    last = len(plan.recipe.stages) - 1
+    one_pass = _is_one_pass(plan)
     for number, stage in enumerate(plan.recipe.stages):
         if stage.size is not None:
-            images = _resized(images, stage, number, inputs)
+            to_the_end = one_pass and number == last
+            images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
     for pixel_step in plan.recipe.pixels:
         images = step_nodes(pixel_step, images, inputs, plan.recipe.image)
-    images = _finished(plan.recipe, images, inputs)
+    if not one_pass:
+        images = _finished(plan.recipe, images, inputs)
     for erasing in plan.recipe.erasing:
         images = step_nodes(erasing, images, inputs, plan.recipe.image)
     return (images,)
@@ -122,7 +129,45 @@ def _decode_options(plan: GraphPlan) -> dict[str, Any]:
     return options
 
 
-def _resized(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:
+def _is_one_pass(plan: GraphPlan) -> bool:
+    """Whether the last resize, the flip, Normalize and HWC to CHW are one compiled pass."""
+    recipe = plan.recipe
+    last = recipe.stages[-1]
+    return _is_compiled(plan, last) and recipe.dtype != "uint8" and not recipe.pixels
+
+
+def _is_compiled(plan: GraphPlan, stage: Stage) -> bool:
+    fixed = stage.size is not None and stage.out is not None
+    return fixed and plan.compiled and plan.device == "cpu"
+
+
+def _resized(
+    plan: GraphPlan, images: Any, number: int, inputs: dict[str, Any], *, to_the_end: bool
+) -> Any:
+    """to_the_end: flipped, normalised and CHW too."""
+    from nvidia.dali import fn, types
+
+    recipe, stage = plan.recipe, plan.recipe.stages[number]
+    if not _is_compiled(plan, stage):
+        return _resized_by_dali(images, stage, number, inputs)
+    assert stage.out is not None
+    region = (inputs[f"low{number}"], inputs[f"high{number}"]) if resizes_region(stage) else None
+    filtered = inputs[f"filter{number}"] if stage.antialias == "auto" else stage.antialias
+    if not to_the_end:
+        shape = (*stage.out, recipe.decode.channels)
+        return resample_node.pixels(images, shape, region=region, filtered=filtered)
+    images = resample_node.planes(
+        images,
+        recipe.shape,
+        region=region,
+        filtered=filtered,
+        mirror=inputs[recipe.mirror.name] if recipe.mirror else None,
+        normalize=recipe.normalize,
+    )
+    return fn.cast(images, dtype=types.FLOAT16) if recipe.dtype == "float16" else images
+
+
+def _resized_by_dali(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:
     from nvidia.dali import fn, types
 
     names = {} if stage.out else {"size": f"size{number}"}

@@ -131,7 +131,7 @@ def _play(
         lambda: job.loader(dataset, setup),
         seconds=seconds or job.seconds,
         step_s=step_s,
-        sample_bytes=None if dataset.remote is None else mean_bytes,
+        sample_bytes=mean_bytes,
         progress=lambda share: told(what, share),
     )
 

@@ -16,6 +16,7 @@ from rich.console import Console
 import pipeline
 from cache.errors import ConfigError, PenstockError, PenstockWarning
 from pipeline.cli import datasets
+from pipeline.cli.bench import bench
 from pipeline.cli.cache import app as cache_app
 from pipeline.cli.doctor import doctor
 from pipeline.cli.warm import warm
@@ -24,7 +25,8 @@ INTERRUPTED = 130
 
 app = typer.Typer(
     name="penstock",
-    help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets.",
+    help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets, measure "
+    "what feeds a job.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -34,6 +36,7 @@ app.command("pack")(datasets.pack)
 app.command("index")(datasets.index)
 app.command("inspect")(datasets.inspect)
 app.command("warm")(warm)
+app.command("bench")(bench)
 app.command("doctor")(doctor)
 app.add_typer(cache_app)
 
@@ -80,7 +83,9 @@ def main(arguments: list[str] | None = None) -> int:
             code = left.code if isinstance(left.code, int) else 1
             if code == INTERRUPTED:
                 _tell(
-                    "", "Interrupted. What was finished stays: the same command goes on from there."
+                    "",
+                    "Interrupted. What pack, index or warm had finished stays: the same command "
+                    "goes on from there.",
                 )
             return code
         except (PenstockError, OSError) as error:

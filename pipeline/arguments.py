@@ -48,8 +48,9 @@ def refuse_native(arguments: dict[str, Any]) -> None:
     for name, value in arguments.items():
         if value:
             raise ConfigError(
-                f"{name}= works on native datasets (readers.Dataset), and this is a torch dataset. "
-                "Drop it, or point readers.Dataset at the files."
+                f"{name if '=' in name else name + '='} works on native datasets "
+                "(readers.Dataset), and this is a torch dataset. Drop it, or point readers.Dataset "
+                "at the files."
             )
 
 
@@ -127,6 +128,12 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
     if value not in choices:
         wanted = " or ".join(map(repr, choices))
         raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
+
+
+def check_resident(value: object) -> None:
+    """True, False or "auto"; not 1, which would be equal to True."""
+    if not isinstance(value, bool) and value != "auto":
+        raise ConfigError(f"resident must be True, False or 'auto', got {value!r}.")
 
 
 def check_ends(world: World, *, drop_last: bool, pad: Literal["mask"] | None) -> None:

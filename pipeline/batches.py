@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from augment.recipe import CheckedRecipe
     from pipeline.bad_samples import BadSamples
     from pipeline.order import Plan
+    from pipeline.resident import Store
     from pipeline.steps import Step
     from pipeline.world import World
     from readers import Dataset
@@ -75,6 +76,7 @@ class BatchReader:
     global_batch: samples of a full step over all ranks.
     padded_size: slots of this rank that pad="mask" fills up to; None without padding.
     mixer: of MixUp and CutMix; None without them. Not together with padding.
+    resident: what keeps decoded images in memory; None where each sample is read each time.
     """
 
     dataset: Dataset
@@ -87,6 +89,7 @@ class BatchReader:
     mixer: Mixer | None
     mode: Literal["mmap", "pread"]
     bad_samples: BadSamples
+    resident: Store | None = None
 
     def __call__(self, step: Step) -> Prepared:
         began, began_s = time.thread_time(), time.perf_counter()
@@ -169,6 +172,12 @@ class BatchReader:
         return encoded
 
     def _read_once(self, ids: NDArray[np.int64], bad: dict[int, str]) -> EncodedBatch:
+        """From memory what is there, the rest from its files. bad: is told rows and reasons."""
+        if self.resident is not None:
+            return self.resident.read(ids, bad, self._read_files)
+        return self._read_files(ids, bad)
+
+    def _read_files(self, ids: NDArray[np.int64], bad: dict[int, str]) -> EncodedBatch:
         """Read, and look at the headers of what this process sees for the first time: DALI doesn't
         survive all of those that can't be parsed. bad: is told rows and reasons."""
         ledger = self.bad_samples

@@ -19,6 +19,9 @@ from pipeline.batches import BatchReader
 from pipeline.order import Plan, default_lanes, default_window, label_spread
 from pipeline.prefetch import Prefetch
 from pipeline.quarantine import QuarantineFile
+from pipeline.resident import Store
+from pipeline.resident_graph import ResidentGraph
+from pipeline.resident_room import ResidentMode, resident_bytes, room_for, share_of_rank
 from pipeline.run import PREPARED_AHEAD, Run
 from pipeline.state import LoaderState, PlanSettings
 from pipeline.statistics import Meter
@@ -51,7 +54,7 @@ class Settings:
 
     threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
     agrees: the world is that of torch's process group, so its ranks compare plans and count bad
-    samples together.
+    samples together. resident: whether decoded images stay in memory.
     """
 
     world: World
@@ -70,6 +73,7 @@ class Settings:
     mode: Literal["mmap", "pread"]
     max_bad: float = 0.001
     agrees: bool = False
+    resident: ResidentMode = False
 
     def resumed(self, state: LoaderState, *, take_batch: bool) -> Settings:
         """Settings to go on from a state. take_batch: nobody gave a batch size, so the state's."""
@@ -130,8 +134,11 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     threads = settings.threads or settings.world.threads(usable_cores())
     recipe = _recipe(dataset, settings)
     mixer = _mixer(dataset, settings, recipe, seed=frozen.seed)
-    graph = _graph(recipe, settings, threads) if recipe else None
+    store = _store(dataset, settings, frozen, recipe, walk=walk, threads=threads)
+    graph = _graph(recipe, settings, threads, store) if recipe else None
     meter = Meter(decode_threads=threads, device=str(settings.device))
+    if isinstance(graph, ResidentGraph):
+        meter.resident = graph.facts
     reader = BatchReader(
         dataset=dataset,
         plan=plan,
@@ -153,6 +160,7 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
             ),
             meter=meter,
         ),
+        resident=store,
     )
     try:
         prefetch = _prefetch(dataset, settings, frozen, walk)
@@ -305,13 +313,71 @@ def _mixer(
     return mixer_of(recipe, classes=len(dataset.classes) or None, seed=seed)
 
 
-def _graph(recipe: CheckedRecipe, settings: Settings, threads: int) -> Graph:
-    alone = settings.world.size == 1 or not recipe.mixing
-    return Graph(
+def _store(
+    dataset: Dataset,
+    settings: Settings,
+    frozen: PlanSettings,
+    recipe: CheckedRecipe | None,
+    *,
+    walk: Walk,
+    threads: int,
+) -> Store | None:
+    """Where decoded images stay; None where none do. Raises ConfigError where that was asked for
+    and can't be."""
+    mode, world, device = settings.resident, settings.world, settings.device
+    if mode is False:
+        return None
+    if recipe is None:
+        if mode is True:
+            raise ConfigError(
+                f"resident=True keeps decoded images, and fields={dataset.fields!r} leaves them "
+                'out. Drop resident=, or add "image" to the fields of the dataset.'
+            )
+        return None
+    room = room_for(
+        mode,
+        device=device,
+        world=world,
+        recipe=recipe,
+        batch_size=settings.sizes.per_rank,
+        depth=settings.depth,
+    )
+    max_bytes = resident_bytes(
+        mode,
+        room,
+        dataset.index,
         recipe,
-        batch_size=settings.sizes.per_rank + (0 if alone else PARTNERS_ELSEWHERE),
+        share=share_of_rank(frozen, global_batch=walk.global_batch, world=world),
+        cuda=device.type == "cuda",
+    )
+    if max_bytes is None:
+        return None
+    return Store(
+        recipe,
+        samples=dataset.index.samples,
+        max_bytes=max_bytes,
         threads=threads,
-        device=settings.device.type,
-        device_id=settings.device.index,
+        device=device,
         deterministic=settings.deterministic,
     )
+
+
+def _graph(
+    recipe: CheckedRecipe, settings: Settings, threads: int, store: Store | None
+) -> Graph | ResidentGraph:
+    alone = settings.world.size == 1 or not recipe.mixing
+
+    def make(*, resident: bool = False) -> Graph:
+        return Graph(
+            recipe,
+            batch_size=settings.sizes.per_rank + (0 if alone else PARTNERS_ELSEWHERE),
+            threads=threads,
+            device=settings.device.type,
+            device_id=settings.device.index,
+            deterministic=settings.deterministic,
+            resident=resident,
+        )
+
+    if store is None:
+        return make()
+    return ResidentGraph(store, kept=make(resident=True), make_plain=make)

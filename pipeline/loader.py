@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from augment import Operation
+    from pipeline.resident_room import ResidentMode
     from pipeline.statistics import Statistics
 
 
@@ -102,6 +103,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     max_bad: native: share of the samples that may be bad in an epoch before every rank stops.
     lanes, window, reshuffle: of the plan (`pipeline.order.Plan`); None follows dataset and batch.
     deterministic: bit-exact pixels on CUDA too, for speed.
+    resident: native: keep decoded images in memory, on the device; each is read, checked and
+        decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).
     read: "mmap" views on mapped packs, or "pread" where files may change under the map (NFS).
 
     Yields, for a native dataset, tuples in the order of `dataset.fields`: "image" (n, c, h, w),
@@ -148,9 +151,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         window: int | None = None,
         reshuffle: float = 0.0,
         read: Literal["mmap", "pread"] = "mmap",
+        resident: ResidentMode = False,
     ) -> None:
         arguments.check_choice("pad", pad, (None, "mask"))
         arguments.check_choice("read", read, ("mmap", "pread"))
+        arguments.check_resident(resident)
         arguments.check_counts(lanes=lanes, window=window)
         arguments.check_share("max_bad", max_bad)
         # What the user spelt out is never overruled by a default, nor by a state.
@@ -195,10 +200,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 max_bad=max_bad,
                 deterministic=deterministic,
                 read=read,
+                resident=resident,
             )
         else:
             arguments.refuse_native(
                 {"deterministic": deterministic and augment is None, "read": read != "mmap"}
+                | {"resident=True": resident is True}
             )
             self._init_foreign(
                 dataset,
@@ -229,6 +236,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         max_bad: float,
         deterministic: bool,
         read: Literal["mmap", "pread"],
+        resident: ResidentMode,
     ) -> None:
         world, drop_last = self._world, bool(torchs["drop_last"])
         arguments.refuse_foreign(torchs)
@@ -255,6 +263,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             mode=read,
             max_bad=max_bad,
             agrees=not self._world_was_given,
+            resident=resident,
         )
         engine = NativeEngine(
             dataset,

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pipeline.bad_samples import BadState
     from pipeline.batches import BatchReader, Prepared
     from pipeline.prefetch import Prefetch
+    from pipeline.resident_graph import ResidentGraph
     from pipeline.statistics import Meter
     from pipeline.steps import Cursor, Step, Walk
 
@@ -49,7 +50,7 @@ class Run:
         *,
         reader: BatchReader,
         walk: Walk,
-        graph: Graph | None,
+        graph: Graph | ResidentGraph | None,
         depth: int,
         endless: bool,
         meter: Meter,

@@ -18,6 +18,8 @@ from cache.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipeline.resident import ResidentFacts
+
 Limit = Literal["nothing yet", "model", "decode", "dataset", "disk", "remote", "cache"]
 
 # Waits shorter than this share of the time move nothing: the accelerator is fed.
@@ -61,6 +63,8 @@ class Statistics:
     fine.
     load_s: time that the reading threads spent on that by the clock, waits among it.
     bytes_disk: encoded bytes read from local files, a cache's among them.
+    bytes_memory: decoded bytes that came from memory (`resident=`) in place of reading and
+    decoding; resident_hits: of how many samples; resident_bytes: of images that are kept there.
 
     All zero for a local dataset, else counted since the dataset was opened in this process:
     bytes_remote: received from the store, metadata too; bytes_filled: of those, kept in the cache;
@@ -91,6 +95,9 @@ class Statistics:
     read_s: float
     load_s: float
     bytes_disk: int
+    bytes_memory: int
+    resident_hits: int
+    resident_bytes: int
     bytes_remote: int
     bytes_filled: int
     bytes_passed: int
@@ -119,7 +126,8 @@ class Statistics:
             f"(p50 {self.wait_p50_s * 1e3:.1f} ms, p99 {self.wait_p99_s * 1e3:.1f} ms a batch), "
             f"first batch after {self.first_batch_s:.2f} s; "
             f"read {format_size(self.bytes_disk)} from disk, {format_size(self.bytes_remote)} from "
-            f"the remote{self._told_bad()}.{self._told_tiers()}\n{self.verdict}"
+            f"the remote{self._told_resident()}{self._told_bad()}.{self._told_tiers()}\n"
+            f"{self.verdict}"
         )
 
     def _told_tiers(self) -> str:
@@ -132,6 +140,14 @@ class Statistics:
             f"hedges, {self.throttled:,} throttled{refetched}), {format_size(self.bytes_filled)} "
             f"into the cache, {format_size(self.bytes_passed)} past it; waited "
             f"{self.remote_wait_s:.1f} s. Hits: {self.hit_ratio:.1%} of the samples{kept}."
+        )
+
+    def _told_resident(self) -> str:
+        if not self.resident_bytes:
+            return ""
+        return (
+            f"; {self.resident_hits:,} samples came from memory, which keeps "
+            f"{format_size(self.resident_bytes)} of decoded images"
         )
 
     def _told_bad(self) -> str:
@@ -158,6 +174,7 @@ class Meter:
     load_s: float = 0.0
     bytes_disk: int = 0
     remote: Callable[[], RemoteFacts] | None = None  # of a remote dataset
+    resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
     bad: int = 0
     quarantine: str = ""
     workers: int | None = None  # torch's, of a torch dataset; None: a native one
@@ -182,8 +199,9 @@ class Meter:
         rate = self.counted_samples / busy_s if busy_s else 0.0
         waits = np.array(self.waits or [0.0])
         facts = self.remote() if self.remote is not None else None
+        resident = self.resident() if self.resident is not None else None
         traffic = facts.traffic if facts is not None else Traffic(bytes_disk=self.bytes_disk)
-        limit = self._limit(share, facts)
+        limit = self._limit(share, facts, fill_s=resident.fill_s if resident else 0.0)
         return Statistics(
             samples=self.samples,
             batches=self.batches,
@@ -198,6 +216,9 @@ class Meter:
             read_s=self.read_s,
             load_s=self.load_s,
             bytes_disk=traffic.bytes_disk,
+            bytes_memory=resident.bytes_memory if resident else 0,
+            resident_hits=resident.hits if resident else 0,
+            resident_bytes=resident.size_bytes if resident else 0,
             bytes_remote=traffic.bytes_remote,
             bytes_filled=traffic.bytes_filled,
             bytes_passed=traffic.bytes_passed,
@@ -220,14 +241,15 @@ class Meter:
             verdict=self._verdict(limit, share, rate, facts),
         )
 
-    def _limit(self, wait_share: float, facts: RemoteFacts | None) -> Limit:
+    def _limit(self, wait_share: float, facts: RemoteFacts | None, *, fill_s: float = 0.0) -> Limit:
         if self.batches < 2:
             return "nothing yet"
         if wait_share < FED_WAIT_SHARE:
             return "model"
         if self.workers is not None:
             return "decode" if self.wait_decode_s > self.wait_read_s else "dataset"
-        if self.wait_read_s <= self.wait_decode_s:
+        # Reading threads that decode into memory wait for no disk.
+        if self.wait_read_s <= self.wait_decode_s or fill_s > self.load_s / 2:
             return "decode"
         # By what the reading threads waited for: a job may fetch all the time and wait for a disk.
         if facts is None or facts.traffic.remote_wait_s < self.load_s / 2:

@@ -100,6 +100,43 @@ def usable_cores(*, root: Path = Path("/")) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), *quotas, sys.maxsize))
 
 
+def available_memory_bytes(*, root: Path = Path("/")) -> int:
+    """Memory that this process may still take: the kernel's estimate for the machine, and what its
+    control groups leave, files that they could drop counted as free.
+
+    Reads both versions of control groups; one that can't be read limits nothing, and a machine that
+    doesn't tell has nothing to give: 0. root: where /proc and /sys are looked for.
+    """
+    told = _numbers(_read(root / "proc/meminfo").replace(":", "").replace(" kB", ""))
+    machine = 1024 * told.get("MemAvailable", 0)
+    return max(0, min(machine, *_memory_left(root), sys.maxsize))
+
+
+def _memory_left(root: Path) -> Iterator[int]:
+    """Bytes that the control groups of this process leave, of its own and of all above it."""
+    files = {
+        True: ("memory.max", "memory.current", "inactive_file"),
+        False: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    }
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = (*line.split(":", 2), "", "")[:3]
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        limit, usage, droppable = files[not controllers]
+        mount = root / "sys/fs/cgroup" / controllers
+        for folder in _upward(mount, path):
+            words = _read(folder / limit).strip(), _read(folder / usage).strip()
+            if all(word.isdecimal() for word in words):
+                files_bytes = _numbers(_read(folder / "memory.stat")).get(droppable, 0)
+                yield int(words[0]) - int(words[1]) + files_bytes
+
+
+def _numbers(text: str) -> dict[str, int]:
+    """Of lines "name number"."""
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
 def _process_group() -> tuple[int, int] | None:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():

@@ -4,8 +4,9 @@ A storage or loader benchmark needs no accelerator: its step is a wait of the le
 measured on a real one (DLIO; MLPerf Storage). The steps, batch sizes and mean sample sizes of
 h100-* and a100-* are those of MLPerf Storage's published workloads (github.com/mlcommons/storage,
 configs/dlio/workload/<model>_<accelerator>.yaml: train.computation_time, reader.batch_size,
-dataset.record_length_bytes; its record lengths vary, ours are the means). dgx-pod is the job of
-300,000 images of 0.5 MB that a storage design guide for NVIDIA's DGX POD sizes by 480 images/s.
+dataset.record_length_bytes; its record lengths vary, ours are the means). dgx-pod is a job of
+300,000 images of 0.5 MB at 480 images/s, a size that storage for NVIDIA's DGX PODs is planned by;
+it has no published batch.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ ACCELERATORS = _table(
         sample_bytes=2_828_486,
         samples=524_288,
     ),
-    # The guide gives a rate and no batch: 240 makes a step of half a second.
+    # 240 makes a step of half a second.
     Accelerator(name="dgx-pod", step_s=0.5, batch_size=240, sample_bytes=500_000, samples=300_000),
 )
 

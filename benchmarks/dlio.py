@@ -1,0 +1,377 @@
+"""`python -m benchmarks.dlio`: AU of DLIO-style jobs at the pace of published accelerators.
+
+Each job's samples are of the published size, its step is a wait of the published length times a
+stated factor k, chosen by what the disk here is measured to give: the job asks for half of that at
+most, so that a loader, not the disk, decides. k is 1 where this disk feeds the real accelerator.
+Every run begins with the data forgotten by the page cache and ends before it was read once. Beside
+Penstock in the same rounds: torch's DataLoader, and a batch that is there already (what the
+emulation itself loses). Writes benchmarks/results/dlio.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import math
+import statistics
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.dlio_child import LOADERS, LoaderName, Task, Work
+from benchmarks.dlio_data import Made, forget, make
+from benchmarks.record import RESULTS, write_result
+from cache.errors import ConfigError
+from pipeline.bench.accelerators import Accelerator, accelerator
+from pipeline.bench.children import Child
+from pipeline.bench.compare import Figure
+from pipeline.bench.machine import machine, versions
+from pipeline.bench.play import SETTLE_BATCHES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+ROUNDS = 5
+SECONDS = 6.0
+# The job asks for so much of what the disk was measured to give, k times slower if need be.
+DISK_SHARE = 0.5
+# And where decoding is the limit, of what Penstock was measured to decode without a step.
+DECODE_SHARE = 0.8
+CLAIM_AU = 99.0
+_SAMPLES_QUICK = 48
+_BYTES_QUICK = 131_072
+_FIGURES = ("au", "samples_per_s", "bytes_per_s", "cpu_s_per_1000", "wait_p50_s", "wait_p99_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A job. samples: generated here; window_bytes: as `Task`'s; note: for who reads the result.
+
+    batch_size, sample_bytes: None is what was published; a step scales with its batch.
+    """
+
+    name: str
+    accelerator: str
+    kind: Literal["jpeg", "array"]
+    work: Work
+    samples: int
+    window_bytes: int = 0
+    batch_size: int | None = None
+    sample_bytes: int | None = None
+    note: str
+
+    @property
+    def pace(self) -> Accelerator:
+        return accelerator(self.accelerator)
+
+    @property
+    def batch(self) -> int:
+        return self.batch_size or self.pace.batch_size
+
+    @property
+    def step_s(self) -> float:
+        """The published step, for this batch."""
+        return self.pace.step_for(self.batch)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a sample."""
+        return self.sample_bytes or self.pace.sample_bytes
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What a job that never waits reads at the published pace."""
+        return self.batch / self.step_s * self.size
+
+
+_THROUGH_TORCH = (
+    "Penstock has no reader of arrays of its own: its DataLoader reads a torch dataset here, with "
+    "torch's worker processes, as a user would write it."
+)
+_NOT_DECODED = (
+    "As DLIO's readers: all bytes are read (Penstock compares their checksums, torch's side looks "
+    "at nothing), none are decoded; labels are handed out."
+)
+WORKLOADS: tuple[Workload, ...] = (
+    Workload(
+        name="resnet50",
+        accelerator="h100-resnet50",
+        kind="jpeg",
+        work="bytes",
+        samples=16_000,
+        note=_NOT_DECODED,
+    ),
+    Workload(
+        name="resnet50-decode",
+        accelerator="h100-resnet50",
+        kind="jpeg",
+        work="decode",
+        samples=16_000,
+        batch_size=100,
+        note="Decoded and augmented (ImageNet's training recipe, 224 pixels, float32) on the CPU.",
+    ),
+    Workload(
+        name="unet3d",
+        accelerator="h100-unet3d",
+        kind="array",
+        work="arrays",
+        samples=84,
+        batch_size=2,  # of 7: enough steps before a sample comes twice
+        window_bytes=2_097_152,
+        note=f"{_THROUGH_TORCH} A sample is loaded whole; a random window of DLIO's "
+        "record_length_bytes_resize is handed out.",
+    ),
+    Workload(
+        name="cosmoflow",
+        accelerator="h100-cosmoflow",
+        kind="array",
+        work="arrays",
+        samples=1_800,
+        note=f"{_THROUGH_TORCH} Whole samples are handed out.",
+    ),
+    Workload(
+        name="dgx-pod",
+        accelerator="dgx-pod",
+        kind="jpeg",
+        work="bytes",
+        samples=4_560,
+        note=_NOT_DECODED,
+    ),
+)
+NAMES = tuple(workload.name for workload in WORKLOADS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast a job runs here.
+
+    raw_bytes_per_s: what this disk gives in requests of a sample's size, none of it in memory.
+    decode_samples_per_s: what Penstock decodes without a step; 0 where nothing is decoded. k: steps
+    are so many times longer than published. required_bytes_per_s: what a job that never waits
+    reads.
+    """
+
+    raw_bytes_per_s: float
+    decode_samples_per_s: float
+    k: float
+    step_s: float
+    required_bytes_per_s: float
+
+
+def pace_of(workload: Workload, *, raw_bytes_per_s: float, decode_samples_per_s: float) -> Pace:
+    """The step that asks for the stated share of what the disk, and the decoder, give. Pure."""
+    if raw_bytes_per_s <= 0:
+        raise ConfigError(f"The disk gave {raw_bytes_per_s} bytes/s; a pace needs more than 0.")
+    slower = workload.bytes_per_s / (DISK_SHARE * raw_bytes_per_s)
+    if decode_samples_per_s:
+        published = workload.batch / workload.step_s
+        slower = max(slower, published / (DECODE_SHARE * decode_samples_per_s))
+    k = 1.0 if slower <= 1 else _two_digits_up(slower)
+    return Pace(
+        raw_bytes_per_s=raw_bytes_per_s,
+        decode_samples_per_s=decode_samples_per_s,
+        k=k,
+        step_s=k * workload.step_s,
+        required_bytes_per_s=workload.bytes_per_s / k,
+    )
+
+
+def _two_digits_up(value: float) -> float:
+    """The next number with two digits that isn't below."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return round(math.ceil(value / unit - 1e-9) * unit, 9)
+
+
+def measured_seconds(workload: Workload, step_s: float, *, samples: int, most_s: float) -> float:
+    """How long a run may be measured so that no sample comes twice, warm-up included. Pure."""
+    steps = samples // workload.batch - SETTLE_BATCHES - 2
+    if steps < 2:
+        raise ConfigError(
+            f"{workload.name}: {samples} samples in batches of {workload.batch} leave {steps} "
+            f"steps to measure behind {SETTLE_BATCHES} that settle, wanted 2. Make more samples."
+        )
+    return min(most_s, steps * step_s)
+
+
+def measure(
+    names: Sequence[str],
+    data: Path,
+    *,
+    rounds: int = ROUNDS,
+    seconds: float = SECONDS,
+    quick: bool = False,
+    results: Path = RESULTS,
+    console: Console,
+) -> Path:
+    """Generate what isn't there below `data`, play the rounds, print and write. Returns the path of
+    the result."""
+    console.print(f"{machine()}\n{versions()}", highlight=False, style="dim")
+    record: dict[str, Any] = {}
+    for workload in WORKLOADS:
+        if workload.name in names:
+            asked = _shrunk(workload) if quick else workload
+            record[workload.name] = told = _measure_one(
+                asked, data, rounds=rounds, seconds=seconds, console=console
+            )
+            console.print(_line(workload.name, told), highlight=False)
+    console.print(_table(record))
+    written = {"rounds": rounds, "disk_share": DISK_SHARE, "quick": quick, "workloads": record}
+    return write_result("dlio", written, folder=results)
+
+
+def _shrunk(workload: Workload) -> Workload:
+    """For a test: few samples in batches of 4, none of them large."""
+    return replace(
+        workload,
+        samples=_SAMPLES_QUICK,
+        batch_size=4,
+        sample_bytes=min(workload.size, _BYTES_QUICK),
+        window_bytes=min(workload.window_bytes, _BYTES_QUICK // 8),
+    )
+
+
+def _made(workload: Workload, data: Path) -> Made:
+    # What is decoded and what isn't are the same files.
+    name = workload.accelerator if workload.kind == "jpeg" else workload.name
+    return make(
+        data / f"{name}-{workload.samples}",
+        kind=workload.kind,
+        samples=workload.samples,
+        sample_bytes=workload.size,
+        workers=int(machine()["cores"]),
+    )
+
+
+def _measure_one(
+    workload: Workload, data: Path, *, rounds: int, seconds: float, console: Console
+) -> dict[str, Any]:
+    with console.status(f"{workload.name}: making its data"):
+        made = _made(workload, data.absolute())
+    task = Task(
+        work=workload.work,
+        files=str(made.files),
+        pack=str(made.pack),
+        sample_bytes=made.sample_bytes,
+        batch_size=workload.batch,
+        workers=int(machine()["cores"]),
+        window_bytes=workload.window_bytes,
+    )
+    names: tuple[LoaderName, ...] = tuple(LOADERS)
+    with _players([*names, "raw"], task) as players, console.status(workload.name) as status:
+        pace = _paced(players, workload, made, seconds=seconds)
+        most_s = measured_seconds(
+            workload, pace.step_s, samples=made.samples, most_s=max(seconds, 3 * pace.step_s)
+        )
+        asked = {"step_s": pace.step_s, "seconds": most_s}
+        runs: dict[str, list[dict[str, Any]]] = {name: [] for name in (*names, "raw")}
+        for number in range(rounds):
+            turn = list(runs) if number % 2 == 0 else list(reversed(runs))
+            for name in turn:
+                status.update(f"{workload.name}: round {number + 1} of {rounds}, {name}")
+                runs[name].append(_played(players[name], made, asked))
+    return {
+        "accelerator": asdict(workload.pace),
+        "note": workload.note,
+        "data": made.record(),
+        "batch_size": workload.batch,
+        "window_bytes": workload.window_bytes,
+        "seconds": most_s,
+        **asdict(pace),
+        "raw_rounds": [run["bytes_per_s"] for run in runs.pop("raw")],
+        "summary": {name: _summary(rows) for name, rows in runs.items()},
+        "runs": runs,
+    }
+
+
+@contextlib.contextmanager
+def _players(names: Sequence[str], task: Task) -> Iterator[dict[str, Child]]:
+    """A process a loader, kept over the rounds: imports are paid before the first."""
+    with contextlib.ExitStack() as stack:
+        told = json.dumps(asdict(task))
+        players = {
+            name: stack.enter_context(Child("benchmarks.dlio_child", [name, told]))
+            for name in names
+        }
+        for player in players.values():
+            player.answer()
+        yield players
+
+
+def _played(player: Child, made: Made, asked: Mapping[str, float]) -> dict[str, Any]:
+    for folder in {made.files, made.pack}:
+        forget(folder)
+    player.say(asked)
+    return player.answer()
+
+
+def _paced(players: Mapping[str, Child], workload: Workload, made: Made, *, seconds: float) -> Pace:
+    asked = {"step_s": 0.0, "seconds": seconds}
+    raw = statistics.median(_played(players["raw"], made, asked)["bytes_per_s"] for _ in range(3))
+    decoded = 0.0
+    if workload.work == "decode":
+        decoded = _played(players["penstock"], made, asked)["samples_per_s"]
+    return pace_of(workload, raw_bytes_per_s=raw, decode_samples_per_s=decoded)
+
+
+def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: asdict(Figure.of([run[name] for run in runs])) for name in _FIGURES}
+
+
+def _line(name: str, told: Mapping[str, Any]) -> str:
+    """What was asked of a workload, and whether the claim holds."""
+    au = told["summary"]["penstock"]["au"]["median"]
+    return (
+        f"{name}: steps {told['k']:g} times as long as published ({1e3 * told['step_s']:.1f} ms "
+        f"over {told['batch_size']}), which asks for {told['required_bytes_per_s'] / 1e6:.0f} MB/s "
+        f"of the {told['raw_bytes_per_s'] / 1e6:.0f} that the disk gives. AU {au:.2f} %"
+        + ("." if au >= CLAIM_AU else f": below {CLAIM_AU:g}.")
+    )
+
+
+def _table(record: Mapping[str, Any]) -> Table:
+    table = Table("job", "loader", "AU %", "low..high", "samples/s", "MB/s", "CPU-s/1000")
+    for name, told in record.items():
+        for loader, summary in told["summary"].items():
+            au = summary["au"]
+            table.add_row(
+                name,
+                loader,
+                f"{au['median']:.2f}",
+                f"{au['low']:.2f}..{au['high']:.2f}",
+                f"{summary['samples_per_s']['median']:,.1f}",
+                f"{summary['bytes_per_s']['median'] / 1e6:,.0f}",
+                f"{summary['cpu_s_per_1000']['median']:.3f}",
+            )
+    return table
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(prog="benchmarks.dlio", description=__doc__)
+    parser.add_argument("--workload", nargs="+", choices=[*NAMES, "all"], default=["all"])
+    parser.add_argument("--quick", action="store_true", help="2 rounds of tiny jobs: no evidence")
+    parser.add_argument(
+        "--data", type=Path, default=Path("demo/dlio"), help="where data is made: 28 GB"
+    )
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="of each run, at most")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(argv)
+    path = measure(
+        NAMES if "all" in options.workload else options.workload,
+        options.data,
+        rounds=2 if options.quick else options.rounds,
+        seconds=1.0 if options.quick else options.seconds,
+        quick=options.quick,
+        results=options.results,
+        console=(console := Console()),
+    )
+    console.print(f"   {path}", highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Datasets of the DLIO-style workloads: samples of the published size, few enough for this disk.
+
+JPEGs: crops of the shipped photographs with sensor noise, at the pixels that come near the wanted
+bytes, their quality tuned from below and the rest (a tenth of the bytes, about) filled by comment
+segments, which every decoder passes over. Arrays: one .npy a sample, bytes without structure, as
+DLIO generates them; nothing compresses them on the way.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from benchmarks.photographs import PHOTOGRAPHS, _grain, _noise, _open
+from cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from PIL import Image
+
+VERSION = 1  # of what is generated: a change makes the data of an older one be made anew
+NPY_HEADER = 128  # bytes; np.save fills its header up to a multiple of 64
+# Different pictures; more samples than that are the same ones again, each under its own number.
+PICTURES = 64
+# At ImageNet's resolution its mean JPEG has about so many bytes a pixel (116 kB at 480 x 406).
+BYTES_A_PIXEL = 0.59
+_SEGMENT = 65_533  # bytes of a JPEG comment's text, at most
+_QUALITIES = range(1, 97)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """A generated dataset. files: `<class>/*.jpg` or `*.npy` below it; pack: of the JPEGs, else the
+    folder of files too."""
+
+    kind: Literal["jpeg", "array"]
+    files: Path
+    pack: Path
+    samples: int
+    sample_bytes: int
+
+    def record(self) -> dict[str, object]:
+        """What results say of it; no path of this machine."""
+        return {"kind": self.kind, "samples": self.samples, "sample_bytes": self.sample_bytes}
+
+
+def make(
+    out: Path, *, kind: Literal["jpeg", "array"], samples: int, sample_bytes: int, workers: int = 2
+) -> Made:
+    """Make `samples` samples of sample_bytes below `out`; what an earlier call finished is kept.
+
+    Raises ConfigError for JPEGs too small to hold a picture.
+    """
+    files = out / "files"
+    made = Made(
+        kind=kind,
+        files=files,
+        pack=out / "pack" if kind == "jpeg" else files,
+        samples=samples,
+        sample_bytes=sample_bytes,
+    )
+    record = out / "made.json"
+    settings = {"version": VERSION, **made.record()}
+    if record.exists() and json.loads(record.read_text()) == settings:
+        return made
+    shutil.rmtree(out, ignore_errors=True)
+    files.mkdir(parents=True)
+    if kind == "jpeg":
+        _write_jpegs(made, workers=workers)
+    else:
+        _write_arrays(made)
+    record.write_text(json.dumps(settings))
+    return made
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Every file below, sorted; what a reader of the bytes reads."""
+    return sorted(path for path in folder.rglob("*") if path.is_file())
+
+
+def forget(folder: Path) -> None:
+    """Drop the files below from the page cache (those that nobody maps), so that a run reads the
+    disk. Pages that aren't written back yet can't be dropped: they are written first."""
+    for path in files_below(folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _write_arrays(made: Made) -> None:
+    rng = np.random.default_rng(7)
+    digits = len(str(made.samples - 1))
+    for number in range(made.samples):
+        values = np.frombuffer(rng.bytes(made.sample_bytes - NPY_HEADER), np.uint8)
+        np.save(made.files / f"{number:0{digits}d}.npy", values)
+
+
+def _write_jpegs(made: Made, *, workers: int) -> None:
+    from readers import pack
+
+    pictures = [
+        jpeg_of(made.sample_bytes, number=number, seed=7)
+        for number in range(min(PICTURES, made.samples))
+    ]
+    digits = len(str(made.samples - 1))
+    names = sorted(PHOTOGRAPHS)
+    for number in range(made.samples):
+        folder = made.files / names[number % len(names)]
+        folder.mkdir(exist_ok=True)
+        encoded = filled(pictures[number % len(pictures)], made.sample_bytes, number=number)
+        (folder / f"{number:0{digits}d}.jpg").write_bytes(encoded)
+    pack(str(made.files), str(made.pack), workers=workers)
+
+
+def jpeg_of(most_bytes: int, *, number: int, seed: int) -> bytes:
+    """A JPEG of one of the photographs, as near below most_bytes as its quality allows."""
+    names = sorted(PHOTOGRAPHS)
+    pixels = (most_bytes / BYTES_A_PIXEL) ** 0.5
+    width, height = round(pixels * 1.09), round(pixels / 1.09)
+    rng = np.random.default_rng((seed, number))
+    photograph = _open(PHOTOGRAPHS[names[number % len(names)]]).convert("RGB")
+    picture = _noisy(_cropped(photograph, width, height, rng), rng, seed=seed)
+    low, high = _QUALITIES.start, _QUALITIES.stop - 1
+    best = _encoded(picture, low)
+    if len(best) > most_bytes:
+        raise ConfigError(
+            f"A JPEG of {most_bytes} bytes doesn't hold {width} x {height} pixels (quality {low} "
+            f"makes {len(best)}). Ask for larger samples."
+        )
+    while low < high:  # bytes grow with quality
+        middle = (low + high + 1) // 2
+        if len(encoded := _encoded(picture, middle)) <= most_bytes:
+            low, best = middle, encoded
+        else:
+            high = middle - 1
+    return best
+
+
+def filled(encoded: bytes, size_bytes: int, *, number: int) -> bytes:
+    """The JPEG with comments behind its first marker up to exactly size_bytes; number makes files
+    of the same picture differ. Left as it is where not even an empty comment fits in."""
+    missing = size_bytes - len(encoded)
+    text = str(number).encode()
+    comments = bytearray()
+    while missing >= 4:
+        length = min(_SEGMENT, missing - 4)
+        if 0 < missing - 4 - length < 4:  # leave room for one comment more, or for none
+            length -= 4
+        comments += b"\xff\xfe" + (length + 2).to_bytes(2, "big")
+        comments += text[:length].ljust(length, b" ")
+        missing -= 4 + length
+    return encoded[:2] + bytes(comments) + encoded[2:]
+
+
+def _cropped(
+    photograph: Image.Image, width: int, height: int, rng: np.random.Generator
+) -> Image.Image:
+    from PIL import Image
+
+    most = min(photograph.width / width, photograph.height / height)
+    scale = rng.uniform(0.6 * most, most)
+    left = rng.uniform(0, photograph.width - scale * width)
+    top = rng.uniform(0, photograph.height - scale * height)
+    box = (left, top, left + scale * width, top + scale * height)
+    return photograph.resize((width, height), Image.Resampling.BILINEAR, box=box)
+
+
+def _noisy(picture: Image.Image, rng: np.random.Generator, *, seed: int) -> Image.Image:
+    """With grain, in tiles as large as there is grain for."""
+    grain = _noise(seed)
+    tile = grain.height // 2
+    for top in range(0, picture.height, tile):
+        for left in range(0, picture.width, tile):
+            box = (left, top, min(left + tile, picture.width), min(top + tile, picture.height))
+            picture.paste(_grain(picture.crop(box), grain, rng), box)
+    return picture
+
+
+def _encoded(picture: Image.Image, quality: int) -> bytes:
+    written = io.BytesIO()
+    picture.save(written, "JPEG", quality=quality)
+    return written.getvalue()

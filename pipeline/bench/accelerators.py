@@ -37,7 +37,7 @@ class Accelerator:
                 f"A step is over at least one sample, got batch_size={batch_size}. "
                 f"{self.name} was published with {self.batch_size}."
             )
-        return self.step_s * batch_size / self.batch_size
+        return self.step_s * (batch_size / self.batch_size)
 
     @property
     def samples_per_s(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from augment.draws import Draws, decodes_window, draw
 from augment.graph import bad_headers
 from augment.mixing import with_partners
+from pipeline.probes import ReadProbe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -89,6 +90,7 @@ class BatchReader:
     mixer: Mixer | None
     mode: Literal["mmap", "pread"]
     bad_samples: BadSamples
+    probe: ReadProbe = field(default_factory=ReadProbe)
     resident: Store | None = None
 
     def __call__(self, step: Step) -> Prepared:
@@ -105,6 +107,7 @@ class BatchReader:
                 self.bad_samples.learn(epoch, int(own[row]), why, lasting=True)
             bad |= found
             valid[list(bad)] = False
+        self.probe.sample(encoded)
         mix = None
         if self.mixer is not None and partner is not None:
             # Keyed by the plan's ids: a substitute is mixed as what it stands for.

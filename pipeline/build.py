@@ -16,6 +16,7 @@ from pipeline.agreement import Agreement, check_same_plan, join
 from pipeline.arguments import BatchSizes, batch_sizes
 from pipeline.bad_samples import BadSamples
 from pipeline.batches import BatchReader
+from pipeline.bench.facts import Shards
 from pipeline.order import Plan, default_lanes, default_window, label_spread
 from pipeline.prefetch import Prefetch
 from pipeline.quarantine import QuarantineFile
@@ -136,11 +137,12 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     mixer = _mixer(dataset, settings, recipe, seed=frozen.seed)
     store = _store(dataset, settings, frozen, recipe, walk=walk, threads=threads)
     graph = _graph(recipe, settings, threads, store) if recipe else None
-    meter = Meter(decode_threads=threads, device=str(settings.device))
+    meter = _meter(dataset, settings, recipe, threads=threads)
     if isinstance(graph, ResidentGraph):
         meter.resident = graph.facts
     reader = BatchReader(
         dataset=dataset,
+        probe=meter.probe,
         plan=plan,
         recipe=recipe,
         draw_seed=frozen.seed,
@@ -183,6 +185,24 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     )
     return Built(
         run=run, walk=walk, meter=meter, mixer=mixer, frozen=frozen, fingerprint=fingerprint
+    )
+
+
+def _meter(
+    dataset: Dataset, settings: Settings, recipe: CheckedRecipe | None, *, threads: int
+) -> Meter:
+    index = dataset.index
+    # Of a folder each image is a file, or an object, of its own.
+    count = index.samples if index.kind == "folder" else len(index.sizes)
+    return Meter(
+        decode_threads=threads,
+        device=str(settings.device),
+        usable_cores=settings.world.threads(usable_cores()),
+        url=dataset.url,
+        shards=Shards(
+            count=count, mean_bytes=float(index.shard_bytes.sum()) / count, kind=index.kind
+        ),
+        output=recipe.shape[1:] if recipe is not None else None,
     )
 
 

@@ -1,34 +1,36 @@
 """What the loader measured about itself, and the one line that says what holds the job back.
 
 Measured at two places only: where the training loop waits for a batch, and where bytes are read.
-What the tiers did is the cache's own count (`cache.counters`).
+What the tiers did is the cache's own count (`cache.counters`). What follows from all that is told
+by `pipeline.bench.diagnosis`.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cache.counters import Traffic
 from cache.sizes import format_size
+from pipeline.bench.diagnosis import diagnose
+from pipeline.bench.facts import Facts
+from pipeline.cores import core_speeds
+from pipeline.probes import ReadProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from pipeline.bench.advice import Cause
+    from pipeline.bench.facts import Cores, Limit, Shards
     from pipeline.resident import ResidentFacts
 
-Limit = Literal["nothing yet", "model", "decode", "dataset", "disk", "remote", "cache"]
-
-# Waits shorter than this share of the time move nothing: the accelerator is fed.
-FED_WAIT_SHARE = 0.02
 _WAITS_KEPT = 4096
-# More of the requests than this refused, and the store's limits are what to change.
-_THROTTLED_SHARE = 0.05
-# A cache that keeps less of what the node reads than this is too small for it.
-_KEPT_SHARE = 0.98
+# Looking at the cores takes 0.2 s, and what else runs on them seldom changes.
+_CORES_EVERY_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,10 @@ class Statistics:
     samples_per_s: while iterating, the first batch left out; 0.0 before the second batch.
     bad: samples that were handed out replaced or marked, as they are bad; quarantine: the file that
     lists them, "" without one.
-    limit, verdict: what holds the job back, and what would move it.
+    gil_late: share of the reading threads' tries to take Python's GIL that came late, as somebody
+    kept it.
+    limit, cause: the stage that holds the job back, and what is behind it; verdict: both in words,
+    and what would move it. facts: what that follows from.
     """
 
     samples: int
@@ -116,8 +121,11 @@ class Statistics:
     decode_threads: int
     bad: int
     quarantine: str
+    gil_late: float
     limit: Limit
+    cause: Cause
     verdict: str
+    facts: Facts = field(repr=False)
 
     def __str__(self) -> str:
         return (
@@ -158,10 +166,19 @@ class Statistics:
 
 @dataclass(slots=True)
 class Meter:
-    """Counters that the run adds to; one thread writes each of them."""
+    """Counters that the run adds to; one thread writes each of them.
+
+    decode_threads, usable_cores: of this rank. url, shards: of a native dataset; output: height and
+    width that its recipe hands out, None without images.
+    """
 
     decode_threads: int
     device: str
+    usable_cores: int = 1
+    url: str = ""
+    shards: Shards | None = None
+    output: tuple[int, int] | None = None
+    probe: ReadProbe = field(default_factory=ReadProbe)
     samples: int = 0
     batches: int = 0
     counted_samples: int = 0
@@ -178,6 +195,8 @@ class Meter:
     bad: int = 0
     quarantine: str = ""
     workers: int | None = None  # torch's, of a torch dataset; None: a native one
+    cores: Cores | None = None
+    cores_due_s: float = 0.0
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
 
     def delivered(self, samples: int, *, wait_s: float, read_s: float, decode_s: float) -> None:
@@ -198,10 +217,14 @@ class Meter:
         share = self.wait_s / busy_s if busy_s else 0.0
         rate = self.counted_samples / busy_s if busy_s else 0.0
         waits = np.array(self.waits or [0.0])
-        facts = self.remote() if self.remote is not None else None
+        remote = self.remote() if self.remote is not None else None
         resident = self.resident() if self.resident is not None else None
-        traffic = facts.traffic if facts is not None else Traffic(bytes_disk=self.bytes_disk)
-        limit = self._limit(share, facts, fill_s=resident.fill_s if resident else 0.0)
+        traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_disk)
+        facts = self._facts(remote, fill_s=resident.fill_s if resident else 0.0)
+        diagnosis = diagnose(facts)
+        if diagnosis.limit == "decode" and facts.device == "cpu":
+            facts = replace(facts, cores=self._cores())
+            diagnosis = diagnose(facts)
         return Statistics(
             samples=self.samples,
             batches=self.batches,
@@ -231,94 +254,47 @@ class Meter:
             throttled=traffic.throttled,
             refetched=traffic.refetched,
             remote_wait_s=traffic.remote_wait_s,
-            cache_bytes=facts.kept_bytes if facts is not None else 0,
-            cache_max_bytes=facts.max_bytes if facts is not None else 0,
+            cache_bytes=remote.kept_bytes if remote is not None else 0,
+            cache_max_bytes=remote.max_bytes if remote is not None else 0,
             samples_per_s=rate,
             decode_threads=self.decode_threads,
             bad=self.bad,
             quarantine=self.quarantine,
-            limit=limit,
-            verdict=self._verdict(limit, share, rate, facts),
+            gil_late=facts.gil_late,
+            limit=diagnosis.limit,
+            cause=diagnosis.cause,
+            verdict=diagnosis.verdict,
+            facts=facts,
         )
 
-    def _limit(self, wait_share: float, facts: RemoteFacts | None, *, fill_s: float = 0.0) -> Limit:
-        if self.batches < 2:
-            return "nothing yet"
-        if wait_share < FED_WAIT_SHARE:
-            return "model"
-        if self.workers is not None:
-            return "decode" if self.wait_decode_s > self.wait_read_s else "dataset"
-        # Reading threads that decode into memory wait for no disk.
-        if self.wait_read_s <= self.wait_decode_s or fill_s > self.load_s / 2:
-            return "decode"
-        # By what the reading threads waited for: a job may fetch all the time and wait for a disk.
-        if facts is None or facts.traffic.remote_wait_s < self.load_s / 2:
-            return "disk"
-        is_small = facts.max_bytes > 0 and facts.kept_bytes < _KEPT_SHARE * facts.wanted_bytes
-        # Until all that it keeps was read once, the rest isn't what the job waits for.
-        passes = facts.traffic.bytes_passed > facts.traffic.bytes_filled
-        return "cache" if is_small and passes else "remote"
-
-    def _verdict(
-        self, limit: Limit, share: float, rate: float, facts: RemoteFacts | None = None
-    ) -> str:
-        waited = f"the training step waits {share:.1%} of the time"
-        threads = f"{self.decode_threads} decode thread{'s' * (self.decode_threads != 1)}"
-        workers = f"with {self.workers} workers" if self.workers else "in the training process"
-        where = "on the GPU" if self.device.startswith("cuda") else f"with {threads}"
-        return {
-            "nothing yet": "Too early to tell: fewer than two batches were handed out.",
-            "model": f"The model is the limit: {waited}. A faster input side would change nothing.",
-            "decode": f"Decoding and augmenting is the limit: {waited} at {rate:,.0f} samples/s "
-            f"{where}. "
-            + (
-                "Smaller images or a smaller crop would move it."
-                if self.device.startswith("cuda")
-                else 'More cores for this rank (num_workers=), device="cuda", or smaller images '
-                "would move it."
-            ),
-            "dataset": f"The dataset's own code is the limit: {waited} at {rate:,.0f} samples/s, "
-            f"read {workers}. More num_workers=, or a native dataset (`penstock pack`) that "
-            "DALI decodes, would move it.",
-            "disk": f"Reading is the limit: {waited}, most of that for bytes from the disk. "
-            "A pack (`penstock pack`) on a local NVMe would move it.",
-            "remote": f"The remote is the limit: {waited}, most of that for "
-            f"{self._told_remote(facts)}",
-            "cache": f"The cache's size is the limit: {waited}, most of that for the remote. "
-            f"{_told_cache(facts)}",
-        }[limit]
-
-    def _told_remote(self, facts: RemoteFacts | None) -> str:
-        """What came, how fast, and the one change that would move it."""
-        if facts is None:
-            return "its bytes."
-        traffic, elapsed_s = facts.traffic, self.first_batch_s + self.step_s + self.wait_s
-        came = (
-            f"{format_size(traffic.bytes_remote)} fetched so far: it gave "
-            f"{traffic.bytes_remote / max(elapsed_s, 1e-9) / 1e6:.0f} MB/s over at most "
-            f"{facts.connections} connections, 99 % of the requests within "
-            f"{facts.request_p99_s:.2g} s. "
-        )
-        if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
-            return (
-                f"{came}It throttled {traffic.throttled:,} of {traffic.requests:,} requests: a "
-                "higher limit at the store, or `penstock warm` before the job, would move it."
-            )
-        if not facts.max_bytes:
-            return f"{came}cache=DiskCache(...) would keep what is fetched for the next epoch."
-        return (
-            f"{came}What is fetched stays in the cache for the next epoch; `penstock warm` before "
-            "the job would move the first."
+    def _facts(self, remote: RemoteFacts | None, *, fill_s: float) -> Facts:
+        late, late_s = self.probe.gil()
+        return Facts(
+            samples=self.counted_samples,
+            batches=max(0, self.batches - 1),
+            step_s=self.step_s,
+            wait_s=self.wait_s,
+            wait_read_s=self.wait_read_s,
+            wait_decode_s=self.wait_decode_s,
+            read_s=self.read_s,
+            load_s=self.load_s,
+            fill_s=fill_s,
+            elapsed_s=self.first_batch_s + self.step_s + self.wait_s,
+            decode_threads=self.decode_threads,
+            usable_cores=self.usable_cores,
+            device=self.device,
+            url=self.url,
+            gil_late=late,
+            gil_late_s=late_s,
+            workers=self.workers,
+            remote=remote,
+            shards=self.shards,
+            pictures=self.probe.pictures(self.output) if self.output else None,
         )
 
-
-def _told_cache(facts: RemoteFacts | None) -> str:
-    if facts is None:
-        return ""
-    # Blocks of the file system and the indexes take a little more than the data.
-    needed = facts.max_bytes + 1.02 * (facts.wanted_bytes - facts.kept_bytes)
-    return (
-        f"It keeps {facts.kept_bytes / max(facts.wanted_bytes, 1):.0%} of the "
-        f'{format_size(facts.wanted_bytes)} that this node reads; max_bytes="'
-        f'{-(-needed // 2**20):.0f}MiB" would end the fetching.'
-    )
+    def _cores(self) -> Cores:
+        """How fast the cores are, looked at now and then."""
+        now = time.monotonic()
+        if self.cores is None or now >= self.cores_due_s:
+            self.cores, self.cores_due_s = core_speeds(), now + _CORES_EVERY_S
+        return self.cores

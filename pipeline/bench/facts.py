@@ -36,6 +36,7 @@ _GROWING = (
     "wait_decode_s",
     "read_s",
     "load_s",
+    "fill_s",
     "elapsed_s",
 )
 
@@ -130,10 +131,11 @@ class Facts:
 
     samples, batches: handed out. step_s: outside of the loader; wait_s: in it; wait_read_s,
     wait_decode_s: the parts of wait_s that waited for bytes and for DALI. read_s, load_s: CPU time
-    and time by the clock of the reading threads. elapsed_s: all, the first batch among it.
+    and time by the clock of the reading threads; fill_s: of the latter, decoding into memory.
+    elapsed_s: all, the first batch among it.
     gil_late: share of the reading threads' tries to take Python's GIL that came late; gil_late_s:
     the mean time of those. decode_threads, usable_cores: of this rank. device: "cpu", "cuda:0".
-    workers: torch's, of a torch dataset; None for a native one.
+    workers: torch's, of a torch dataset; None for a native one. url: the dataset's, for people.
     """
 
     samples: int
@@ -148,6 +150,8 @@ class Facts:
     decode_threads: int
     usable_cores: int
     device: str
+    url: str = ""
+    fill_s: float = 0.0
     gil_late: float = 0.0
     gil_late_s: float = 0.0
     workers: int | None = None

@@ -1,0 +1,343 @@
+"""What could be changed for each limit, with the gain that follows from the run's own figures.
+
+A gain is a factor on the run's rate from a stated model, or the whole stage (`removes`: what is
+left are the other stages), or unknown. Where one of the gains of a stage comes from something out
+of the ordinary, the diagnosis names that as the cause.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from cache.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pipeline.bench.facts import Facts, Limit, Pictures
+    from pipeline.statistics import RemoteFacts
+
+Cause = Literal[
+    "",
+    "slow-model",
+    "gil",
+    "slow-copy",
+    "slow-augment",
+    "slow-decode",
+    "slow-core",
+    "oversized",
+    "progressive",
+    "dataset-code",
+    "slow-disk",
+    "tiny-shards",
+    "slow-remote",
+    "throttled",
+    "no-cache",
+    "small-cache",
+]
+"""What is behind a limit; "" before anything can be told."""
+
+# More of the requests than this refused, and the store's limits are what to change.
+_THROTTLED_SHARE = 0.05
+# A progressive JPEG takes so many times the CPU time of a baseline one of its size to decode
+# (libjpeg-turbo, 480 x 406, measured).
+PROGRESSIVE_COST = 2.9
+# Images are oversized with so many times the pixels that they have at `pack_short`: photographs of
+# ImageNet's size have 2.5 times.
+OVERSIZED = 4.0
+# Below this a shard is a request or two that are all latency: throughput levels off at 4 to 8 MiB a
+# request (measured).
+TINY_SHARD_BYTES = 1 << 20
+# A small dataset has no other choice than a few small shards.
+_FEW_SHARDS = 64
+# A change that gains less isn't worth a sentence.
+LEAST_GAIN = 1.15
+# A copy of float32 carries four times the bytes of uint8.
+_UINT8_GAIN = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One thing to change. why: a sentence on what was found; advice: what to do. factor: on the
+    run's rate, None if unknown; removes: it takes the whole stage away; basis: where that comes
+    from. is_anomaly: what was found is out of the ordinary."""
+
+    cause: Cause
+    why: str = ""
+    advice: str
+    factor: float | None = None
+    removes: bool = False
+    basis: str = ""
+    is_anomaly: bool = False
+
+
+def changes_for(limit: Limit, facts: Facts) -> list[Change]:
+    """What could be changed, one at least. limit: not "nothing yet"."""
+    return list(_CHANGES[limit](facts))
+
+
+def _model(_: Facts) -> Iterator[Change]:
+    yield Change(
+        cause="slow-model",
+        advice="A faster input side would change nothing.",
+        removes=True,
+        basis="the slowest of its stages, each measured alone",
+    )
+
+
+def _python(facts: Facts) -> Iterator[Change]:
+    yield Change(
+        cause="gil",
+        why=f"It holds Python's GIL: {facts.gil_late:.0%} of the reading threads' tries to take it "
+        f"came late, by {facts.gil_late_s * 1e3:.1f} ms.",
+        advice="Move what computes in Python between two batches to a process of its own, or to "
+        "native code that lets the GIL go.",
+        removes=True,
+        basis="the slowest of its stages, each measured alone",
+        is_anomaly=True,
+    )
+
+
+def _dataset(_: Facts) -> Iterator[Change]:
+    yield Change(
+        cause="dataset-code",
+        advice="More num_workers=, or a native dataset (`penstock pack`) that DALI decodes, would "
+        "move it.",
+    )
+
+
+def _copy(_: Facts) -> Iterator[Change]:
+    yield Change(
+        cause="slow-copy",
+        advice='Cast("uint8") at the end of augment=, and normalising in the model, makes the copy '
+        "four times smaller.",
+        factor=_UINT8_GAIN,
+        basis="float32 has four times the bytes of uint8",
+    )
+
+
+def _augment(facts: Facts) -> Iterator[Change]:
+    share = facts.ceilings.decode_share if facts.ceilings is not None else None
+    yield Change(
+        cause="slow-augment",
+        why="" if share is None else f"Decoding is only {share:.0%} of the work.",
+        advice='Cheaper operations behind the crop in augment=, or device="cuda" for them, would '
+        "move it.",
+        factor=1 / share if share else None,
+        basis="as far as none of them is left",
+    )
+    yield from _slow_core(facts)
+    yield from _more_threads(facts)
+
+
+def _decode(facts: Facts) -> Iterator[Change]:
+    share = facts.ceilings.decode_share if facts.ceilings is not None else None
+    if facts.pictures is not None and facts.pictures.seen:
+        yield from _progressive(facts, facts.pictures, share)
+        yield from _smaller(facts, facts.pictures, share)
+    yield from _slow_core(facts)
+    yield from _more_threads(facts)
+    yield Change(
+        cause="slow-decode",
+        advice="Smaller images or a smaller crop would move it."
+        if facts.device.startswith("cuda")
+        else 'More cores for this rank (num_workers=), device="cuda", or smaller images would move '
+        "it.",
+    )
+
+
+def _more_threads(facts: Facts) -> Iterator[Change]:
+    if facts.device.startswith("cuda") or facts.decode_threads >= facts.usable_cores:
+        return
+    yield Change(
+        cause="slow-decode",
+        why=f"{facts.usable_cores} cores are usable.",
+        advice=f"num_workers={facts.usable_cores} would move it.",
+        factor=facts.usable_cores / facts.decode_threads,
+        basis="threads share the work of decoding evenly",
+    )
+
+
+def _told_share(share: float | None) -> str:
+    """What a change of decoding alone leaves as it is."""
+    if share is None:
+        return "at most, were decoding all of the work"
+    return f"decoding is {share:.0%} of the work, measured"
+
+
+def _speedup(time_share: float, *, of_work: float | None) -> float:
+    """Amdahl's law: the part `of_work` of the time takes `time_share` of what it took.
+
+    G. M. Amdahl, Validity of the single processor approach, AFIPS 1967."""
+    part = 1.0 if of_work is None else of_work
+    return 1 / (1 - part + part * time_share)
+
+
+def _progressive(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[Change]:
+    cost = 1 + pictures.progressive * (PROGRESSIVE_COST - 1)
+    factor = _speedup(1 / cost, of_work=share)
+    if factor < LEAST_GAIN:
+        return
+    yield Change(
+        cause="progressive",
+        why=f"{pictures.progressive:.0%} of the images are progressive JPEGs "
+        f"({pictures.seen} looked at), which take {PROGRESSIVE_COST} times as long to decode.",
+        advice=f"`penstock pack {facts.url or 'SRC'} DST --baseline` rewrites them without loss.",
+        factor=factor,
+        basis=f"{PROGRESSIVE_COST} times for each of them; {_told_share(share)}",
+        is_anomaly=True,
+    )
+
+
+def _smaller(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[Change]:
+    ratio = pictures.mean_pixels / pictures.mean_short_pixels
+    factor = _speedup(1 / ratio, of_work=share)
+    if factor < LEAST_GAIN:
+        return
+    is_oversized = ratio >= OVERSIZED
+    kind = "oversized" if is_oversized else "larger"
+    yield Change(
+        cause="oversized" if is_oversized else "slow-decode",
+        why=f"The images are {kind}: {pictures.mean_pixels / 1e6:.2g} megapixels in the mean "
+        f"({pictures.seen} looked at) for an output of {pictures.out_short} pixels.",
+        advice=f"`penstock pack {facts.url or 'SRC'} DST --short-side {pictures.pack_short}` keeps "
+        "what a crop of that size can show.",
+        factor=factor,
+        basis=f"the time to decode goes with the pixels, {ratio:.2g} times fewer; "
+        f"{_told_share(share)}",
+        is_anomaly=is_oversized,
+    )
+
+
+def _slow_core(facts: Facts) -> Iterator[Change]:
+    """Threads that share their work lose what the slow cores are slower by, where there are no
+    other cores to go to."""
+    if facts.cores is None or facts.device.startswith("cuda"):
+        return
+    speeds = facts.cores.speeds
+    threads = min(facts.decode_threads, len(speeds))
+    factor = threads / min(sum(speeds), threads)
+    if factor < LEAST_GAIN:
+        return
+    speed, number = min(zip(speeds, facts.cores.numbers, strict=True))
+    yield Change(
+        cause="slow-core",
+        why=f"Core {number} is slow: it does {speed:.0%} of the work of the fastest in the same "
+        "time.",
+        advice="Stop or move what else runs there (`ps -eLo psr,pid,pcpu,comm` tells the core of "
+        "each thread).",
+        factor=factor,
+        basis=f"{len(speeds)} cores do the work of {sum(speeds):.1f}, measured",
+        is_anomaly=True,
+    )
+
+
+def _disk(facts: Facts) -> Iterator[Change]:
+    yield from _tiny_shards(facts)
+    is_folder = facts.shards is not None and facts.shards.kind == "folder"
+    pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`) on a local NVMe would move it."
+    yield Change(
+        cause="slow-disk",
+        why="The images are single files." if is_folder else "",
+        advice=pack
+        if facts.shards is None or is_folder
+        else "A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its "
+        "bytes, would move it.",
+        removes=True,
+        basis="what the other stages gave alone",
+    )
+
+
+def _remote(facts: Facts) -> Iterator[Change]:
+    remote = facts.remote
+    assert remote is not None
+    came, traffic = _came(facts, remote), remote.traffic
+    yield from _tiny_shards(facts, came)
+    after = "once nothing is fetched: what the other stages gave alone"
+    if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
+        yield Change(
+            cause="throttled",
+            why=f"{came} It throttled {traffic.throttled:,} of {traffic.requests:,} requests.",
+            advice="A higher limit at the store, or `penstock warm` before the job, would move it.",
+            removes=True,
+            basis=after,
+            is_anomaly=True,
+        )
+    elif not remote.max_bytes:
+        yield Change(
+            cause="no-cache",
+            why=came,
+            advice="cache=DiskCache(...) would keep what is fetched for the next epoch.",
+            removes=True,
+            basis=after,
+        )
+    else:
+        yield Change(
+            cause="slow-remote",
+            why=came,
+            advice="What is fetched stays in the cache for the next epoch; `penstock warm` before "
+            "the job would move the first.",
+            removes=True,
+            basis=after,
+        )
+
+
+def _came(facts: Facts, remote: RemoteFacts) -> str:
+    """What came, and how fast."""
+    traffic = remote.traffic
+    rate = traffic.bytes_remote / max(facts.elapsed_s, 1e-9) / 1e6
+    return (
+        f"{format_size(traffic.bytes_remote)} fetched so far: it gave {rate:.2g} MB/s over at most "
+        f"{remote.connections} connections, 99 % of the requests within "
+        f"{remote.request_p99_s:.2g} s."
+    )
+
+
+def _tiny_shards(facts: Facts, came: str = "") -> Iterator[Change]:
+    shards = facts.shards
+    if shards is None or shards.count < _FEW_SHARDS or shards.mean_bytes >= TINY_SHARD_BYTES:
+        return
+    size = format_size(int(shards.mean_bytes))
+    found = f"The shards are tiny: {shards.count:,} of {size}"
+    if shards.kind == "folder":
+        if facts.remote is None:
+            return
+        found = f"Every image is an object of its own: {shards.count:,} of {size}"
+    yield Change(
+        cause="tiny-shards",
+        why=f"{found}, and each takes requests and openings. {came}".rstrip(),
+        advice=f"`penstock pack {facts.url or 'SRC'} DST --shard-bytes 64MiB` would move it.",
+        removes=True,
+        basis="as far as requests and openings are what it takes: what the other stages gave alone",
+        is_anomaly=True,
+    )
+
+
+def _cache(facts: Facts) -> Iterator[Change]:
+    remote = facts.remote
+    assert remote is not None
+    # Blocks of the file system and the indexes take a little more than the data.
+    needed = remote.max_bytes + 1.02 * (remote.wanted_bytes - remote.kept_bytes)
+    yield Change(
+        cause="small-cache",
+        why=f"It keeps {remote.kept_bytes / max(remote.wanted_bytes, 1):.0%} of the "
+        f"{format_size(remote.wanted_bytes)} that this node reads.",
+        advice=f'max_bytes="{-(-needed // 2**20):.0f}MiB" would end the fetching.',
+        removes=True,
+        basis="once nothing is fetched: what the other stages gave alone",
+        is_anomaly=True,
+    )
+
+
+_CHANGES: dict[Limit, Callable[[Facts], Iterator[Change]]] = {
+    "model": _model,
+    "python": _python,
+    "copy": _copy,
+    "augment": _augment,
+    "decode": _decode,
+    "dataset": _dataset,
+    "disk": _disk,
+    "remote": _remote,
+    "cache": _cache,
+}

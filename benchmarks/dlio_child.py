@@ -248,7 +248,7 @@ def run(name: LoaderName, task: Task, *, step_s: float, seconds: float) -> dict[
         "samples_per_s": measured.samples_per_s,
         "bytes_per_s": measured.bytes_per_s,
         "cpu_s_per_1000": measured.cpu_s_per_1000,
-        "read_bytes": played.statistics.bytes_disk,
+        "read_bytes": measured.bytes_by_tier.get("disk", 0),
     }
 
 

@@ -380,8 +380,12 @@ class _Pipe:
         if self._resident is not None:
             encoded = self._resident(batch.encoded, layout="HWC", contiguous=False)
         else:
-            layout = "HWC" if self._plan.pixels else ""
-            views = [self._tensor(view, layout=layout) for view in batch.encoded]
+            tensor = self._tensor
+            # Naming a layout, even an empty one, costs as much as the rest of wrapping a view.
+            if self._plan.pixels:
+                views = [tensor(view, layout="HWC") for view in batch.encoded]
+            else:
+                views = [tensor(view) for view in batch.encoded]
             encoded = self._tensors(views, contiguous=False)
         arguments = [self._tensors(draws[name]) for name in self._names]
         self._pipe.feed_input("encoded", encoded)

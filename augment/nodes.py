@@ -133,7 +133,8 @@ def _is_one_pass(plan: GraphPlan) -> bool:
     """Whether the last resize, the flip, Normalize and HWC to CHW are one compiled pass."""
     recipe = plan.recipe
     last = recipe.stages[-1]
-    return _is_compiled(plan, last) and recipe.dtype != "uint8" and not recipe.pixels
+    has_room = resample_node.fits(recipe.shape)
+    return _is_compiled(plan, last) and recipe.dtype != "uint8" and not recipe.pixels and has_room
 
 
 def _is_compiled(plan: GraphPlan, stage: Stage) -> bool:

@@ -30,7 +30,7 @@ def _operator() -> tuple[type[Any], type[Any]] | None:
         _LOG.info("resizing by DALI's own operators: the compiled pass can't be had (%s)", error)
         return None
 
-    class Compiled(NumbaFunction):  # type: ignore[misc]
+    class Compiled(NumbaFunction):
         def _get_setup_fn_cpu(self, setup_fn: Any) -> int:
             del setup_fn
             return int(kernels.shape_like.address)
@@ -50,6 +50,11 @@ def is_compiled() -> bool:
     """Whether the compiled pass can be had here. The first call imports numba, and on a new machine
     compiles for some seconds."""
     return _operator() is not None
+
+
+def fits(shape: tuple[int, int, int]) -> bool:
+    """Whether `planes` can make this: its factors travel in an input of the output's shape."""
+    return shape[1] * shape[2] >= 2
 
 
 def planes(

@@ -6,15 +6,18 @@ import datetime
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
+from cache.errors import PenstockError
 from pipeline.bench.ceilings import measure_ceilings
+from pipeline.bench.compare import ROUND, ROUNDS, compare_url
 from pipeline.bench.diagnosis import Diagnosis, diagnose
 from pipeline.bench.play import Played, floor_au, import_all, play
 from pipeline.bench.tune import Setup, Tuned, axes_for, tune
 from pipeline.world import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
+    from pipeline.bench.compare import Against
     from pipeline.bench.facts import Ceilings
     from pipeline.bench.job import Job
     from readers import Dataset
@@ -25,6 +28,7 @@ _LEAST_TRIAL_S = 1.0
 # A stage alone is steady within this share of a run's length.
 _CEILING_SHARE = 0.1
 _FLOOR_SHARE = 0.2
+_LEAST_TIMED = 4  # batches of a round in turns with others
 
 
 class Told(Protocol):
@@ -48,8 +52,8 @@ class Result:
 
     raw: as fast as batches come; stepped: with the emulated step, None without one. floor_au: in
     per cent, of a loader that costs nothing, with the same step on this machine; None without a
-    step. tuned: what --tune tried. against: what peers did, by name, in the order asked for.
-    skipped: peers that could not play, and why.
+    step. tuned: what --tune tried. against: what peers did; None where none was asked for, or where
+    one of them failed: then failed is the error.
     """
 
     job: Job
@@ -61,9 +65,9 @@ class Result:
     ceilings: Ceilings
     diagnosis: Diagnosis
     tuned: Tuned | None
-    against: Mapping[str, Mapping[str, float]]
-    skipped: Mapping[str, str]
     date: datetime.datetime
+    against: Against | None = None
+    failed: PenstockError | None = None
 
     @property
     def judged(self) -> Played:
@@ -71,11 +75,21 @@ class Result:
         return self.stepped or self.raw
 
 
-def bench(job: Job, *, search: bool = False, told: Told) -> Result:
-    """Open the job's dataset, find settings if asked to, measure. Peers are the caller's.
+def bench(job: Job, *, told: Told, search: bool = False, peers: Sequence[str] = ()) -> Result:
+    """Open the job's dataset, find settings if asked to, measure, and let peers do the same.
 
     Raises what opening and loading raise; PlanError for a batch larger than the dataset.
     """
+    result = _alone(job, told=told, search=search)
+    if not peers:
+        return result
+    try:
+        return replace(result, against=_against(job, result, peers, told))
+    except PenstockError as error:  # what was measured before stands
+        return replace(result, failed=error)
+
+
+def _alone(job: Job, *, told: Told, search: bool) -> Result:
     told("importing")
     import_all()
     told("opening")
@@ -108,8 +122,6 @@ def bench(job: Job, *, search: bool = False, told: Told) -> Result:
             ceilings=ceilings,
             diagnosis=diagnose(replace(judged.facts, ceilings=ceilings)),
             tuned=tuned,
-            against={},
-            skipped={},
             date=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
         )
 
@@ -174,3 +186,20 @@ def _ceilings(job: Job, dataset: Dataset, setup: Setup) -> Ceilings:
         threads=setup.num_workers,
         seconds=_CEILING_SHARE * job.seconds,
     )
+
+
+def _against(job: Job, result: Result, peers: Sequence[str], told: Told) -> Against:
+    """Rounds in turns, each about as long for Penstock as a measured run is in all."""
+    told("other loaders", 0.0)
+    rate = result.raw.measured.samples_per_s / result.setup.batch_size
+    timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * job.seconds / ROUNDS)))
+    with job.dataset() as dataset:
+        return compare_url(
+            peers,
+            dataset,
+            recipe=job.recipe.operations or (),
+            batch_size=result.setup.batch_size,
+            workers=result.setup.num_workers,
+            size=replace(ROUND, timed=timed),
+            progress=lambda done, rounds: told("other loaders", done / rounds),
+        )

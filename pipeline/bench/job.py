@@ -15,6 +15,7 @@ from cache.errors import ConfigError, PlanError, RecipeError
 from pipeline.bench.accelerators import accelerator as accelerator_named
 from pipeline.bench.tune import Setup
 from pipeline.world import World, usable_cores
+from readers.origin import show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,6 +63,11 @@ class Job:
     index: Path | None = None
     storage_options: Mapping[str, Any] | None = None
 
+    @property
+    def place(self) -> str:
+        """The URL for people, without what is secret in it."""
+        return show(self.url)
+
     def dataset(self) -> Dataset:
         """Not open yet; the caller closes it."""
         from readers import Dataset
@@ -80,9 +86,10 @@ class Job:
         samples = len(dataset)
         size = self.batch_size or min(DEFAULT_BATCH, samples)
         if size > samples:
+            whose = f" ({self.accelerator}'s)" if self.accelerator else ""
             raise PlanError(
-                f"--batch-size: got {size}, and {self.url} has {samples:,} samples: no batch could "
-                f"be filled. Pass at most {samples}, or a larger dataset."
+                f"--batch-size: got {size}{whose}, and {self.place} has {samples:,} samples: no "
+                f"batch could be filled. Pass --batch-size {samples} or less, or a larger dataset."
             )
         return Setup(
             batch_size=size,
@@ -124,9 +131,16 @@ class Job:
             options.append(f"device={self.device!r}")
         if setup.read != "mmap":
             options.append(f"read={setup.read!r}")
-        fields = ', fields=("id",)' if self.recipe.operations is None else ""
-        cache = f", cache={str(self.cache)!r}" if self.cache is not None else ""
-        return f"DataLoader(Dataset({self.url!r}{fields}{cache}), {', '.join(options)})"
+        parts = [repr(self.place)]
+        if self.recipe.operations is None:
+            parts.append('fields=("id",)')
+        if self.index is not None:
+            parts.append(f"index={str(self.index)!r}")
+        if self.cache is not None:
+            parts.append(f"cache={str(self.cache)!r}")
+        if self.storage_options:  # they may hold a secret
+            parts.append("storage_options=storage_options")
+        return f"DataLoader(Dataset({', '.join(parts)}), {', '.join(options)})"
 
 
 def recipe_named(name: str) -> Recipe:

@@ -23,6 +23,7 @@ from pipeline.bench.measured import Measured
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from pipeline.bench.facts import Facts
     from pipeline.statistics import Statistics
 
 # Batches in front of the measured part: those in DALI, those prepared, and one on its way.
@@ -45,12 +46,12 @@ class Loader(Protocol):
 class Played:
     """A run, and what charts and verdicts need beside it.
 
-    waits_s: every measured step's wait for its batch, in order. statistics: the loader's own, at
-    the end of the run, the warm-up among it.
+    facts: what the loader knows of the measured part. waits_s: every measured step's wait for its
+    batch, in order.
     """
 
     measured: Measured
-    statistics: Statistics
+    facts: Facts
     waits_s: tuple[float, ...]
 
 
@@ -99,7 +100,9 @@ def play(
         first_batch_s = time.perf_counter() - began
         del first
         most_s = _SETTLE_SHARE * seconds
-        _take(batches, step_s, lambda n, s: n >= settle or (n >= 1 and s > most_s))
+        _settle(batches, step_s, settle // 2, most_s / 2)
+        loader.statistics()  # the first look may measure the cores; what came meanwhile is taken
+        _settle(batches, step_s, settle - settle // 2, most_s / 2)
         before, cpu_s = loader.statistics(), tree_cpu_s()
         told = _Teller(progress, seconds)
         steps = _take(batches, step_s, lambda n, s: told(s) >= seconds and n >= _LEAST_BATCHES)
@@ -117,9 +120,13 @@ def play(
             stepped=step_s > 0,
             tiers=tiers,
         ),
-        statistics=after,
+        facts=after.facts.since(before.facts),
         waits_s=tuple(steps.waits_s),
     )
+
+
+def _settle(batches: Iterator[Any], step_s: float, count: int, most_s: float) -> None:
+    _take(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s))
 
 
 def floor_au(batch: Any, *, step_s: float, seconds: float) -> float:
@@ -223,7 +230,7 @@ def _bytes_by_tier(before: Statistics, after: Statistics) -> dict[str, int]:
     return {
         "remote": after.bytes_remote - before.bytes_remote,
         "disk": after.bytes_disk - before.bytes_disk,
-        "memory": 0,
+        "memory": after.bytes_memory - before.bytes_memory,
     }
 
 

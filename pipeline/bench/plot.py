@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.errors import ConfigError, MissingDependencyError
-from pipeline.bench.report import OURS, stage_of
+from pipeline.bench.report import OURS, beside, stage_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -49,7 +49,7 @@ def plot(result: Result, path: Path) -> None:
 def draw(result: Result) -> Any:
     """A matplotlib figure of the result."""
     charts = [("Samples a second: each stage alone, and the whole of it", _rates(result))]
-    if result.against:
+    if beside(result):
         charts.append(("Samples a second, played in turns", _peers(result)))
     heights = [_BAR_INCHES * (len(bars) + 1.6) for _, bars in charts] + [2.2]
     figure = _figure_type()(figsize=(_WIDTH_INCHES, sum(heights) + 1.6), layout="constrained")
@@ -59,7 +59,7 @@ def draw(result: Result) -> Any:
     _draw_waits(axes[-1], result)
     job, setup = result.job, result.setup
     figure.suptitle(
-        f"{job.url}\n{job.recipe.name}, batches of {setup.batch_size}, {job.device}, "
+        f"{job.place}\n{job.recipe.name}, batches of {setup.batch_size}, {job.device}, "
         f"{setup.num_workers} decode threads, {result.date:%Y-%m-%d}",
         fontsize=10,
         color=_INK,
@@ -91,15 +91,13 @@ def _rates(result: Result) -> list[_Bar]:
 
 
 def _peers(result: Result) -> list[_Bar]:
-    return [
-        _Bar(
-            name,
-            figures["samples_per_s"],
-            _OURS if name == OURS else _OTHER,
-            "" if name == OURS else f"Penstock is {figures['ratio']:.2f} x as fast",
-        )
-        for name, figures in result.against.items()
-    ]
+    assert result.against is not None
+    ours = result.against.ours
+    bars = [_Bar(OURS, ours.samples_per_s, _OURS)] if ours is not None else []
+    for name, figures in beside(result).items():
+        told = f"Penstock is {figures.ratio:.2f} x as fast"
+        bars.append(_Bar(name, figures.samples_per_s, _OTHER, told))
+    return bars
 
 
 def _draw_bars(axes: Any, bars: list[_Bar], *, title: str) -> None:

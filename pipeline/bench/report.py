@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from pipeline.bench.bench import Result
+    from pipeline.bench.compare import Against, Beside
     from pipeline.bench.facts import Rate
     from pipeline.bench.tune import Trial
 
@@ -31,7 +32,7 @@ def stage_of(limit: str) -> str:
 
 def as_json(result: Result) -> dict[str, Any]:
     """All that was measured, as JSON values; docs/bench.md explains each field."""
-    job, setup, found = result.job, result.setup, result.diagnosis
+    job, setup, found, against = result.job, result.setup, result.diagnosis, result.against
     raw, judged = result.raw.measured, result.judged.measured
     return {
         "samples_per_s": raw.samples_per_s,
@@ -61,9 +62,11 @@ def as_json(result: Result) -> dict[str, Any]:
             }
             for name, rate in result.ceilings.stages().items()
         },
-        "against": {name: dict(figures) for name, figures in result.against.items()},
-        "skipped": dict(result.skipped),
-        "url": job.url,
+        "against": {name: asdict(figures) for name, figures in beside(result).items()},
+        "against_ours": None if against is None or against.ours is None else asdict(against.ours),
+        "skipped": {} if against is None else dict(against.skipped),
+        "failed": None if result.failed is None else str(result.failed),
+        "url": job.place,
         "augment": job.recipe.name,
         "batch_size": setup.batch_size,
         "device": job.device,
@@ -92,6 +95,11 @@ def _tried(trial: Trial) -> dict[str, Any]:
     }
 
 
+def beside(result: Result) -> Mapping[str, Beside]:
+    """The peers that played."""
+    return {} if result.against is None else result.against.results
+
+
 def fed_step_ms(result: Result) -> float:
     """The shortest training step over a batch, in milliseconds, that this rate keeps fed."""
     rate = result.raw.measured.samples_per_s
@@ -106,10 +114,8 @@ def show(result: Result, console: Console) -> None:
     console.print(_figures(result))
     if stages := result.ceilings.stages():
         console.print(_title("Each stage alone"), _stages(result, stages), sep="\n")
-    if result.against or result.skipped:
-        console.print(_title("Beside it, in turns"), _peers(result), sep="\n")
-    for name, why in result.skipped.items():
-        console.print(Text(f"{name} was left out: {why}"), style="yellow", soft_wrap=True)
+    if result.against is not None:
+        _show_peers(result.against, console)
     console.print(Text(f"\n{result.diagnosis.verdict}", style="bold"), soft_wrap=True)
     for hint in _hints(result):
         console.print(Text(hint), soft_wrap=True)
@@ -127,7 +133,7 @@ def _head(result: Result) -> Text:
         where = f"{setup.num_workers} decode thread{'s' * (setup.num_workers != 1)} on the CPU"
     what = "encoded bytes" if job.recipe.operations is None else job.recipe.name
     return Text.assemble(
-        (job.url, "bold"),
+        (job.place, "bold"),
         f"\n{about.samples:,} samples, {format_size(about.bytes)}, {about.kind}; {what}, batches "
         f"of {setup.batch_size}, {where}\n",
     )
@@ -181,18 +187,23 @@ def _stages(result: Result, stages: Mapping[Any, Rate]) -> Table:
     return table
 
 
-def _peers(result: Result) -> Table:
+def _show_peers(against: Against, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("loader", "samples/s", "CPU s/1,000", "Penstock is"):
         table.add_column(name, justify="left" if name == "loader" else "right")
-    for name, figures in result.against.items():
+    rows = {OURS: against.ours} if against.ours is not None else {}
+    for name, figures in (rows | dict(against.results)).items():
         table.add_row(
             name,
-            f"{figures['samples_per_s']:,.0f}",
-            f"{figures['cpu_s_per_1000']:.2f}",
-            f"{figures['ratio']:.2f} x as fast",
+            f"{figures.samples_per_s:,.0f}",
+            f"{figures.cpu_s_per_1000:.2f}",
+            "" if name == OURS else f"{figures.ratio:.2f} x as fast",
         )
-    return table
+    if against.results:
+        console.print(_title("Beside it, in turns"), table, against.note, sep="\n", soft_wrap=True)
+    for name, how in against.skipped.items():
+        told = f"{name} was left out: it isn't installed. {how}"
+        console.print(Text(told), style="yellow", soft_wrap=True)
 
 
 def _trials(result: Result) -> Table:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,7 +17,7 @@ from pipeline.cli.warm import IndexFolder  # noqa: TC001  typer reads annotation
 
 if TYPE_CHECKING:
     from pipeline.bench.bench import Result
-    from pipeline.bench.job import Job
+    from pipeline.bench.job import Recipe
 
 Picture = Annotated[
     Path | None, typer.Option("--plot", help="Picture to write, as bench.png; needs matplotlib.")
@@ -86,6 +85,7 @@ def bench(
     every figure.
     """
     from pipeline.arguments import parse_device
+    from pipeline.bench.bench import bench as measure
     from pipeline.bench.job import Job, recipe_named, step_of
     from pipeline.bench.plot import check_plot
 
@@ -96,10 +96,11 @@ def bench(
     step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
     if plot is not None:
         check_plot(plot)
-    peers, skipped = _peers(against)
+    recipe = recipe_named(augment)
+    peers = _peers(against, recipe=recipe, device=device)
     job = Job(
         url=url,
-        recipe=recipe_named(augment),
+        recipe=recipe,
         device=str(parse_device(device)),
         seconds=seconds,
         batch_size=size,
@@ -110,26 +111,15 @@ def bench(
         index=index_folder,
         storage_options=parse_options(storage_option),
     )
-    result = replace(_measured(job, tune=tune, peers=peers), skipped=skipped)
+    with _Bar() as bar:
+        result = measure(job, told=bar, search=tune, peers=peers)
     if plot is not None:
         from pipeline.bench.plot import plot as draw
 
         draw(result, plot)
     _report(result, as_json=as_json, plot=plot)
-
-
-def _measured(job: Job, *, tune: bool, peers: list[str]) -> Result:
-    from pipeline.bench.bench import bench as measure
-
-    with _Bar() as bar:
-        result = measure(job, search=tune, told=bar)
-        if not peers:
-            return result
-        return replace(result, against=_against(job, result, peers, bar))
-
-
-def _against(job: Job, result: Result, peers: list[str], bar: _Bar) -> dict[str, dict[str, float]]:
-    raise NotImplementedError
+    if result.failed is not None:
+        raise result.failed
 
 
 def _report(result: Result, *, as_json: bool, plot: Path | None) -> None:
@@ -145,17 +135,25 @@ def _report(result: Result, *, as_json: bool, plot: Path | None) -> None:
         console.print("\nPicture:", str(plot), markup=False, soft_wrap=True)
 
 
-def _peers(against: str | None) -> tuple[list[str], dict[str, str]]:
-    """Those that can play here, and why the others can't. Raises ConfigError for unknown names."""
-    from pipeline.bench.peers.registry import PEERS, split_installed
+def _peers(against: str | None, *, recipe: Recipe, device: str) -> list[str]:
+    """Raises ConfigError for unknown names, and for work that the others can't do."""
+    from pipeline.bench.compare import crop_of
+    from pipeline.bench.peers.registry import PEERS, adapter
 
     if against is None:
-        return [], {}
+        return []
     names = [name for name in map(str.strip, against.split(",")) if name]
     if not names:
         raise ConfigError(f"--against: got nothing, wanted some of {', '.join(PEERS)}, or all.")
-    there, missing = split_installed(PEERS if names == ["all"] else names)
-    return there, {name: f"it isn't installed; {how}" for name, how in missing.items()}
+    if device != "cpu":
+        raise ConfigError(
+            f"--against: others are played on the CPU, and got --device {device}. Leave out one "
+            "of them."
+        )
+    crop_of(recipe.operations or ())
+    if names == ["all"]:
+        return list(PEERS)
+    return [adapter(name).name for name in names]
 
 
 def _check_positive(value: float, name: str, *, example: str) -> None:
@@ -168,12 +166,14 @@ class _Bar:
     time from what is measured."""
 
     def __init__(self) -> None:
+        console = Console(stderr=True)
         self._progress = Progress(
             TextColumn("[bold]bench[/] {task.description}"),
             BarColumn(),
-            console=Console(stderr=True),
+            console=console,
             auto_refresh=False,
             transient=True,
+            disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("", total=None)
 

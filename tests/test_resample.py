@@ -75,7 +75,7 @@ def call(
         return [np.array(array.shape or (0,), np.int64) for array in arrays]
 
     out_sizes, in_sizes = shapes([out]), shapes(inputs)
-    words = [
+    words: list[NDArray[Any]] = [
         addresses([out]),
         addresses(out_sizes),
         np.array([3], np.int32),
@@ -83,7 +83,7 @@ def call(
         addresses(in_sizes),
         np.array([array.ndim for array in inputs], np.int32),
     ]
-    at = [ctypes.c_uint64(array.ctypes.data) for array in words]
+    at = [ctypes.c_uint64(int(array.ctypes.data)) for array in words]
     kernel.ctypes(*at[:3], 1, *at[3:], len(inputs))
 
 

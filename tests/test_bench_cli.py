@@ -22,13 +22,14 @@ from cache.errors import ConfigError, MissingDependencyError, PlanError, RecipeE
 from pipeline.bench import plot as plots
 from pipeline.bench.accelerators import accelerator
 from pipeline.bench.bench import About, Result
+from pipeline.bench.compare import Against, Beside
 from pipeline.bench.diagnosis import Diagnosis
 from pipeline.bench.facts import Ceilings, Facts, Rate
 from pipeline.bench.job import Job, recipe_named, step_of
 from pipeline.bench.measured import Measured
 from pipeline.bench.play import Played
 from pipeline.bench.report import as_json, show
-from pipeline.bench.tune import Setup, Trial, Tuned
+from pipeline.bench.tune import Axis, Setup, Trial, Tuned
 from pipeline.cli import main
 from pipeline.world import World, usable_cores
 from readers import Dataset
@@ -262,8 +263,6 @@ def a_result(**changes: Any) -> Result:
             verdict="Decoding is the limit.",
         ),
         "tuned": None,
-        "against": {},
-        "skipped": {},
         "date": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
     }
     return Result(**(fields | changes))
@@ -297,12 +296,14 @@ def with_all() -> Result:
     return replace(
         with_a_step(),
         tuned=Tuned(best=setup, trials=trials, noise=0.02),
-        against={"penstock": FIGURES, "torch": FIGURES | {"ratio": 3.7}},
-        skipped={"ffcv": "it isn't installed; pip install ffcv"},
+        against=Against(
+            results={"torch": Beside(samples_per_s=230.0, cpu_s_per_1000=8.0, ratio=3.7)},
+            ours=Beside(samples_per_s=850.0, cpu_s_per_1000=2.2, ratio=1.0),
+            skipped={"ffcv": "pip install ffcv"},
+            note="All read the image folder where it lies.",
+            comparison=None,
+        ),
     )
-
-
-FIGURES = {"samples_per_s": 850.0, "cpu_s_per_1000": 2.2, "ratio": 1.0}
 
 
 @pytest.mark.parametrize("make", [a_result, with_a_step, with_all])
@@ -381,7 +382,10 @@ def test_tuning_tells_what_it_tried(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.bench.bench._LEAST_TRIAL_S", 0.05)
-    told = bench(pack, "--seconds", 0.1, "--batch-size", 16, "--tune", capsys=capsys)
-    assert len(told["tried"]) >= 4
+    axes = (Axis(name="num_workers", values=(1, 2), tie=True),)
+    monkeypatch.setattr("pipeline.bench.bench.axes_for", lambda *_, **__: axes)
+    given = ("--seconds", 0.1, "--batch-size", 16, "--num-workers", 2, "--tune")
+    told = bench(pack, *given, capsys=capsys)
+    assert [trial["num_workers"] for trial in told["tried"]] == [2, 1]
     chosen = {name: told[name] for name in ("batch_size", "num_workers", "read")}
     assert any(chosen.items() <= trial.items() for trial in told["tried"])

@@ -106,7 +106,7 @@ class Job:
             batch_size=setup.batch_size,
             shuffle=self.recipe.shuffled,
             num_workers=setup.num_workers,
-            drop_last=True,
+            drop_last=self.recipe.shuffled,
             prefetch_factor=setup.prefetch_factor,
             seed=_SEED if self.recipe.shuffled else None,
             augment=self.recipe.operations,

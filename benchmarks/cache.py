@@ -24,8 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.data import Prepared, prepare
-from benchmarks.measure import RESULTS, Figure, machine, versions, write_result
+from benchmarks.record import RESULTS, write_result
 from cache.errors import MissingDependencyError
+from pipeline.bench.machine import machine, versions
+from pipeline.bench.rounds import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -6,9 +6,9 @@ import shutil
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.measure import machine
 from benchmarks.photographs import ImageSet, borrow_images, make_photographs
 from cache.errors import DestinationError
+from pipeline.bench.machine import machine
 
 if TYPE_CHECKING:
     from pathlib import Path

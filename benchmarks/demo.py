@@ -22,22 +22,25 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from benchmarks.measure import ACCELERATOR_SHARE, compare, comparison_record, machine, write_result
-from benchmarks.peers import TITLES, Work
 from benchmarks.photographs import ImageSet, borrow_images, make_photographs
-from benchmarks.player import RoundSize
 from benchmarks.proof import Verdict, kill_and_resume, train
+from benchmarks.record import write_result
 from benchmarks.train import Job
 from cache.errors import ConfigError, PenstockError
 from cache.sizes import format_size
+from pipeline.bench.machine import machine
+from pipeline.bench.peers.registry import TITLES
+from pipeline.bench.peers.work import Work
+from pipeline.bench.player import RoundSize
+from pipeline.bench.rounds import ACCELERATOR_SHARE, compare, comparison_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from benchmarks.measure import Comparison
-    from benchmarks.peers import Name
+    from pipeline.bench.rounds import Comparison
 
-PEERS: tuple[Name, ...] = ("penstock", "torch")
+
+PEERS: tuple[str, ...] = ("penstock", "torch")
 SHEET_IMAGES = 32
 # Small shards, so that a few thousand photographs make a real plan; the default is 64 MiB.
 SHARD_BYTES = "4MiB"
@@ -80,6 +83,7 @@ def demo(out: Path, *, data: Path | None, scale: Scale, console: Console) -> boo
     work = Work(
         folder=images.train.absolute(),
         pack=pack.absolute(),
+        scratch=(out / "peers").absolute(),
         batch_size=job.batch_size,
         size=scale.crop,
         workers=scale.workers,

@@ -28,9 +28,9 @@ from benchmarks.record import RESULTS, write_result
 from cache.errors import ConfigError
 from pipeline.bench.accelerators import Accelerator, accelerator
 from pipeline.bench.children import Child
-from pipeline.bench.compare import Figure
 from pipeline.bench.machine import machine, versions
 from pipeline.bench.play import SETTLE_BATCHES
+from pipeline.bench.rounds import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

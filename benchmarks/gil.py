@@ -23,7 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks.data import Prepared, prepare
-from benchmarks.measure import RESULTS, write_result
+from benchmarks.record import RESULTS, write_result
 
 
 def _count(turns: int) -> int:

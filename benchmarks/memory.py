@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
-from benchmarks.children import Child, tell
 from benchmarks.data import prepare
-from benchmarks.measure import RESULTS, write_result
+from benchmarks.record import RESULTS, write_result
+from pipeline.bench.children import Child, tell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -17,7 +17,7 @@ from unittest import mock
 from rich.console import Console
 
 from benchmarks.data import Prepared, prepare
-from benchmarks.measure import RESULTS, write_result
+from benchmarks.record import RESULTS, write_result
 
 
 def measure(

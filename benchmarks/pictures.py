@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from benchmarks.peers import DEVIATION, MEAN, TITLES
+from pipeline.bench.peers.registry import TITLES
+from pipeline.bench.peers.work import DEVIATION, MEAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from benchmarks.measure import Comparison
+    from pipeline.bench.rounds import Comparison
 
 INK = "#22303c"
 FAINT = "#8795a1"
@@ -55,7 +56,7 @@ def contact_sheet(
 def displayable(images: torch.Tensor) -> NDArray[np.uint8]:
     """Undo the normalisation: uint8 (n, h, w, 3)."""
     planes = images.detach().cpu().float().numpy()
-    levels = planes * DEVIATION[:, None, None] + MEAN[:, None, None]
+    levels = planes * np.array(DEVIATION)[:, None, None] + np.array(MEAN)[:, None, None]
     rounded: NDArray[np.uint8] = levels.round().clip(0, 255).astype(np.uint8)
     return rounded.transpose(0, 2, 3, 1)
 

@@ -6,8 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.children import Child
 from benchmarks.train import arguments
+from pipeline.bench.children import Child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

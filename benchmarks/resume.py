@@ -19,8 +19,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.children import Child, tell
-from benchmarks.measure import RESULTS, write_result
+from benchmarks.record import RESULTS, write_result
+from pipeline.bench.children import Child, tell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from benchmarks.children import tell
+from pipeline.bench.children import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable

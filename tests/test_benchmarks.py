@@ -16,15 +16,21 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from benchmarks import cache, demo, memory, overhead, resume, throughput
-from benchmarks.children import Child, ChildFailedError
+from benchmarks import cache, compare, demo, memory, overhead, resume
 from benchmarks.data import Prepared, prepare
-from benchmarks.measure import Figure, NotTheSameWorkError, check_same_work, machine, write_result
-from benchmarks.peers import AREA, RATIO, crop_window, normalised
 from benchmarks.photographs import PHOTOGRAPHS, borrow_images, make_photographs
-from benchmarks.player import Pixels, Round, RoundSize, tree_cpu_s
 from benchmarks.proof import judge
+from benchmarks.readme import markers
+from benchmarks.record import write_result
 from cache.errors import ConfigError, DatasetNotFoundError
+from pipeline.bench.children import Child, ChildFailedError
+from pipeline.bench.machine import machine
+from pipeline.bench.peers.images import crop_window, normalised
+from pipeline.bench.peers.work import AREA, RATIO
+from pipeline.bench.player import Round, RoundSize, tree_cpu_s
+from pipeline.bench.rounds import Figure
+from pipeline.bench.sameness import NotTheSameWorkError, Pixels, check_same_work
+from readers import Dataset
 from tests.servers import NGINX
 
 if TYPE_CHECKING:
@@ -168,7 +174,9 @@ PIXELS = Pixels(
     shape=(8, 3, 32, 32),
     dtype="torch.float32",
     label_dtype="torch.int64",
-    labels=4,
+    samples=1280,
+    label_mean=7.5,
+    label_deviation=4.6,
     mean=(0.0, 0.0, 0.0),
     deviation=(1.0, 1.0, 1.0),
     detail=0.1,
@@ -191,6 +199,8 @@ def test_a_rounds_figures() -> None:
         replace(PIXELS, mean=(0.0, 0.3, 0.0)),
         replace(PIXELS, deviation=(1.0, 1.0, 1.3)),
         replace(PIXELS, detail=0.2),
+        replace(PIXELS, label_mean=8.6),
+        replace(PIXELS, label_deviation=3.5),
     ],
 )
 def test_unequal_work_is_not_compared(other: Pixels) -> None:
@@ -199,13 +209,13 @@ def test_unequal_work_is_not_compared(other: Pixels) -> None:
 
 
 def test_equal_work_is_compared() -> None:
-    near = replace(PIXELS, mean=(0.05, -0.05, 0.0), detail=0.11)
+    near = replace(PIXELS, mean=(0.05, -0.05, 0.0), detail=0.11, label_mean=7.7)
     check_same_work({"penstock": [a_round(PIXELS)], "torch": [a_round(near)]}, pooled=True)
 
 
 def test_a_child_that_fails_tells_why() -> None:
     with (
-        Child("benchmarks.player", ["penstock", "not json"]) as child,
+        Child("pipeline.bench.player", ["penstock", "not json"]) as child,
         pytest.raises(ChildFailedError, match="JSONDecodeError"),
     ):
         child.answer()
@@ -282,22 +292,53 @@ def test_the_demo_shows_everything(tmp_path: Path) -> None:
     assert set(told["summary"]) == {"penstock", "torch"}
 
 
-def test_throughput_compares_with_dalis_own(prepared: Prepared, tmp_path: Path) -> None:
+def test_the_comparison_writes_figures_chart_and_the_readmes_table(
+    prepared: Prepared, tmp_path: Path
+) -> None:
     console = quiet()
-    path = throughput.measure(
-        prepared,
-        peers=("penstock", "dali"),
+    readme = tmp_path / "README.md"
+    readme.write_text("Before\n{}\nold\n{}\nAfter\n".format(*markers("throughput")))
+    path = compare.measure(
+        compare.original(prepared),
+        peers=("dali", "penstock"),
         rounds=1,
         size=replace(QUICK, stepped=0),
+        scratch=tmp_path / "scratch",
         batch_size=8,
         crop=32,
         results=tmp_path,
+        readme=readme,
         console=console,
     )
     told = json.loads(path.read_text())
+    assert list(told["summary"]) == ["penstock", "dali"]
     assert told["summary"]["dali"]["cpu_ratio"]["median"] > 0
     assert "Penstock (pack) to DALI" in written(console)
     assert str(tmp_path) not in path.read_text()
+    with Image.open(tmp_path / "throughput.png") as picture:
+        assert picture.width > 600
+    assert (tmp_path / "throughput.svg").stat().st_size > 1000
+    assert "| DALI's own file reader |" in readme.read_text()
+
+
+def test_the_comparison_refuses_too_few_rounds_for_the_readme(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert compare.main(["--rounds", "2", "--work", str(tmp_path)]) == 2
+    assert "at least 5" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_short_side_256_gives_peers_the_packs_own_bytes(prepared: Prepared, tmp_path: Path) -> None:
+    case = compare.short_side_256(prepared, tmp_path / "short")
+    with Dataset(case.pack) as dataset:
+        rows = np.array([[0, row] for row in range(4)])
+        stored = {sample.tobytes() for sample in dataset.read(rows).encoded}
+        assert min(dataset.read(rows).dims.min(axis=1)) == compare.SHORT_SIDE
+    files = [path.read_bytes() for path in case.folder.rglob("*.jpg")]
+    assert len(files) == prepared.images.train_images
+    assert stored <= set(files)
+    assert case.name == "throughput-256"
 
 
 @pytest.mark.skipif(NGINX is None, reason="nginx isn't installed")

@@ -25,6 +25,7 @@ MAY_IMPORT_DALI = {
     "augment/pixel_nodes.py",
     "augment/policy_nodes.py",
     "augment/verify.py",
+    "pipeline/bench/peers/dali.py",
 }
 
 

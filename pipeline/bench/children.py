@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MARK = "penstock-says "  # libraries print to stdout too; only lines that begin so are ours
-REPOSITORY = Path(__file__).resolve().parent.parent
+# Where our packages are; `python -m` puts it first, so that no file of the caller's hides them.
+HOME = Path(__file__).resolve().parents[2]
 
 
 class ChildFailedError(PenstockError, RuntimeError):
@@ -25,7 +26,8 @@ class ChildFailedError(PenstockError, RuntimeError):
 
 def tell(told: Mapping[str, Any]) -> None:
     """In a child: say one thing to the parent."""
-    print(MARK + json.dumps(told), flush=True)
+    sys.stdout.write(f"{MARK}{json.dumps(told)}\n")
+    sys.stdout.flush()
 
 
 class Child:
@@ -40,7 +42,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._stderr,
             text=True,
-            cwd=REPOSITORY,
+            cwd=HOME,
         )
 
     def say(self, told: Mapping[str, Any]) -> None:

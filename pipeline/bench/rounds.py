@@ -2,63 +2,45 @@
 
 Every round plays all peers one after the other, in turning order, so that a drifting machine drifts
 for all of them. Ratios are taken inside a round and then the median over the rounds. Peers whose
-tensors
-differ are not compared: that is an error.
+tensors differ are not compared: that is an error.
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import importlib.metadata
-import json
-import math
-import os
-import platform
 import statistics
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.children import Child
-from benchmarks.player import Pixels, Round, RoundSize, round_from_json
-from cache.errors import PenstockError
+from pipeline.bench.children import Child
+from pipeline.bench.player import Round, RoundSize, round_from_json
+from pipeline.bench.sameness import check_same_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from benchmarks.peers import Name, Work
+    from pipeline.bench.peers.work import Work
 
-RESULTS = Path(__file__).parent / "results"
-# Some hundreds of images a peer; means of normalised pixels then agree within a few hundredths,
-# while a forgotten or doubled normalisation moves them by 0.5 and more.
-MEAN_TOLERANCE = 0.15
-DEVIATION_TOLERANCE = 0.12
-DETAIL_TOLERANCE = 0.25  # relative; a resize without antialiasing, or nearest, is beyond
 # The accelerator of the stepped batches takes this share of what the fastest peer was heard to
 # deliver: that one can keep up, if its read-ahead is any good, and the others show by how much they
 # can't.
 ACCELERATOR_SHARE = 0.8
 
 
-class NotTheSameWorkError(PenstockError, ValueError):
-    """Two peers' tensors differ, so their times say nothing about one another."""
-
-
 class Player:
     """A peer in a process of its own. Leaving the context ends the process."""
 
-    def __init__(self, name: Name, work: Work) -> None:
+    def __init__(self, name: str, work: Work) -> None:
         self.name = name
-        told = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(work).items()}
-        self._child = Child("benchmarks.player", [name, json.dumps(told)])
-        self._ready = False
+        self._child = Child("pipeline.bench.player", [name, work.to_json()])
+
+    def ready(self) -> None:
+        """Wait until it has imported and converted what it needs. Raises ChildFailedError."""
+        self._child.answer()
 
     def play(self, size: RoundSize) -> Round:
         """Play one round. Raises ChildFailedError if the process ends instead."""
-        if not self._ready:
-            self._child.answer()
-            self._ready = True
         self._child.say(asdict(size))
         return round_from_json(self._child.answer())
 
@@ -107,13 +89,13 @@ class Summary:
 class Comparison:
     """Peers in the order that was asked for; the first is the one that ratios belong to."""
 
-    summaries: Mapping[Name, Summary]
-    rounds: Mapping[Name, Sequence[Round]]
+    summaries: Mapping[str, Summary]
+    rounds: Mapping[str, Sequence[Round]]
     size: RoundSize
 
 
 def compare(
-    names: Sequence[Name],
+    names: Sequence[str],
     work: Work,
     *,
     rounds: int,
@@ -122,11 +104,17 @@ def compare(
 ) -> Comparison:
     """Play `rounds` interleaved rounds. progress: told how many rounds of all peers are played.
 
+    Each peer is a process of its own that converts the data first where it has a format of its own,
+    one peer after the other; that isn't timed.
+
     Raises NotTheSameWorkError where the peers' tensors differ, ChildFailedError where one fails.
     """
-    played: dict[Name, list[Round]] = {name: [] for name in names}
+    played: dict[str, list[Round]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
-        players = [stack.enter_context(Player(name, work)) for name in names]
+        players = []
+        for name in names:
+            players.append(stack.enter_context(Player(name, work)))
+            players[-1].ready()
         size = _rehearse(players, work, size)
         for number in range(rounds):
             sized = replace(size, seed=work.seed + number)
@@ -167,88 +155,6 @@ def summarise(rounds: Sequence[Round], first: Sequence[Round]) -> Summary:
         speed_ratio=Figure.of([a.images_per_s / b.images_per_s for a, b in pairs]),
         cpu_ratio=Figure.of([b.cpu_s_per_1000 / a.cpu_s_per_1000 for a, b in pairs]),
     )
-
-
-def check_same_work(played: Mapping[Name, Sequence[Round]], *, pooled: bool) -> None:
-    """Compare every peer's tensors with the first one's; pooled: their pixels' statistics too."""
-    looks = {name: _pool([r.pixels for r in rounds]) for name, rounds in played.items()}
-    reference_name, reference = next(iter(looks.items()))
-    for name, pixels in looks.items():
-        for what in ("shape", "dtype", "label_dtype"):
-            if getattr(pixels, what) != getattr(reference, what):
-                _refuse(name, reference_name, what, getattr(pixels, what), getattr(reference, what))
-        if not pooled:
-            continue
-        for what, tolerance in (("mean", MEAN_TOLERANCE), ("deviation", DEVIATION_TOLERANCE)):
-            mine, wanted = getattr(pixels, what), getattr(reference, what)
-            if max(abs(a - b) for a, b in zip(mine, wanted, strict=True)) > tolerance:
-                _refuse(name, reference_name, f"channels' {what}", mine, wanted)
-        if not math.isclose(pixels.detail, reference.detail, rel_tol=DETAIL_TOLERANCE):
-            _refuse(name, reference_name, "detail", pixels.detail, reference.detail)
-
-
-def _refuse(name: str, reference: str, what: str, got: object, wanted: object) -> None:
-    raise NotTheSameWorkError(
-        f"{name}: {what} of its batches is {got}, but {wanted} at {reference}. They don't do "
-        "the same work, so they aren't compared. Give both the same operations."
-    )
-
-
-def _pool(looks: Sequence[Pixels]) -> Pixels:
-    """Means over rounds of what each round saw."""
-
-    def mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
-        return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
-
-    return Pixels(
-        shape=looks[-1].shape,
-        dtype=looks[-1].dtype,
-        label_dtype=looks[-1].label_dtype,
-        labels=max(look.labels for look in looks),
-        mean=mean([look.mean for look in looks]),
-        deviation=mean([look.deviation for look in looks]),
-        detail=statistics.fmean(look.detail for look in looks),
-    )
-
-
-def machine() -> dict[str, Any]:
-    """What the figures were measured on: cores that may be used, processor, memory, kernel."""
-    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    models = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "cores": len(os.sched_getaffinity(0)),
-        "processor": models[0] if models else platform.processor() or platform.machine(),
-        "memory_gib": round(memory / 2**30, 1),
-        "system": f"{platform.system()} {platform.release()}",
-    }
-
-
-def versions() -> dict[str, str]:
-    """Python's version and those of the packages that matter; only the ones that are installed."""
-    found = {"python": platform.python_version()}
-    names = {
-        "penstock": ("penstock",),
-        "torch": ("torch",),
-        "dali": ("nvidia-dali-cuda130", "nvidia-dali-cuda120"),
-        "pillow": ("pillow",),
-        "numpy": ("numpy",),
-    }
-    for name, distributions in names.items():
-        for distribution in distributions:
-            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-                found[name] = importlib.metadata.version(distribution)
-    return found
-
-
-def write_result(what: str, measured: Mapping[str, Any], *, folder: Path = RESULTS) -> Path:
-    """Write `<folder>/<what>.json`: the measurement, with date, machine and versions."""
-    folder.mkdir(parents=True, exist_ok=True)
-    now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    record = {"what": what, "date": now.isoformat(), "machine": machine(), "versions": versions()}
-    path = folder / f"{what}.json"
-    path.write_text(json.dumps(record | dict(measured), indent=1, default=str) + "\n")
-    return path
 
 
 def comparison_record(done: Comparison, work: Work, dataset: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,15 +19,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.children import tell
-from benchmarks.peers import Name, Work, build, imports
+from pipeline.bench.children import tell
+from pipeline.bench.peers.registry import build, imports, prepare
+from pipeline.bench.peers.work import Work
+from pipeline.bench.sameness import Pixels, look
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import torch
 
-    from benchmarks.peers import Batches
+    from pipeline.bench.peers.work import Batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +51,6 @@ class RoundSize:
     stepped: int = 12
     step_ms: float = 0.0
     seed: int = 7
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pixels:
-    """What a peer's tensors look like, to tell whether two peers do the same work.
-
-    mean, deviation: of each channel over all pixels, in normalised units.
-    detail: mean absolute difference of horizontal neighbours; a resize without antialiasing raises
-    it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    label_dtype: str
-    labels: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    detail: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,35 +115,18 @@ def _descendants(pid: int) -> Iterator[int]:
                 yield from _descendants(child)
 
 
-def look(batches: list[tuple[torch.Tensor, torch.Tensor]]) -> Pixels:
-    """The facts of some batches of (n, 3, size, size) images and (n,) labels."""
-    import torch
-
-    images = torch.cat([images for images, _ in batches]).float()
-    labels = torch.cat([labels for _, labels in batches])
-    return Pixels(
-        shape=tuple(batches[0][0].shape),
-        dtype=str(batches[0][0].dtype),
-        label_dtype=str(batches[0][1].dtype),
-        labels=len(set(labels.tolist())),
-        mean=tuple(images.mean(dim=(0, 2, 3)).tolist()),
-        deviation=tuple(images.std(dim=(0, 2, 3)).tolist()),
-        detail=float((images[..., 1:] - images[..., :-1]).abs().mean()),
-    )
-
-
-def play(name: Name, work: Work, size: RoundSize) -> Round:
+def play(name: str, work: Work, size: RoundSize) -> Round:
     """One round, from the constructor to close()."""
     began = time.perf_counter()
     peer = build(name, replace(work, seed=size.seed))
     built = time.perf_counter()
     batches = peer.batches()
     try:
-        settled = [next(batches)]
+        looked = [_kept(next(batches))]
         first = time.perf_counter()
-        settled += [next(batches) for _ in range(size.looked - 1)]
-        pixels = look(settled)
-        del settled
+        looked += [_kept(next(batches)) for _ in range(size.looked - 1)]
+        pixels = look(looked)
+        del looked
         # Looking let the peer read ahead; use that up, or the first timed batches come for free.
         for _ in range(size.settle):
             next(batches)
@@ -182,6 +149,12 @@ def play(name: Name, work: Work, size: RoundSize) -> Round:
         step_s=step_s,
         pixels=pixels,
     )
+
+
+def _kept(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A copy: not every peer leaves what it handed out alone."""
+    images, labels = batch
+    return images.clone(), labels.clone()
 
 
 def _take(batches: Batches, count: int) -> tuple[int, float, float]:
@@ -218,10 +191,9 @@ def round_from_json(told: dict[str, Any]) -> Round:
 
 def main(argv: list[str]) -> None:
     """argv: the peer's name, and its Work as JSON."""
-    name: Name = argv[0]  # type: ignore[assignment]
-    told = json.loads(argv[1])
-    work = Work(**(told | {key: Path(told[key]) for key in ("folder", "pack")}))
+    name, work = argv[0], Work.from_json(argv[1])
     imports(name)
+    prepare(name, work)
     tell({"ready": name})
     for line in sys.stdin:
         tell(asdict(play(name, work, RoundSize(**json.loads(line)))))

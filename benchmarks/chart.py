@@ -1,0 +1,94 @@
+"""The chart of a comparison: images/s and CPU-seconds per 1,000 images, a bar a loader."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.pictures import FAINT, INK, OURS, PAPER
+from pipeline.bench.peers.registry import TITLES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+
+_PEER = "#b7c4cd"
+_ROW_INCHES = 0.42
+_ROOM_INCHES = 2.05  # for the heading, the axes' names and the notes
+_PANELS = (
+    ("images_per_s", "images a second: longer is better", "{:,.0f}"),
+    ("cpu_s_per_1000", "CPU-seconds for 1,000 images: shorter is better", "{:.2f}"),
+)
+
+
+def draw(result: Path, *pictures: Path) -> None:
+    """Draw what `benchmarks.compare` wrote; each picture by its name's ending (.png, .svg).
+
+    The first loader comes first, the others by images/s. Bars are medians of the rounds, thin lines
+    reach from the lowest round to the highest.
+    """
+    from matplotlib.figure import Figure
+
+    told = json.loads(result.read_text())
+    names = ordered(told["summary"])
+    height = _ROOM_INCHES + _ROW_INCHES * len(names)
+    figure = Figure(figsize=(11.0, height), dpi=120, facecolor=PAPER)
+    axes = figure.subplots(1, 2, sharey=True)
+    for axis, (what, label, form) in zip(axes, _PANELS, strict=True):
+        _draw_panel(axis, [told["summary"][name][what] for name in names], form)
+        axis.set_xlabel(label, fontsize=10, color=INK)
+    axes[0].set_yticks(range(len(names)), [TITLES[name] for name in names], fontsize=10)
+    axes[0].set_ylim(len(names) - 0.45, -0.55)
+    for label, name in zip(axes[0].get_yticklabels(), names, strict=True):
+        label.set_weight("bold" if name == names[0] else "normal")
+    heading, details = words(told)
+    figure.text(0.012, 1 - 0.12 / height, heading, fontsize=13, color=INK, va="top", weight="bold")
+    figure.text(0.012, 1 - 0.42 / height, details, fontsize=9, color=FAINT, va="top")
+    figure.tight_layout(rect=(0, 0, 1, 1 - 0.86 / height), w_pad=2.0)
+    for picture in pictures:
+        # Without the date the same result draws the same bytes.
+        metadata = {"Date": None} if picture.suffix == ".svg" else None
+        figure.savefig(picture, metadata=metadata)
+
+
+def ordered(summary: Mapping[str, Any]) -> list[str]:
+    """The first one, then the others, the fastest first."""
+    first, *others = summary
+    return [first, *sorted(others, key=lambda name: -summary[name]["images_per_s"]["median"])]
+
+
+def words(told: Mapping[str, Any]) -> tuple[str, str]:
+    """The heading, and what was measured where."""
+    here, data, work = told["machine"], told["dataset"], told["work"]
+    short = f", short side {data['short_side']}" if data.get("short_side") else ""
+    details = (
+        f"{told['date'][:10]} on {here['cores']} cores, {here['processor']}. {data['images']:,} "
+        f"JPEGs of {data['mean_bytes'] / 1000:.0f} kB{short}: decode, random crop to "
+        f"{work['size']} x {work['size']}, flip, normalise; batch {work['batch_size']}, "
+        f"{work['workers']} workers. Medians of {told['rounds_played']} interleaved rounds; thin "
+        "lines: lowest to highest."
+    )
+    return "The same images, the same work", "\n".join(textwrap.wrap(details, 150))
+
+
+def _draw_panel(axis: Axes, figures: list[Mapping[str, float]], form: str) -> None:
+    reach = max(figure["high"] for figure in figures)
+    colours = [OURS, *[_PEER] * (len(figures) - 1)]
+    axis.barh(range(len(figures)), [f["median"] for f in figures], height=0.6, color=colours)
+    for row, figure in enumerate(figures):
+        axis.plot([figure["low"], figure["high"]], [row, row], color=INK, linewidth=1)
+        axis.text(
+            figure["high"] + 0.015 * reach,
+            row,
+            form.format(figure["median"]),
+            va="center",
+            fontsize=9,
+            color=INK,
+        )
+    axis.set_xlim(0, 1.13 * reach)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.spines["bottom"].set_color(FAINT)
+    axis.tick_params(colors=INK, length=0, labelsize=9)

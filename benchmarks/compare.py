@@ -1,0 +1,194 @@
+"""`python -m benchmarks.compare`: Penstock beside every peer that is installed, on the same work.
+
+Interleaved rounds: images/s, CPU-seconds per 1,000 images, first batch, waiting beside an emulated
+training step; medians, spreads and paired ratios. Writes throughput.json, .png and .svg to
+benchmarks/results and the table between the two markers in the README. With --short-side-256 the
+images are first resized to that short side, and everything is named throughput-256.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from benchmarks.chart import draw
+from benchmarks.data import Prepared, prepare
+from benchmarks.demo import comparison_table, ratio_lines
+from benchmarks.readme import rewrite, table
+from benchmarks.record import RESULTS, write_result
+from cache.errors import ConfigError, PenstockError
+from pipeline.bench.export import export_files
+from pipeline.bench.machine import machine, versions
+from pipeline.bench.peers.images import fastest, has_opencv
+from pipeline.bench.peers.registry import ADAPTERS, PEERS, split_installed
+from pipeline.bench.peers.work import Work
+from pipeline.bench.player import RoundSize
+from pipeline.bench.rounds import compare, comparison_record
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ROUNDS = 9
+LEAST_ROUNDS = 5  # below, a median of a machine that drifts is no evidence
+README = Path(__file__).resolve().parent.parent / "README.md"
+SHORT_SIDE = 256
+SHORT_SIDE_QUALITY = 92  # of the JPEGs that are written anew
+SCRATCH = "peers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One comparison. name: of its result, its chart and its markers in the README. record: what
+    results say of the images."""
+
+    name: str
+    folder: Path
+    pack: Path
+    record: dict[str, Any]
+
+
+def original(prepared: Prepared) -> Case:
+    """The JPEGs as they are."""
+    return Case(
+        name="throughput",
+        folder=prepared.images.train.absolute(),
+        pack=prepared.pack.absolute(),
+        record=prepared.record() | {"short_side": None},
+    )
+
+
+def short_side_256(prepared: Prepared, place: Path) -> Case:
+    """The same images with a short side of 256, packed by Penstock; peers read the pack's own
+    JPEGs, so that all decode the same bytes."""
+    from readers import Dataset, pack
+
+    packed, folder = place / "pack", place / "files"
+    shutil.rmtree(place, ignore_errors=True)
+    pack(
+        str(prepared.images.train),
+        str(packed),
+        short_side=SHORT_SIDE,
+        quality=SHORT_SIDE_QUALITY,
+        workers=int(machine()["cores"]),
+    )
+    with Dataset(packed) as dataset:
+        export_files(dataset, folder)
+    sizes = [path.stat().st_size for path in folder.rglob("*.jpg")]
+    told = {"short_side": SHORT_SIDE, "mean_bytes": round(sum(sizes) / len(sizes))}
+    return Case(
+        name=f"throughput-{SHORT_SIDE}",
+        folder=folder.absolute(),
+        pack=packed.absolute(),
+        record=prepared.record() | told,
+    )
+
+
+def measure(
+    case: Case,
+    *,
+    peers: Sequence[str] = PEERS,
+    rounds: int = ROUNDS,
+    size: RoundSize,
+    scratch: Path,
+    batch_size: int = 128,
+    crop: int = 224,
+    results: Path = RESULTS,
+    readme: Path | None = None,
+    console: Console,
+) -> Path:
+    """Play the rounds of Penstock and the peers that are installed, print and write everything.
+
+    scratch: where peers keep what they converted. readme: the file whose table is written anew;
+    None leaves it. Returns the result's path. Raises ConfigError for an unknown peer,
+    NotTheSameWorkError, ChildFailedError.
+    """
+    there, missing = split_installed(peers)
+    work = Work(
+        folder=case.folder,
+        pack=case.pack,
+        scratch=scratch.absolute(),
+        batch_size=batch_size,
+        size=crop,
+        workers=int(machine()["cores"]),
+    )
+    names = ["penstock", *(name for name in there if name != "penstock")]
+    distributions = tuple(filter(None, (ADAPTERS[name].distribution for name in names)))
+    console.print(
+        f"{machine()}\n{versions(*distributions)}\n{case.record}", highlight=False, style="dim"
+    )
+    for name, install in missing.items():
+        console.print(f"{name} isn't installed, left out. {install}", highlight=False)
+    with console.status("the peers convert what they need") as status:
+        done = compare(
+            names,
+            work,
+            rounds=rounds,
+            size=size,
+            progress=lambda played: status.update(f"{played} of {rounds * len(names)} rounds"),
+        )
+    console.print(comparison_table(done))
+    for line in ratio_lines(done):
+        console.print(line, highlight=False)
+    decoder = f"{fastest()} + OpenCV" if has_opencv() else fastest()
+    told = comparison_record(done, work, case.record)
+    told |= {"not_installed": missing, "decoder_of_the_rest": decoder, "rounds_played": rounds}
+    path = write_result(case.name, told, folder=results, distributions=distributions)
+    draw(path, results / f"{case.name}.png", results / f"{case.name}.svg")
+    if readme is not None:
+        rewrite(readme, case.name, table(path))
+    return path
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Parse the command line and measure. 0 done, 1 failed, 2 used wrongly."""
+    parser = argparse.ArgumentParser(prog="benchmarks.compare", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="short rounds: a look, no evidence")
+    parser.add_argument("--data", type=Path, help="your own image folder, <class>/*.jpg")
+    parser.add_argument("--work", type=Path, default=Path("demo"), help="where images and packs go")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, or 3 if quick")
+    parser.add_argument("--batch-size", type=int, default=128)
+    parser.add_argument("--peers", nargs="+", metavar="PEER", help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--short-side-256", action="store_true", help="resized images, a case more")
+    parser.add_argument("--readme", type=Path, help="its table; by default ours, unless quick")
+    options = parser.parse_args(argv)
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    readme = options.readme or (None if options.quick else README)
+    try:
+        rounds = options.rounds or (3 if options.quick else ROUNDS)
+        if readme is not None and not options.quick and rounds < LEAST_ROUNDS:
+            raise ConfigError(
+                f"--rounds: got {rounds}, wanted at least {LEAST_ROUNDS} for figures that the "
+                "README shows. Say --quick for a look."
+            )
+        prepared = prepare(options.work, data=options.data)
+        cases = [original(prepared)]
+        if options.short_side_256:
+            cases.append(short_side_256(prepared, options.work / f"short-side-{SHORT_SIDE}"))
+        for case in cases:
+            path = measure(
+                case,
+                peers=options.peers or PEERS,
+                rounds=rounds,
+                size=RoundSize(timed=6, stepped=4) if options.quick else RoundSize(),
+                scratch=options.work / SCRATCH,
+                batch_size=options.batch_size,
+                results=options.results,
+                readme=readme,
+                console=console,
+            )
+            console.print(f"   {path}", highlight=False)
+    except PenstockError as error:
+        console.print(f"[bold red]{type(error).__name__}[/bold red] {error}", highlight=False)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""`penstock bench --against`: other loaders on the user's own data, beside Penstock."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from augment.ops import RandomResizedCrop, imagenet_train
+from cache.errors import ConfigError
+from pipeline.bench.export import export_files
+from pipeline.bench.peers.registry import OURS, split_installed
+from pipeline.bench.peers.work import Work, list_files
+from pipeline.bench.player import RoundSize
+from pipeline.bench.rounds import compare
+from readers.origin import LocalFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from augment.ops import Operation
+    from pipeline.bench.rounds import Comparison, Summary
+    from readers import Dataset
+    from readers.index import Index
+
+MOST_SAMPLES = 8192
+"""As many samples are written out as files at most: enough for some dozens of batches, which the
+page cache holds."""
+
+ROUND = RoundSize(stepped=0)
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beside:
+    """One loader's medians. ratio: of Penstock's samples/s to this one's, paired by round, above 1
+    where Penstock is faster; 1 of itself."""
+
+    samples_per_s: float
+    cpu_s_per_1000: float
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """What peers did on a dataset.
+
+    results: by peer's name. ours: Penstock in the same rounds; None if no peer could play. skipped:
+    the peers that aren't installed and how to get each. note: what was read, in words. comparison:
+    every round; None likewise.
+    """
+
+    results: Mapping[str, Beside]
+    ours: Beside | None
+    skipped: Mapping[str, str]
+    note: str
+    comparison: Comparison | None
+
+
+def compare_url(
+    names: Sequence[str],
+    url: str | Dataset,
+    *,
+    recipe: Sequence[Operation],
+    batch_size: int,
+    workers: int | None = None,
+    rounds: int = ROUNDS,
+    size: RoundSize = ROUND,
+    seed: int = 7,
+    most_samples: int = MOST_SAMPLES,
+    scratch: Path | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Against:
+    """Play interleaved rounds of Penstock and the named peers over a dataset, on the CPU.
+
+    A local folder of labelled images is read where it lies. Of anything else the peers get the
+    samples as files, bytes unchanged, in a temporary folder below `scratch`; neither that nor what
+    peers convert is timed. Penstock reads a local set where it lies as well, unless it has more
+    than most_samples; of those, and of a remote one, all read the same local copy of so many.
+
+    url: or a Dataset, where it needs options; it stays open. names: of
+    `pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and told. workers:
+    processes or threads of each, this process's cores by default. progress: told (rounds played,
+    rounds in all), counting every peer's. Raises ConfigError (unknown name, another recipe than
+    imagenet_train, a batch larger than the set), NotTheSameWorkError, ChildFailedError, and what
+    Dataset raises.
+    """
+    crop = crop_of(recipe)
+    there, skipped = split_installed(name for name in names if name not in OURS)
+    if not there:
+        return Against(results={}, ours=None, skipped=skipped, note="", comparison=None)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=scratch) as place:
+        source = _local_files(url, Path(place), most_samples)
+        if batch_size > source.samples:
+            raise ConfigError(
+                f"batch_size: got {batch_size}, and there are {source.samples} samples. Take a "
+                "smaller batch."
+            )
+        work = Work(
+            folder=source.folder,
+            pack=source.ours,
+            scratch=Path(place),
+            batch_size=batch_size,
+            size=crop,
+            workers=workers or len(os.sched_getaffinity(0)),
+            seed=seed,
+        )
+        played = ["penstock", *there]
+        done = compare(
+            played,
+            work,
+            rounds=rounds,
+            size=size,
+            progress=progress and (lambda count: progress(count, rounds * len(played))),
+        )
+    results = {name: _beside(summary) for name, summary in done.summaries.items()}
+    ours = results.pop("penstock")
+    return Against(results=results, ours=ours, skipped=skipped, note=source.note, comparison=done)
+
+
+def crop_of(recipe: Sequence[Operation]) -> int:
+    """Height and width of imagenet_train's crops. Raises ConfigError for any other recipe."""
+    for stage in recipe:
+        if isinstance(stage, RandomResizedCrop) and tuple(recipe) == imagenet_train(stage.size):
+            height, width = stage.height_width
+            if height == width:
+                return height
+    raise ConfigError(
+        "against: peers play the ImageNet training recipe only, imagenet_train(size) with a square "
+        f"size, and got {list(recipe)}. Use `--augment imagenet`, or leave out `--against`."
+    )
+
+
+def _beside(summary: Summary) -> Beside:
+    return Beside(
+        samples_per_s=summary.images_per_s.median,
+        cpu_s_per_1000=summary.cpu_s_per_1000.median,
+        ratio=summary.speed_ratio.median,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """folder: what peers read; ours: what Penstock reads; samples: in both."""
+
+    folder: Path
+    ours: Path
+    samples: int
+    note: str
+
+
+def _local_files(url: str | Dataset, place: Path, most_samples: int) -> _Source:
+    from readers import Dataset
+
+    if isinstance(url, Dataset):
+        return _files_of(url, place, most_samples)
+    with Dataset(url) as dataset:
+        return _files_of(dataset, place, most_samples)
+
+
+def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _Source:
+    index = dataset.open()
+    if (folder := _labelled_folder(index)) is not None:
+        note = "All read the image folder where it lies."
+        return _Source(folder=folder, ours=folder, samples=index.samples, note=note)
+    copy = place / "files"
+    done = export_files(dataset, copy, most_samples=most_samples)
+    is_local = isinstance(index.origin, LocalFolder)
+    if is_local and done.same_labels and done.samples == index.samples:
+        note = f"Peers read the {done.samples} samples as files, Penstock the set where it lies."
+        return _Source(folder=copy, ours=_path(index), samples=done.samples, note=note)
+    where = "" if is_local else "of a remote set "
+    note = f"All read a local copy {where}with {done.samples} of {index.samples} samples as files."
+    return _Source(folder=copy, ours=copy, samples=done.samples, note=note)
+
+
+def _labelled_folder(index: Index) -> Path | None:
+    """The local folder whose files are exactly the dataset's samples."""
+    if index.kind != "folder" or not isinstance(index.origin, LocalFolder):
+        return None
+    if "label" not in index.fields:
+        return None
+    folder = _path(index)
+    return folder if len(list_files(folder)) == index.samples else None
+
+
+def _path(index: Index) -> Path:
+    return Path(index.origin.url)

@@ -1,0 +1,69 @@
+"""A dataset's samples as files in class folders: what peers read where they can't read a pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cache.errors import DatasetError
+from readers.sniff import HEAD_BYTES, sniff
+from readers.types import Rejected
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from readers import Dataset
+
+_DIGITS = 19  # of the largest int64: folders sort by name as labels do
+_CHUNK = 256  # samples a read; a remote set's shards are fetched one or a few at a time
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """samples: how many were written. same_labels: the files' class folders in order give each
+    sample the label that it has in the dataset; not so where labels are missing or start above 0.
+    """
+
+    samples: int
+    same_labels: bool
+
+
+def export_files(dataset: Dataset, folder: Path, *, most_samples: int | None = None) -> Exported:
+    """Write `<folder>/<label>/<id>.<codec>`, bytes unchanged: the first most_samples, or all.
+
+    Samples without labels go to one class. Raises what Dataset.read raises, and WriteError's
+    base OSError where the folder can't be written.
+    """
+    index = dataset.open()
+    count = min(index.samples, most_samples if most_samples is not None else index.samples)
+    has_labels = "label" in index.fields
+    seen: set[int] = set()
+    for start in range(0, count, _CHUNK):
+        batch = dataset.read(_rows(index.starts, np.arange(start, min(count, start + _CHUNK))))
+        labels = batch.columns["label"].tolist() if has_labels else [0] * len(batch.ids)
+        for number, label, encoded in zip(batch.ids.tolist(), labels, batch.encoded, strict=True):
+            place = folder / f"{label:0{_DIGITS}d}"
+            if label not in seen:
+                seen.add(label)
+                place.mkdir(parents=True, exist_ok=True)
+            (place / f"{number:012d}.{_suffix(encoded[:HEAD_BYTES].tobytes())}").write_bytes(
+                encoded.data
+            )
+    return Exported(samples=count, same_labels=has_labels and seen == set(range(len(seen))))
+
+
+def _rows(starts: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(shard, row) of sample ids."""
+    shards = np.searchsorted(starts, ids, side="right") - 1
+    return np.stack([shards, ids - starts[shards]], axis=1)
+
+
+def _suffix(head: bytes) -> str:
+    codec = sniff(head)
+    if isinstance(codec, Rejected):
+        raise DatasetError(f"A sample is no image ({codec.reason}), so that no peer can read it.")
+    return {"jpeg": "jpg", "jpeg2000": "jp2", "pnm": "ppm"}.get(codec, codec)

@@ -1,0 +1,79 @@
+"""Grain: a random-access source of files, its global shuffle, worker processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
+from pipeline.bench.peers.work import list_files
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from pipeline.bench.peers.work import Batches, Files, Peer, Work
+
+
+class Source:
+    """Its random-access protocol over the files: (encoded bytes, label)."""
+
+    def __init__(self, files: Files) -> None:
+        self._pairs = files.pairs()
+
+    def __len__(self) -> int:
+        return len(self._pairs)
+
+    def __getitem__(self, index: Any) -> tuple[bytes, int]:
+        path, label = self._pairs[int(index)]
+        return read_bytes(path), label
+
+
+class Decode:
+    """Picklable, for the worker processes."""
+
+    def __init__(self, crop: Crop) -> None:
+        self._crop = crop
+
+    def __call__(self, sample: tuple[bytes, int], rng: np.random.Generator) -> tuple[Any, int]:
+        encoded, label = sample
+        return self._crop(encoded, rng), label
+
+
+class GrainPeer:
+    def __init__(self, work: Work) -> None:
+        import grain
+
+        self.dataset = (
+            grain.MapDataset.source(Source(list_files(work.folder)))
+            .seed(work.seed)
+            .shuffle()
+            .repeat()
+            .random_map(Decode(Crop(work.size, decoder=fastest())))
+            .batch(work.batch_size, drop_remainder=True)
+            # A worker is a core: one thread, and no batches beyond the two that it keeps ready.
+            .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=1))
+            .mp_prefetch(
+                grain.MultiprocessingOptions(num_workers=work.workers, per_worker_buffer_size=2),
+                worker_init_fn=one_thread,
+            )
+        )
+        self.iterator: Any = None
+
+    def batches(self) -> Batches:
+        import torch
+
+        self.iterator = iter(self.dataset)
+        for images, labels in self.iterator:
+            yield torch.from_numpy(images), torch.from_numpy(labels)
+
+    def close(self) -> None:
+        if self.iterator is not None:
+            self.iterator.close()
+
+
+def one_thread(worker: int, workers: int) -> None:
+    del worker, workers
+    quiet_opencv()
+
+
+def build(work: Work) -> Peer:
+    return GrainPeer(work)

@@ -1,0 +1,168 @@
+"""The work on one image for the peers that leave decoding to their user.
+
+Two ways: Pillow, what most documentation shows, and simplejpeg (libjpeg-turbo) with OpenCV, the
+fastest that pip installs. Those peers that aren't about decoding get the faster one that is there,
+so that their figure is the best that they can be had for.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Pixels = NDArray[np.uint8]
+    Planes = NDArray[np.float32]
+
+Decoder = Literal["pillow", "simplejpeg"]
+_JPEG = b"\xff\xd8\xff"
+_MEAN = np.array(MEAN, np.float32)[:, None, None]
+_DEVIATION = np.array(DEVIATION, np.float32)[:, None, None]
+
+
+class Crop:
+    """Encoded bytes to a random crop: float32 (3, size, size), normalised. Picklable.
+
+    decoder: "pillow", or "simplejpeg", which resizes by OpenCV where that is installed and hands
+    what isn't JPEG to Pillow.
+    """
+
+    def __init__(self, size: int, *, decoder: Decoder) -> None:
+        self.size = size
+        self.decoder = decoder
+        self._has_opencv = has_opencv()
+
+    def __call__(self, encoded: bytes, rng: np.random.Generator) -> Planes:
+        if self.decoder == "pillow" or not encoded.startswith(_JPEG):
+            pixels = self._pillow(encoded, rng)
+        else:
+            pixels = self._simplejpeg(encoded, rng)
+        return normalised(pixels)
+
+    def _pillow(self, encoded: bytes, rng: np.random.Generator) -> Pixels:
+        from PIL import Image
+
+        with Image.open(io.BytesIO(encoded)) as image:
+            return self._resized(image.convert("RGB"), rng)
+
+    def _resized(self, image: Any, rng: np.random.Generator) -> Pixels:
+        """Pillow's resize of a window, always with its filter; maybe mirrored."""
+        from PIL import Image
+
+        left, top, width, height = crop_window(image.width, image.height, rng)
+        image = image.resize(
+            (self.size, self.size),
+            Image.Resampling.BILINEAR,
+            box=(left, top, left + width, top + height),
+        )
+        if rng.random() < 0.5:
+            image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        pixels: Pixels = np.asarray(image)
+        return pixels
+
+    def _simplejpeg(self, encoded: bytes, rng: np.random.Generator) -> Pixels:
+        import simplejpeg
+
+        # Nearest chroma instead of a smooth one, as DALI does by default.
+        whole: Pixels = simplejpeg.decode_jpeg(encoded, colorspace="RGB", fastupsample=True)
+        if not self._has_opencv:
+            from PIL import Image
+
+            return self._resized(Image.fromarray(whole), rng)
+        import cv2
+
+        left, top, width, height = crop_window(whole.shape[1], whole.shape[0], rng)
+        window = whole[top : top + height, left : left + width]
+        # Penstock filters the crops that shrink by more than 2; OpenCV's filter is INTER_AREA.
+        shrinks = min(width, height) > 2 * self.size
+        pixels = cv2.resize(
+            window,
+            (self.size, self.size),
+            interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
+        )
+        if rng.random() < 0.5:
+            pixels = cv2.flip(pixels, 1)
+        return np.asarray(pixels, np.uint8)
+
+
+def has_opencv() -> bool:
+    return find_spec("cv2") is not None
+
+
+def fastest() -> Decoder:
+    """The fastest decoder that is installed."""
+    return "simplejpeg" if find_spec("simplejpeg") is not None else "pillow"
+
+
+def crop_window(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """(left, top, width, height) of a random resized crop, by torchvision's documented rule.
+
+    Ten attempts at an area and a ratio (uniform in its logarithm); else the largest central crop
+    whose ratio is allowed.
+    """
+    for _ in range(10):
+        area = width * height * rng.uniform(*AREA)
+        ratio = math.exp(rng.uniform(math.log(RATIO[0]), math.log(RATIO[1])))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = rng.integers(0, width - w + 1), rng.integers(0, height - h + 1)
+            return int(left), int(top), w, h
+    ratio = min(max(width / height, RATIO[0]), RATIO[1])
+    w, h = min(width, max(1, round(height * ratio))), min(height, max(1, round(width / ratio)))
+    return (width - w) // 2, (height - h) // 2, w, h
+
+
+def normalised(pixels: Pixels) -> Planes:
+    """HWC bytes to CHW float32, ImageNet's mean 0 and deviation 1."""
+    planes = np.ascontiguousarray(pixels.transpose(2, 0, 1), dtype=np.float32)
+    planes -= _MEAN
+    planes /= _DEVIATION
+    return planes
+
+
+def torch_rng() -> np.random.Generator:
+    """A generator of draws in a torch worker: torch seeds its own there, not numpy's."""
+    import torch
+
+    return np.random.default_rng(int(torch.randint(2**62, ())))
+
+
+def read_bytes(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
+
+
+class FromTorch:
+    """A Crop for a torch worker: (encoded, label) to (tensor, label). Picklable."""
+
+    def __init__(self, crop: Crop) -> None:
+        self._crop = crop
+
+    def __call__(self, encoded: bytes, label: int) -> tuple[Any, int]:
+        import torch
+
+        return torch.from_numpy(self._crop(encoded, torch_rng())), int(label)
+
+
+def one_thread(_: int) -> None:
+    """A worker process uses one core; torch does this too, but OpenCV has to be told."""
+    import torch
+
+    torch.set_num_threads(1)
+    quiet_opencv()
+
+
+def quiet_opencv() -> None:
+    """OpenCV without threads of its own: the workers are the parallelism that was asked for."""
+    if has_opencv():
+        import cv2
+
+        cv2.setNumThreads(0)

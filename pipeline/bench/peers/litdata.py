@@ -1,0 +1,74 @@
+"""LitData: chunks of the files' bytes that `optimize` writes, its dataset and loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from pipeline.bench.peers.torch_loader import TorchPeer
+from pipeline.bench.peers.work import converted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.bench.peers.work import Files, Peer, Work
+
+NAME = "litdata"
+CHUNK_BYTES = "64MB"  # what its documentation takes
+
+
+def sample(pair: tuple[str, int]) -> dict[str, Any]:
+    """One sample to store; runs in a process of LitData's."""
+    path, label = pair
+    return {"image": read_bytes(path), "label": label}
+
+
+class Decode:
+    """A stored sample to (tensor, label). Picklable."""
+
+    def __init__(self, crop: Crop) -> None:
+        self._transform = FromTorch(crop)
+
+    def __call__(self, stored: dict[str, Any]) -> tuple[Any, int]:
+        return self._transform(stored["image"], stored["label"])
+
+
+def write(files: Files, folder: Path) -> None:
+    from litdata import optimize
+
+    optimize(
+        fn=sample,
+        inputs=files.pairs(),
+        output_dir=str(folder),
+        chunk_bytes=CHUNK_BYTES,
+        num_workers=1,
+        start_method="spawn",
+        verbose=False,
+    )
+
+
+def prepare(work: Work) -> None:
+    converted(work, NAME, write)
+
+
+def build(work: Work) -> Peer:
+    from litdata import StreamingDataLoader, StreamingDataset
+
+    dataset = StreamingDataset(
+        str(converted(work, NAME, write)),
+        shuffle=True,
+        drop_last=True,
+        seed=work.seed,
+        transform=Decode(Crop(work.size, decoder=fastest())),
+    )
+    return TorchPeer(
+        StreamingDataLoader(
+            dataset,
+            batch_size=work.batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=work.workers,
+            persistent_workers=work.workers > 0,
+            worker_init_fn=one_thread,
+        )
+    )

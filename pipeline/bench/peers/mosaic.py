@@ -1,0 +1,65 @@
+"""MosaicML Streaming: MDS shards of the files' bytes, its dataset and loader."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from pipeline.bench.peers.torch_loader import TorchPeer
+from pipeline.bench.peers.work import converted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.bench.peers.work import Files, Peer, Work
+
+NAME = "streaming"
+SHARD_BYTES = 2**26  # its default, 64 MiB
+
+
+def write(files: Files, folder: Path) -> None:
+    """The files' bytes as MDS shards."""
+    from streaming import MDSWriter
+
+    with MDSWriter(
+        out=str(folder), columns={"image": "bytes", "label": "int"}, size_limit=SHARD_BYTES
+    ) as sink:
+        for path, label in files.pairs():
+            sink.write({"image": read_bytes(path), "label": label})
+
+
+def prepare(work: Work) -> None:
+    converted(work, NAME, write)
+
+
+def build(work: Work) -> Peer:
+    from streaming import StreamingDataLoader, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    transform = FromTorch(Crop(work.size, decoder=fastest()))
+
+    class Images(StreamingDataset):  # type: ignore[misc]
+        """What its documentation has the user write: a sample's bytes to what is trained on."""
+
+        def __getitem__(self, at: Any) -> Any:
+            sample = super().__getitem__(at)
+            return transform(sample["image"], sample["label"])
+
+    clean_stale_shared_memory()  # of an earlier run that was killed; it would refuse to start
+    dataset = Images(
+        local=str(converted(work, NAME, write)),
+        shuffle=True,
+        shuffle_seed=work.seed,
+        batch_size=work.batch_size,
+        num_canonical_nodes=1,
+    )
+    return TorchPeer(
+        StreamingDataLoader(
+            dataset,
+            batch_size=work.batch_size,
+            num_workers=work.workers,
+            drop_last=True,
+            persistent_workers=work.workers > 0,
+            worker_init_fn=one_thread,
+        )
+    )

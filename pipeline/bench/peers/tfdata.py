@@ -1,0 +1,74 @@
+"""tf.data: TensorFlow's own fused decode-and-crop, its threads, handed to torch by DLPack."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, list_files
+
+if TYPE_CHECKING:
+    from pipeline.bench.peers.work import Batches, Peer, Work
+
+
+class TfDataPeer:
+    """Names are shuffled over the whole set, images are read and cut in tf.data's private threads,
+    a crop's window is all that is decoded."""
+
+    def __init__(self, work: Work) -> None:
+        import tensorflow as tf
+
+        # Its operators' own threads would be beside those of tf.data; set before first use only.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        tf.config.threading.set_inter_op_parallelism_threads(work.workers)
+        self._dlpack = tf.experimental.dlpack
+        files = list_files(work.folder)
+        mean, deviation = tf.constant(MEAN), tf.constant(DEVIATION)
+
+        def image(path: Any, label: Any) -> tuple[Any, Any]:
+            encoded = tf.io.read_file(path)
+            begin, length, _ = tf.image.sample_distorted_bounding_box(
+                tf.image.extract_jpeg_shape(encoded),
+                bounding_boxes=tf.zeros((1, 0, 4), tf.float32),
+                aspect_ratio_range=RATIO,
+                area_range=AREA,
+                max_attempts=10,
+                use_image_if_no_bounding_boxes=True,
+            )
+            window = tf.stack([begin[0], begin[1], length[0], length[1]])
+            pixels = tf.image.decode_and_crop_jpeg(
+                encoded, window, channels=3, fancy_upscaling=False
+            )
+            pixels = tf.image.resize(pixels, (work.size, work.size), method="bilinear")
+            pixels = tf.image.random_flip_left_right(pixels)
+            return tf.transpose((pixels - mean) / deviation, (2, 0, 1)), label
+
+        names = tf.data.Dataset.from_tensor_slices(
+            (files.paths, tf.constant(files.labels, tf.int64))
+        )
+        dataset = (
+            names.shuffle(len(files), seed=work.seed, reshuffle_each_iteration=True)
+            .repeat()
+            .map(image, num_parallel_calls=work.workers, deterministic=False)
+            .batch(work.batch_size, drop_remainder=True)
+            .prefetch(tf.data.AUTOTUNE)
+        )
+        options = tf.data.Options()
+        options.threading.private_threadpool_size = work.workers
+        options.threading.max_intra_op_parallelism = 1
+        self.dataset = dataset.with_options(options)
+
+    def batches(self) -> Batches:
+        from torch.utils.dlpack import from_dlpack
+
+        for images, labels in self.dataset:
+            yield (
+                from_dlpack(self._dlpack.to_dlpack(images)),
+                from_dlpack(self._dlpack.to_dlpack(labels)),
+            )
+
+    def close(self) -> None:
+        del self.dataset
+
+
+def build(work: Work) -> Peer:
+    return TfDataPeer(work)

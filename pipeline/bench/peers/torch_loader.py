@@ -1,0 +1,72 @@
+"""torch's DataLoader over an image folder: worker processes, one a core, that stay."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bench.peers.images import Crop, FromTorch, one_thread, read_bytes
+from pipeline.bench.peers.work import endless, list_files
+
+if TYPE_CHECKING:
+    import torch
+
+    from pipeline.bench.peers.images import Decoder
+    from pipeline.bench.peers.work import Batches, Files, Peer, Work
+
+
+class FolderImages:
+    """A map-style torch dataset over an image folder."""
+
+    def __init__(self, files: Files, crop: Crop) -> None:
+        self._files = files.pairs()
+        self._transform = FromTorch(crop)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        path, label = self._files[index]
+        return self._transform(read_bytes(path), label)
+
+
+class TorchPeer:
+    """A torch DataLoader, plain or of another library; batches of (images, labels)."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def batches(self) -> Batches:
+        return endless(self.loader)
+
+    def close(self) -> None:
+        # torch has no public way to stop workers that stay but to drop the loader and its iterator.
+        del self.loader
+
+
+def _build(work: Work, decoder: Decoder) -> Peer:
+    import torch
+    from torch.utils.data import DataLoader
+
+    dataset: Any = FolderImages(list_files(work.folder), Crop(work.size, decoder=decoder))
+    return TorchPeer(
+        DataLoader(
+            dataset,
+            batch_size=work.batch_size,
+            shuffle=True,
+            num_workers=work.workers,
+            drop_last=True,
+            persistent_workers=work.workers > 0,
+            worker_init_fn=one_thread,
+            generator=torch.Generator().manual_seed(work.seed),
+        )
+    )
+
+
+def build_pillow(work: Work) -> Peer:
+    """Pillow decodes and resizes, with its filter: what torchvision's transforms do."""
+    return _build(work, "pillow")
+
+
+def build_simplejpeg(work: Work) -> Peer:
+    """libjpeg-turbo decodes, OpenCV resizes where it is installed."""
+    return _build(work, "simplejpeg")

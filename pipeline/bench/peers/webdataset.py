@@ -1,0 +1,73 @@
+"""WebDataset: tar shards, shuffled by shard and in a buffer, batched in the workers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from pipeline.bench.peers.torch_loader import TorchPeer
+from pipeline.bench.peers.work import converted
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pipeline.bench.peers.work import Files, Peer, Work
+
+NAME = "webdataset"
+SHARDS = 16  # at least; each worker needs some to shuffle
+SHARD_BYTES = 64e6
+BUFFER = 1000  # samples; what its documentation shuffles in
+
+
+class Decode:
+    """A sample of an undecoded WebDataset: {"jpg": bytes, "cls": digits, ...}. Picklable."""
+
+    def __init__(self, crop: Crop) -> None:
+        self._transform = FromTorch(crop)
+
+    def __call__(self, sample: dict[str, bytes]) -> tuple[Any, int]:
+        return self._transform(sample["jpg"], int(sample["cls"]))
+
+
+def write(files: Files, folder: Path) -> None:
+    """The files' bytes as `shard-000000.tar` …"""
+    import webdataset
+
+    most = -(-len(files) // SHARDS)
+    with webdataset.ShardWriter(
+        str(folder / "shard-%06d.tar"), maxcount=most, maxsize=SHARD_BYTES, verbose=0
+    ) as sink:
+        for number, (path, label) in enumerate(files.pairs()):
+            encoded = read_bytes(path)
+            sink.write({"__key__": f"{number:09d}", "jpg": encoded, "cls": str(label).encode()})
+
+
+def prepare(work: Work) -> None:
+    converted(work, NAME, write)
+
+
+def build(work: Work) -> Peer:
+    import webdataset
+
+    shards = sorted(map(str, converted(work, NAME, write).glob("*.tar")))
+    dataset = (
+        webdataset.WebDataset(shards, shardshuffle=len(shards), repeat=True, seed=work.seed)
+        .shuffle(BUFFER)
+        .map(Decode(Crop(work.size, decoder=fastest())))
+        .batched(work.batch_size, collation_fn=collate, partial=False)
+    )
+    return TorchPeer(
+        webdataset.WebLoader(
+            dataset,
+            batch_size=None,
+            shuffle=False,
+            num_workers=work.workers,
+            worker_init_fn=one_thread,
+        )
+    )
+
+
+def collate(samples: list[tuple[Any, int]]) -> Any:
+    from torch.utils.data import default_collate
+
+    return default_collate(samples)

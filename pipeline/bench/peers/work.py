@@ -1,0 +1,151 @@
+"""One interface to every loader that is compared, over the same files and the same work.
+
+The work: read an encoded image, decode it, cut a random resized crop (area 0.08 to 1, ratio 3/4 to
+4/3), resize it to size by size, bilinear, flip every other one, normalise by ImageNet's mean and
+deviation; batches of float32 CHW tensors and int64 labels. Each peer does it as its own
+documentation tells to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from augment.ops import IMAGENET_MEAN, IMAGENET_STD, RandomResizedCrop
+from cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+
+    Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+AREA = RandomResizedCrop(1).area
+RATIO = RandomResizedCrop(1).ratio
+# Levels of 0..255.
+MEAN = tuple(255 * value for value in IMAGENET_MEAN)
+DEVIATION = tuple(255 * value for value in IMAGENET_STD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What every peer does.
+
+    folder: `<class>/**/*.jpg`, what peers read, or convert from; pack: the same images as what
+    Penstock reads. scratch: where peers that have a format of their own keep what they converted;
+    a new temporary folder's parent if the caller doesn't care. size: height and width of the crops
+    in pixels; workers: processes or threads that decode. Paths are absolute: a peer's process may
+    stand elsewhere.
+    """
+
+    folder: Path
+    pack: Path
+    scratch: Path
+    batch_size: int = 64
+    size: int = 224
+    workers: int = 2
+    seed: int = 7
+
+    def to_json(self) -> str:
+        told = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        return json.dumps(told)
+
+    @classmethod
+    def from_json(cls, text: str) -> Work:
+        paths = {f.name for f in fields(cls) if f.type == "Path"}
+        told: dict[str, Any] = json.loads(text)
+        return cls(**(told | {key: Path(told[key]) for key in paths}))
+
+
+class Peer(Protocol):
+    """A built loader. Batches come without end; closing it stops its workers."""
+
+    def batches(self) -> Batches: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Files:
+    """The images of a folder in the order of torchvision's ImageFolder, with their labels.
+
+    key: changes with any name, size, time or version; names what was converted from them.
+    """
+
+    paths: list[str]
+    labels: list[int]
+    key: str = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def shuffled(self) -> Files:
+        """The same samples in an order that mixes the classes: formats that shuffle inside a shard
+        or between shards only are written from it, as their documentation tells to."""
+        import numpy as np
+
+        order = np.random.default_rng(0).permutation(len(self)).tolist()
+        return Files(
+            paths=[self.paths[i] for i in order],
+            labels=[self.labels[i] for i in order],
+            key=self.key,
+        )
+
+    def pairs(self) -> list[tuple[str, int]]:
+        return list(zip(self.paths, self.labels, strict=True))
+
+
+def list_files(folder: Path) -> Files:
+    """What is in an image folder, by Penstock's own rules, so that all read the same samples.
+
+    Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
+    """
+    from readers.folder import list_folder
+    from readers.origin import LocalFolder
+
+    listing = list_folder(LocalFolder(os.fsencode(folder)))
+    if listing.labels is None:
+        raise ConfigError(
+            f"{folder}: no class folders, and peers are compared with labels. Put the images into "
+            "one sub-folder a class."
+        )
+    return Files(
+        paths=[str(folder / os.fsdecode(file.name)) for file in listing.files],
+        labels=listing.labels.tolist(),
+        key=listing.fingerprint()[:16],
+    )
+
+
+def converted(work: Work, name: str, write: Callable[[Files, Path], None]) -> Path:
+    """The folder that holds a peer's own format of work.folder; written once, then kept.
+
+    write(files, folder): converts the shuffled files into a folder that is there and empty. What a
+    killed process began is begun anew.
+    """
+    files = list_files(work.folder)
+    whole = work.scratch / f"{name}-{files.key}"
+    if not whole.exists():
+        part = whole.with_name(f"{whole.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        write(files.shuffled(), part)
+        part.rename(whole)
+    return whole
+
+
+def endless(loader: Iterable[Any]) -> Iterator[Any]:
+    """Epoch after epoch. Raises ConfigError where an epoch has no batch, instead of spinning."""
+    while True:
+        empty = True
+        for batch in loader:
+            empty = False
+            yield batch
+        if empty:
+            raise ConfigError(
+                "The loader gives no batch at all: each of its workers has fewer samples than a "
+                "batch. Take a smaller batch size, fewer workers or more samples."
+            )

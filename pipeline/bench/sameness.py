@@ -1,0 +1,127 @@
+"""Do two peers do the same work? Their tensors are compared before their times are."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cache.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from pipeline.bench.player import Round
+
+# Some hundreds of images a peer; means of normalised pixels then agree within a few hundredths,
+# while a forgotten or doubled normalisation moves them by 0.5 and more.
+MEAN_TOLERANCE = 0.15
+DEVIATION_TOLERANCE = 0.12
+DETAIL_TOLERANCE = 0.25  # relative; a resize without antialiasing, or nearest, is beyond
+# Of the labels' mean and deviation, in deviations; and what chance may add, in standard errors of
+# the difference of two such means.
+LABEL_TOLERANCE = 0.05
+LABEL_CHANCE = 4.0
+
+
+class NotTheSameWorkError(PenstockError, ValueError):
+    """Two peers' tensors differ, so their times say nothing about one another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pixels:
+    """What a peer's tensors look like, to tell whether two peers do the same work.
+
+    samples, label_mean, label_deviation: how many were looked at; of their labels.
+    mean, deviation: of each channel over all pixels, in normalised units.
+    detail: mean absolute difference of horizontal neighbours; a resize without antialiasing raises
+    it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    label_dtype: str
+    samples: int
+    label_mean: float
+    label_deviation: float
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    detail: float
+
+
+def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Pixels:
+    """The facts of some batches of (n, 3, size, size) images and (n,) labels."""
+    import torch
+
+    images = torch.cat([images for images, _ in batches]).float()
+    labels = torch.cat([labels for _, labels in batches])
+    return Pixels(
+        shape=tuple(batches[0][0].shape),
+        dtype=str(batches[0][0].dtype),
+        label_dtype=str(batches[0][1].dtype),
+        samples=len(labels),
+        label_mean=float(labels.double().mean()),
+        label_deviation=float(labels.double().std(correction=0)),
+        mean=tuple(images.mean(dim=(0, 2, 3)).tolist()),
+        deviation=tuple(images.std(dim=(0, 2, 3)).tolist()),
+        detail=float((images[..., 1:] - images[..., :-1]).abs().mean()),
+    )
+
+
+def check_same_work(played: Mapping[str, Sequence[Round]], *, pooled: bool) -> None:
+    """Compare every peer's tensors with the first one's; pooled: the statistics of their pixels and
+    labels too, which need some hundreds of samples. Raises NotTheSameWorkError."""
+    looks = {name: pool([r.pixels for r in rounds]) for name, rounds in played.items()}
+    reference_name, reference = next(iter(looks.items()))
+    for name, pixels in looks.items():
+        for what, mine, wanted, same in differences(pixels, reference, pooled=pooled):
+            if not same:
+                raise NotTheSameWorkError(
+                    f"{name}: {what} of its batches is {mine}, but {wanted} at {reference_name}. "
+                    "They don't do the same work, so they aren't compared. Give both the same "
+                    "images and operations."
+                )
+
+
+def differences(
+    pixels: Pixels, reference: Pixels, *, pooled: bool
+) -> Iterator[tuple[str, object, object, bool]]:
+    """What was compared, the value here and there, and whether they count as the same."""
+    for what in ("shape", "dtype", "label_dtype"):
+        mine, wanted = getattr(pixels, what), getattr(reference, what)
+        yield what, mine, wanted, mine == wanted
+    if not pooled:
+        return
+    for what, tolerance in (("mean", MEAN_TOLERANCE), ("deviation", DEVIATION_TOLERANCE)):
+        mine, wanted = getattr(pixels, what), getattr(reference, what)
+        apart = max(abs(a - b) for a, b in zip(mine, wanted, strict=True))
+        yield f"channels' {what}", mine, wanted, apart <= tolerance
+    near = math.isclose(pixels.detail, reference.detail, rel_tol=DETAIL_TOLERANCE)
+    yield "detail", pixels.detail, reference.detail, near
+    chance = LABEL_CHANCE * math.sqrt(1 / pixels.samples + 1 / reference.samples)
+    allowed = (LABEL_TOLERANCE + chance) * max(reference.label_deviation, pixels.label_deviation)
+    for what in ("label_mean", "label_deviation"):
+        mine, wanted = getattr(pixels, what), getattr(reference, what)
+        yield what, mine, wanted, abs(mine - wanted) <= allowed
+
+
+def pool(looks: Sequence[Pixels]) -> Pixels:
+    """Of all rounds together, from what each round saw of equally many samples."""
+
+    def mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
+        return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
+
+    return Pixels(
+        shape=looks[-1].shape,
+        dtype=looks[-1].dtype,
+        label_dtype=looks[-1].label_dtype,
+        samples=sum(look.samples for look in looks),
+        label_mean=statistics.fmean(look.label_mean for look in looks),
+        label_deviation=statistics.fmean(look.label_deviation for look in looks),
+        mean=mean([look.mean for look in looks]),
+        deviation=mean([look.deviation for look in looks]),
+        detail=statistics.fmean(look.detail for look in looks),
+    )

@@ -1,7 +1,7 @@
 """What the reading threads notice beside their work: a GIL that comes late, and kinds of images.
 
 Asked once a batch. Letting the GIL go for a moment and taking it back tells whether somebody keeps
-it: 0.05 ms of no work at most every 10 ms. A few images of the first batches are looked at, which
+it: 0.1 ms of hardly any work, at most every 10 ms. A few images of the first batches are looked at, which
 costs some microseconds each, and then no more.
 """
 
@@ -33,6 +33,24 @@ _LOOKS_A_BATCH = 8
 _PACK_PER_OUTPUT = 256 / 224
 
 
+def _gil_s() -> float:
+    """Seconds that it took to get the GIL back after a nap, waits for a core not among them."""
+    queued_s, began = _queued_s(), time.perf_counter()
+    select.select((), (), (), _NAP_S)
+    took_s = time.perf_counter() - began - _NAP_S
+    return took_s - (_queued_s() - queued_s)
+
+
+def _queued_s() -> float:
+    """How long this thread has waited for a core so far: proc(5), the second number of schedstat,
+    in nanoseconds; always 0.0 where the kernel doesn't tell."""
+    try:
+        with open("/proc/thread-self/schedstat", "rb") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class _Look:
     size_bytes: int
@@ -54,8 +72,7 @@ class ReadProbe:
         now = time.perf_counter()
         if now >= self._due_s:
             self._due_s = now + _EVERY_S
-            select.select((), (), (), _NAP_S)
-            self._late.append(time.perf_counter() - now - _NAP_S)
+            self._late.append(_gil_s())
         if batch is not None and len(self._looks) < _LOOKS:
             self._look(batch)
 

@@ -86,6 +86,7 @@ def measure_ceilings(
     )
     bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images)
     return Ceilings(
+        device=device,
         read=read,
         is_cold=is_cold,
         decode=images.rate(bare),

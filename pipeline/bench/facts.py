@@ -57,12 +57,14 @@ class Rate:
 class Ceilings:
     """What each stage does alone, measured beside the run; None: it isn't part of this job.
 
+    device: that decodes.
     read: encoded samples in the loader's order, checked. is_cold: bytes of it came from the remote
     or had to wait for the disk. decode: encoded samples in memory to pixels of the window that the
     recipe asks for. augment: the same with all else that the recipe does. copy: one decoded batch
     to the device. python: all but reading and decoding, at this batch size.
     """
 
+    device: str = "cpu"
     read: Rate | None = None
     is_cold: bool = False
     decode: Rate | None = None
@@ -86,6 +88,8 @@ class Ceilings:
         """Of the time to decode and augment, the part that is decoding; None if not measured."""
         if self.decode is None or self.augment is None:
             return None
+        if self.device == "cpu":  # CPU time drifts less than the clock's on a busy machine
+            return min(1.0, self.decode.cpu_s_per_1000 / self.augment.cpu_s_per_1000)
         return min(1.0, self.augment.samples_per_s / self.decode.samples_per_s)
 
 

@@ -76,6 +76,7 @@ def make(
         _write_jpegs(made, workers=workers)
     else:
         _write_arrays(made)
+    os.sync()
     record.write_text(json.dumps(settings))
     return made
 
@@ -87,11 +88,10 @@ def files_below(folder: Path) -> list[Path]:
 
 def forget(folder: Path) -> None:
     """Drop the files below from the page cache (those that nobody maps), so that a run reads the
-    disk. Pages that aren't written back yet can't be dropped: they are written first."""
+    disk. What isn't written back yet can't be dropped: `make` has seen to that."""
     for path in files_below(folder):
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            os.fdatasync(descriptor)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(descriptor)

@@ -1,0 +1,214 @@
+"""The loaders that `benchmarks.gpu` compares, each at its best on a GPU, over the same images.
+
+The work: `pipeline.bench.peers.work`'s, decoded and augmented on the device; batches of float32
+(n, 3, size, size) and int64 labels there. All run in one process, one after the other: none of them
+forks, and they share DALI's memory pool, as a job's training and validation loaders do. device
+"cpu" is for tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from pipeline.bench.peers.dali import SMALL_CROP
+from pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, endless, list_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    import torch
+
+    Batches = Iterator[tuple[torch.Tensor, torch.Tensor]]
+
+Name = Literal["synthetic", "penstock", "penstock-resident", "dali"]
+TITLES: dict[Name, str] = {
+    "synthetic": "tensors that are there",
+    "penstock": "Penstock",
+    "penstock-resident": "Penstock, resident",
+    "dali": "DALI's own mixed pipeline",
+}
+DALI_AHEAD = 2  # DALI's own default depth
+# Shares of the images that DALI gives to the hardware decoder, of which its best is taken; 0.65 is
+# its default.
+HW_LOADS = (0.65, 0.0, 0.5, 0.8, 0.95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What every loader does. folder: `<class>/*.jpg`; pack: the same images.
+
+    threads: CPU threads of a loader; hw_load: DALI's share for the hardware decoder; largest:
+    height and width that its decoder makes room for beforehand, 0 for none.
+    """
+
+    folder: Path
+    pack: Path
+    device: str
+    batch_size: int
+    size: int
+    threads: int
+    seed: int = 7
+    hw_load: float = HW_LOADS[0]
+    largest: tuple[int, int] = (0, 0)
+
+
+class GpuLoader(Protocol):
+    """Batches come without end."""
+
+    def batches(self) -> Batches: ...
+    def close(self) -> None: ...
+
+
+class Synthetic:
+    """One batch of noise on the device, over and over: the ceiling of a training step."""
+
+    def __init__(self, job: Job) -> None:
+        import torch
+
+        generator = torch.Generator(job.device).manual_seed(job.seed)
+        shape = (job.batch_size, 3, job.size, job.size)
+        on_device: dict[str, Any] = {"generator": generator, "device": job.device}
+        images = torch.randn(shape, **on_device)
+        self._batch = images, torch.randint(2, (job.batch_size,), **on_device)
+
+    def batches(self) -> Batches:
+        while True:
+            yield self._batch
+
+    def close(self) -> None:
+        del self._batch
+
+
+class Penstock:
+    """Penstock as its documentation tells to use it on a GPU."""
+
+    def __init__(self, job: Job, *, resident: bool = False) -> None:
+        from augment import imagenet_train
+        from pipeline import DataLoader
+        from readers import Dataset
+
+        self._loader = DataLoader(
+            Dataset(job.pack),
+            batch_size=job.batch_size,
+            shuffle=True,
+            num_workers=job.threads,
+            drop_last=True,
+            seed=job.seed,
+            augment=imagenet_train(job.size),
+            device=job.device,
+            resident=resident,
+        )
+
+    def batches(self) -> Batches:
+        return endless(self._loader)
+
+    def close(self) -> None:
+        self._loader.close()
+
+
+class Dali:
+    """DALI's reader, decoder ("mixed": the hardware decoder and CUDA) and operators, taken over by
+    torch on its current stream."""
+
+    def __init__(self, job: Job) -> None:
+        self._pipe = dali_pipeline(job)
+        self._pipe.build()
+        self._on_gpu = job.device.startswith("cuda")
+
+    def batches(self) -> Batches:
+        import torch
+        from torch.utils.dlpack import from_dlpack
+
+        while True:
+            stream = torch.cuda.current_stream() if self._on_gpu else None
+            images, labels = self._pipe.run(stream)
+            yield (
+                from_dlpack(images.as_tensor()),
+                from_dlpack(labels.as_tensor()).squeeze(1).long(),
+            )
+
+    def close(self) -> None:
+        del self._pipe
+
+
+def dali_pipeline(job: Job) -> Any:
+    """DALI's pipeline for the job, not built yet."""
+    import torch
+    from nvidia.dali import fn, pipeline_def, types
+
+    files = list_files(job.folder)
+    on_gpu = job.device.startswith("cuda")
+    device_id = (torch.device(job.device).index or 0) if on_gpu else None
+    decoding = dali_decoding(job)
+
+    @pipeline_def(  # type: ignore[untyped-decorator]
+        batch_size=job.batch_size,
+        num_threads=job.threads,
+        device_id=device_id,
+        seed=job.seed,
+        prefetch_queue_depth=DALI_AHEAD,
+    )
+    def imagenet() -> Any:
+        encoded, labels = fn.readers.file(
+            files=files.paths, labels=files.labels, random_shuffle=True, name="reader"
+        )
+        images = fn.decoders.image_random_crop(
+            encoded,
+            output_type=types.RGB,
+            random_area=list(AREA),
+            random_aspect_ratio=list(RATIO),
+            num_attempts=10,
+            **decoding,
+        )
+        images = fn.resize(  # without the filter where few crops need it: faster
+            images,
+            size=[job.size, job.size],
+            interp_type=types.INTERP_LINEAR,
+            antialias=job.size < SMALL_CROP,
+        )
+        images = fn.crop_mirror_normalize(
+            images,
+            dtype=types.FLOAT,
+            output_layout="CHW",
+            mean=list(MEAN),
+            std=list(DEVIATION),
+            mirror=fn.random.coin_flip(),
+        )
+        return images, labels.gpu() if on_gpu else labels
+
+    return imagenet()
+
+
+def dali_decoding(job: Job) -> dict[str, Any]:
+    """The decoder's arguments that differ between devices. Room for the largest image is made
+    beforehand: growing it later stops the device."""
+    if not job.device.startswith("cuda"):
+        return {}
+    height, width = job.largest
+    return {
+        "device": "mixed",
+        "hw_decoder_load": job.hw_load,
+        "preallocate_height_hint": height,
+        "preallocate_width_hint": width,
+    }
+
+
+LOADERS: dict[Name, Callable[[Job], GpuLoader]] = {
+    "synthetic": Synthetic,
+    "penstock": Penstock,
+    "penstock-resident": lambda job: Penstock(job, resident=True),
+    "dali": Dali,
+}
+
+
+@contextlib.contextmanager
+def opened(name: Name, job: Job) -> Iterator[Batches]:
+    """The loader's batches; it is closed behind them."""
+    loader = LOADERS[name](job)
+    try:
+        yield loader.batches()
+    finally:
+        loader.close()

@@ -29,6 +29,7 @@ from pipeline.bench.job import Job, recipe_named, step_of
 from pipeline.bench.measured import Measured
 from pipeline.bench.play import Played
 from pipeline.bench.report import as_json, show
+from pipeline.bench.sameness import NotTheSameWorkError
 from pipeline.bench.tune import Axis, Setup, Trial, Tuned
 from pipeline.cli import main
 from pipeline.world import World, usable_cores
@@ -74,6 +75,7 @@ FIXED = {
         (["PACK", "--augment", "no_such_module:recipe"], 2, "no_such_module"),
         (["PACK", "--augment", "tests.test_bench_cli:OF_AUDIO"], 2, "'mel spectrogram'"),
         (["PACK", "--against", "frobnicate"], 2, "webdataset"),
+        (["PACK", "--against", "torch", "--augment", "none"], 2, "`--augment imagenet`"),
         (["PACK", "--against", ","], 2, "--against: got nothing"),
         (["PACK", "--plot", "/nowhere/at/all/b.png"], 2, "/nowhere/at/all isn't a folder"),
         (["PACK", "--plot", "b.gif"], 2, "ends in .png"),
@@ -105,7 +107,7 @@ OF_AUDIO = ["mel spectrogram"]
 RECIPE = [Resize(32), CenterCrop(24)]
 
 
-def made_recipe() -> list[Any]:
+def made_recipe() -> tuple[Any, ...]:
     return imagenet_train(32)
 
 
@@ -205,9 +207,10 @@ def test_the_line_of_python_builds_the_same_loader(
         names = {"DataLoader": DataLoader, "Dataset": Dataset, **vars(augment)}
         with job.loader(dataset, setup) as measured, eval(job.line(setup), names) as told:
             assert told.batch_size == measured.batch_size
-            assert told.dataset.fields == measured.dataset.fields
+            mine: Any = told.dataset
+            assert mine.fields == dataset.fields
             assert _settings(told) == _settings(measured)
-            told.dataset.close()
+            mine.close()
 
 
 def _settings(loader: Any) -> dict[str, Any]:
@@ -389,3 +392,29 @@ def test_tuning_tells_what_it_tried(
     assert [trial["num_workers"] for trial in told["tried"]] == [2, 1]
     chosen = {name: told[name] for name in ("batch_size", "num_workers", "read")}
     assert any(chosen.items() <= trial.items() for trial in told["tried"])
+
+
+def test_a_peer_that_isnt_installed_is_named_and_left_out(
+    pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.bench.peers.registry._is_there", lambda _: False)
+    given = ("--seconds", 0.1, "--batch-size", 16, "--against", "webdataset, dali")
+    told = bench(pack, *given, capsys=capsys)
+    assert told["against"] == {}
+    assert set(told["skipped"]) == {"webdataset", "dali"}
+    assert "penstock[" in told["skipped"]["dali"]
+
+
+def test_a_peer_that_fails_leaves_what_was_measured(
+    pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise NotTheSameWorkError("they differ")
+
+    monkeypatch.setattr("pipeline.bench.bench.compare_url", fail)
+    given = ("--seconds", "0.1", "--batch-size", "16", "--against", "torch", "--json")
+    assert main(["bench", str(pack), *given]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out)["samples_per_s"] > 0
+    assert json.loads(out)["failed"] == "they differ"
+    assert "they differ" in err

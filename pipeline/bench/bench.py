@@ -92,7 +92,7 @@ def bench(job: Job, *, told: Told, search: bool = False, peers: Sequence[str] = 
 def _alone(job: Job, *, told: Told, search: bool) -> Result:
     told("importing")
     import_all()
-    told("opening")
+    told("opening (what has no index yet is indexed once)")
     with job.dataset() as dataset:
         dataset.open()
         setup, tuned = job.setup(dataset), None
@@ -152,7 +152,10 @@ def _search(job: Job, dataset: Dataset, start: Setup, told: Told) -> Tuned:
     seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * job.seconds)
 
     def measure(setup: Setup) -> float:
-        what = f"trying {setup}"
+        what = (
+            f"trying {setup.num_workers} threads, {setup.prefetch_factor} batches ahead, batches "
+            f"of {setup.batch_size}, {setup.read}"
+        )
         played = _play(job, dataset, setup, told, what=what, seconds=seconds)
         return played.measured.samples_per_s
 

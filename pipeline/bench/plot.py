@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.errors import ConfigError, MissingDependencyError
-from pipeline.bench.report import OURS, beside, stage_of
+from pipeline.bench.report import OURS, STAGE_TITLES, beside, stage_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +86,8 @@ def _rates(result: Result) -> list[_Bar]:
         is_limit = name == limit
         share = f"reached {reached / rate.samples_per_s:.0%}" if rate.samples_per_s else ""
         told = f"{share}, the limit" if is_limit else share
-        bars.append(_Bar(name, rate.samples_per_s, _LIMIT if is_limit else _OTHER, told))
+        title = STAGE_TITLES.get(name, name)
+        bars.append(_Bar(title, rate.samples_per_s, _LIMIT if is_limit else _OTHER, told))
     return bars
 
 

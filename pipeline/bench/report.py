@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 OURS = "penstock"
 _STAGES = {"dataset": "read", "disk": "read", "remote": "read", "cache": "read"}
 
+STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
+
 
 def stage_of(limit: str) -> str:
     """The stage whose ceiling a limit is about."""
@@ -116,7 +118,9 @@ def show(result: Result, console: Console) -> None:
         console.print(_title("Each stage alone"), _stages(result, stages), sep="\n")
     if result.against is not None:
         _show_peers(result.against, console)
-    console.print(Text(f"\n{result.diagnosis.verdict}", style="bold"), soft_wrap=True)
+    for number, part in enumerate(_verdict(result)):
+        told = Text(f"\n{part}" if number == 0 else part, style="" if number else "bold")
+        console.print(told, soft_wrap=True)
     for hint in _hints(result):
         console.print(Text(hint), soft_wrap=True)
     console.print(_title("The same in Python"), Text(_python(result)), sep="\n", soft_wrap=True)
@@ -124,6 +128,15 @@ def show(result: Result, console: Console) -> None:
 
 def _title(text: str) -> Text:
     return Text(f"\n{text}", style="dim")
+
+
+def _verdict(result: Result) -> Iterator[str]:
+    """What is the limit, and on a line of its own what to do about it and what that brings."""
+    found = result.diagnosis
+    before, advice, after = found.verdict.partition(found.advice or "\0")
+    yield before.strip()
+    if advice:
+        yield f"{advice}{after}"
 
 
 def _head(result: Result) -> Text:
@@ -177,7 +190,7 @@ def _stages(result: Result, stages: Mapping[Any, Rate]) -> Table:
     for name, rate in stages.items():
         share = f"{reached / rate.samples_per_s:.0%}" if rate.samples_per_s else "-"
         table.add_row(
-            name,
+            STAGE_TITLES.get(name, name),
             f"{rate.samples_per_s:,.0f}",
             f"{rate.bytes_per_s / 1e6:,.1f}" if rate.bytes_per_s else "-",
             f"{rate.cpu_s_per_1000:.2f}",

@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from cache.threads import Workers
+from pipeline.bench.advice import SLOW_CORE
 from pipeline.bench.facts import Cores
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 _TRY_S = 0.15
 _PAUSE_S = 0.2
 _PIECE_TURNS = 1000  # about 0.7 ms
-SLOW = 0.67
-"""A core below this share of the fastest one's speed is slow: one other program there halves it."""
 
 
 def core_speeds(*, seconds: float = _TRY_S) -> Cores:
@@ -37,7 +36,7 @@ def core_speeds(*, seconds: float = _TRY_S) -> Cores:
     pool = Workers(len(numbers), name="cores")
     try:
         found = _try(pool, numbers, seconds)
-        if min(found.speeds) < SLOW:
+        if min(found.speeds) < SLOW_CORE:
             threading.Event().wait(_PAUSE_S)
             again = _try(pool, numbers, seconds).speeds
             found = relative(numbers, [max(*two) for two in zip(found.speeds, again, strict=True)])

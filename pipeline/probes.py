@@ -1,8 +1,8 @@
 """What the reading threads notice beside their work: a GIL that comes late, and kinds of images.
 
 Asked once a batch. Letting the GIL go for a moment and taking it back tells whether somebody keeps
-it: 0.1 ms of hardly any work, at most every 10 ms. A few images of the first batches are looked at, which
-costs some microseconds each, and then no more.
+it: 0.1 ms of hardly any work, at most every 10 ms. A few images of the first batches are looked at,
+which costs some microseconds each, and then no more.
 """
 
 from __future__ import annotations

@@ -51,6 +51,8 @@ OVERSIZED = 4.0
 TINY_SHARD_BYTES = 1 << 20
 # A small dataset has no other choice than a few small shards.
 _FEW_SHARDS = 64
+SLOW_CORE = 0.67
+"""A core below this share of the fastest one's speed is slow: one other program there halves it."""
 # A change that gains less isn't worth a sentence.
 LEAST_GAIN = 1.15
 
@@ -213,7 +215,7 @@ def _slow_core(facts: Facts) -> Iterator[Change]:
     speeds = facts.cores.speeds
     threads = min(facts.decode_threads, len(speeds))
     factor = threads / min(sum(speeds), threads)
-    if factor < LEAST_GAIN:
+    if factor < LEAST_GAIN or min(speeds) >= SLOW_CORE:
         return
     speed, number = min(zip(speeds, facts.cores.numbers, strict=True))
     yield Change(

@@ -24,10 +24,11 @@ from benchmarks.readme import markers
 from benchmarks.record import write_result
 from cache.errors import ConfigError, DatasetNotFoundError
 from pipeline.bench.children import Child, ChildFailedError
+from pipeline.bench.cpu import tree_cpu_s
 from pipeline.bench.machine import machine
 from pipeline.bench.peers.images import crop_window, normalised
 from pipeline.bench.peers.work import AREA, RATIO
-from pipeline.bench.player import Round, RoundSize, tree_cpu_s
+from pipeline.bench.player import Round, RoundSize
 from pipeline.bench.rounds import Figure
 from pipeline.bench.sameness import NotTheSameWorkError, Pixels, check_same_work
 from readers import Dataset

@@ -9,24 +9,20 @@ The parent writes one JSON object a line to stdin (a RoundSize) and reads one a 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 import threading
 import time
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bench.children import tell
+from pipeline.bench.cpu import tree_cpu_s
 from pipeline.bench.peers.registry import build, imports, prepare
 from pipeline.bench.peers.work import Work
 from pipeline.bench.sameness import Pixels, look
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
 
     from pipeline.bench.peers.work import Batches
@@ -91,28 +87,6 @@ class Round:
     @property
     def wait_share(self) -> float:
         return self.wait_s / (self.wait_s + self.step_s) if self.step_s else 0.0
-
-
-def tree_cpu_s() -> float:
-    """CPU-seconds of this process and all of its children so far, those that still run included.
-
-    Linux keeps a CPU clock for every process, in nanoseconds; clock_getcpuclockid(3) names it by
-    the complement of the process id shifted left by three, plus 2 (the scheduler's clock).
-    """
-    ended = os.times()
-    total = time.process_time() + ended.children_user + ended.children_system
-    for pid in _descendants(os.getpid()):
-        with contextlib.suppress(OSError):  # it ended meanwhile: os.times counts it next time
-            total += time.clock_gettime((~pid << 3) | 2)
-    return total
-
-
-def _descendants(pid: int) -> Iterator[int]:
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with contextlib.suppress(OSError):  # the thread or process ended meanwhile
-            for child in map(int, children.read_text().split()):
-                yield child
-                yield from _descendants(child)
 
 
 def play(name: str, work: Work, size: RoundSize) -> Round:

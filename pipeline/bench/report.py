@@ -10,6 +10,7 @@ from rich.text import Text
 
 from cache.sizes import format_size
 from pipeline.bench.machine import machine, versions
+from pipeline.bench.tune import BUSY_NOISE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -242,7 +243,11 @@ def _trials(result: Result) -> Table:
 
 def _hints(result: Result) -> Iterator[str]:
     if result.tuned is not None:
-        yield f"Runs of one setting differed by {result.tuned.noise:.1%}; less isn't a difference."
+        noise = f"Runs of one setting differed by {result.tuned.noise:.1%}"
+        if result.tuned.noise > BUSY_NOISE:
+            yield f"{noise}: the machine is busy with something else. Tune again when it isn't."
+        else:
+            yield f"{noise}; less isn't a difference."
     if result.stepped is None:
         yield (
             f"That keeps an accelerator fed whose step over {result.setup.batch_size} samples "

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Differences below this are noise even where two runs happened to agree.
 LEAST_NOISE = 0.02
+# Beyond this the machine does something else meanwhile, and a search finds little.
+BUSY_NOISE = 0.1
 # More than this between two runs of one setting: the machine is busy with something else, and a
 # search would take it for a setting's doing only if it demanded more than that.
 MOST_NOISE = 0.25
@@ -41,8 +43,8 @@ class Setup:
 class Axis:
     """One setting and the values to try, in an order in which speed is expected to have one peak.
 
-    tie: where speeds are equal within noise, the first value of the order is better (fewer threads)
-    or, if False, what is there already.
+    tie: where speeds are equal within 2 %, the first value of the order is better (fewer threads);
+    if False, what is there already.
     """
 
     name: str
@@ -153,7 +155,7 @@ def _along(axis: Axis, best: Setup, search: _Search, noise: float) -> Setup:
             f"the values to try, {list(axis.values)}."
         ) from None
     place, peak = begin, best
-    for step, by in ((-1, -noise if axis.tie else noise), (1, noise)):
+    for step, by in ((-1, -LEAST_NOISE if axis.tie else noise), (1, noise)):
         while 0 <= place + step < len(axis.values):
             new = axis.of(best, place + step)
             # Against the fastest yet: a thread fewer, and fewer again, mustn't add up to a loss.

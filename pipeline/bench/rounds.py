@@ -13,12 +13,13 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bench.children import Child
+from pipeline.bench.children import Child, ChildFailedError
+from pipeline.bench.peers.registry import TITLES
 from pipeline.bench.player import Round, RoundSize, round_from_json
 from pipeline.bench.sameness import check_same_work
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pipeline.bench.peers.work import Work
 
@@ -37,12 +38,22 @@ class Player:
 
     def ready(self) -> None:
         """Wait until it has imported and converted what it needs. Raises ChildFailedError."""
-        self._child.answer()
+        with self._named():
+            self._child.answer()
 
     def play(self, size: RoundSize) -> Round:
-        """Play one round. Raises ChildFailedError if the process ends instead."""
-        self._child.say(asdict(size))
-        return round_from_json(self._child.answer())
+        """Play one round. Raises ChildFailedError, which names the peer, if the process ends
+        instead."""
+        with self._named():
+            self._child.say(asdict(size))
+            return round_from_json(self._child.answer())
+
+    @contextlib.contextmanager
+    def _named(self) -> Iterator[None]:
+        try:
+            yield
+        except ChildFailedError as error:
+            raise ChildFailedError(f"{TITLES[self.name]} failed. {error}") from error
 
     def __enter__(self) -> Player:
         return self

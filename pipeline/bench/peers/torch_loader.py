@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING, Any
 
 from pipeline.bench.peers.images import Crop, FromTorch, one_thread, read_bytes
@@ -39,8 +40,10 @@ class TorchPeer:
         return endless(self.loader)
 
     def close(self) -> None:
-        # torch has no public way to stop workers that stay but to drop the loader and its iterator.
+        # torch has no public way to stop workers that stay but to drop the loader and its iterator,
+        # which hold one another: without the collector they would live on into the next round.
         del self.loader
+        gc.collect()
 
 
 def _build(work: Work, decoder: Decoder) -> Peer:

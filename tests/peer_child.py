@@ -1,0 +1,33 @@
+"""Run by `python -m` from test_bench_peers: plays one peer and tells what its batches hold."""
+
+from __future__ import annotations
+
+import sys
+
+from pipeline.bench.children import tell
+from pipeline.bench.peers.registry import build, imports, prepare
+from pipeline.bench.peers.work import Work
+
+
+def main(name: str, told: str, batches: int) -> None:
+    work = Work.from_json(told)
+    imports(name)
+    prepare(name, work)
+    peer = build(name, work)
+    source = peer.batches()
+    for _ in range(batches):
+        images, labels = next(source)
+        tell(
+            {
+                "shape": list(images.shape),
+                "dtypes": [str(images.dtype), str(labels.dtype)],
+                "labels": labels.tolist(),
+                "planes": images.mean(dim=(2, 3)).tolist(),
+            }
+        )
+    source.close()  # type: ignore[attr-defined]
+    peer.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 NOT_MEASURED = "not measured: no CUDA device"
 ROUNDS = 5
+# Of nvidia-smi; older drivers know the first two only.
 _QUERY = ("utilization.gpu", "utilization.memory", "utilization.jpeg", "utilization.decoder")
 _EVERY_MS = 200
 
@@ -53,7 +54,7 @@ class Size:
     come; stepped: each with a training step; looked: at the pixels of so many, once."""
 
     settle: int = 12
-    timed: int = 60
+    timed: int = 100
     stepped: int = 60
     looked: int = 4
 
@@ -111,6 +112,8 @@ def measure(
     gpu = gpu_facts() if device.startswith("cuda") else {}
     console.print(f"{machine()}\n{gpu}\n{versions()}\n{told}", highlight=False, style="dim")
     step = make_step()
+    watch = _known_fields() if device.startswith("cuda") else ()
+    epoch = prepared.images.train_images // batch_size + 1
     tried: dict[str, float] = {}
     if "dali" in names:
         job, tried = _tuned(job, size, hw_loads)
@@ -119,7 +122,11 @@ def measure(
     for number in range(rounds):
         for name in names if number % 2 == 0 else list(reversed(names)):
             with console.status(f"round {number + 1} of {rounds}: {TITLES[name]}"):
-                played[name].append(_round(name, replace(job, seed=job.seed + number), size, step))
+                asked = replace(job, seed=job.seed + number)
+                # What stays in memory is decoded in the first epoch; later ones are measured.
+                settle = max(size.settle, epoch if name == "penstock-resident" else 0)
+                sized = replace(size, settle=settle)
+                played[name].append(_round(name, asked, sized, step, watch=watch))
     summary = summarise(played)
     console.print(_table(summary))
     record = {
@@ -171,7 +178,7 @@ def summarise(played: Mapping[Name, Sequence[GpuRound]]) -> dict[str, dict[str, 
     return summary
 
 
-def _round(name: Name, job: Job, size: Size, step: Step) -> GpuRound:
+def _round(name: Name, job: Job, size: Size, step: Step, *, watch: Sequence[str]) -> GpuRound:
     began = time.perf_counter()
     with opened(name, job) as batches:
         next(batches)
@@ -180,9 +187,9 @@ def _round(name: Name, job: Job, size: Size, step: Step) -> GpuRound:
         images = took_s = cpu_s = 0.0
         busy: dict[str, float] = {}
         if name != "synthetic":
-            with _watched(job) as busy:
+            with _watched(watch) as busy:
                 images, took_s, cpu_s = _take(batches, job, size)
-        with _watched(job) as busy_training:
+        with _watched(watch) as busy_training:
             trained, trained_s, waits = _train(batches, job, size, step)
     cuts = statistics.quantiles(waits, n=100, method="inclusive")
     return GpuRound(
@@ -281,44 +288,45 @@ def _largest(prepared: Prepared) -> tuple[int, int]:
 # -- what the GPU does meanwhile
 
 
+def _known_fields() -> tuple[str, ...]:
+    """Those of the wanted fields that nvidia-smi knows here; none without it."""
+    for fields in (_QUERY, _QUERY[:2]):
+        with contextlib.suppress(FileNotFoundError):
+            if not subprocess.run(_watching(fields), capture_output=True, check=False).returncode:
+                return fields
+    return ()
+
+
+def _watching(fields: Sequence[str]) -> list[str]:
+    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+
+
 @contextlib.contextmanager
-def _watched(job: Job) -> Iterator[dict[str, float]]:
-    """Medians of what nvidia-smi tells while the body runs, filled in behind it; empty without."""
+def _watched(fields: Sequence[str]) -> Iterator[dict[str, float]]:
+    """Medians of what nvidia-smi tells while the body runs, filled in behind it."""
     found: dict[str, float] = {}
-    if not job.device.startswith("cuda"):
+    if not fields:
         yield found
         return
-    try:
-        watcher = subprocess.Popen(
-            [
-                "nvidia-smi",
-                f"--query-gpu={','.join(_QUERY)}",
-                "--format=csv,noheader,nounits",
-                f"--loop-ms={_EVERY_MS}",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-    except FileNotFoundError:
-        yield found
-        return
+    watcher = subprocess.Popen(
+        [*_watching(fields), f"--loop-ms={_EVERY_MS}"], stdout=subprocess.PIPE, text=True
+    )
     try:
         yield found
     finally:
         watcher.terminate()
-        found.update(busy_medians(watcher.communicate()[0]))
+        found.update(busy_medians(watcher.communicate()[0], fields))
 
 
-def busy_medians(told: str) -> dict[str, float]:
-    """Per cent by name, from nvidia-smi's lines of comma-separated numbers; of what it can't tell
-    ("[N/A]") nothing. Lines of other GPUs than the first count too: run with one visible. Pure."""
+def busy_medians(told: str, fields: Sequence[str] = _QUERY) -> dict[str, float]:
+    """Per cent by name, from nvidia-smi's lines of comma-separated numbers; nothing of a field that
+    it can't tell ("[N/A]"). Other GPUs' lines count too: run with one visible. Pure."""
     columns: dict[str, list[float]] = {}
     for line in told.splitlines():
         values = [value.strip() for value in line.split(",")]
-        if len(values) != len(_QUERY):  # an error, or a line that was cut off
+        if len(values) != len(fields):  # cut off
             continue
-        for name, value in zip(_QUERY, values, strict=True):
+        for name, value in zip(fields, values, strict=True):
             with contextlib.suppress(ValueError):
                 columns.setdefault(name.removeprefix("utilization."), []).append(float(value))
     return {name: statistics.median(values) for name, values in columns.items()}

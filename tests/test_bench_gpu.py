@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -155,6 +156,35 @@ def test_busy_medians_are_of_what_the_driver_tells() -> None:
     told = "90, 40, [N/A], 0\n80, 30, [N/A], 0\n70, 20, 11, 0\nNo devices were found\n60, 1"
     assert gpu.busy_medians(told) == {"gpu": 80, "memory": 30, "jpeg": 11, "decoder": 0}
     assert gpu.busy_medians("") == {}
+
+
+@pytest.mark.parametrize("knows_jpeg", [True, False])
+def test_what_the_driver_tells_is_read_while_it_runs(
+    knows_jpeg: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, told = tmp_path / "nvidia-smi", tmp_path / "told"
+    os.mkfifo(told)
+    line = "50, 10, 5, 0" if knows_jpeg else "50, 10"
+    refuses = "" if knows_jpeg else 'case "$*" in *jpeg*) exit 2;; esac\n'
+    tells = f'case "$*" in *loop*) echo > {told};; esac\n'
+    driver.write_text(f"#!/bin/sh\n{refuses}echo {line}\n{tells}")
+    driver.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    fields = gpu._known_fields()
+    with gpu._watched(fields) as busy:
+        assert busy == {}
+        told.read_bytes()  # returns when the line was written
+    wanted = {"gpu": 50, "memory": 10, "jpeg": 5, "decoder": 0}
+    assert busy == dict(list(wanted.items())[: len(fields)])
+    assert len(fields) == (4 if knows_jpeg else 2)
+
+
+def test_without_a_driver_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    assert gpu._known_fields() == ()
+    with gpu._watched(()) as busy:
+        pass
+    assert busy == {}
 
 
 def test_on_a_gpu_the_hardware_decodes_with_room_made_beforehand(job: Job) -> None:

@@ -171,7 +171,7 @@ class Store:
             if self._closed:
                 return
             rows = self._admitted(batch, left_out)
-            if not rows:
+            if not rows or not self._has_arena():
                 return
             self._idle = 0
             began = time.perf_counter()
@@ -237,16 +237,35 @@ class Store:
             self._columns[name][sample_id] = values[row]
         self._begin[sample_id] = begin  # last: from here on other threads take it as there
 
+    def _has_arena(self) -> bool:
+        """Whether there is room; where there is no memory by now, the job goes on without."""
+        import torch
+
+        try:
+            self._allocate()
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            _LOG.warning(
+                "resident: no %s of memory for decoded images (%s): none are kept",
+                format_size(self._max_bytes),
+                str(error).splitlines()[0] if str(error) else type(error).__name__,
+            )
+            self._max_bytes, self._is_full = 0, True
+            return False
+        return True
+
+    def _allocate(self) -> None:
+        if self._arena is not None:
+            return
+        if self._device.type == "cuda":
+            import torch
+
+            self._arena = torch.empty(self._max_bytes, dtype=torch.uint8, device=self._device)
+            self._stream = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
+        else:
+            self._arena = np.empty(self._max_bytes, np.uint8)
+
     def _make_decoder(self) -> WholeDecoder:
         device = self._device
-        if self._arena is None:
-            if device.type == "cuda":
-                import torch
-
-                self._arena = torch.empty(self._max_bytes, dtype=torch.uint8, device=device)
-                self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            else:
-                self._arena = np.empty(self._max_bytes, np.uint8)
         return WholeDecoder(
             self._recipe,
             threads=self._threads,

@@ -95,9 +95,9 @@ def dali_needs_bytes(recipe: CheckedRecipe, *, batch_size: int, depth: int) -> i
 
 def share_of_rank(frozen: PlanSettings, *, global_batch: int, world: World) -> float:
     """Of all samples, those that a rank reads in some epoch: its own lanes where these are fixed
-    and whole, its own places where samples come in index order, else all."""
+    and whole, its own places where samples come in index order, else all. Of the largest rank."""
     if not frozen.shuffle:
-        return 1 / world.size
+        return -(-global_batch // world.size) / global_batch
     lanes = frozen.lanes
     fixed = frozen.reshuffle == 0 and global_batch % lanes == 0
     return 1 / world.size if fixed and lanes % world.size == 0 else 1.0

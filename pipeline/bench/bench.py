@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ from pipeline.bench.tune import Setup, Tuned, axes_for, tune
 from pipeline.world import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from pipeline.bench.compare import Against
     from pipeline.bench.facts import Ceilings
@@ -50,10 +51,10 @@ class About:
 class Result:
     """Everything that was measured for a job.
 
-    raw: as fast as batches come; stepped: with the emulated step, None without one. floor_au: in
-    per cent, of a loader that costs nothing, with the same step on this machine; None without a
-    step. tuned: what --tune tried. against: what peers did; None where none was asked for, or where
-    one of them failed: then failed is the error.
+    raw: as fast as batches come; stepped: with the emulated step, measured before it, None without
+    one. floor_au: in per cent, of a loader that costs nothing, with the same step on this machine;
+    None without a step. tuned: what --tune tried. against: what peers did; None where none was
+    asked for, or where one of them failed: then failed is the error.
     """
 
     job: Job
@@ -99,12 +100,13 @@ def _alone(job: Job, *, told: Told, search: bool) -> Result:
         if search:
             tuned = _search(job, dataset, setup, told)
             setup = tuned.best
-        raw = _play(job, dataset, setup, told, what="as fast as batches come")
+        # The run that is judged comes first: a cache of the user's fills while runs go on.
         stepped = floor = None
         if job.step_s:
             what = f"with a step of {1000 * job.step_s:g} ms"
             stepped = _play(job, dataset, setup, told, what=what, step_s=job.step_s)
             floor = _floor(job, setup, told)
+        raw = _play(job, dataset, setup, told, what="as fast as batches come")
         told("each stage alone")
         ceilings = _ceilings(job, dataset, setup)
         judged = stepped or raw
@@ -139,13 +141,27 @@ def _play(
     told(what, 0.0)
     index = dataset.index
     mean_bytes = float(index.shard_bytes.sum()) / max(1, index.samples)
-    return play(
-        lambda: job.loader(dataset, setup),
-        seconds=seconds or job.seconds,
-        step_s=step_s,
-        sample_bytes=mean_bytes,
-        progress=lambda share: told(what, share),
-    )
+    with _as_at_first(job, dataset) as own:
+        return play(
+            lambda: job.loader(own, setup),
+            seconds=seconds or job.seconds,
+            step_s=step_s,
+            sample_bytes=mean_bytes,
+            progress=lambda share: told(what, share),
+        )
+
+
+@contextmanager
+def _as_at_first(job: Job, dataset: Dataset) -> Iterator[Dataset]:
+    """A remote dataset opened anew, where what earlier runs fetched would be there already, in the
+    temporary folder that stands for a cache. Not where that would mean to index it again."""
+    keeps_index = dataset.index.kind == "arrow" or job.index is not None
+    if dataset.remote is None or job.cache is not None or not keeps_index:
+        yield dataset
+        return
+    with job.dataset() as own:
+        own.open()
+        yield own
 
 
 def _search(job: Job, dataset: Dataset, start: Setup, told: Told) -> Tuned:
@@ -181,14 +197,15 @@ def _ceilings(job: Job, dataset: Dataset, setup: Setup) -> Ceilings:
     recipe = None
     if job.recipe.operations is not None:
         recipe = check_recipe(job.recipe.operations, images=dataset.index.images)
-    return measure_ceilings(
-        dataset,
-        recipe,
-        batch_size=setup.batch_size,
-        device=job.device,
-        threads=setup.num_workers,
-        seconds=_CEILING_SHARE * job.seconds,
-    )
+    with _as_at_first(job, dataset) as own:
+        return measure_ceilings(
+            own,
+            recipe,
+            batch_size=setup.batch_size,
+            device=job.device,
+            threads=setup.num_workers,
+            seconds=_CEILING_SHARE * job.seconds,
+        )
 
 
 def _against(job: Job, result: Result, peers: Sequence[str], told: Told) -> Against:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pipeline.bench.bench import Result
     from pipeline.bench.compare import Against, Beside
     from pipeline.bench.facts import Rate
+    from pipeline.bench.measured import Measured
     from pipeline.bench.tune import Trial
 
 OURS = "penstock"
@@ -50,6 +51,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "fed_step_ms": fed_step_ms(result),
         "stepped_samples_per_s": None if result.stepped is None else judged.samples_per_s,
         "bytes_by_tier": dict(raw.bytes_by_tier),
+        "stepped_bytes_by_tier": None if result.stepped is None else dict(judged.bytes_by_tier),
         "verdict": found.verdict,
         "limit": found.limit,
         "cause": found.cause,
@@ -165,16 +167,27 @@ def _figures(result: Result) -> Table:
     if result.stepped is None:
         table.add_row("a batch every", f"{1000 * judged.wait_p50_s:,.1f} ms", _p99(result))
     else:
+        fed = f"{judged.samples_per_s:,.0f}/s"
+        table.add_row("with the step", fed, f"{judged.bytes_per_s / 1e6:,.1f} MB/s")
         step = f"{1000 * job.step_s:,.4g} ms a step of {result.setup.batch_size}"
         step += f", {job.accelerator}" if job.accelerator else ""
         table.add_row("waits for a batch", f"{1000 * judged.wait_p50_s:,.1f} ms", _p99(result))
         floor = f"; {result.floor_au:.2f} % with a loader that costs nothing"
         table.add_row("accelerator used", f"{judged.au:.2f} %", f"{step}{floor}")
-    tiers = {tier: size for tier, size in raw.bytes_by_tier.items() if size}
+    if result.stepped is None:
+        table.add_row("read", *_tiers(raw))
+    else:
+        table.add_row("read, with the step", *_tiers(judged))
+        table.add_row("read, without", *_tiers(raw))
+    return table
+
+
+def _tiers(measured: Measured) -> tuple[str, str]:
+    """What was read in all, and where from."""
+    tiers = {tier: size for tier, size in measured.bytes_by_tier.items() if size}
     parts = [f"{format_size(size)} from {tier}" for tier, size in tiers.items()]
     told = ", ".join(parts) if len(parts) > 1 else "".join(f"from {tier}" for tier in tiers)
-    table.add_row("read", format_size(sum(tiers.values())), told)
-    return table
+    return format_size(sum(tiers.values())), told
 
 
 def _p99(result: Result) -> str:

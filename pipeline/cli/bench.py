@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cache.errors import ConfigError
+from cache.errors import ConfigError, PenstockWarning
 from pipeline.cli.datasets import CacheFolder, Json, StoreOptions, parse_options
 from pipeline.cli.warm import IndexFolder  # noqa: TC001  typer reads annotations
 
@@ -111,7 +112,8 @@ def bench(
         index=index_folder,
         storage_options=parse_options(storage_option),
     )
-    with _Bar() as bar:
+    with warnings.catch_warnings(), _Bar() as bar:
+        warnings.simplefilter("once", PenstockWarning)  # each run would repeat them
         result = measure(job, told=bar, search=tune, peers=peers)
     if plot is not None:
         from pipeline.bench.plot import plot as draw

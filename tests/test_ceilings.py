@@ -90,9 +90,7 @@ def test_a_slow_remote_is_read_cold_and_ends(pack: Path, tmp_path: Path) -> None
             found = measure_ceilings(dataset, recipe, batch_size=16, threads=1, seconds=0.2)
         cache.close()
     assert found.is_cold
-    assert found.read is not None
-    assert found.augment is not None
-    assert found.read.samples_per_s < found.augment.samples_per_s
+    assert set(found.stages()) == {"read", "decode", "augment", "python"}
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ draws and the hand-over. copy: encoded bytes from pinned memory to the GPU, as w
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import resource
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from augment.draws import draw
@@ -32,7 +33,7 @@ from pipeline.build import (
 from pipeline.world import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
 _SHRINK = 16  # a 224 crop becomes 14 x 14: a two-hundredth of the pixels to resize
 _FED = 2  # runs in flight, as in the loader
 _SETTLE_SHARE = 0.25  # of the time, before counting begins
-_LEAST_RUNS = 4  # of a batch in the time; images too large for that come in smaller runs
+_TURNS = 2  # of the stages that decode
+_LEAST_RUNS = 3 * _TURNS  # in the time; images too large for that come in smaller runs
 # Of the bytes, from a disk: less than that may be others' reads.
 _COLD_SHARE = 0.2
 _BLOCK_BYTES = 512  # of getrusage(2)
@@ -77,22 +79,25 @@ def measure_ceilings(
     if recipe is None or "image" not in dataset.fields:
         return Ceilings(read=read, is_cold=is_cold)
     batch = dataset.read(next(rows))
-    images = _Images(
-        batch=batch,
-        batch_size=len(batch.encoded),
-        device=device,
-        threads=threads or usable_cores(),
-        seconds=seconds,
-    )
     bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images)
+    stages = [_Stage(bare), _Stage(recipe), _Stage(recipe, constant=True)]
+    with contextlib.ExitStack() as open_ones:
+        for stage in stages:
+            stage.open(batch, device=device, threads=threads or usable_cores(), seconds=seconds)
+            open_ones.callback(stage.close)
+        # In turns: what else the machine does meets all of them.
+        for _ in range(_TURNS):
+            for stage in stages:
+                stage.play(seconds / _TURNS)
+        decode, augment, python = (stage.rate() for stage in stages)
     return Ceilings(
         device=device,
         read=read,
         is_cold=is_cold,
-        decode=images.rate(bare),
-        augment=images.rate(recipe),
+        decode=decode,
+        augment=augment,
         copy=_copy(batch, device, seconds) if device.startswith("cuda") else None,
-        python=images.rate(recipe, constant=True),
+        python=python,
     )
 
 
@@ -146,7 +151,7 @@ def _read(dataset: Dataset, rows: Iterator[NDArray[Any]], seconds: float) -> tup
         while not clock.is_over:
             clock.count(*next(stream))
             stream.ahead = min(2 * workers, stream.ahead + 1)
-        rate = clock.rate()
+        rate = _rate([clock.settled()])
     finally:
         stream.close()
         pool.close()
@@ -160,83 +165,113 @@ def _blocks() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
 
 
-@dataclass(slots=True)
 class _Clock:
-    """Counts what comes after the settling part of so many seconds."""
+    """Counts what comes in so many seconds. marks: time, CPU time, samples, bytes; from the start
+    on."""
 
-    seconds: float
-    began_s: float = field(default_factory=time.perf_counter)
-    marks: list[tuple[float, float, int, int]] = field(default_factory=list)
-    is_over: bool = False
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self.marks = [(time.perf_counter(), time.process_time(), 0, 0)]
+        self.is_over = False
 
     def count(self, samples: int, size_bytes: int) -> None:
         now = time.perf_counter()
         self.marks.append((now, time.process_time(), samples, size_bytes))
-        # Two at least: a rate is from one to another.
-        self.is_over = now - self.began_s >= self.seconds and len(self.marks) > 1
+        # Two at least: of runs the first one is what a rate begins at.
+        self.is_over = now - self.marks[0][0] >= self._seconds and len(self.marks) > 2
 
-    def rate(self) -> Rate:
-        """From the last mark of the settling part (the first of all, if that has none) on."""
-        settled = self.began_s + _SETTLE_SHARE * self.seconds
-        before = sum(mark[0] <= settled for mark in self.marks[:-1])
-        first, rest = self.marks[max(0, before - 1)], self.marks[max(1, before) :]
-        samples, size_bytes = sum(mark[2] for mark in rest), sum(mark[3] for mark in rest)
-        took_s, cpu_s = rest[-1][0] - first[0], rest[-1][1] - first[1]
-        return Rate(
-            samples_per_s=samples / took_s,
-            bytes_per_s=size_bytes / took_s,
-            cpu_s_per_1000=1000 * cpu_s / samples,
+    def settled(self) -> _Spent:
+        """From the last mark of the settling part on; from the start where that has none, as
+        batches that were read together come together."""
+        until = self.marks[0][0] + _SETTLE_SHARE * self._seconds
+        return self.spent(sum(mark[0] <= until for mark in self.marks[:-1]) - 1)
+
+    def spent(self, first: int) -> _Spent:
+        """From a mark to the last one."""
+        begin, rest = self.marks[first], self.marks[first + 1 :]
+        return _Spent(
+            seconds=rest[-1][0] - begin[0],
+            cpu_s=rest[-1][1] - begin[1],
+            samples=sum(mark[2] for mark in rest),
+            bytes=sum(mark[3] for mark in rest),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Images:
-    """A batch in memory, and how it is decoded."""
+class _Spent:
+    """Time that samples took."""
 
-    batch: EncodedBatch
-    batch_size: int
-    device: str
-    threads: int
     seconds: float
+    cpu_s: float
+    samples: int
+    bytes: int
 
-    def rate(self, recipe: CheckedRecipe, *, constant: bool = False) -> Rate:
-        """Runs of the batch through a graph, one in work and one behind it."""
-        kind, _, number = self.device.partition(":")
-        graph = Graph(
-            recipe,
-            batch_size=self.batch_size,
-            threads=self.threads,
+
+def _rate(parts: Sequence[_Spent]) -> Rate:
+    seconds, samples = sum(part.seconds for part in parts), sum(part.samples for part in parts)
+    return Rate(
+        samples_per_s=samples / seconds,
+        bytes_per_s=sum(part.bytes for part in parts) / seconds,
+        cpu_s_per_1000=1000 * sum(part.cpu_s for part in parts) / samples,
+    )
+
+
+class _Stage:
+    """A recipe at work on a batch in memory: one run in work and one behind it."""
+
+    def __init__(self, recipe: CheckedRecipe, *, constant: bool = False) -> None:
+        self._recipe, self._constant = recipe, constant
+        self._clocks: list[_Clock] = []
+        self._epochs = itertools.count()
+
+    def open(self, batch: EncodedBatch, *, device: str, threads: int, seconds: float) -> None:
+        """Build the graph, pay for what is built at the first run, and see how many samples a run
+        may have for some of them to fit into the seconds."""
+        kind, _, number = device.partition(":")
+        self._device = device
+        self._graph = Graph(
+            self._recipe,
+            batch_size=len(batch.encoded),
+            threads=threads,
             device=kind,
             device_id=int(number) if number else None,
-            constant_decode=constant,
+            constant_decode=self._constant,
         )
-        try:
-            few = self._first(graph, recipe)
-            clock, epochs = _Clock(self.seconds), itertools.count()
-            while not clock.is_over:
-                while graph.in_flight < _FED:
-                    self._feed(graph, recipe, few, next(epochs))
-                graph.outputs()
-                _wait_for(self.device)
-                clock.count(len(few.encoded), sum(map(len, few.encoded)))
-            return clock.rate()
-        finally:
-            graph.close()
-
-    def _first(self, graph: Graph, recipe: CheckedRecipe) -> EncodedBatch:
-        """A first run, which pays for what is built once; then as many samples a run as fit."""
-        for size in (self.threads, 2 * self.threads):
-            few = _part(self.batch, size)
+        for size in (threads, 2 * threads):
+            self._few = _part(batch, size)
             began = time.perf_counter()
-            self._feed(graph, recipe, few, 0)
-            graph.outputs()
-            _wait_for(self.device)
-            sample_s = (time.perf_counter() - began) / len(few.encoded)
-        return _part(self.batch, max(self.threads, int(self.seconds / _LEAST_RUNS / sample_s)))
+            self._feed()
+            self._take()
+            sample_s = (time.perf_counter() - began) / len(self._few.encoded)
+        self._few = _part(batch, max(threads, int(seconds / _LEAST_RUNS / sample_s)))
 
-    def _feed(self, graph: Graph, recipe: CheckedRecipe, batch: EncodedBatch, epoch: int) -> None:
-        draws = draw(recipe, ids=batch.ids, dims=batch.dims, seed=0, epoch=epoch)
-        graph.feed(batch, draws)
+    def play(self, seconds: float) -> None:
+        """Run for so long, and note the runs."""
+        clock = _Clock(seconds)
+        self._clocks.append(clock)
+        while not clock.is_over:
+            while self._graph.in_flight < _FED:
+                self._feed()
+            self._take()
+            clock.count(len(self._few.encoded), sum(map(len, self._few.encoded)))
+        self._graph.drain()
+
+    def rate(self) -> Rate:
+        """Over all that was played, from the first run of each turn on."""
+        return _rate([clock.spent(1) for clock in self._clocks])
+
+    def close(self) -> None:
+        self._graph.close()
+
+    def _feed(self) -> None:
+        draws = draw(
+            self._recipe, ids=self._few.ids, dims=self._few.dims, seed=0, epoch=next(self._epochs)
+        )
+        self._graph.feed(self._few, draws)
+
+    def _take(self) -> None:
+        self._graph.outputs()
+        _wait_for(self._device)
 
 
 def _part(batch: EncodedBatch, size: int) -> EncodedBatch:
@@ -268,4 +303,4 @@ def _copy(batch: EncodedBatch, device: str, seconds: float) -> Rate:
         host.to(device, non_blocking=True)
         _wait_for(device)
         clock.count(len(batch.encoded), size_bytes)
-    return clock.rate()
+    return _rate([clock.settled()])

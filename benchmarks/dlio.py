@@ -45,6 +45,7 @@ DECODE_SHARE = 0.8
 CLAIM_AU = 99.0
 _SLOWER = (2, 4, 8, 16, 32, 64)  # times; where the claim isn't reached, from when on it would be
 _LEAST_STEPS = 4
+_REHEARSALS = 3
 _SAMPLES_QUICK = 48
 _BYTES_QUICK = 131_072
 _FIGURES = ("au", "samples_per_s", "bytes_per_s", "cpu_s_per_1000", "wait_p50_s", "wait_p99_s")
@@ -339,12 +340,18 @@ def _played(player: Child, made: Made, asked: Mapping[str, float]) -> dict[str, 
 
 
 def _paced(players: Mapping[str, Child], workload: Workload, made: Made, *, seconds: float) -> Pace:
-    asked = {"step_s": 0.0, "seconds": seconds}
-    raw = statistics.median(_played(players["raw"], made, asked)["bytes_per_s"] for _ in range(3))
-    decoded = 0.0
-    if workload.work == "decode":
-        decoded = _played(players["penstock"], made, asked)["samples_per_s"]
-    return pace_of(workload, raw_bytes_per_s=raw, decode_samples_per_s=decoded)
+    def rate(name: str, what: str) -> float:
+        asked = {"step_s": 0.0, "seconds": seconds}
+        return statistics.median(
+            _played(players[name], made, asked)[what] for _ in range(_REHEARSALS)
+        )
+
+    decodes = workload.work == "decode"
+    return pace_of(
+        workload,
+        raw_bytes_per_s=rate("raw", "bytes_per_s"),
+        decode_samples_per_s=rate("penstock", "samples_per_s") if decodes else 0.0,
+    )
 
 
 def _summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -343,7 +343,7 @@ def _paced(players: Mapping[str, Child], workload: Workload, made: Made, *, seco
     def rate(name: str, what: str) -> float:
         asked = {"step_s": 0.0, "seconds": seconds}
         return statistics.median(
-            _played(players[name], made, asked)[what] for _ in range(_REHEARSALS)
+            float(_played(players[name], made, asked)[what]) for _ in range(_REHEARSALS)
         )
 
     decodes = workload.work == "decode"

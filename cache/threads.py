@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
+NAME_PREFIX = "penstock-"
+
 # Longer than any honest read of one batch; a stuck NFS mount or disk is reported, not waited for.
 STALL_TIMEOUT_S = 300.0
 
@@ -34,7 +36,7 @@ class Workers:
     """A pool of named threads. Closing cancels what has not started and waits for what has."""
 
     def __init__(self, count: int, *, name: str) -> None:
-        self._pool = futures.ThreadPoolExecutor(count, thread_name_prefix=f"penstock-{name}")
+        self._pool = futures.ThreadPoolExecutor(count, thread_name_prefix=NAME_PREFIX + name)
         self._closed = False
         self._started: weakref.WeakSet[futures.Future[Any]] = weakref.WeakSet()
 
@@ -76,13 +78,14 @@ class Ordered(Generic[T, U]):
         self.ahead = ahead  # may be changed on the way
         self._timeout_s = timeout_s
         self._in_flight: deque[futures.Future[U]] = deque()
+        self._closed = False
 
     def __iter__(self) -> Iterator[U]:
         return self
 
     def fill(self) -> None:
-        """Submit work until `ahead` results are in flight or the items end."""
-        while len(self._in_flight) < self.ahead:
+        """Submit work until `ahead` results are in flight or the items end; nothing once closed."""
+        while not self._closed and len(self._in_flight) < self.ahead:
             try:
                 item = next(self._items)
             except StopIteration:
@@ -124,10 +127,13 @@ class Ordered(Generic[T, U]):
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Cancel what has not started, wait for what has, forget the results. timeout_s: wait no
-        longer than that; what still runs ends by itself."""
-        for future in self._in_flight:
+        longer than that; what still runs ends by itself. A pop() that waits on another thread ends
+        with what it waited for, or with CancelledError."""
+        self._closed = True
+        in_flight = list(self._in_flight)
+        for future in in_flight:
             future.cancel()
-        futures.wait(self._in_flight, timeout=self._timeout_s if timeout_s is None else timeout_s)
+        futures.wait(in_flight, timeout=self._timeout_s if timeout_s is None else timeout_s)
         self._in_flight.clear()
 
 
@@ -146,7 +152,7 @@ def end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(
-        target=watch, args=(parent.sentinel,), name="penstock-parent", daemon=True
+        target=watch, args=(parent.sentinel,), name=NAME_PREFIX + "parent", daemon=True
     ).start()
 
 

@@ -17,13 +17,14 @@ from pipeline.arguments import BatchSizes, batch_sizes
 from pipeline.bad_samples import BadSamples
 from pipeline.batches import BatchReader
 from pipeline.bench.facts import Shards
+from pipeline.decoding import PREPARED_AHEAD
 from pipeline.order import Plan, default_lanes, default_window, label_spread
 from pipeline.prefetch import Prefetch
 from pipeline.quarantine import QuarantineFile
 from pipeline.resident import Store
 from pipeline.resident_graph import ResidentGraph
 from pipeline.resident_room import ResidentMode, resident_bytes, room_for, share_of_rank
-from pipeline.run import PREPARED_AHEAD, Run
+from pipeline.run import Run
 from pipeline.state import LoaderState, PlanSettings
 from pipeline.statistics import Meter
 from pipeline.steps import Walk
@@ -180,6 +181,7 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         endless=frozen.shuffle,
         meter=meter,
         read_threads=_read_threads(dataset, settings),
+        made_ahead=graph is not None and settings.device.type == "cpu",
         prefetch=prefetch,
         timeout_s=settings.timeout_s or STALL_TIMEOUT_S,
     )

@@ -11,9 +11,7 @@ measured, and the exit code is 1.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
-import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass, replace
@@ -25,6 +23,7 @@ from rich.table import Table
 
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_loaders import HW_LOADS, TITLES, Job, Name, opened
+from benchmarks.gpu_watch import gpu_facts, known_fields, watched
 from benchmarks.record import RESULTS, write_result
 from pipeline.bench.cpu import tree_cpu_s
 from pipeline.bench.machine import machine, versions
@@ -32,7 +31,7 @@ from pipeline.bench.rounds import Figure
 from pipeline.bench.sameness import NotTheSameWorkError, differences, look
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
 
 NOT_MEASURED = "not measured: no CUDA device"
 ROUNDS = 5
-# Of nvidia-smi; older drivers know the first two only.
-_QUERY = ("utilization.gpu", "utilization.memory", "utilization.jpeg", "utilization.decoder")
-_EVERY_MS = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +108,7 @@ def measure(
     gpu = gpu_facts() if device.startswith("cuda") else {}
     console.print(f"{machine()}\n{gpu}\n{versions()}\n{told}", highlight=False, style="dim")
     step = make_step()
-    watch = _known_fields() if device.startswith("cuda") else ()
+    watch = known_fields() if device.startswith("cuda") else ()
     epoch = prepared.images.train_images // batch_size + 1
     tried: dict[str, float] = {}
     if "dali" in names:
@@ -187,9 +183,9 @@ def _round(name: Name, job: Job, size: Size, step: Step, *, watch: Sequence[str]
         images = took_s = cpu_s = 0.0
         busy: dict[str, float] = {}
         if name != "synthetic":
-            with _watched(watch) as busy:
+            with watched(watch) as busy:
                 images, took_s, cpu_s = _take(batches, job, size)
-        with _watched(watch) as busy_training:
+        with watched(watch) as busy_training:
             trained, trained_s, waits = _train(batches, job, size, step)
     cuts = statistics.quantiles(waits, n=100, method="inclusive")
     return GpuRound(
@@ -283,66 +279,6 @@ def _largest(prepared: Prepared) -> tuple[int, int]:
     with Dataset(prepared.pack) as dataset:
         images = dataset.index.images
         return (0, 0) if images is None else (images.max_height, images.max_width)
-
-
-# -- what the GPU does meanwhile
-
-
-def _known_fields() -> tuple[str, ...]:
-    """Those of the wanted fields that nvidia-smi knows here; none without it."""
-    for fields in (_QUERY, _QUERY[:2]):
-        with contextlib.suppress(FileNotFoundError):
-            if not subprocess.run(_watching(fields), capture_output=True, check=False).returncode:
-                return fields
-    return ()
-
-
-def _watching(fields: Sequence[str]) -> list[str]:
-    return ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-
-
-@contextlib.contextmanager
-def _watched(fields: Sequence[str]) -> Iterator[dict[str, float]]:
-    """Medians of what nvidia-smi tells while the body runs, filled in behind it."""
-    found: dict[str, float] = {}
-    if not fields:
-        yield found
-        return
-    watcher = subprocess.Popen(
-        [*_watching(fields), f"--loop-ms={_EVERY_MS}"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        yield found
-    finally:
-        watcher.terminate()
-        found.update(busy_medians(watcher.communicate()[0], fields))
-
-
-def busy_medians(told: str, fields: Sequence[str] = _QUERY) -> dict[str, float]:
-    """Per cent by name, from nvidia-smi's lines of comma-separated numbers; nothing of a field that
-    it can't tell ("[N/A]"). Other GPUs' lines count too: run with one visible. Pure."""
-    columns: dict[str, list[float]] = {}
-    for line in told.splitlines():
-        values = [value.strip() for value in line.split(",")]
-        if len(values) != len(fields):  # cut off
-            continue
-        for name, value in zip(fields, values, strict=True):
-            with contextlib.suppress(ValueError):
-                columns.setdefault(name.removeprefix("utilization."), []).append(float(value))
-    return {name: statistics.median(values) for name, values in columns.items()}
-
-
-def gpu_facts() -> dict[str, Any]:
-    """The GPU that torch's current device is."""
-    import torch
-
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {
-        "name": properties.name,
-        "memory_gib": round(properties.total_memory / 2**30, 1),
-        "capability": f"{properties.major}.{properties.minor}",
-        "cuda": torch.version.cuda,
-    }
 
 
 def _table(summary: Mapping[str, Mapping[str, Any]]) -> Table:

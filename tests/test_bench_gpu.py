@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from augment import imagenet_eval
-from benchmarks import gpu
+from benchmarks import gpu, gpu_watch
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_loaders import Job, Name, dali_decoding, opened
 from benchmarks.photographs import PHOTOGRAPHS
@@ -154,8 +154,8 @@ def test_ratios_are_paired_inside_rounds(
 
 def test_busy_medians_are_of_what_the_driver_tells() -> None:
     told = "90, 40, [N/A], 0\n80, 30, [N/A], 0\n70, 20, 11, 0\nNo devices were found\n60, 1"
-    assert gpu.busy_medians(told) == {"gpu": 80, "memory": 30, "jpeg": 11, "decoder": 0}
-    assert gpu.busy_medians("") == {}
+    assert gpu_watch.busy_medians(told) == {"gpu": 80, "memory": 30, "jpeg": 11, "decoder": 0}
+    assert gpu_watch.busy_medians("") == {}
 
 
 @pytest.mark.parametrize("knows_jpeg", [True, False])
@@ -170,8 +170,8 @@ def test_what_the_driver_tells_is_read_while_it_runs(
     driver.write_text(f"#!/bin/sh\n{refuses}echo {line}\n{tells}")
     driver.chmod(0o700)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    fields = gpu._known_fields()
-    with gpu._watched(fields) as busy:
+    fields = gpu_watch.known_fields()
+    with gpu_watch.watched(fields) as busy:
         assert busy == {}
         told.read_bytes()  # returns when the line was written
     wanted = {"gpu": 50, "memory": 10, "jpeg": 5, "decoder": 0}
@@ -181,8 +181,8 @@ def test_what_the_driver_tells_is_read_while_it_runs(
 
 def test_without_a_driver_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert gpu._known_fields() == ()
-    with gpu._watched(()) as busy:
+    assert gpu_watch.known_fields() == ()
+    with gpu_watch.watched(()) as busy:
         pass
     assert busy == {}
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from benchmarks import dlio
+from benchmarks import dlio, dlio_jobs
 from benchmarks.dlio_child import Arrays, LoaderName, Task, raw_read, run
 from benchmarks.dlio_data import NPY_HEADER, files_below, filled, forget, jpeg_of, make
 from cache.errors import ConfigError
@@ -22,7 +22,7 @@ from pipeline.bench.play import SETTLE_BATCHES
 if TYPE_CHECKING:
     from pathlib import Path
 
-RESNET = dlio.WORKLOADS[0]
+RESNET = dlio_jobs.WORKLOADS[0]
 rates = st.floats(1e6, 1e11)
 
 
@@ -32,38 +32,38 @@ rates = st.floats(1e6, 1e11)
 @given(
     raw=rates,
     decode=st.sampled_from([0.0, 50.0, 1e4, 1e6]),
-    workload=st.sampled_from(dlio.WORKLOADS),
+    workload=st.sampled_from(dlio_jobs.WORKLOADS),
 )
 def test_a_job_asks_for_its_share_at_most_and_is_never_faster_than_published(
-    raw: float, decode: float, workload: dlio.Workload
+    raw: float, decode: float, workload: dlio_jobs.Workload
 ) -> None:
-    pace = dlio.pace_of(workload, raw_bytes_per_s=raw, decode_samples_per_s=decode)
+    pace = dlio_jobs.pace_of(workload, raw_bytes_per_s=raw, decode_samples_per_s=decode)
     assert pace.k >= 1
     assert pace.step_s == pytest.approx(pace.k * workload.step_s)
-    assert pace.required_bytes_per_s <= dlio.DISK_SHARE * raw * (1 + 1e-9)
+    assert pace.required_bytes_per_s <= dlio_jobs.DISK_SHARE * raw * (1 + 1e-9)
     assert pace.required_bytes_per_s == pytest.approx(workload.bytes_per_s / pace.k)
     if decode:
-        assert workload.batch / pace.step_s <= dlio.DECODE_SHARE * decode * (1 + 1e-9)
+        assert workload.batch / pace.step_s <= dlio_jobs.DECODE_SHARE * decode * (1 + 1e-9)
 
 
 @given(raw=rates)
 def test_a_job_is_slowed_down_by_no_more_than_needed(raw: float) -> None:
-    pace = dlio.pace_of(RESNET, raw_bytes_per_s=raw, decode_samples_per_s=0.0)
-    needed = max(1.0, RESNET.bytes_per_s / (dlio.DISK_SHARE * raw))
+    pace = dlio_jobs.pace_of(RESNET, raw_bytes_per_s=raw, decode_samples_per_s=0.0)
+    needed = max(1.0, RESNET.bytes_per_s / (dlio_jobs.DISK_SHARE * raw))
     assert pace.k <= 1.1 * needed + 1e-9
     assert float(f"{pace.k:.1e}") == pytest.approx(pace.k)  # two digits, so that it can be told
 
 
 def test_a_disk_that_gives_nothing_has_no_pace() -> None:
     with pytest.raises(ConfigError, match="more than 0"):
-        dlio.pace_of(RESNET, raw_bytes_per_s=0.0, decode_samples_per_s=0.0)
+        dlio_jobs.pace_of(RESNET, raw_bytes_per_s=0.0, decode_samples_per_s=0.0)
 
 
 @given(samples=st.integers(1, 10**6), step_s=st.floats(1e-3, 10), most_s=st.floats(0.1, 60))
 def test_no_sample_comes_twice_in_a_run(samples: int, step_s: float, most_s: float) -> None:
     steps = samples // RESNET.batch
     try:
-        seconds = dlio.measured_seconds(RESNET, step_s, samples=samples, most_s=most_s)
+        seconds = dlio_jobs.measured_seconds(RESNET, step_s, samples=samples, most_s=most_s)
     except ConfigError:
         assert steps < SETTLE_BATCHES + 4
     else:
@@ -72,9 +72,9 @@ def test_no_sample_comes_twice_in_a_run(samples: int, step_s: float, most_s: flo
 
 
 def test_every_workload_makes_enough_samples() -> None:
-    for workload in dlio.WORKLOADS:
+    for workload in dlio_jobs.WORKLOADS:
         step_s = workload.step_s
-        assert dlio.measured_seconds(workload, step_s, samples=workload.samples, most_s=60) > 0
+        assert dlio_jobs.measured_seconds(workload, step_s, samples=workload.samples, most_s=60) > 0
 
 
 # --- the data ------------------------------------------------------------------------------------

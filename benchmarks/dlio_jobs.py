@@ -1,0 +1,169 @@
+"""The DLIO-style jobs, and the pace at which each is asked of the disk here. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from cache.errors import ConfigError
+from pipeline.bench.accelerators import Accelerator, accelerator
+from pipeline.bench.play import SETTLE_BATCHES
+
+if TYPE_CHECKING:
+    from benchmarks.dlio_child import Work
+
+# The job asks for so much of what the disk was measured to give, k times slower if need be.
+DISK_SHARE = 0.5
+# And where decoding is the limit, of what Penstock was measured to decode without a step.
+DECODE_SHARE = 0.8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """A job. samples: generated here; window_bytes: as `Task`'s; note: for who reads the result.
+
+    batch_size, sample_bytes: None is what was published; a step scales with its batch.
+    """
+
+    name: str
+    accelerator: str
+    kind: Literal["jpeg", "array"]
+    work: Work
+    samples: int
+    window_bytes: int = 0
+    batch_size: int | None = None
+    sample_bytes: int | None = None
+    note: str
+
+    @property
+    def pace(self) -> Accelerator:
+        return accelerator(self.accelerator)
+
+    @property
+    def batch(self) -> int:
+        return self.batch_size or self.pace.batch_size
+
+    @property
+    def step_s(self) -> float:
+        """The published step, for this batch."""
+        return self.pace.step_for(self.batch)
+
+    @property
+    def size(self) -> int:
+        """Bytes of a sample."""
+        return self.sample_bytes or self.pace.sample_bytes
+
+    @property
+    def bytes_per_s(self) -> float:
+        """What a job that never waits reads at the published pace."""
+        return self.batch / self.step_s * self.size
+
+
+_THROUGH_TORCH = (
+    "Penstock has no reader of arrays of its own: its DataLoader reads a torch dataset here, with "
+    "torch's worker processes, as a user would write it."
+)
+_NOT_DECODED = (
+    "As DLIO's readers: all bytes are read (Penstock compares their checksums, torch's side looks "
+    "at nothing), none are decoded; labels are handed out."
+)
+WORKLOADS: tuple[Workload, ...] = (
+    Workload(
+        name="resnet50",
+        accelerator="h100-resnet50",
+        kind="jpeg",
+        work="bytes",
+        samples=16_000,
+        note=_NOT_DECODED,
+    ),
+    Workload(
+        name="resnet50-decode",
+        accelerator="h100-resnet50",
+        kind="jpeg",
+        work="decode",
+        samples=16_000,
+        batch_size=100,
+        note="Decoded and augmented (ImageNet's training recipe, 224 pixels, float32) on the CPU.",
+    ),
+    Workload(
+        name="unet3d",
+        accelerator="h100-unet3d",
+        kind="array",
+        work="arrays",
+        samples=84,
+        batch_size=2,  # of 7: enough steps before a sample comes twice
+        window_bytes=2_097_152,
+        note=f"{_THROUGH_TORCH} A sample is loaded whole; a random window of DLIO's "
+        "record_length_bytes_resize is handed out.",
+    ),
+    Workload(
+        name="cosmoflow",
+        accelerator="h100-cosmoflow",
+        kind="array",
+        work="arrays",
+        samples=1_800,
+        note=f"{_THROUGH_TORCH} Whole samples are handed out.",
+    ),
+    Workload(
+        name="dgx-pod",
+        accelerator="dgx-pod",
+        kind="jpeg",
+        work="bytes",
+        samples=4_560,
+        note=_NOT_DECODED,
+    ),
+)
+NAMES = tuple(workload.name for workload in WORKLOADS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How fast a job runs here.
+
+    raw_bytes_per_s: what this disk gives in requests of a sample's size, none of it in memory.
+    decode_samples_per_s: what Penstock decodes without a step; 0 where nothing is decoded. k: steps
+    are so many times longer than published. required_bytes_per_s: what a job that never waits
+    reads.
+    """
+
+    raw_bytes_per_s: float
+    decode_samples_per_s: float
+    k: float
+    step_s: float
+    required_bytes_per_s: float
+
+
+def pace_of(workload: Workload, *, raw_bytes_per_s: float, decode_samples_per_s: float) -> Pace:
+    """The step that asks for the stated share of what the disk, and the decoder, give. Pure."""
+    if raw_bytes_per_s <= 0:
+        raise ConfigError(f"The disk gave {raw_bytes_per_s} bytes/s; a pace needs more than 0.")
+    slower = workload.bytes_per_s / (DISK_SHARE * raw_bytes_per_s)
+    if decode_samples_per_s:
+        published = workload.batch / workload.step_s
+        slower = max(slower, published / (DECODE_SHARE * decode_samples_per_s))
+    k = 1.0 if slower <= 1 else _two_digits_up(slower)
+    return Pace(
+        raw_bytes_per_s=raw_bytes_per_s,
+        decode_samples_per_s=decode_samples_per_s,
+        k=k,
+        step_s=k * workload.step_s,
+        required_bytes_per_s=workload.bytes_per_s / k,
+    )
+
+
+def _two_digits_up(value: float) -> float:
+    """The next number with two digits that isn't below."""
+    unit = 10.0 ** (math.floor(math.log10(value)) - 1)
+    return round(math.ceil(value / unit - 1e-9) * unit, 9)
+
+
+def measured_seconds(workload: Workload, step_s: float, *, samples: int, most_s: float) -> float:
+    """How long a run may be measured so that no sample comes twice, warm-up included. Pure."""
+    steps = samples // workload.batch - SETTLE_BATCHES - 2
+    if steps < 2:
+        raise ConfigError(
+            f"{workload.name}: {samples} samples in batches of {workload.batch} leave {steps} "
+            f"steps to measure behind {SETTLE_BATCHES} that settle, wanted 2. Make more samples."
+        )
+    return min(most_s, steps * step_s)

@@ -11,7 +11,9 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import MagicMock
 
 import pytest
 from PIL import Image
@@ -21,7 +23,7 @@ from augment import CenterCrop, Resize, imagenet_train
 from cache.errors import ConfigError, MissingDependencyError, PlanError, RecipeError
 from pipeline.bench import plot as plots
 from pipeline.bench.accelerators import accelerator
-from pipeline.bench.bench import About, Result
+from pipeline.bench.bench import About, Result, _as_at_first
 from pipeline.bench.compare import Against, Beside
 from pipeline.bench.diagnosis import Diagnosis
 from pipeline.bench.facts import Ceilings, Facts, Rate
@@ -418,3 +420,46 @@ def test_a_peer_that_fails_leaves_what_was_measured(
     assert json.loads(out)["samples_per_s"] > 0
     assert json.loads(out)["failed"] == "they differ"
     assert "they differ" in err
+
+
+@pytest.mark.filterwarnings("ignore:.*is remote and cache= isn't given")
+def test_a_remote_set_is_opened_for_each_run(
+    pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    fsspec.filesystem("memory").put(str(pack), "/bench-remote", recursive=True)
+    opened, real = [], Job.dataset
+    monkeypatch.setattr(Job, "dataset", lambda job: opened.append(job) or real(job))
+    given = ("--seconds", 0.1, "--batch-size", 16, "--step-ms", 1)
+    told = bench("memory://bench-remote", *given, capsys=capsys)
+    assert told["samples_per_s"] > 0
+    # To look at, with the step, without, and for the stages.
+    assert len(opened) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "remote", "cache", "index", "anew"),
+    [
+        ("arrow", True, None, None, True),
+        ("arrow", False, None, None, False),  # a local one
+        ("arrow", True, "there", None, False),  # the user's cache is what is asked about
+        ("folder", True, None, None, False),  # it would be indexed again
+        ("folder", True, None, "there", True),
+    ],
+)
+def test_a_set_is_opened_anew_where_that_makes_it_cold(
+    kind: str,
+    remote: bool,
+    cache: str | None,
+    index: str | None,
+    anew: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shared: Any = SimpleNamespace(index=SimpleNamespace(kind=kind), remote=remote or None)
+    fresh = MagicMock()
+    monkeypatch.setattr(Job, "dataset", lambda _: fresh)
+    job = a_job("x", cache=cache and Path(cache), index=index and Path(index))
+    with _as_at_first(job, shared) as own:
+        assert (own is not shared) == anew
+    assert fresh.__enter__.return_value.open.called == anew

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import io
+import json
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ import torch.utils.data
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from rich.console import Console
 
 from augment import (
     CenterCrop,
@@ -29,6 +31,7 @@ from augment import (
 )
 from augment.recipe import check_recipe
 from augment.whole import RUN_PIXELS, RUN_SAMPLES, WholeDecoder, runs
+from benchmarks import resident as benchmark
 from cache import DiskCache
 from cache.errors import ConfigError
 from pipeline import DataLoader, World
@@ -730,6 +733,21 @@ class TestRefused:
             DataLoader(dataset, 2, resident=True)
         with DataLoader(dataset, 2, resident="auto") as loader:
             assert len(list(loader)) == 2
+
+
+def test_the_benchmark_runs(tmp_path: Path) -> None:
+    written = benchmark.measure(
+        tmp_path,
+        rounds=1,
+        photographs=48,
+        small=40,
+        results=tmp_path / "results",
+        console=Console(file=io.StringIO()),
+    )
+    rounds = json.loads(written.read_text())["rounds"]
+    assert {
+        what: {name: len(told) for name, told in found.items()} for what, found in rounds.items()
+    } == {what: {"plain": 2, "resident": 2} for what in ("photographs", "small")}
 
 
 @pytest.mark.gpu

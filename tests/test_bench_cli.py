@@ -430,7 +430,12 @@ def test_a_remote_set_is_opened_for_each_run(
 
     fsspec.filesystem("memory").put(str(pack), "/bench-remote", recursive=True)
     opened, real = [], Job.dataset
-    monkeypatch.setattr(Job, "dataset", lambda job: opened.append(job) or real(job))
+
+    def count(job: Job) -> Dataset:
+        opened.append(job)
+        return real(job)
+
+    monkeypatch.setattr(Job, "dataset", count)
     given = ("--seconds", 0.1, "--batch-size", 16, "--step-ms", 1)
     told = bench("memory://bench-remote", *given, capsys=capsys)
     assert told["samples_per_s"] > 0

@@ -240,8 +240,9 @@ def test_axes_hold_the_start_and_no_batch_beyond_the_set(
     cores: int, samples: int, workers: int
 ) -> None:
     start = Setup(batch_size=64, num_workers=workers)
-    for axis in axes_for(start, cores=cores, samples=samples, batch_size_is_given=False):
+    for axis in axes_for(start, cores=cores, samples=samples):
         assert getattr(start, axis.name) in axis.values
         assert axis.name != "batch_size" or max(axis.values) <= samples
-    given = axes_for(start, cores=cores, samples=samples, batch_size_is_given=True, reads=False)
-    assert [axis.name for axis in given] == ["num_workers", "prefetch_factor"]
+    names = ("num_workers", "batch_size")
+    left = axes_for(start, cores=cores, samples=samples, given=names)
+    assert [axis.name for axis in left] == ["prefetch_factor", "read"]

@@ -175,13 +175,10 @@ def _search(job: Job, dataset: Dataset, start: Setup, told: Told) -> Tuned:
         played = _play(job, dataset, setup, told, what=what, seconds=seconds)
         return played.measured.samples_per_s
 
-    axes = axes_for(
-        start,
-        cores=usable_cores(),
-        samples=len(dataset),
-        # A step is over a batch of its size: another batch would be another step.
-        batch_size_is_given=job.batch_size is not None or job.step_s > 0,
-    )
+    # A step is over a batch of its size: another batch would be another step.
+    given = {"batch_size"} if job.batch_size is not None or job.step_s else set()
+    given |= {"num_workers"} if job.num_workers else set()
+    axes = axes_for(start, cores=usable_cores(), samples=len(dataset), given=given)
     return tune(start, axes, measure)
 
 

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
 # Differences below this are noise even where two runs happened to agree.
 LEAST_NOISE = 0.02
 # Beyond this the machine does something else meanwhile, and a search finds little.
 BUSY_NOISE = 0.1
+_BATCH_SIZES = (64, 128, 256, 512)
 # More than this between two runs of one setting: the machine is busy with something else, and a
 # search would take it for a setting's doing only if it demanded more than that.
 MOST_NOISE = 0.25
@@ -102,21 +103,19 @@ def tune(
 
 
 def axes_for(
-    start: Setup, *, cores: int, samples: int, batch_size_is_given: bool, reads: bool = True
+    start: Setup, *, cores: int, samples: int, given: Collection[str] = ()
 ) -> tuple[Axis, ...]:
     """What is worth trying on so many cores. samples: of the dataset, the most that a batch can
-    have; reads: whether the way to read is a choice (it isn't for files that are no packs)."""
+    have. given: names of settings that aren't to be touched."""
     threads = {1, max(1, cores // 2), cores, cores + max(1, cores // 2), start.num_workers}
-    axes = [
+    sizes = {size for size in _BATCH_SIZES if size <= samples} | {start.batch_size}
+    axes = (
         Axis(name="num_workers", values=tuple(sorted(threads)), tie=True),
         Axis(name="prefetch_factor", values=tuple(sorted({1, 2, 4, start.prefetch_factor}))),
-    ]
-    if not batch_size_is_given:
-        sizes = {n for n in (64, 128, 256, 512) if n <= samples} | {start.batch_size}
-        axes.append(Axis(name="batch_size", values=tuple(sorted(sizes))))
-    if reads:
-        axes.append(Axis(name="read", values=("mmap", "pread")))
-    return tuple(axes)
+        Axis(name="batch_size", values=tuple(sorted(sizes))),
+        Axis(name="read", values=("mmap", "pread")),
+    )
+    return tuple(axis for axis in axes if axis.name not in given)
 
 
 class _Search:

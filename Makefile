@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 TRAINERS := .venv-trainers
+PEERS := .venv-peers
 DATA ?=
 
 .PHONY: help setup demo test check verify trainers bench clean
@@ -13,7 +14,7 @@ help:
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
 	@echo "make verify   the long grids, memory over 50 epochs, parity"
 	@echo "make trainers Lightning, Accelerate, Transformers and six more, each running whole jobs (in a venv of its own)"
-	@echo "make bench    throughput beside torch's DataLoader and DALI's own pipeline"
+	@echo "make bench    throughput beside ten other loaders: figures, chart and the README's table (in a venv of its own)"
 
 $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
@@ -55,9 +56,20 @@ $(TRAINERS)/.ready: pyproject.toml constraints-trainers.txt
 trainers: $(TRAINERS)/.ready
 	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5 -o faulthandler_timeout=300
 
-bench: $(READY)
-	$(BIN)/python -m benchmarks.throughput
-	$(BIN)/python -m benchmarks.overhead
+$(PEERS)/.ready: pyproject.toml constraints-peers.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS) || \
+		{ $(PYTHON) -m pip install --user virtualenv && $(PYTHON) -m virtualenv $(PEERS); }
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-peers.txt \
+		setuptools wheel -e '.[dali,demo,peers]'
+	# FFCV is built from source, against OpenCV and libjpeg-turbo; without them it is left out.
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation \
+		-c constraints-peers.txt ffcv || echo "FFCV can't be built here, so it isn't measured: it needs" \
+		"Debian's libopencv-dev, libturbojpeg0-dev, pkg-config and g++"
+	touch $@
+
+bench: $(PEERS)/.ready
+	$(PEERS)/bin/python -m benchmarks.compare --short-side-256
+	$(PEERS)/bin/python -m benchmarks.overhead
 
 clean:
-	rm -rf $(VENV) $(TRAINERS) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(TRAINERS) $(PEERS) demo .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -7,6 +7,7 @@ import textwrap
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.pictures import FAINT, INK, OURS, PAPER
+from benchmarks.readme import ordered
 from pipeline.bench.peers.registry import TITLES
 
 if TYPE_CHECKING:
@@ -52,12 +53,6 @@ def draw(result: Path, *pictures: Path) -> None:
         # Without the date the same result draws the same bytes.
         metadata = {"Date": None} if picture.suffix == ".svg" else None
         figure.savefig(picture, metadata=metadata)
-
-
-def ordered(summary: Mapping[str, Any]) -> list[str]:
-    """The first one, then the others, the fastest first."""
-    first, *others = summary
-    return [first, *sorted(others, key=lambda name: -summary[name]["images_per_s"]["median"])]
 
 
 def words(told: Mapping[str, Any]) -> tuple[str, str]:

@@ -52,11 +52,17 @@ def table(result: Path) -> str:
     result: what `benchmarks.compare` wrote.
     """
     told = json.loads(result.read_text())
-    rows = [_row(name, summary, told) for name, summary in told["summary"].items()]
+    rows = [_row(name, told["summary"][name], told) for name in ordered(told["summary"])]
     head = [" | ".join(("", *_HEAD, "")).strip(), "|---" + "|---:" * (len(_HEAD) - 1) + "|"]
     chart = f"![Images a second and CPU-seconds](benchmarks/results/{result.stem}.png)"
     parts = [about(told, result), "\n".join([*head, *rows]), notes(told), chart]
     return "\n" + "\n\n".join(parts) + "\n"
+
+
+def ordered(summary: Mapping[str, Any]) -> list[str]:
+    """The first one, then the others, the fastest first."""
+    first, *others = summary
+    return [first, *sorted(others, key=lambda name: -summary[name]["images_per_s"]["median"])]
 
 
 def about(told: Mapping[str, Any], result: Path) -> str:

@@ -21,7 +21,9 @@ from rich.console import Console
 
 from augment import (
     CenterCrop,
+    CutMix,
     Decode,
+    MixUp,
     Normalize,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -32,6 +34,7 @@ from augment import (
 from augment.recipe import check_recipe
 from augment.whole import RUN_PIXELS, RUN_SAMPLES, WholeDecoder, runs
 from benchmarks import resident as benchmark
+from benchmarks.photographs import PHOTOGRAPHS
 from cache import DiskCache
 from cache.errors import ConfigError
 from pipeline import DataLoader, World
@@ -86,7 +89,7 @@ RECIPES = {
 
 def make(path: Path, **options: Any) -> DataLoader:
     given: dict[str, Any] = {
-        "batch_size": 16,
+        "batch_size": 1 if "global_batch_size" in options else 16,
         "shuffle": True,
         "seed": 7,
         "augment": RECIPES["train"],
@@ -117,12 +120,12 @@ class TestSameBits:
         options = {"augment": RECIPES[recipe], "batch_size": 37}
         assert epochs(path, 3, **options, resident=True) == epochs(path, 3, **options)
 
-    @pytest.mark.parametrize("batch_size", [1, 64, 256])
+    @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.grid), 64, 256])
     def test_at_any_batch_size(self, pack: Path, batch_size: int) -> None:
         options = {"batch_size": batch_size, "drop_last": batch_size < 256}
         assert epochs(pack, 2, **options, resident=True) == epochs(pack, 2, **options)
 
-    @pytest.mark.parametrize("rank", range(3))
+    @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.grid), 2])
     def test_padded_evaluation_on_several_ranks(self, pack: Path, rank: int) -> None:
         options = {
             "augment": RECIPES["eval"],
@@ -133,7 +136,7 @@ class TestSameBits:
         }
         assert epochs(pack, 2, **options, resident=True) == epochs(pack, 2, **options)
 
-    @pytest.mark.parametrize("rank", range(2))
+    @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.grid), 1])
     @pytest.mark.parametrize("reshuffle", [0.0, 0.5])
     def test_training_on_several_ranks(self, pack: Path, rank: int, reshuffle: float) -> None:
         options = {
@@ -145,7 +148,19 @@ class TestSameBits:
         }
         assert epochs(pack, 3, **options, resident=True) == epochs(pack, 3, **options)
 
-    @pytest.mark.parametrize("stop", [0, 1, 5, 13, 20])
+    @pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.grid)])
+    def test_mixed_with_other_ranks_samples(self, pack: Path, rank: int) -> None:
+        options = {
+            "world": World(rank, 2),
+            "drop_last": True,
+            "global_batch_size": 15,
+            "augment": (*RECIPES["train"], MixUp(alpha=1.0), CutMix()),
+        }
+        assert epochs(pack, 3, **options, resident=True) == epochs(pack, 3, **options)
+
+    @pytest.mark.parametrize(
+        "stop", [*(pytest.param(stop, marks=pytest.mark.grid) for stop in (0, 1, 13, 26)), 5, 20]
+    )
     def test_resumed_anywhere(self, pack: Path, stop: int) -> None:
         with make(pack) as loader:
             whole = bits(loader) + bits(loader) + bits(loader)
@@ -739,7 +754,8 @@ def test_the_benchmark_runs(tmp_path: Path) -> None:
     written = benchmark.measure(
         tmp_path,
         rounds=1,
-        photographs=48,
+        photographs=len(PHOTOGRAPHS),
+        eval_images=len(PHOTOGRAPHS),
         small=40,
         results=tmp_path / "results",
         console=Console(file=io.StringIO()),

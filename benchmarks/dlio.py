@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import statistics
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -136,6 +137,7 @@ def _measure_one(
         "seconds": asked["seconds"],
         **asdict(pace),
         "fed_at_k": fed_at,
+        "load_average_5_min": os.getloadavg()[1],
         "raw_rounds": [run["bytes_per_s"] for run in runs.pop("raw")],
         "summary": {name: _summary(rows) for name, rows in runs.items()},
         "runs": runs,

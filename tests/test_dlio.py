@@ -156,6 +156,7 @@ def test_a_tiny_run_is_written(tmp_path: Path) -> None:
     assert all(0 < summary["au"]["median"] <= 100 for summary in found["summary"].values())
     assert found["raw_bytes_per_s"] > 0
     assert found["note"]
+    assert found["load_average_5_min"] >= 0
     # "image" isn't among the fields, and the images' bytes are read all the same.
     (run,) = found["runs"]["penstock"]
     assert run["read_bytes"] >= run["samples"] * found["data"]["sample_bytes"]

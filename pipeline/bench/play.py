@@ -141,12 +141,14 @@ def floor_au(batch: Any, *, step_s: float, seconds: float) -> float:
 def import_all() -> None:
     """Import what a loader imports at its first use: no run pays for it in its first batch."""
     import pipeline.loader
+    from augment import resample_node
     from augment.verify import load_dali
     from cache.errors import MissingDependencyError
 
     assert pipeline.loader
     try:
         load_dali()
+        resample_node.is_compiled()
     except MissingDependencyError:
         return  # a run that needs it says so where it builds its graph
 

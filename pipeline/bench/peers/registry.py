@@ -234,6 +234,10 @@ def imports(name: str) -> float:
             raise MissingDependencyError(
                 f"The peer {name} needs `{module}`. Run `{asked.install}`."
             ) from error
+    if asked.module == "penstock":
+        from augment import resample_node
+
+        resample_node.is_compiled()  # it is imported, or compiled, where a loader first needs it
     return time.perf_counter() - began
 
 

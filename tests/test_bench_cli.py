@@ -121,6 +121,14 @@ def test_a_picture_without_matplotlib_names_the_extra(
         plots.check_plot(tmp_path / "b.png")
 
 
+def test_a_folder_that_may_not_be_written_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)  # tests may run as root
+    with pytest.raises(ConfigError, match="may not be written"):
+        plots.check_plot(tmp_path / "b.png")
+
+
 def test_a_folder_is_no_picture(tmp_path: Path) -> None:
     (tmp_path / "b.png").mkdir()
     with pytest.raises(ConfigError, match="is a folder"):
@@ -345,10 +353,31 @@ def test_people_are_told_what_to_do() -> None:
     assert "--tune" not in text
 
 
+def test_a_machine_that_others_use_is_told() -> None:
+    free = a_result()
+    assert "used the cores too" not in written(free)
+    busy = replace(free, raw=replace(free.raw, measured=replace(free.raw.measured, cpu_s=0.6)))
+    assert "used the cores too" in written(busy)
+    reading = replace(busy.raw.facts, wait_decode_s=0.0, wait_read_s=3.0)  # waiting takes no core
+    assert "used the cores too" not in written(replace(busy, raw=replace(busy.raw, facts=reading)))
+
+
+def test_a_search_on_a_busy_machine_is_called_that() -> None:
+    result = with_all()
+    assert result.tuned is not None
+    assert "busy" not in written(result)
+    assert "busy" in written(replace(result, tuned=replace(result.tuned, noise=0.2)))
+
+
+def test_the_change_stands_on_a_line_of_its_own() -> None:
+    found = replace(a_result().diagnosis, verdict="It is slow. More cores. Predicted: 3.")
+    lines = written(a_result(diagnosis=found)).splitlines()
+    assert lines[lines.index("It is slow.") + 1] == "More cores. Predicted: 3."
+
+
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs matplotlib")
-@pytest.mark.parametrize("make", [a_result, with_all])
-def test_the_picture_is_written(tmp_path: Path, make: Callable[[], Result]) -> None:
-    plots.plot(make(), tmp_path / "b.png")
+def test_the_picture_is_written(tmp_path: Path) -> None:
+    plots.plot(with_all(), tmp_path / "b.png")
     with Image.open(tmp_path / "b.png") as picture:
         assert picture.width > 1000
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ _MOST_BEYOND = 3.5
 def check_plot(path: Path) -> None:
     """Whether a picture can be written there, before anything is measured.
 
-    Raises ConfigError for a folder that isn't there or a name with another ending,
+    Raises ConfigError for a folder that isn't there or isn't ours, a name with another ending,
     MissingDependencyError without matplotlib.
     """
     if path.suffix.lower() not in ENDINGS:
@@ -34,6 +35,8 @@ def check_plot(path: Path) -> None:
         raise ConfigError(
             f"--plot: {path.parent} isn't a folder that is there. Create it, or name another place."
         )
+    if not os.access(path if path.is_file() else path.parent, os.W_OK):
+        raise ConfigError(f"--plot: {path} may not be written. Name a place of your own.")
     if path.is_dir():
         raise ConfigError(f"--plot: {path} is a folder. Name a file in it.")
     _figure_type()

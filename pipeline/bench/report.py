@@ -11,6 +11,7 @@ from rich.text import Text
 from cache.sizes import format_size
 from pipeline.bench.machine import machine, versions
 from pipeline.bench.tune import BUSY_NOISE
+from pipeline.world import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
     from pipeline.bench.tune import Trial
 
 OURS = "penstock"
-_STAGES = {"dataset": "read", "disk": "read", "remote": "read", "cache": "read"}
+# Decoding threads that never wait use their cores whole, but for what the kernel takes.
+_FREE_CORES = 0.75
+_STAGES = {"dataset": "read", "disk": "read", "cache": "remote"}
 
 STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
 
@@ -42,6 +45,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "samples_per_s": raw.samples_per_s,
         "bytes_per_s": raw.bytes_per_s,
         "cpu_s_per_1000": raw.cpu_s_per_1000,
+        "cores_used": raw.cpu_s / raw.seconds,
         "first_batch_s": raw.first_batch_s,
         "wait_p50_s": judged.wait_p50_s,
         "wait_p99_s": judged.wait_p99_s,
@@ -255,6 +259,16 @@ def _trials(result: Result) -> Table:
 
 
 def _hints(result: Result) -> Iterator[str]:
+    raw, threads = result.raw.measured, min(result.setup.num_workers, usable_cores())
+    used = raw.cpu_s / raw.seconds
+    # As fast as batches come, waiting for decoding means that its threads have work all the time.
+    facts = result.raw.facts
+    decodes = facts.wait_decode_s > 0.9 * (facts.wait_s + facts.step_s)
+    if decodes and result.job.device == "cpu" and used < _FREE_CORES * threads:
+        yield (
+            f"Something else used the cores too: {threads} threads that decoded all the time got "
+            f"{used:.1f} of them. Measure again when it doesn't."
+        )
     if result.tuned is not None:
         noise = f"Runs of one setting differed by {result.tuned.noise:.1%}"
         if result.tuned.noise > BUSY_NOISE:

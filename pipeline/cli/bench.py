@@ -63,7 +63,7 @@ def bench(
     ] = None,
     num_workers: Annotated[
         int | None,
-        typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default="0"),
+        typer.Option(min=0, help="Decode threads; 0, as by default, is all usable cores."),
     ] = None,
     tune: Annotated[
         bool,
@@ -89,6 +89,7 @@ def bench(
     from pipeline.bench.bench import bench as measure
     from pipeline.bench.job import Job, recipe_named, step_of
     from pipeline.bench.plot import check_plot
+    from pipeline.bench.plot import plot as draw
 
     # All that can be told to be wrong is told before anything is measured.
     _check_positive(seconds, "--seconds", example="10")
@@ -115,11 +116,9 @@ def bench(
     with warnings.catch_warnings(), _Bar() as bar:
         warnings.simplefilter("once", PenstockWarning)  # each run would repeat them
         result = measure(job, told=bar, search=tune, peers=peers)
-    if plot is not None:
-        from pipeline.bench.plot import plot as draw
-
-        draw(result, plot)
     _report(result, as_json=as_json, plot=plot)
+    if plot is not None:  # last: a disk that is full must not cost the figures
+        draw(result, plot)
     if result.failed is not None:
         raise result.failed
 

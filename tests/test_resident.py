@@ -163,7 +163,7 @@ class TestSameBits:
     )
     def test_resumed_anywhere(self, pack: Path, stop: int) -> None:
         with make(pack) as loader:
-            whole = bits(loader) + bits(loader) + bits(loader)
+            whole = [batch for _ in range(4) for batch in bits(loader)]
         with make(pack, resident=True) as loader:
             steps = len(loader)
             for _ in range(stop // steps):

@@ -34,7 +34,7 @@ from pipeline.bench.rounds import compare, comparison_record
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ROUNDS = 9
+ROUNDS = 5
 LEAST_ROUNDS = 5  # below, a median of a machine that drifts is no evidence
 README = Path(__file__).resolve().parent.parent / "README.md"
 SHORT_SIDE = 256
@@ -155,7 +155,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, help=f"{ROUNDS}, or 3 if quick")
     parser.add_argument("--batch-size", type=int, default=128)
     parser.add_argument("--peers", nargs="+", metavar="PEER", help=f"of {', '.join(PEERS)}")
-    parser.add_argument("--short-side-256", action="store_true", help="resized images, a case more")
+    parser.add_argument("--short-side-256", action="store_true", help="a second case, resized")
     parser.add_argument("--readme", type=Path, help="its table; by default ours, unless quick")
     options = parser.parse_args(argv)
     console = Console(width=None if sys.stdout.isatty() else 140)

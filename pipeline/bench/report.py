@@ -266,8 +266,8 @@ def _hints(result: Result) -> Iterator[str]:
     decodes = facts.wait_decode_s > 0.9 * (facts.wait_s + facts.step_s)
     if decodes and result.job.device == "cpu" and used < _FREE_CORES * threads:
         yield (
-            f"Something else used the cores too: {threads} threads that decoded all the time got "
-            f"{used:.1f} of them. Measure again when it doesn't."
+            f"Something else used the cores too: threads that could have used {threads} all the "
+            f"time got {used:.1f}. Measure again when it doesn't."
         )
     if result.tuned is not None:
         noise = f"Runs of one setting differed by {result.tuned.noise:.1%}"

@@ -592,6 +592,18 @@ class TestRoom:
             assert loader.statistics().resident_bytes == 0
         assert "resident: no images are kept" in caplog.text
 
+    def test_auto_fetches_nothing_to_find_out(
+        self, pack: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with serving(pack.parent) as server, caplog.at_level("INFO", "penstock"):
+            with (
+                Dataset(f"{server.url}/{pack.name}", fields=FIELDS) as dataset,
+                DataLoader(dataset, 16, augment=RECIPES["eval"], resident="auto") as loader,
+            ):
+                next(iter(loader))
+                assert loader.statistics().resident_bytes == 0
+        assert "their decoded size is unknown" in caplog.text
+
     def test_auto_keeps_what_fits(
         self, pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -81,7 +81,7 @@ def test_a_dataset_without_images_is_only_read(pack: Path) -> None:
     assert found.decode_share is None
 
 
-def test_a_slow_remote_is_read_cold_and_ends(pack: Path, tmp_path: Path) -> None:
+def test_a_slow_remote_is_fetched_from_but_not_waited_for(pack: Path, tmp_path: Path) -> None:
     faults = Faults(latency_s=0.03, bytes_per_s=200_000)
     with serving(pack.parent, faults) as server:
         cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
@@ -89,8 +89,7 @@ def test_a_slow_remote_is_read_cold_and_ends(pack: Path, tmp_path: Path) -> None
             recipe = check_recipe(imagenet_train(32), images=dataset.index.images)
             found = measure_ceilings(dataset, recipe, batch_size=16, threads=1, seconds=0.2)
         cache.close()
-    assert found.is_cold
-    assert set(found.stages()) == {"read", "decode", "augment", "python"}
+    assert set(found.stages()) == {"remote", "decode", "augment", "python"}
 
 
 @pytest.mark.parametrize(

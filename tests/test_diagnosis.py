@@ -172,10 +172,14 @@ def test_a_prediction_ends_where_the_next_stage_does() -> None:
 
 
 def test_what_is_left_without_the_remote_are_the_other_stages() -> None:
-    found = diagnose(facts(**READING, remote=remote(), ceilings=replace(ALONE, read=rate(105.0))))
+    alone = replace(ALONE, remote=rate(125.0), read=None)
+    found = diagnose(facts(**READING, remote=remote(), ceilings=alone))
+    assert found.of_ceiling == pytest.approx(100 / 125)
+    assert "80% of the 125/s that fetching alone gave" in found.verdict
     assert found.predicted_samples_per_s == 110.0
-    assert found.of_ceiling == pytest.approx(100 / 105)
     assert "then decoding and augmenting would be the limit" in found.basis
+    warm = diagnose(facts(**READING, remote=remote(), ceilings=replace(alone, read=rate(105.0))))
+    assert warm.predicted_samples_per_s == 105.0  # reading what is here takes as long
 
 
 def test_nothing_is_predicted_from_nothing() -> None:

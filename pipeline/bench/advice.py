@@ -82,7 +82,6 @@ def _model(_: Facts) -> Iterator[Change]:
         cause="slow-model",
         advice="A faster input side would change nothing.",
         removes=True,
-        basis="the slowest of its stages, each measured alone",
     )
 
 
@@ -94,7 +93,6 @@ def _python(facts: Facts) -> Iterator[Change]:
         advice="Move what computes in Python between two batches to a process of its own, or to "
         "native code that lets the GIL go.",
         removes=True,
-        basis="the slowest of its stages, each measured alone",
         is_anomaly=True,
     )
 
@@ -193,7 +191,7 @@ def _smaller(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[
     if factor < LEAST_GAIN:
         return
     is_oversized = ratio >= OVERSIZED
-    kind = "oversized" if is_oversized else "larger"
+    kind = "oversized" if is_oversized else "larger than needed"
     yield Change(
         cause="oversized" if is_oversized else "slow-decode",
         why=f"The images are {kind}: {pictures.mean_pixels / 1e6:.2g} megapixels in the mean "

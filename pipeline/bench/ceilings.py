@@ -1,6 +1,8 @@
 """What each stage can do alone, measured beside a run so that shares are comparable.
 
-read: as many threads as the loader has read batches in a shuffled order, and check them.
+remote: ranges of its objects, fetched and dropped.
+read: as many threads as the loader has read batches in a shuffled order, and check them; of a
+remote dataset those that the cache has by then.
 decode: encoded samples in memory go through the recipe's own windows with all sizes divided by 16
 and without antialiasing, so that hardly anything but decoding those windows is left.
 augment: the same samples through the whole recipe. python: the same without any decoding: views,
@@ -16,6 +18,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from augment.draws import draw
 from augment.graph import Graph
 from augment.ops import CenterCrop, Decode, RandomResizedCrop, Resize
@@ -23,10 +27,10 @@ from augment.recipe import check_recipe
 from cache.errors import ConfigError
 from cache.threads import Ordered, Workers
 from pipeline.bench.facts import Ceilings, Rate
+from pipeline.bench.raw_remote import raw_remote
 from pipeline.build import (
     MAPPED_READ_THREADS,
     READ_THREADS,
-    REMOTE_READ_THREADS,
     make_plan,
     shuffled_plan,
 )
@@ -50,6 +54,8 @@ _LEAST_RUNS = 3 * _TURNS  # in the time; images too large for that come in small
 # Of the bytes, from a disk: less than that may be others' reads.
 _COLD_SHARE = 0.2
 _BLOCK_BYTES = 512  # of getrusage(2)
+_LOOKED_AT = 4096  # shards, whether they are in the cache
+_FEW = 8  # samples a thread, where they must be fetched
 
 
 def measure_ceilings(
@@ -74,16 +80,20 @@ def measure_ceilings(
             f"measure_ceilings: got batch_size={batch_size}, threads={threads}, seconds={seconds}; "
             "wanted a batch of 1 or more, threads of 0 or more and seconds above 0."
         )
-    rows = _rows(dataset, batch_size, seed=seed)
-    read, is_cold = _read(dataset, rows, seconds)
+    remote = raw_remote(dataset, seconds=seconds)
+    near = _near(dataset)
+    rows = _rows(dataset, batch_size, seed=seed, near=near)
+    read, is_cold = _read(dataset, rows, seconds) if near is None or near.any() else (None, False)
     if recipe is None or "image" not in dataset.fields:
-        return Ceilings(read=read, is_cold=is_cold)
-    batch = dataset.read(next(rows))
+        return Ceilings(remote=remote, read=read, is_cold=is_cold)
+    threads = threads or usable_cores()
+    # From a remote only as few as it takes.
+    batch = dataset.read(next(rows) if read is not None else next(rows)[: _FEW * threads])
     bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images)
     stages = [_Stage(bare), _Stage(recipe), _Stage(recipe, constant=True)]
     with contextlib.ExitStack() as open_ones:
         for stage in stages:
-            stage.open(batch, device=device, threads=threads or usable_cores(), seconds=seconds)
+            stage.open(batch, device=device, threads=threads, seconds=seconds)
             open_ones.callback(stage.close)
         # In turns: what else the machine does meets all of them.
         for _ in range(_TURNS):
@@ -92,6 +102,7 @@ def measure_ceilings(
         decode, augment, python = (stage.rate() for stage in stages)
     return Ceilings(
         device=device,
+        remote=remote,
         read=read,
         is_cold=is_cold,
         decode=decode,
@@ -123,41 +134,57 @@ def _smaller(size: Any) -> Any:
     return tuple(max(1, side // _SHRINK) for side in size)
 
 
-def _rows(dataset: Dataset, batch_size: int, *, seed: int) -> Iterator[NDArray[Any]]:
-    """(shard, row) of batch after batch, as a job of this seed would walk them, without an end."""
+def _near(dataset: Dataset) -> NDArray[np.bool_] | None:
+    """Which shards of a remote dataset are in the cache, of so many; None for a local one."""
+    remote, index = dataset.remote, dataset.index
+    if remote is None:
+        return None
+    near = np.zeros(len(index.sizes), np.bool_)
+    for shard in range(min(_LOOKED_AT, len(near))):
+        near[shard] = remote.is_whole(index.source(shard))
+    return near
+
+
+def _rows(
+    dataset: Dataset, batch_size: int, *, seed: int, near: NDArray[np.bool_] | None
+) -> Iterator[NDArray[np.int64]]:
+    """(shard, row) of batch after batch, as a job of this seed would walk them, without an end.
+
+    near: shards to take samples of, where any is.
+    """
     index = dataset.index
     plan = make_plan(index, shuffled_plan(index, seed=seed, global_batch=batch_size))
     for epoch in itertools.count(1):  # the run itself has had epoch 0 in memory lately
         for position in range(0, index.samples, batch_size):
-            yield plan.batch(epoch, position, batch_size)
+            rows = plan.batch(epoch, position, batch_size)
+            if near is not None and near.any():
+                rows = rows[near[rows[:, 0]]]
+            if len(rows):
+                yield rows
 
 
-def _read(dataset: Dataset, rows: Iterator[NDArray[Any]], seconds: float) -> tuple[Rate, bool]:
-    """What reading gives, and whether bytes had to come from further than memory."""
-    remote = dataset.remote is not None
+def _read(dataset: Dataset, rows: Iterator[NDArray[np.int64]], seconds: float) -> tuple[Rate, bool]:
+    """What reading gives, and whether the disk had to be waited for."""
     workers = MAPPED_READ_THREADS if dataset.index.kind != "folder" else READ_THREADS
-    workers = REMOTE_READ_THREADS if remote else workers
-    fetched, blocks = dataset.traffic().bytes_remote, _blocks()
+    blocks = _blocks()
 
-    def read(some: NDArray[Any]) -> tuple[int, int]:
+    def read(some: NDArray[np.int64]) -> tuple[int, int]:
         encoded = dataset.read(some).encoded
         return len(encoded), sum(map(len, encoded))
 
     pool = Workers(workers, name="ceiling")
-    # A slow remote is asked for little at first: closing waits for what is in flight.
-    stream = Ordered(read, rows, pool=pool, ahead=min(2, workers))
+    stream = Ordered(read, rows, pool=pool, ahead=2 * workers)
     clock = _Clock(seconds)
     try:
         while not clock.is_over:
             clock.count(*next(stream))
-            stream.ahead = min(2 * workers, stream.ahead + 1)
         rate = _rate([clock.settled()])
     finally:
         stream.close()
         pool.close()
     read_bytes = sum(mark[3] for mark in clock.marks)
     is_cold = (_blocks() - blocks) * _BLOCK_BYTES > _COLD_SHARE * read_bytes
-    return rate, is_cold or dataset.traffic().bytes_remote > fetched
+    return rate, is_cold
 
 
 def _blocks() -> int:

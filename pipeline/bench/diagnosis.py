@@ -32,22 +32,21 @@ _NEAR_CEILING = 0.8
 
 _STAGE: dict[Limit, Stage] = {
     "disk": "read",
-    "remote": "read",
-    "cache": "read",
+    "remote": "remote",
+    "cache": "remote",
     "decode": "decode",
     "augment": "augment",
     "copy": "copy",
 }
 _CHANGED: dict[Limit, tuple[Stage, ...]] = {
     "disk": ("read",),
-    "remote": ("read",),
-    "cache": ("read",),
     "decode": ("decode", "augment"),
     "augment": ("decode", "augment"),
     "copy": ("copy",),
 }
 """Stages whose ceilings move with a change of the limit; the others bound what it can bring."""
 _DOING: dict[Stage, str] = {
+    "remote": "fetching",
     "read": "reading",
     "decode": "decoding",
     "augment": "decoding and augmenting",
@@ -185,6 +184,8 @@ def _predicted(change: Change, limit: Limit, facts: Facts) -> tuple[float | None
         bound, name = min(bounds)
     else:
         return None, change.basis
+    if limit in ("model", "python"):
+        return max(bound, rate), f"{name}, measured alone"
     # A ceiling that was measured while others used the machine may lie below what the run did.
     return max(bound, rate), f"{change.basis}; then {name} would be the limit"
 
@@ -194,6 +195,8 @@ def _bounds(limit: Limit, facts: Facts) -> list[tuple[float, str]]:
     changed = _CHANGED.get(limit, ())
     bounds: list[tuple[float, str]] = []
     for stage in _DOING:
+        if stage == "remote":  # a job whose limit it isn't reads what is here
+            continue
         # Decoding alone bounds where only what follows it changes; else augmenting is slower.
         bounding = stage not in changed if stage != "decode" else limit == "augment"
         rate = _ceiling(stage, facts)

@@ -40,7 +40,7 @@ _GROWING = (
     "elapsed_s",
 )
 
-Stage = Literal["read", "decode", "augment", "copy", "python"]
+Stage = Literal["remote", "read", "decode", "augment", "copy", "python"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,15 @@ class Rate:
 class Ceilings:
     """What each stage does alone, measured beside the run; None: it isn't part of this job.
 
-    device: that decodes.
-    read: encoded samples in the loader's order, checked. is_cold: bytes of it came from the remote
-    or had to wait for the disk. decode: encoded samples in memory to pixels of the window that the
-    recipe asks for. augment: the same with all else that the recipe does. copy: one decoded batch
-    to the device. python: all but reading and decoding, at this batch size.
+    device: that decodes. remote: ranges of its objects, fetched and dropped. read: encoded samples
+    in the loader's order, checked; of a remote dataset those in the cache. is_cold: it had to wait
+    for the disk. decode: encoded samples in memory to pixels of the windows that the recipe asks
+    for. augment: the same with all else that the recipe does. copy: a batch's encoded bytes to the
+    GPU. python: all but reading and decoding.
     """
 
     device: str = "cpu"
+    remote: Rate | None = None
     read: Rate | None = None
     is_cold: bool = False
     decode: Rate | None = None
@@ -75,6 +76,7 @@ class Ceilings:
     def stages(self) -> dict[Stage, Rate]:
         """Those that were measured."""
         found: dict[Stage, Rate | None] = {
+            "remote": self.remote,
             "read": self.read,
             "decode": self.decode,
             "augment": self.augment,

@@ -1,0 +1,65 @@
+"""What a remote gives when its bytes are only fetched: no cache, no samples, nothing checked."""
+
+from __future__ import annotations
+
+import time
+from itertools import cycle, islice
+from typing import TYPE_CHECKING
+
+from cache.fetch import Span
+from pipeline.bench.facts import Rate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from readers import Dataset
+
+_FIRST_BYTES, _FIRST_COUNT = 16 << 10, 32  # what hardly any remote takes long for
+_MOST_COUNT = 64
+
+
+def raw_remote(dataset: Dataset, *, seconds: float) -> Rate | None:
+    """The best that a group of requests gave in about so many seconds; None for a local dataset.
+
+    Requests begin small and grow, in bytes and in number, while they are answered quickly: up to
+    the loader's own ranges (8 MiB), or the objects. Raises FetchError.
+    """
+    remote, index = dataset.remote, dataset.index
+    if remote is None:
+        return None
+    fetcher, best, size, count = remote.fetcher, None, _FIRST_BYTES, _FIRST_COUNT
+    until = time.perf_counter() + seconds
+    sample_bytes = float(index.shard_bytes.sum()) / index.samples
+    while best is None or time.perf_counter() < until:
+        spans = list(islice(_spans(dataset, size), count))
+        began, cpu_s = time.perf_counter(), time.process_time()
+        fetcher.fetch(spans, _drop)
+        took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
+        got = sum(span.end - span.start for span in spans)
+        rate = Rate(
+            samples_per_s=got / sample_bytes / took_s,
+            bytes_per_s=got / took_s,
+            cpu_s_per_1000=1000 * cpu_s * sample_bytes / got,
+        )
+        if best is None or rate.bytes_per_s > best.bytes_per_s:
+            best = rate
+        if took_s < seconds / 4:
+            size, count = min(2 * size, fetcher.policy.range_bytes), min(2 * count, _MOST_COUNT)
+    return best
+
+
+def _spans(dataset: Dataset, size_bytes: int) -> Iterator[Span]:
+    """Ranges of one shard after the other, over and over."""
+    for shard in cycle(range(len(dataset.index.sizes))):
+        for part in dataset.index.source(shard).parts:
+            for start in range(0, part.size_bytes, size_bytes):
+                yield Span(
+                    path=part.path,
+                    start=start,
+                    end=min(start + size_bytes, part.size_bytes),
+                    version=part.version,
+                )
+
+
+def _drop(_number: int, _answer: object) -> None:
+    """The bytes aren't for keeping."""

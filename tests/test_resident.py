@@ -595,13 +595,14 @@ class TestRoom:
     def test_auto_fetches_nothing_to_find_out(
         self, pack: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
-        with serving(pack.parent) as server, caplog.at_level("INFO", "penstock"):
-            with (
-                Dataset(f"{server.url}/{pack.name}", fields=FIELDS) as dataset,
-                DataLoader(dataset, 16, augment=RECIPES["eval"], resident="auto") as loader,
-            ):
-                next(iter(loader))
-                assert loader.statistics().resident_bytes == 0
+        with (
+            serving(pack.parent) as server,
+            caplog.at_level("INFO", "penstock"),
+            Dataset(f"{server.url}/{pack.name}", fields=FIELDS) as dataset,
+            DataLoader(dataset, 16, augment=RECIPES["eval"], resident="auto") as loader,
+        ):
+            next(iter(loader))
+            assert loader.statistics().resident_bytes == 0
         assert "their decoded size is unknown" in caplog.text
 
     def test_auto_keeps_what_fits(

@@ -167,6 +167,7 @@ def main(argv: list[str] | None = None) -> int:
                 f"--rounds: got {rounds}, wanted at least {LEAST_ROUNDS} for figures that the "
                 "README shows. Say --quick for a look."
             )
+        split_installed(options.peers or PEERS)  # an unknown name is told before there is work
         prepared = prepare(options.work, data=options.data)
         cases = [original(prepared)]
         if options.short_side_256:

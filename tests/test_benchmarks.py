@@ -322,11 +322,18 @@ def test_the_comparison_writes_figures_chart_and_the_readmes_table(
     assert "| DALI's own file reader |" in readme.read_text()
 
 
-def test_the_comparison_refuses_too_few_rounds_for_the_readme(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--rounds", "2"], "at least 5"),
+        (["--quick", "--peers", "dali", "tourch"], "webdataset"),
+    ],
+)
+def test_the_comparison_refuses_what_it_cannot_show_before_it_works(
+    words: list[str], told: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert compare.main(["--rounds", "2", "--work", str(tmp_path)]) == 2
-    assert "at least 5" in capsys.readouterr().out
+    assert compare.main([*words, "--work", str(tmp_path)]) == 2
+    assert told in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
 
 

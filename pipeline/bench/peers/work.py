@@ -38,9 +38,8 @@ class Work:
 
     folder: `<class>/**/*.jpg`, what peers read, or convert from; pack: the same images as what
     Penstock reads. scratch: where peers that have a format of their own keep what they converted;
-    a new temporary folder's parent if the caller doesn't care. size: height and width of the crops
-    in pixels; workers: processes or threads that decode. Paths are absolute: a peer's process may
-    stand elsewhere.
+    it may hold that of other folders too. size: height and width of the crops in pixels; workers:
+    processes or threads that decode. Paths are absolute: a peer's process may stand elsewhere.
     """
 
     folder: Path

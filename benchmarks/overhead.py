@@ -10,6 +10,7 @@ import argparse
 import functools
 import itertools
 import statistics
+import threading
 import time
 from pathlib import Path
 from unittest import mock
@@ -18,6 +19,8 @@ from rich.console import Console
 
 from benchmarks.data import Prepared, prepare
 from benchmarks.record import RESULTS, write_result
+
+_THREADS = ("consumer", "decode", "read")
 
 
 def measure(
@@ -31,7 +34,7 @@ def measure(
 ) -> Path:
     """Process CPU time, all threads, over `rounds` runs of `batches`. Returns the result's path.
 
-    Beside it the part of the thread that iterates, and what the samples' checksums cost alone.
+    Beside it the parts of the threads that run Python, and what the samples' checksums cost alone.
     """
     from augment import imagenet_train
     from augment.graph import Graph
@@ -52,22 +55,28 @@ def measure(
         ) as loader,
     ):
         endless = itertools.chain.from_iterable(itertools.repeat(loader))
-        parts: dict[str, list[float]] = {"process": [], "consumer": []}
+        parts: dict[str, list[float]] = {name: [] for name in ("process", *_THREADS)}
         samples = batches * batch_size
         for number in range(rounds + 1):
-            process, consumer = time.process_time(), time.thread_time()
+            process, threads = time.process_time(), _threads_s()
             for _ in itertools.islice(endless, batches):
                 pass
             if number:  # the first round maps files and warms caches
                 parts["process"].append(1e6 * (time.process_time() - process) / samples)
-                parts["consumer"].append(1e6 * (time.thread_time() - consumer) / samples)
+                for name, seconds in _threads_s().items():
+                    parts[name].append(1e6 * (seconds - threads[name]) / samples)
     parts["checksum"] = [_checksum_us(prepared) for _ in range(rounds)]
+    own = zip(*(parts[name] for name in _THREADS), parts["checksum"], strict=True)
+    parts["python"] = [sum(threads) - checksum for *threads, checksum in own]
     medians = {name: statistics.median(values) for name, values in parts.items()}
     console.print(
         f"{medians['process']:.2f} us of CPU a sample outside decoding at batch {batch_size} "
         f"({min(parts['process']):.2f} to {max(parts['process']):.2f}, {rounds} rounds of "
-        f"{batches} batches); of that {medians['consumer']:.2f} in the training loop's thread. The "
-        f"checksum of the same samples alone: {medians['checksum']:.2f} us.",
+        f"{batches} batches). Of that in the training loop's thread {medians['consumer']:.2f}, in "
+        f"the one that feeds DALI {medians['decode']:.2f}, in those that read "
+        f"{medians['read']:.2f}; these three without the samples' checksum "
+        f"({medians['checksum']:.2f}), but with what they call of DALI: {medians['python']:.2f}. "
+        "The rest is DALI's own threads.",
         highlight=False,
     )
     measured = {
@@ -78,6 +87,20 @@ def measure(
         "rounds": parts,
     }
     return write_result("overhead", measured, folder=results)
+
+
+def _threads_s() -> dict[str, float]:
+    """CPU seconds of the threads that run Python, by what they do."""
+    found = dict.fromkeys(_THREADS, 0.0)
+    for thread in threading.enumerate():
+        if thread.ident is None:
+            continue
+        name = next((n for n in _THREADS if thread.name.startswith(f"penstock-{n}")), None)
+        if thread is threading.current_thread():
+            name = "consumer"
+        if name is not None:
+            found[name] += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+    return found
 
 
 def _checksum_us(prepared: Prepared, *, samples: int = 256) -> float:

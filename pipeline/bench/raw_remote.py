@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
     from readers import Dataset
 
-_FIRST_BYTES, _FIRST_COUNT = 16 << 10, 32  # what hardly any remote takes long for
-_MOST_COUNT = 64
+_FIRST_BYTES, _FIRST_COUNT = 16 << 10, 64  # what hardly any remote takes long for
 
 
 def raw_remote(dataset: Dataset, *, seconds: float) -> Rate | None:
@@ -44,7 +43,8 @@ def raw_remote(dataset: Dataset, *, seconds: float) -> Rate | None:
         if best is None or rate.bytes_per_s > best.bytes_per_s:
             best = rate
         if took_s < seconds / 4:
-            size, count = min(2 * size, fetcher.policy.range_bytes), min(2 * count, _MOST_COUNT)
+            size = min(2 * size, fetcher.policy.range_bytes)
+            count = min(2 * count, fetcher.policy.max_connections)
     return best
 
 

@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -178,6 +179,7 @@ PIXELS = Pixels(
     samples=1280,
     label_mean=7.5,
     label_deviation=4.6,
+    spread=0.6,
     mean=(0.0, 0.0, 0.0),
     deviation=(1.0, 1.0, 1.0),
     detail=0.1,
@@ -197,7 +199,7 @@ def test_a_rounds_figures() -> None:
         replace(PIXELS, shape=(8, 32, 32, 3)),
         replace(PIXELS, dtype="torch.uint8"),
         replace(PIXELS, label_dtype="torch.int32"),
-        replace(PIXELS, mean=(0.0, 0.3, 0.0)),
+        replace(PIXELS, mean=(0.0, 0.4, 0.0)),
         replace(PIXELS, deviation=(1.0, 1.0, 1.3)),
         replace(PIXELS, detail=0.2),
         replace(PIXELS, label_mean=8.6),
@@ -212,6 +214,14 @@ def test_unequal_work_is_not_compared(other: Pixels) -> None:
 def test_equal_work_is_compared() -> None:
     near = replace(PIXELS, mean=(0.05, -0.05, 0.0), detail=0.11, label_mean=7.7)
     check_same_work({"penstock": [a_round(PIXELS)], "torch": [a_round(near)]}, pooled=True)
+
+
+@pytest.mark.parametrize(("samples", "refused"), [(128, False), (12800, True)])
+def test_few_samples_may_differ_by_chance(samples: int, refused: bool) -> None:
+    ours = replace(PIXELS, samples=samples)
+    other = replace(ours, mean=(0.2, -0.2, 0.0), label_mean=6.3)
+    with pytest.raises(NotTheSameWorkError, match="ffcv") if refused else nullcontext():
+        check_same_work({"penstock": [a_round(ours)], "ffcv": [a_round(other)]}, pooled=True)
 
 
 def test_a_child_that_fails_tells_why() -> None:

@@ -8,6 +8,7 @@ tensors differ are not compared: that is an error.
 from __future__ import annotations
 
 import contextlib
+import math
 import statistics
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pipeline.bench.children import Child, ChildFailedError
 from pipeline.bench.peers.registry import TITLES
 from pipeline.bench.player import Round, RoundSize, round_from_json
-from pipeline.bench.sameness import check_same_work
+from pipeline.bench.sameness import LOOKED_SAMPLES, check_same_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -120,6 +121,8 @@ def compare(
 
     Raises NotTheSameWorkError where the peers' tensors differ, ChildFailedError where one fails.
     """
+    enough = math.ceil(LOOKED_SAMPLES / (rounds * work.batch_size))
+    size = replace(size, looked=max(size.looked, enough))
     played: dict[str, list[Round]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
         players = []

@@ -16,15 +16,14 @@ if TYPE_CHECKING:
 
     from pipeline.bench.player import Round
 
-# Some hundreds of images a peer; means of normalised pixels then agree within a few hundredths,
-# while a forgotten or doubled normalisation moves them by 0.5 and more.
+# Beside what chance may add; a forgotten or doubled normalisation moves a mean by 0.5 and more.
 MEAN_TOLERANCE = 0.15
 DEVIATION_TOLERANCE = 0.12
 DETAIL_TOLERANCE = 0.25  # relative; a resize without antialiasing, or nearest, is beyond
-# Of the labels' mean and deviation, in deviations; and what chance may add, in standard errors of
-# the difference of two such means.
-LABEL_TOLERANCE = 0.05
-LABEL_CHANCE = 4.0
+LABEL_TOLERANCE = 0.05  # of the labels' mean and deviation, in deviations
+CHANCE = 4.0  # standard errors of the difference of two means over other samples
+# So many samples of each peer are looked at, at least: enough for these tolerances to tell.
+LOOKED_SAMPLES = 1024
 
 
 class NotTheSameWorkError(PenstockError, ValueError):
@@ -36,6 +35,8 @@ class Pixels:
     """What a peer's tensors look like, to tell whether two peers do the same work.
 
     samples, label_mean, label_deviation: how many were looked at; of their labels.
+    spread: deviation of the images' own means, of the channel where it is largest: what chance does
+    to a mean over few images.
     mean, deviation: of each channel over all pixels, in normalised units.
     detail: mean absolute difference of horizontal neighbours; a resize without antialiasing raises
     it.
@@ -47,6 +48,7 @@ class Pixels:
     samples: int
     label_mean: float
     label_deviation: float
+    spread: float
     mean: tuple[float, ...]
     deviation: tuple[float, ...]
     detail: float
@@ -65,6 +67,7 @@ def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Pixels:
         samples=len(labels),
         label_mean=float(labels.double().mean()),
         label_deviation=float(labels.double().std(correction=0)),
+        spread=float(images.mean(dim=(2, 3)).std(dim=0, correction=0).max()),
         mean=tuple(images.mean(dim=(0, 2, 3)).tolist()),
         deviation=tuple(images.std(dim=(0, 2, 3)).tolist()),
         detail=float((images[..., 1:] - images[..., :-1]).abs().mean()),
@@ -73,7 +76,7 @@ def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Pixels:
 
 def check_same_work(played: Mapping[str, Sequence[Round]], *, pooled: bool) -> None:
     """Compare every peer's tensors with the first one's; pooled: the statistics of their pixels and
-    labels too, which need some hundreds of samples. Raises NotTheSameWorkError."""
+    labels too, of LOOKED_SAMPLES or more. Raises NotTheSameWorkError."""
     looks = {name: pool([r.pixels for r in rounds]) for name, rounds in played.items()}
     reference_name, reference = next(iter(looks.items()))
     for name, pixels in looks.items():
@@ -95,13 +98,14 @@ def differences(
         yield what, mine, wanted, mine == wanted
     if not pooled:
         return
+    chance = CHANCE * math.sqrt(1 / pixels.samples + 1 / reference.samples)
     for what, tolerance in (("mean", MEAN_TOLERANCE), ("deviation", DEVIATION_TOLERANCE)):
         mine, wanted = getattr(pixels, what), getattr(reference, what)
         apart = max(abs(a - b) for a, b in zip(mine, wanted, strict=True))
-        yield f"channels' {what}", mine, wanted, apart <= tolerance
+        allowed = tolerance + chance * max(pixels.spread, reference.spread)
+        yield f"channels' {what}", mine, wanted, apart <= allowed
     near = math.isclose(pixels.detail, reference.detail, rel_tol=DETAIL_TOLERANCE)
     yield "detail", pixels.detail, reference.detail, near
-    chance = LABEL_CHANCE * math.sqrt(1 / pixels.samples + 1 / reference.samples)
     allowed = (LABEL_TOLERANCE + chance) * max(reference.label_deviation, pixels.label_deviation)
     for what in ("label_mean", "label_deviation"):
         mine, wanted = getattr(pixels, what), getattr(reference, what)
@@ -121,6 +125,7 @@ def pool(looks: Sequence[Pixels]) -> Pixels:
         samples=sum(look.samples for look in looks),
         label_mean=statistics.fmean(look.label_mean for look in looks),
         label_deviation=statistics.fmean(look.label_deviation for look in looks),
+        spread=statistics.fmean(look.spread for look in looks),
         mean=mean([look.mean for look in looks]),
         deviation=mean([look.deviation for look in looks]),
         detail=statistics.fmean(look.detail for look in looks),

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,8 +23,11 @@ import pytest
 from PIL import Image
 
 from augment import imagenet_eval, imagenet_train
+from augment.recipe import check_recipe
 from cache import DiskCache
 from pipeline import DataLoader
+from pipeline.bench.ceilings import measure_ceilings
+from pipeline.bench.diagnosis import diagnose
 from pipeline.bench.facts import Cores
 from pipeline.world import usable_cores
 from readers import Dataset, pack
@@ -249,3 +252,39 @@ def test_a_remote_that_keeps_up_is_no_limit(pack: Path, tmp_path: Path) -> None:
 def test_none_of_the_image_plants_is_seen_in_plain_photographs(photographs: Path) -> None:
     found = run(Dataset(photographs), 12, augment=imagenet_train(224), num_workers=2)
     assert (found.limit, found.cause) == ("decode", "slow-decode")
+
+
+def test_with_ceilings_the_cause_stays_and_gets_a_prediction(tmp_path: Path) -> None:
+    """As `penstock bench` tells it."""
+    some = write(tmp_path / "progressive", 300, 320, count=96, progressive=True)
+    recipe = imagenet_train(224)
+    found = run(Dataset(some), 12, augment=recipe)
+    with Dataset(some) as dataset:
+        checked = check_recipe(recipe, images=dataset.index.images)
+        ceilings = measure_ceilings(dataset, checked, batch_size=16, threads=2, seconds=0.3)
+    told = diagnose(replace(found.facts, ceilings=ceilings))
+    assert (told.limit, told.cause) == ("decode", "progressive")
+    assert told.of_ceiling is not None
+    assert told.predicted_samples_per_s is not None
+    assert told.predicted_samples_per_s > found.samples_per_s
+    assert "decoding alone gave" in told.verdict
+    assert "of the work, measured" in told.basis
+
+
+def test_what_a_remote_gives_alone_is_told_apart_from_what_the_cache_has(
+    pack: Path, tmp_path: Path
+) -> None:
+    with serving(pack.parent, SLOW) as server:
+        cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
+        url = f"{server.url}/{pack.name}"
+        found = run(Dataset(url, cache=cache, storage_options=QUICK), 10)
+        with Dataset(url, cache=cache, storage_options=QUICK) as dataset:
+            checked = check_recipe(SMALL, images=dataset.index.images)
+            ceilings = measure_ceilings(dataset, checked, batch_size=16, threads=2, seconds=0.2)
+        cache.close()
+    told = diagnose(replace(found.facts, ceilings=ceilings))
+    assert (told.limit, told.cause) == ("remote", "slow-remote")
+    assert ceilings.remote is not None
+    assert ceilings.read is not None  # what the run has fetched
+    assert ceilings.read.samples_per_s > ceilings.remote.samples_per_s
+    assert "fetching alone gave" in told.verdict

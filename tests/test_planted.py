@@ -236,7 +236,7 @@ def test_small_cache(pack: Path, tmp_path: Path) -> None:
 def test_tiny_shards(folder: Path, tmp_path: Path) -> None:
     tiny = tmp_path / "tiny"
     pack(str(folder), str(tiny), seed=3, shard_bytes="4KiB")
-    found = run_far(tiny, tmp_path / "cache", Far(Faults(latency_s=0.1), "64MiB"), 10)
+    found = run_far(tiny, tmp_path / "cache", Far(Faults(latency_s=0.05), "64MiB"), 8)
     assert (found.limit, found.cause) == ("remote", "tiny-shards")
     assert "The shards are tiny" in found.verdict
     assert "--shard-bytes 64MiB`" in found.verdict

@@ -25,7 +25,7 @@ from pipeline.bench.peers import registry
 from pipeline.bench.peers.registry import ADAPTERS, OURS, PEERS, TITLES, split_installed
 from pipeline.bench.peers.work import DEVIATION, MEAN, Work, converted, endless, list_files
 from pipeline.bench.player import RoundSize
-from pipeline.bench.rounds import Comparison, Player, summarise
+from pipeline.bench.rounds import Comparison, Player, fitted, summarise
 from readers import Dataset, pack
 from tests.test_benchmarks import PIXELS, a_round
 
@@ -166,6 +166,17 @@ def test_a_loader_that_gives_nothing_is_an_error_not_a_hang() -> None:
 def test_work_crosses_to_a_process_unchanged(tmp_path: Path) -> None:
     work = a_work(tmp_path / "a", tmp_path / "b", tmp_path / "c")
     assert Work.from_json(work.to_json()) == work
+
+
+@given(batch_size=st.integers(1, 4096), workers=st.integers(1, 256), rounds=st.integers(1, 20))
+def test_a_round_is_long_enough_for_its_work(batch_size: int, workers: int, rounds: int) -> None:
+    place = Path("unused")
+    work = Work(folder=place, pack=place, scratch=place, batch_size=batch_size, workers=workers)
+    size = fitted(RoundSize(), work, rounds=rounds)
+    assert size.looked * rounds * batch_size >= 1024
+    assert size.settle > 2 * workers
+    assert size.timed >= 4 * workers
+    assert fitted(size, work, rounds=rounds) == size
 
 
 # --- a dataset as files --------------------------------------------------------------------------

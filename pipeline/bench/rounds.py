@@ -121,8 +121,7 @@ def compare(
 
     Raises NotTheSameWorkError where the peers' tensors differ, ChildFailedError where one fails.
     """
-    enough = math.ceil(LOOKED_SAMPLES / (rounds * work.batch_size))
-    size = replace(size, looked=max(size.looked, enough))
+    size = fitted(size, work, rounds=rounds)
     played: dict[str, list[Round]] = {name: [] for name in names}
     with contextlib.ExitStack() as stack:
         players = []
@@ -140,6 +139,20 @@ def compare(
     first = played[names[0]]
     return Comparison(
         summaries={name: summarise(played[name], first) for name in names}, rounds=played, size=size
+    )
+
+
+def fitted(size: RoundSize, work: Work, *, rounds: int) -> RoundSize:
+    """The round with enough batches for this work.
+
+    Enough are looked at to tell whether the work is the same; more are taken to settle than torch's
+    workers keep ready, two each and the one that is being made; and some of each worker are timed.
+    """
+    return replace(
+        size,
+        looked=max(size.looked, math.ceil(LOOKED_SAMPLES / (rounds * work.batch_size))),
+        settle=max(size.settle, 2 * work.workers + 1),
+        timed=max(size.timed, 4 * work.workers),
     )
 
 

@@ -21,7 +21,7 @@ from pipeline.steps import Cursor, Walk
 from readers.types import EncodedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from pipeline.steps import Step
 
@@ -84,7 +84,7 @@ class FakeGraph:
         self.fed: list[EncodedBatch] = []
         self.used_by: set[str] = set()
         self.closed = False
-        self.before_output = lambda: None
+        self.before_output: Callable[[], None] = lambda: None
 
     def _use(self) -> None:
         assert not self.closed, "used after close()"
@@ -224,7 +224,11 @@ def test_what_is_being_decoded_is_waited_for(
 def test_a_decoder_that_hangs_is_told(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipeline.run._DECODE_SPARE_S", 0.0)
     graph, go = FakeGraph(), threading.Event()
-    graph.before_output = lambda: go.wait(WAIT_S) and None
+
+    def hang() -> None:
+        go.wait(WAIT_S)
+
+    graph.before_output = hang
     run = make(reader, graph, timeout_s=0.1)
     with pytest.raises(StalledError, match="No batch was decoded for"):
         run.take(Cursor(0, 0))

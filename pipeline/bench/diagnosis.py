@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FED_WAIT_SHARE = 0.02
 # A cache that keeps less of what the node reads than this is too small for it.
 _KEPT_SHARE = 0.98
+# With less than this most bytes come from the remote in every epoch.
+_KEPT_LITTLE = 0.5
 # Tries to take the GIL that are late as often as this: somebody keeps it. A loop of pure Python or
 # a C call that doesn't let it go made 58 to 71 of 100 late, a step that waits none to 7, with two
 # cores and four times as many programs that wanted them (measured).
@@ -142,9 +144,11 @@ def find_limit(facts: Facts) -> Limit:
     if remote is None or remote.traffic.remote_wait_s < facts.load_s / 2:
         return "python" if holds_gil else "disk"
     is_small = remote.max_bytes > 0 and remote.kept_bytes < _KEPT_SHARE * remote.wanted_bytes
-    # Until all that it keeps was read once, the rest isn't what the job waits for.
+    # Until all that it keeps was read once, the rest isn't what the job waits for, unless the rest
+    # is the larger part anyway.
     passes = remote.traffic.bytes_passed > remote.traffic.bytes_filled
-    return "cache" if is_small and passes else "remote"
+    is_tiny = remote.max_bytes > 0 and remote.kept_bytes < _KEPT_LITTLE * remote.wanted_bytes
+    return "cache" if is_small and (passes or is_tiny) else "remote"
 
 
 def _behind_the_bytes(facts: Facts) -> Limit:

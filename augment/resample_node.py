@@ -26,8 +26,15 @@ def _operator() -> tuple[type[Any], type[Any]] | None:
         from nvidia.dali.plugin.numba import NumbaFunction
 
         from augment import resample_kernels as kernels
-    except Exception as error:  # numba is optional, and refuses a numpy that it doesn't know
+    except ImportError as error:  # numba is optional, and refuses a numpy that it doesn't know
         _LOG.info("resizing by DALI's own operators: the compiled pass can't be had (%s)", error)
+        return None
+    except Exception:  # a compiler that fails costs speed, never the job; but it is told
+        _LOG.warning(
+            "The compiled resize failed to compile, so DALI's own operators resize, at about half "
+            "the speed. Try another version of numba.",
+            exc_info=True,
+        )
         return None
 
     class Compiled(NumbaFunction):

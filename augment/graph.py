@@ -24,13 +24,23 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from augment import resample_node
-from augment.culprits import corrupt, cut, failing_rows, reason_of, short_of_memory
+from augment.culprits import (
+    NO_IMAGE,
+    check_machine,
+    corrupt,
+    cut,
+    failing_rows,
+    is_unclear,
+    machine_error,
+    reason_of,
+)
 from augment.draws import input_names
 from augment.nodes import Device, GraphPlan, describe
 from augment.verify import load_dali, read_header
 from cache.errors import (
     ClosedError,
     ConfigError,
+    DeviceError,
     PenstockError,
 )
 from readers.types import Rejected
@@ -172,7 +182,7 @@ class Graph:
     def outputs_marked(self) -> Decoded:
         """As `outputs`, but samples that don't decode are zeros and are told with their reasons.
 
-        Raises PenstockError if memory was short, ClosedError after close().
+        Raises DeviceError if memory was short or the device fails, ClosedError after close().
         """
         pipe = self._open_pipe()
         if not self._fed:
@@ -189,13 +199,19 @@ class Graph:
         images = pipe.empty(samples)
         failed: list[_Failed] = []
         taken: list[torch.Tensor] = []
+        broken: DeviceError | None = None
         for part in fed.parts:  # all of them, so that runs and batches stay in step
             try:
                 taken.append(pipe.take(len(part.rows)))
             except RuntimeError as error:
-                failed.append(_Failed(part.rows, _why(error)))
+                try:
+                    failed.append(_Failed(part.rows, _why(error)))
+                except DeviceError as machine:
+                    broken = broken or machine
             else:
                 images[part.rows] = taken[-1]
+        if broken is not None:
+            raise broken
         return self._rescued(fed, failed, images, taken)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> Decoded:
@@ -234,11 +250,27 @@ class Graph:
                 bad |= failing_rows(
                     few, lambda some: self._again(fed, some, images, taken), ways=_WAYS
                 )
+        self._check_blame(fed, {row: why for row, why in bad.items() if row not in fed.marks})
         if bad:
             images[list(bad)] = 0
             self._suspects |= {int(fed.batch.ids[row]) for row in bad}
         self._hold(taken)
         return Decoded(images, bad)
+
+    def _check_blame(self, fed: _Fed, bad: dict[int, str]) -> None:
+        """Raises DeviceError where samples would be blamed that show no fault: a codec's failure
+        over a header that can be read, or one unknown reason for a whole batch."""
+        encoded = fed.batch.encoded
+        if not self._plan.pixels:
+            for row, why in bad.items():
+                if why == NO_IMAGE and not isinstance(read_header(encoded[row]), Rejected):
+                    raise machine_error(
+                        f"nvImageCodec fails on sample {int(fed.batch.ids[row])}, whose header it "
+                        "can read"
+                    )
+        tried = len(encoded) - len(fed.marks)
+        if len(bad) == tried > 1 and all(map(is_unclear, bad.values())):
+            raise machine_error(f"all {tried} samples of a batch fail ({next(iter(bad.values()))})")
 
     def _again(
         self, fed: _Fed, rows: list[int], images: torch.Tensor, taken: list[torch.Tensor]
@@ -344,12 +376,8 @@ def _part(batch: EncodedBatch, draws: Draws, rows: list[int]) -> tuple[EncodedBa
 
 
 def _why(error: RuntimeError) -> str:
-    """The reason of a run that failed; raises PenstockError where no sample is to blame."""
-    if short_of_memory(error):
-        raise PenstockError(
-            f"DALI could not decode a batch for want of memory ({reason_of(error)}). Use a "
-            "smaller batch, or a smaller prefetch_factor."
-        ) from error
+    """The reason of a run that failed; raises DeviceError where no sample is to blame."""
+    check_machine(error, remedy="a smaller batch, or a smaller prefetch_factor")
     return reason_of(error)
 
 

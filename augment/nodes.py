@@ -10,6 +10,7 @@ from augment.draws import decodes_window, drawn_steps, input_names, resizes_regi
 from augment.pixels import step_inputs, step_nodes
 
 if TYPE_CHECKING:
+    from augment.ops import DType
     from augment.recipe import CheckedRecipe, Stage
 
 Device = Literal["cpu", "cuda"]
@@ -75,7 +76,15 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
         images = _finished(plan.recipe, images, inputs)
     for erasing in plan.recipe.erasing:
         images = step_nodes(erasing, images, inputs, plan.recipe.image)
+    if plan.recipe.dtype != finished_dtype(plan.recipe):
+        images = fn.cast(images, dtype=_dali_dtype(plan.recipe.dtype))
     return (images,)
+
+
+def finished_dtype(recipe: CheckedRecipe) -> DType:
+    """Of the images behind the last pass: on the GPU DALI's Erase knows no float16, so what is
+    erased becomes that behind it."""
+    return "float32" if recipe.erasing and recipe.dtype == "float16" else recipe.dtype
 
 
 def _given(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
@@ -165,7 +174,11 @@ def _resized(
         mirror=inputs[recipe.mirror.name] if recipe.mirror else None,
         normalize=recipe.normalize,
     )
-    return fn.cast(images, dtype=types.FLOAT16) if recipe.dtype == "float16" else images
+    if recipe.erasing:  # which asks for the axes by name; what numba gives has none
+        images = fn.reshape(images, layout="CHW")
+    if finished_dtype(recipe) == "float16":
+        images = fn.cast(images, dtype=types.FLOAT16)
+    return images
 
 
 def _resized_by_dali(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:
@@ -198,13 +211,18 @@ def _resized_by_dali(images: Any, stage: Stage, number: int, inputs: dict[str, A
 
 def _finished(recipe: CheckedRecipe, images: Any, inputs: dict[str, Any]) -> Any:
     """Flip, normalise, cast and HWC to CHW in one pass."""
-    from nvidia.dali import fn, types
+    from nvidia.dali import fn
 
-    dtypes = {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}
-    options: dict[str, Any] = {"dtype": dtypes[recipe.dtype], "output_layout": "CHW"}
+    options: dict[str, Any] = {"dtype": _dali_dtype(finished_dtype(recipe)), "output_layout": "CHW"}
     if recipe.mirror:
         options["mirror"] = inputs[recipe.mirror.name]
     if recipe.normalize:  # in units of 0..1; pixels come as 0..255
         options["mean"] = [255 * mean for mean in recipe.normalize.mean]
         options["std"] = [255 * std for std in recipe.normalize.std]
     return fn.crop_mirror_normalize(images, **options)
+
+
+def _dali_dtype(name: DType) -> Any:
+    from nvidia.dali import types
+
+    return {"float32": types.FLOAT, "float16": types.FLOAT16, "uint8": types.UINT8}[name]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from augment.culprits import reason_of
+from augment.culprits import check_machine, reason_of
 from cache.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -41,9 +41,8 @@ def jitter(_: ColorJitter, images: Any, inputs: Nodes, shape: Shape) -> Any:
     if (factor := inputs.get("brightness")) is not None:
         images = fn.brightness_contrast(images, brightness=factor)
     if (factor := inputs.get("contrast")) is not None:
-        # Argument inputs are on the CPU; for images that are there already this does nothing.
-        middle = fn.reductions.mean(_gray(images) if shape.channels == 3 else images).cpu()
-        images = fn.brightness_contrast(images, contrast=factor, contrast_center=middle)
+        gray = _gray(images) if shape.channels == 3 else images
+        images = contrast(images, factor, gray)
     if (factor := inputs.get("saturation")) is not None:
         gray = _rgb(_gray(images))
         # Of opposite signs, if not both small: they can't overflow together.
@@ -51,6 +50,25 @@ def jitter(_: ColorJitter, images: Any, inputs: Nodes, shape: Shape) -> Any:
     if (shift := inputs.get("hue")) is not None:
         images = _shift_hue(images, shift, shape)
     return images
+
+
+def contrast(images: Any, factor: Any, gray: Any) -> Any:
+    """Towards, or away from, the mean of the grey image. factor: on the CPU."""
+    from nvidia.dali import fn
+
+    if images.device == "gpu":
+        return contrast_by_arithmetic(images, factor.gpu(), gray)
+    middle = fn.reductions.mean(gray)
+    return fn.brightness_contrast(images, contrast=factor, contrast_center=middle)
+
+
+def contrast_by_arithmetic(images: Any, factor: Any, gray: Any) -> Any:
+    """As above, all on one device. Argument inputs come from the CPU: as one, what was computed
+    from pixels on the GPU would make the host wait for the device in each batch."""
+    from nvidia.dali import fn
+
+    middle = fn.reductions.mean(gray, axes=[0, 1], keep_dims=True)
+    return _uint8(images * factor + middle * (1 - factor))
 
 
 def _gray(images: Any) -> Any:
@@ -217,6 +235,8 @@ def _try_out(op: Apply, device: str, shape: Shape) -> None:
     try:
         (changed,) = trial.run()
     except RuntimeError as error:
+        if device == "gpu":  # what fails on the CPU is the function, whatever it says
+            check_machine(error)
         raise RecipeError(
             f"{op}: the function fails on one image of {size} (height, width, channels): "
             f"{reason_of(error)}."

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from augment.pixel_nodes import contrast
 from augment.policies import KINDS, steps
 
 if TYPE_CHECKING:
@@ -90,21 +91,7 @@ def _brightness(images: Any, factor: Any) -> Any:
 
 def _contrast(images: Any, factor: Any) -> Any:
     """Towards, or away from, the mean of the grey image."""
-    from nvidia.dali import fn
-
-    if images.device == "gpu":
-        return _contrast_by_arithmetic(images, factor)
-    center = fn.reductions.mean(_gray(images))
-    return fn.brightness_contrast(images, contrast=factor, contrast_center=center)
-
-
-def _contrast_by_arithmetic(images: Any, factor: Any) -> Any:
-    """As above, where what was computed from pixels can't be an argument."""
-    from nvidia.dali import fn
-
-    mean = fn.reductions.mean(_gray(images), axes=[0, 1], keep_dims=True)
-    factor = _beside(images, factor)
-    return _to_uint8(images * factor + mean * (1 - factor))
+    return contrast(images, factor, _gray(images))
 
 
 def _gray(images: Any) -> Any:

@@ -11,11 +11,10 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from augment.culprits import reason_of, short_of_memory
+from augment.culprits import check_machine
 from augment.graph import checked_device
 from augment.nodes import GraphPlan, describe_whole
 from augment.verify import load_dali
-from cache.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -72,8 +71,8 @@ class WholeDecoder:
 
         pixels: of each sample, height times width. An image is uint8 of shape (height, width,
         channels), a torch tensor on the device, valid until the next one is asked for. Take all of
-        them: the decoder is in step again at the end only. Raises PenstockError if memory was
-        short.
+        them: the decoder is in step again at the end only. Raises DeviceError if memory was short
+        or the device fails.
         """
         failed: list[int] = []
         flying: deque[tuple[list[int], Any]] = deque()
@@ -104,11 +103,7 @@ class WholeDecoder:
         try:
             images = self._pipe.outputs(cuda_stream=stream)[0]
         except RuntimeError as error:
-            if short_of_memory(error):
-                raise PenstockError(
-                    f"DALI could not decode images for want of memory ({reason_of(error)}). Pass "
-                    "resident=False, or use a smaller batch."
-                ) from error
+            check_machine(error, remedy="resident=False, or a smaller batch")
             failed += rows
             return
         for place, row in enumerate(rows):

@@ -16,6 +16,7 @@
     ├── WriteError (OSError)             a file of ours could not be written (disk full, read-only)
     ├── ResumeError (ValueError)         a state that can't be honoured
     ├── MissingDependencyError (ImportError)   an optional package; names the extra
+    ├── DeviceError (RuntimeError)       the GPU, its driver or DALI failed; no sample is to blame
     ├── WorkerError (RuntimeError)       a worker process died
     ├── StalledError (TimeoutError)      a wait passed its limit
     ├── RankFailedError (RuntimeError)   another rank's loader failed; carries .rank
@@ -117,6 +118,10 @@ class ResumeError(PenstockError, ValueError):
 
 class MissingDependencyError(PenstockError, ImportError):
     """An optional package isn't installed; the message names the extra."""
+
+
+class DeviceError(PenstockError, RuntimeError):
+    """The GPU, its driver, DALI or memory failed; no sample's bytes are to blame."""
 
 
 class WorkerError(PenstockError, RuntimeError):

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
-from augment import policy_nodes
+from augment import pixel_nodes, policy_nodes
 from augment.ops import AutoAugment, RandAugment, TrivialAugmentWide
 from augment.policies import (
     KINDS,
@@ -381,7 +381,7 @@ def test_what_cuda_runs_in_place_of_operators_gives_their_pixels() -> None:
         factor = fn.external_source(name="factor", dtype=types.FLOAT, ndim=0)
         pipe.set_outputs(
             policy_nodes._contrast(pixels, factor),
-            policy_nodes._contrast_by_arithmetic(pixels, factor),
+            pixel_nodes.contrast_by_arithmetic(pixels, factor, policy_nodes._gray(pixels)),
             policy_nodes._autocontrast(pixels, factor),
             policy_nodes._autocontrast_by_arithmetic(pixels, *policy_nodes._low_and_spread(pixels)),
         )

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STORE_TIMEOUT_S = 20.0
+# How long a rank that stops waits for those that are still in the step before: as long as one step
+# may take, and no longer than somebody would look at a job that has ended.
+ENDING_TIMEOUT_S = 30
 _PREFIX = "penstock"
 
 
@@ -31,10 +34,12 @@ class Agreement:
     Several loaders of a job don't mix: each has its own keys, by dataset and number.
     """
 
-    def __init__(self, store: Any = None, *, name: str = "", rank: int = 0) -> None:
+    def __init__(self, store: Any = None, *, name: str = "", rank: int = 0, size: int = 1) -> None:
+        """size: ranks of the job, whether or not there is a store to reach them by."""
         self._store = store
         self._name = name
         self.rank = rank
+        self.size = size
         self._counts: dict[str, int] = {}
         self._notice: dict[str, Any] | None = None
         self._round = 0
@@ -62,6 +67,18 @@ class Agreement:
         own = self._counts[name] = self._counts.get(name, 0) + count
         return int(self._ask(lambda store: store.add(self._key(name), count), own))
 
+    def count_at(self, place: str, name: str) -> int | None:
+        """A counter's value at a place of the stream, the same on every rank whenever it asks.
+
+        The first rank that asks for a place decides it from what all have told by then, and the
+        others take that: nobody waits. None where the ranks can't reach one another.
+        """
+        if not self.is_shared:
+            return self._counts.get(name, 0) if self.size == 1 else None
+        mine = str(self.add(name, 0))
+        first = self._ask(lambda store: store.compare_set(self._key(f"at-{place}"), "", mine), None)
+        return None if first is None else int(first)
+
     def stop(self, notice: dict[str, Any]) -> None:
         """Tell every rank to stop when it asks for its next batch; the first notice stays."""
         self._notice = self._notice or notice
@@ -74,6 +91,34 @@ class Agreement:
             text = self._ask(lambda store: store.get(self._key("stop")), b"null")
             self._notice = json.loads(text)
         return self._notice
+
+    def join(self) -> None:
+        """Count this rank among those that `end_together` waits for."""
+        self._ask(lambda store: store.add(f"{self._name}/members", 1), 0)
+
+    def end_together(self) -> None:
+        """Wait until every rank that joined comes here too, or for half a minute.
+
+        The rank whose process holds the store takes it away when it exits, and any rank its
+        connections: one that is still in its last step would end with a network's error in place
+        of the reason why all stop.
+        """
+        members = self._ask(lambda store: store.add(f"{self._name}/members", 0), 0)
+        here = self._ask(lambda store: store.add(self._key("ended"), 1), members)
+        key = self._key("all-ended")
+        if here >= members:
+            self._ask(lambda store: store.set(key, "1"), None)
+            return
+        for _ in range(ENDING_TIMEOUT_S):  # a second each: an interrupt is heard between them
+            if self._store is None:
+                return
+            try:
+                self._store.wait([key], timedelta(seconds=1))
+            except RuntimeError as error:
+                if "imeout" not in str(error):  # the store is gone, so its rank has ended
+                    return
+            else:
+                return
 
     def _key(self, what: str) -> str:
         return f"{self._name}/{self._round}/{what}"
@@ -96,7 +141,7 @@ class Agreement:
             return otherwise
 
 
-def join(*, dataset: str, shuffle: bool, rank: int) -> Agreement:
+def join(*, dataset: str, shuffle: bool, rank: int, size: int) -> Agreement:
     """Take part as this rank's next loader of that dataset; alone where no process group stands.
 
     dataset: fingerprint. A rank's k-th loader of a dataset and kind of order belongs to the other
@@ -104,10 +149,12 @@ def join(*, dataset: str, shuffle: bool, rank: int) -> Agreement:
     """
     store = _group_store()
     if store is None:
-        return Agreement(rank=rank)
+        return Agreement(rank=rank, size=size)
     kind = f"{_PREFIX}/{dataset[:32]}/{'shuffled' if shuffle else 'in-order'}"
     number = Agreement(store, name=kind, rank=rank).add(f"loaders-{rank}", 1)
-    return Agreement(store, name=f"{kind}/{number}", rank=rank)
+    agreement = Agreement(store, name=f"{kind}/{number}", rank=rank, size=size)
+    agreement.join()
+    return agreement
 
 
 def check_same_plan(agreement: Agreement, *, plan: str, seed: int, size: int) -> None:

@@ -11,9 +11,8 @@ known for its epoch only; a restart would not know more.
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -60,14 +59,6 @@ def substitute(
         shard = int(np.searchsorted(starts, sample_id, side="right")) - 1
         return int(starts[shard]) + draw % int(sizes[shard])
     return draw % int(starts[-1] + sizes[-1])
-
-
-class BadState(TypedDict):
-    """What a state says. bad: samples of this epoch, as far as this rank knows.
-    quarantine_sha256: of the ids and reasons that this rank met."""
-
-    bad: int
-    quarantine_sha256: str
 
 
 class BadSamples:
@@ -170,7 +161,11 @@ class BadSamples:
             return
         if not self._stopped and (asked.epoch, asked.position) <= tuple(notice["last"]):
             return
-        self._stopped = True
+        is_first, self._stopped = not self._stopped, True
+        if (
+            is_first and "failed" not in notice
+        ):  # others stop here too; a failed rank isn't waited for
+            self._agreement.end_together()
         raise self._error(notice)
 
     def handed_out(self, at: Cursor, bad: Mapping[int, str]) -> None:
@@ -194,7 +189,7 @@ class BadSamples:
         self._write({i: why for i, why in bad.items() if i not in self._met}, epoch)
         self._met.update(bad)
         if new:
-            total = self._agreement.add(f"bad-{epoch}", len(new)) + self._before
+            total = self._agreement.add(_counter(epoch), len(new)) + self._before
             if total > self._max_bad * self._samples:
                 self._agreement.stop(self._notice(at, total))
         if first_ever:
@@ -209,12 +204,19 @@ class BadSamples:
 
     # -- state
 
-    def state(self) -> BadState:
-        lines = "".join(f"{i}\t{self._met[i]}\n" for i in sorted(self._met))
-        return BadState(
-            bad=self._count + self._before,
-            quarantine_sha256=hashlib.sha256(lines.encode("utf-8", "surrogatepass")).hexdigest(),
-        )
+    def count_before(self, at: Cursor) -> int:
+        """Bad samples of an epoch before a place, over all ranks: what a state says.
+
+        The same on every rank, and never waited for: what the ranks had told by the time that the
+        first of them asked. Ranks that can't reach one another agree on none but what a state
+        brought; one rank alone knows its own.
+        """
+        if at.position == 0:
+            return 0
+        if self._agreement.size == 1:
+            return self._count + self._before
+        told = self._agreement.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
+        return self._before + (told or 0)
 
     def begin(self, epoch: int) -> None:
         """An epoch begins, so none of it is counted yet."""
@@ -307,6 +309,10 @@ def _listed(reasons: Mapping[int, str]) -> str:
     named = "; ".join(f"{i} ({reasons[i]})" for i in sorted(reasons)[:NAMED])
     more = len(reasons) - NAMED
     return named + (f"; and {more} more" if more > 0 else "")
+
+
+def _counter(epoch: int) -> str:
+    return f"bad-{epoch}"
 
 
 def _bits(ids: NDArray[np.int64]) -> NDArray[np.uint8]:

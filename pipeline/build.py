@@ -78,11 +78,13 @@ class Settings:
     resident: ResidentMode = False
 
     def resumed(self, state: LoaderState, *, take_batch: bool) -> Settings:
-        """Settings to go on from a state. take_batch: nobody gave a batch size, so the state's."""
-        if take_batch:
-            sizes = batch_sizes(1, state.global_batch_size, self.world)
-            return replace(self, seed=state.plan.seed, sizes=sizes)
-        if self.sizes.global_batch != state.global_batch_size:
+        """Settings to go on from a state. take_batch: nobody gave a batch size, so the state's.
+
+        Warns of what differs from the saved job from here on.
+        """
+        sizes = batch_sizes(1, state.global_batch_size, self.world) if take_batch else self.sizes
+        self._warn_of_other_ends(state, global_batch=sizes.global_batch)
+        if self.sizes.global_batch != state.global_batch_size and not take_batch:
             warnings.warn(
                 f"The global batch goes from {state.global_batch_size} to "
                 f"{self.sizes.global_batch} samples with this state: no sample is lost, but "
@@ -91,7 +93,24 @@ class Settings:
                 PenstockWarning,
                 stacklevel=3,
             )
-        return replace(self, seed=state.plan.seed)
+        return replace(self, seed=state.plan.seed, sizes=sizes)
+
+    def _warn_of_other_ends(self, state: LoaderState, *, global_batch: int) -> None:
+        rest = state.samples % global_batch
+        if not rest or self.drop_last == state.drop_last:
+            return
+        change = (
+            f"each epoch now leaves out its last {rest} samples, which the saved job handed out"
+            if self.drop_last
+            else f"each epoch now ends with a batch of {rest} samples, which the saved job left out"
+        )
+        warnings.warn(
+            f"State was saved with drop_last={state.drop_last}, this loader has "
+            f"drop_last={self.drop_last}: the batches before an epoch's end stay the same, but "
+            f"{change}. For the same epochs pass drop_last={state.drop_last}.",
+            PenstockWarning,
+            stacklevel=4,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,9 +146,14 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
             "smaller batch or drop_last=False."
         )
     agreement = (
-        join(dataset=index.fingerprint, shuffle=frozen.shuffle, rank=settings.world.rank)
+        join(
+            dataset=index.fingerprint,
+            shuffle=frozen.shuffle,
+            rank=settings.world.rank,
+            size=settings.world.size,
+        )
         if settings.agrees
-        else Agreement(rank=settings.world.rank)
+        else Agreement(rank=settings.world.rank, size=settings.world.size)
     )
     fingerprint = hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
     check_same_plan(agreement, plan=fingerprint, seed=frozen.seed, size=settings.world.size)

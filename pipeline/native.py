@@ -146,7 +146,6 @@ class NativeEngine:
     def state_dict(self) -> dict[str, Any]:
         """What was handed out, as JSON types, under 1 kB. The same on every rank."""
         built = self._built
-        bad = built.run.bad_state()
         return LoaderState(
             dataset=self.dataset.index.fingerprint,
             fingerprint=built.fingerprint,
@@ -155,8 +154,8 @@ class NativeEngine:
             epoch=self._cursor.epoch,
             position=self._cursor.position,
             global_batch_size=built.walk.global_batch,
-            bad=bad["bad"],
-            quarantine_sha256=bad["quarantine_sha256"],
+            drop_last=built.walk.drop_last,
+            bad=built.run.bad_before(self._cursor),
         ).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     import torch
 
     from augment.graph import Graph
-    from pipeline.bad_samples import BadState
     from pipeline.batches import BatchReader, Prepared
     from pipeline.decoding import Made
     from pipeline.prefetch import Prefetch
@@ -183,9 +182,9 @@ class Run:
         self._making = None
         return made
 
-    def bad_state(self) -> BadState:
-        """What a state says of bad samples."""
-        return self._bad.state()
+    def bad_before(self, at: Cursor) -> int:
+        """Bad samples of an epoch before a place, over all ranks: what a state says."""
+        return self._bad.count_before(at)
 
     def restore_bad(self, bad: int) -> None:
         """Go on in an epoch of which so many bad samples were counted."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from cache.errors import ResumeError
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,8 +26,8 @@ class LoaderState:
     """What the user was handed, over all ranks: everything before (epoch, position).
 
     dataset: fingerprint of the index. fingerprint: of index and plan. samples: of an epoch.
-    bad: bad samples of this epoch; quarantine_sha256: of the ids and reasons. Both are as the rank
-    that saved knew them, and whatever they are, the state can be loaded.
+    drop_last: whether epochs end with the last whole global batch. bad: bad samples of this epoch
+    so far, over all ranks, as far as they had told one another.
     """
 
     dataset: str
@@ -37,8 +37,8 @@ class LoaderState:
     epoch: int
     position: int
     global_batch_size: int
+    drop_last: bool
     bad: int = 0
-    quarantine_sha256: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
@@ -61,11 +61,10 @@ class LoaderState:
         fields = {name: _take(state, name, kind) for name, kind in _FIELDS.items()}
         plan = fields.pop("plan")
         settings = {name: _take(plan, name, kind) for name, kind in _PLAN_FIELDS.items()}
-        bad, digest = state.get("bad"), state.get("quarantine_sha256")
+        bad = state.get("bad")
         self = cls(
             plan=PlanSettings(**settings),
-            bad=bad if type(bad) is int and bad > 0 else 0,
-            quarantine_sha256=digest if isinstance(digest, str) else "",
+            bad=bad if type(bad) is int and bad > 0 else 0,  # no reason to refuse a state
             **fields,
         )
         if not (self.epoch >= 0 and 0 <= self.position <= self.samples):
@@ -84,6 +83,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "epoch": (int,),
     "position": (int,),
     "global_batch_size": (int,),
+    "drop_last": (bool,),
 }
 _PLAN_FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int,),

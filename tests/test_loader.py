@@ -70,6 +70,22 @@ class TestBatches:
             assert len(epoch) == len(loader) == -(-SAMPLES // 16)
         assert epochs[0] != epochs[1]
 
+    @pytest.mark.parametrize("saved", [True, False])
+    def test_a_state_across_a_change_of_drop_last_says_what_changes(
+        self, pack: Path, saved: bool
+    ) -> None:
+        with make(pack, drop_last=saved) as loader:
+            batches = iter(loader)
+            next(batches)
+            state = loader.state_dict()
+            following = next(batches)
+        with make(pack, drop_last=not saved) as loader:
+            rest = len(loader.dataset) % (loader.batch_size or 1)
+            told = "ends with a batch of" if saved else "leaves out its last"
+            with pytest.warns(PenstockWarning, match=rf"{told} {rest} samples.*drop_last={saved}"):
+                loader.load_state_dict(state)
+            assert next(iter(loader))[-1].tolist() == following[-1].tolist()
+
     def test_drop_last(self, pack: Path) -> None:
         with make(pack, drop_last=True) as loader:
             epoch = ids_of(loader)
@@ -235,7 +251,7 @@ class TestResume:
                     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
 
     def test_at_another_world_and_batch(self, ordered_pack: Path) -> None:
-        with make(ordered_pack, batch_size=24) as loader:
+        with make(ordered_pack, batch_size=24, drop_last=True) as loader:
             it = iter(loader)
             seen = ids_of(next(it) for _ in range(3))
             state = loader.state_dict()
@@ -251,7 +267,7 @@ class TestResume:
         assert len(set(found)) == len(found) == 72 + (SAMPLES - 72) // 10 * 10
 
     def test_without_a_batch_size_the_state_brings_it(self, ordered_pack: Path) -> None:
-        with make(ordered_pack, batch_size=24) as loader:
+        with make(ordered_pack, batch_size=24, drop_last=True) as loader:
             it = iter(loader)
             next(it)
             state, expected = loader.state_dict(), next(it)[2].tolist()

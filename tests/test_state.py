@@ -18,6 +18,8 @@ STATE = LoaderState(
     epoch=4,
     position=40,
     global_batch_size=10,
+    drop_last=True,
+    bad=3,
 )
 
 
@@ -30,7 +32,7 @@ def test_json_round_trip() -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"version": 2}, "version 2"),
+        ({"version": 1}, "version 1"),
         ({"version": None}, "version None"),
         ({"epoch": -1}, "epoch -1"),
         ({"position": 101}, "position 101"),

@@ -106,6 +106,7 @@ def build_folder_index(
         classes=listing.classes,
         quarantined=len(quarantined),
         directories=directories,
+        listing=listing.fingerprint(),
     )
     write_manifest(os.path.join(folder, MANIFEST), manifest)
     sweep_sidecars(folder, keep=set(names))
@@ -259,6 +260,7 @@ def sweep_sidecars(folder: bytes, *, keep: set[bytes]) -> None:
 def refresh_directories(manifest: Manifest, listing: Listing, folder: bytes) -> Manifest:
     """The same index with the folders' new times: nothing that counts had changed."""
     directories = tuple((os.fsdecode(k), v) for k, v in sorted(listing.directories.items()))
-    fresh = replace(manifest, about=replace(manifest.about, directories=directories))
+    about = replace(manifest.about, directories=directories, listing=listing.fingerprint())
+    fresh = replace(manifest, about=about)
     write_manifest(os.path.join(folder, MANIFEST), fresh)
     return fresh

@@ -17,7 +17,7 @@ from readers.arrow_shard import ArrowShard
 from readers.blob_names import BlobNames
 from readers.blob_shard import ArrowBlob, BlobShard, FilesBlob
 from readers.folder_shard import FolderShard, folder_table
-from readers.names import printable
+from readers.names import OWN_FOLDER, printable
 from readers.origin import LocalFolder, RemoteFolder
 from readers.sidecars import Sidecars
 from readers.tar_shard import TarShard, tar_table
@@ -153,7 +153,7 @@ class Index:
             return True
         if self.kind == "arrow":
             return self.remote.is_whole(self.source(shard))
-        return self.sidecars.folder is not None
+        return self.sidecars.are_local
 
     def _open_local(self, shard: int) -> Shard:
         name, root = self.manifest.names[shard], self._local_root()
@@ -198,15 +198,19 @@ class Index:
 
 
 def opened(
-    manifest: Manifest, *, origin: Origin, folder: bytes | None, own: bytes, scratch: Scratch
+    manifest: Manifest, *, origin: Origin, place: bytes | RemoteFolder | None, scratch: Scratch
 ) -> Index:
-    """An index from its manifest. folder: where manifest and sidecars are, None for beside the data
-    behind the origin, where they are in `own`. scratch: kept alive as long as the index."""
+    """An index from its manifest. place: where manifest and sidecars are, a local or a remote
+    folder; None for a pack's own. scratch: kept alive as long as the index."""
     ends = np.cumsum(manifest.samples, dtype=np.int64)
-    sidecars = Sidecars(manifest=manifest, origin=origin, folder=folder, own=own)
+    sidecars = Sidecars(manifest=manifest, place=place)
+    if place is None:
+        shown = f"{origin.url}/{OWN_FOLDER.decode()}"
+    else:
+        shown = printable(place) if isinstance(place, bytes) else place.url
     return Index(
         url=origin.url,
-        place=printable(folder) if folder is not None else f"{origin.url}/{own.decode()}",
+        place=shown,
         sizes=manifest.samples,
         starts=ends - manifest.samples,
         shard_bytes=manifest.shard_bytes,

@@ -45,8 +45,8 @@ class About:
 
     classes: names by label; images: bounds over all samples; icc: see `readers.facts`; source: URL
     of what a pack was made from; settings: what a pack was asked to be; directories: name and
-    modification time in ns of each listed folder (local folders); listing: what an index of tar
-    files was built over, hex; passed_over: members of tar files that are no part of a sample, by
+    modification time in ns of each listed folder (local folders); listing: fingerprint of what an
+    index was built over, hex; passed_over: members of tar files that are no part of a sample, by
     extension; progressive: JPEGs of that kind, None where nobody counted.
     """
 

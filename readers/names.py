@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 
 OWN_FOLDER = b"_penstock"
-"""Where an index or a pack keeps its own files, beside the data."""
+"""Where a pack keeps its own files, in its folder."""
+
+INDEX_SUFFIX = b".penstock"
+"""Ends the name of the folder that holds an index of foreign data."""
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\\]")
 
@@ -38,5 +41,5 @@ def unsafe_reason(name: bytes) -> str | None:
 
 
 def is_passed_over(part: bytes) -> bool:
-    """Dot-files, dot-folders and our own folder are no part of a dataset."""
-    return part.startswith(b".") or part == OWN_FOLDER
+    """Dot-files, dot-folders, our own folder and indexes are no part of a dataset."""
+    return part.startswith(b".") or part == OWN_FOLDER or part.endswith(INDEX_SUFFIX)

@@ -1,12 +1,13 @@
 """Opening a dataset's index, or building it on first use.
 
-A pack has its manifest beside its shards. A folder's index is looked for in `index=`, else in
-`<dataset>/_penstock`, else in the cache folder, and built in the first of these that can be
-written. A local folder's index notes the time of each folder that was listed: where one differs,
-files came or went, and the index is brought up to date; facts of unchanged files are kept. A file
-that changed in place is found when it is read, by size and CRC-32C. A remote folder isn't listed
-again on opening (stores list a page at a time), and nothing is written to it unasked: `penstock
-index` does both.
+A pack has its manifest in its own folder. A folder's index is looked for in `index=`, else beside
+the data (`photos.penstock`), in the cache folder and in the user's cache directory, and built in
+the first of these that can be written. A local folder's index notes the time of each folder that
+was listed: where one differs, files came or went, and the index is brought up to date; facts of
+unchanged files are kept. A file that changed in place is found when it is read, by size and
+CRC-32C. A remote folder isn't listed again on opening (stores list a page at a time) if its index
+lies beside it, in the cache folder or in `index=`: `penstock index` does that. Nothing remote is
+written but where `penstock index --out` says.
 """
 
 from __future__ import annotations
@@ -27,15 +28,16 @@ from cache.errors import (
     IndexChangedError,
     PenstockWarning,
 )
-from readers.atomic import locked, make_folder
+from readers.atomic import locked
 from readers.build import build_folder_index, known_files, refresh_directories
 from readers.folder import changed_directories, list_folder
+from readers.folder_shard import REINDEX
 from readers.index import opened
 from readers.manifest import MANIFEST, Manifest, read_manifest
 from readers.names import OWN_FOLDER, printable
 from readers.origin import LocalFolder, locate
 from readers.places import Folder as Folder
-from readers.places import Places, read_own
+from readers.places import Places, read_own, upload
 from readers.scratch import Scratch
 from readers.tar_listing import holds_tars
 from readers.tar_opening import TarOpener
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from readers.build import Known
     from readers.folder import Listing
     from readers.index import Index
-    from readers.origin import Origin, Url
+    from readers.origin import Origin, RemoteFolder, Url
     from readers.types import Progress, Verify
 
 _log = logging.getLogger("penstock")
@@ -87,10 +89,10 @@ def open_index(
 ) -> Index:
     """The index of a dataset; a folder's is built on first use, or brought up to date.
 
-    index: folder that holds or gets it. cache: what remote data is read through, and for an index
-    that has no better place; it, storage_options and filesystem: as for Dataset. verify: decodes
-    images while building; None finds the installed one. workers: threads for building, None is all
-    cores.
+    index: folder that holds or gets it; of remote data also a URL of the same store, that holds it.
+    cache: what remote data is read through, and for an index that has no better place; it,
+    storage_options and filesystem: as for Dataset. verify: decodes images while building; None
+    finds the installed one. workers: threads for building, None is all cores.
 
     Raises DatasetNotFoundError, ConfigError, CorruptShardError (a torn pack manifest), DatasetError
     (a newer version), IndexChangedError (index= of another dataset), FetchError,
@@ -121,9 +123,10 @@ def build_index(
     """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
     index says.
 
-    out: folder for the index; None is `<dataset>/_penstock`, of a remote dataset too. progress:
-    called as progress(done samples, total samples, done bytes). The rest, and what is raised, as
-    for open_index. A pack has its index already: ConfigError.
+    out: folder for the index, of remote data also a URL of the same store; None is beside local
+    data, else the cache folder, else the user's cache directory. progress: called as progress(done
+    samples, total samples, done bytes). The rest, and what is raised, as for open_index. A pack has
+    its index already: ConfigError.
     """
     began = time.monotonic()
     scratch = Scratch(cache)
@@ -194,17 +197,15 @@ class Opener:
         if format != "auto":
             return format == "tar"
         if not self.origin.is_local:
-            known = self._beside() if self.index is None else None
-            known = known or self._kept()
+            known = self._known()
             if known is not None:
                 return known.about.kind == "tar"
         return holds_tars(self.origin)
 
     def _open_tar(self) -> Index:
-        if not self.origin.is_local and self.index is None:
-            beside = self._beside()
-            if beside is not None and beside.about.kind == "tar":
-                return self._opened(beside, None)
+        there = self._there()
+        if there is not None and there.about.kind == "tar":
+            return self._opened(there, self.places.remote())
         return self._opened(*self._tar().open())
 
     def _tar(self) -> TarOpener:
@@ -218,14 +219,14 @@ class Opener:
 
     def open_pack(self, format: Format) -> Index | None:
         """The index of a pack; None if it is a folder. Raises as open_index does."""
-        beside = self._beside()
-        if beside is not None and beside.about.kind == "arrow":
+        packed = self._inside()
+        if packed is not None:
             if self.index is not None:
                 raise ConfigError(
                     f"{self.origin.url} is a pack and has its own index: drop index=."
                 )
-            return self._opened(beside, None)
-        if format == "arrow" or (beside is None and self._kept() is None and self._looks_packed()):
+            return self._opened(packed, None)
+        if format == "arrow" or (self._known() is None and self._looks_packed()):
             raise DatasetNotFoundError(
                 f"{self.origin.url}: no whole pack: its manifest ({MANIFEST_NAME.decode()}), which "
                 "is written last, isn't there. Run the same `penstock pack` again, it goes on "
@@ -235,36 +236,24 @@ class Opener:
 
     def rebuild(self) -> Index:
         """See build_index."""
-        beside = self._beside()
-        if (beside is None and self._looks_packed()) or (beside and beside.about.kind == "arrow"):
+        if self._inside() is not None or self._looks_packed():
             raise ConfigError(
                 f"{self.origin.url} is a pack, and a pack has its index: nothing to do."
             )
-        if self.is_tar("auto"):
-            manifest, place = self._tar().rebuild()
-            if self.index is None:
-                self.places.upload(manifest, place)
-            return self._opened(manifest, place)
-        listing = list_folder(self.origin)
-        if isinstance(self.origin, LocalFolder):
-            place, listing = self._make_place(self.origin, listing)
+        places, to = self.places.for_upload()
+        # What is at `index=` now is replaced, whatever it is.
+        if replace(self, index=None, seen=dict(self.seen)).is_tar("auto"):
+            built, place = replace(self._tar(), places=places).rebuild()
         else:
-            place = self.places.candidates()[0]
-            make_folder(place)
-        with locked(place):
-            built = self._build(place, listing, {})
-        if self.index is None:
-            self.places.upload(built, place)
-        return self._opened(built, place)
+            place, listing = self._make_place(places, list_folder(self.origin))
+            with locked(place):
+                built = self._build(place, listing, {})
+        if to is not None:
+            upload(built, place, to)
+        return self._opened(built, place if to is None else to)
 
-    def _opened(self, manifest: Manifest, folder: bytes | None) -> Index:
-        return opened(
-            manifest,
-            origin=self.origin,
-            folder=folder,
-            own=self.places.own,
-            scratch=self.scratch,
-        )
+    def _opened(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:
+        return opened(manifest, origin=self.origin, place=place, scratch=self.scratch)
 
     def _warn_of_lost_copies(self) -> None:
         if not self.origin.is_local and not self.scratch.is_kept:
@@ -275,24 +264,63 @@ class Opener:
                 stacklevel=4,
             )
 
+    def _known(self) -> Manifest | None:
+        """A remote dataset's index, wherever it is."""
+        return self._there() or self._kept()
+
     def _kept(self) -> Manifest | None:
-        """A remote dataset's index in the cache folder or in `index=`; see read_own."""
+        """A remote dataset's index in a local folder; see read_own."""
         if self.origin.is_local:
             return None
         if "kept" not in self.seen:
-            self.seen["kept"] = read_own(self.places.candidates()[0])
+            found = map(read_own, self.places.candidates())
+            self.seen["kept"] = next((each for each in found if each is not None), None)
         return self.seen["kept"]
 
-    def _beside(self) -> Manifest | None:
-        """The manifest beside the data, of any kind; looked for once."""
-        if "beside" not in self.seen:
-            self.seen["beside"] = self._look_beside()
-        return self.seen["beside"]
+    def _there(self) -> Manifest | None:
+        """A remote dataset's index in a remote folder; looked for once."""
+        if "there" not in self.seen:
+            self.seen["there"] = self._look_there()
+        return self.seen["there"]
 
-    def _look_beside(self) -> Manifest | None:
-        name = self.places.own + b"/" + MANIFEST
+    def _look_there(self) -> Manifest | None:
+        place = self.places.remote()
+        if place is None:
+            return None
         try:
-            found = self.origin.find(name)
+            found = place.find(MANIFEST)
+            if found is None and self.index is None:
+                return None
+            if found is None:
+                raise DatasetNotFoundError(
+                    f"{place.url}: there is no index. Write it: penstock index {self.origin.url} "
+                    f"--out {place.url}."
+                )
+            manifest = self._read_manifest(place, MANIFEST, *found, remedy=REINDEX)
+        except (FetchError, DatasetError) as error:
+            if self.index is not None:
+                raise
+            # Who may read the data needn't be allowed to look beside it.
+            _log.info("%s: no index is read there (%s)", place.url, error)
+            return None
+        if manifest.about.kind == "arrow":
+            raise ConfigError(
+                f"{place.url}: this is a pack's own folder, wanted one for an index. Give index= "
+                "another folder."
+            )
+        return manifest
+
+    def _inside(self) -> Manifest | None:
+        """The manifest of a pack in its own folder; looked for once."""
+        if "inside" not in self.seen:
+            self.seen["inside"] = self._look_inside()
+        return self.seen["inside"]
+
+    def _look_inside(self) -> Manifest | None:
+        if self.origin.selection is not None:
+            return None
+        try:
+            found = self.origin.find(MANIFEST_NAME)
         except FetchError as error:
             if self._kept() is None:
                 raise
@@ -305,25 +333,26 @@ class Opener:
             return None
         if found is None:
             return None
-        size_bytes, version = found
         try:
-            return self._read_manifest(name, size_bytes, version)
+            manifest = self._read_manifest(self.origin, MANIFEST_NAME, *found, remedy=_REPACK)
         except CorruptShardError:
             if self._looks_packed():
                 raise
-            _log.warning("%s: its index is torn or damaged; it is built anew", self.origin.url)
             return None
+        return manifest if manifest.about.kind == "arrow" else None
 
-    def _read_manifest(self, name: bytes, size_bytes: int, version: str) -> Manifest:
+    def _read_manifest(
+        self, origin: Origin, name: bytes, size_bytes: int, version: str, *, remedy: str
+    ) -> Manifest:
         """A damaged copy in the cache is fetched once more."""
-        path = self.origin.file(name, size_bytes=size_bytes, version=version)
+        path = origin.file(name, size_bytes=size_bytes, version=version)
         try:
-            return read_manifest(path, remedy=_REPACK, mapped=self.origin.is_local)
+            return read_manifest(path, remedy=remedy, mapped=origin.is_local)
         except CorruptShardError:
-            if not self.origin.drop(name, size_bytes=size_bytes, version=version):
+            if not origin.drop(name, size_bytes=size_bytes, version=version):
                 raise
-        path = self.origin.file(name, size_bytes=size_bytes, version=version)
-        return read_manifest(path, remedy=_REPACK, mapped=self.origin.is_local)
+        path = origin.file(name, size_bytes=size_bytes, version=version)
+        return read_manifest(path, remedy=remedy, mapped=origin.is_local)
 
     def _looks_packed(self) -> bool:
         return self.origin.selection is None and any(
@@ -335,7 +364,7 @@ class Opener:
             manifest = _read_folder(place)
             if manifest is not None and not changed_directories(origin, _directories(manifest)):
                 return self._opened(manifest, place)
-        place, listing = self._make_place(origin, list_folder(origin))
+        place, listing = self._make_place(self.places, list_folder(origin))
         with locked(place):
             manifest = _read_folder(place)  # who held the lock before may have built it
             if manifest is None:
@@ -364,21 +393,37 @@ class Opener:
         return self._build(place, listing, known)
 
     def _open_remote(self) -> Index:
-        beside = self._beside() if self.index is None else None
-        if beside is not None and beside.about.kind == "folder":
-            return self._opened(beside, None)
-        place = self.places.candidates()[0]
-        make_folder(place)
-        with locked(place):
+        there = self._there()
+        if there is not None and there.about.kind == "folder":
+            return self._opened(there, self.places.remote())
+        places = self.places
+        listing: Listing | None = None
+        for place in places.candidates():
             manifest = _read_folder(place)
             if manifest is None:
-                manifest = self._build(place, list_folder(self.origin), {})
+                continue
+            if place == places.home():  # nobody said that this index shall stand
+                listing = listing or list_folder(self.origin)
+                if manifest.about.listing != listing.fingerprint():
+                    continue
+            return self._opened(manifest, place)
+        listing = listing or list_folder(self.origin)
+        place = places.make()
+        with locked(place):
+            manifest = _read_folder(place)  # who held the lock before may have built it
+            if manifest is None:
+                manifest = self._build(place, listing, {})
+            elif place == places.home() and manifest.about.listing != listing.fingerprint():
+                manifest = self._update(manifest, place, listing)
         return self._opened(manifest, place)
 
-    def _make_place(self, origin: LocalFolder, listing: Listing) -> tuple[bytes, Listing]:
+    def _make_place(self, places: Places, listing: Listing) -> tuple[bytes, Listing]:
         """The first place that can be written; the listing with the root's time after that."""
+        origin = self.origin
+        if not isinstance(origin, LocalFolder):
+            return places.make(), listing
         before = os.stat(origin.root).st_mtime_ns
-        place = self.places.make()
+        place = places.make()
         if listing.directories[b""] == before:  # else files came meanwhile: stale at next opening
             times = {**listing.directories, b"": os.stat(origin.root).st_mtime_ns}
             listing = replace(listing, directories=times)

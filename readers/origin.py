@@ -19,7 +19,7 @@ from cache.blob import BlobSource, Part, blob_key
 from cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from cache.layout import is_network
 from cache.secrets import redact
-from readers.names import printable
+from readers.names import INDEX_SUFFIX, printable
 from readers.tar_urls import Selection, select_tars
 
 if TYPE_CHECKING:
@@ -37,14 +37,12 @@ Url = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
 class Origin(Protocol):
     """A dataset's root. url: for people, without credentials; key: names this dataset in a cache.
-    selection: names below the root that were asked for, in order, None for all that is there;
-    selection_key: names these."""
+    selection: names below the root that were asked for, in order, None for all that is there."""
 
     url: str
     key: str
     is_local: bool
     selection: tuple[bytes, ...] | None
-    selection_key: str | None
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         """Local path of a file below the root; a small remote one is fetched whole. Raises
@@ -103,11 +101,19 @@ class LocalFolder:
         self.root = os.path.abspath(root)
         self.url = self.key = os.fsdecode(self.root)
         self.selection: tuple[bytes, ...] | None = None
-        self.selection_key: str | None = None
+        self._index_name: bytes | None = None
         if selection is not None:
-            self.selection, self.selection_key = selection.names, selection.key
+            self.selection, self._index_name = selection.names, selection.index_name
             self.url = os.path.join(self.url, selection.pattern)
             self.key = f"{self.key}\0{selection.key}"
+
+    def beside(self) -> list[bytes]:
+        """Folders beside the data for their index, best first: beside the name that was given, and
+        if that is a link, beside what it leads to."""
+        roots = dict.fromkeys((self.root, os.path.realpath(self.root)))
+        if self._index_name is not None:
+            return [os.path.join(root, self._index_name) for root in roots]
+        return [root + INDEX_SUFFIX for root in roots if os.path.basename(root)]
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         del size_bytes, version
@@ -160,21 +166,42 @@ class LocalFolder:
 
 class RemoteFolder:
     """A folder of a remote store, read through `remote`. shown: its URL, without credentials.
-    mount: its path, if it is a folder of a network file system."""
+    mount: its path, if it is a folder of a network file system. beside: URL of the folder for its
+    index, None where there is no such place. at: opens another folder of the same store.
+    is_known_by_url: a later process finds the same data under this URL."""
 
     is_local = False
     mount: bytes | None = None
 
-    def __init__(self, remote: Remote, shown: str, selection: Selection | None = None) -> None:
+    def __init__(
+        self,
+        remote: Remote,
+        shown: str,
+        selection: Selection | None = None,
+        *,
+        beside: str | None = None,
+        at: Callable[[str], RemoteFolder] | None = None,
+        is_known_by_url: bool = True,
+    ) -> None:
         self.remote = remote
+        self.beside, self.is_known_by_url, self._at = beside, is_known_by_url, at
+        self._others: dict[str, RemoteFolder] = {}
         self._root_url = self.url = shown.rstrip("/")
         self._scope = remote.fetcher.store.scope
         self.key = dataset_key(self._scope, self._root_url, selection)
         self.selection: tuple[bytes, ...] | None = None
-        self.selection_key: str | None = None
         if selection is not None:
-            self.selection, self.selection_key = selection.names, selection.key
+            self.selection = selection.names
             self.url = f"{self.url}/{selection.pattern}"
+
+    def at(self, url: str) -> RemoteFolder:
+        """Another folder, opened with the same options and closed with this one. Raises
+        ConfigError (of another store, which these options aren't for), FetchError."""
+        if self._at is None:
+            raise TypeError(f"{self.url} was opened without the way to others")
+        if url not in self._others:
+            self._others[url] = self._at(url)
+        return self._others[url]
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         return self.remote.object(os.fsdecode(name), size_bytes=size_bytes, version=version)
@@ -277,7 +304,31 @@ class RemoteFolder:
         self.remote.fetcher.put(os.fsdecode(local), os.fsdecode(name))
 
     def close(self) -> None:
+        for other in self._others.values():
+            other.close()
         self.remote.close()
+
+
+def beside_url(url: str, selection: Selection | None, *, is_path: bool = False) -> str | None:
+    """The URL of the folder for a remote dataset's index: `s3://bucket/photos.penstock`.
+
+    None where no place lies beside the data: a bucket's, host's or repository's root (another
+    bucket of that name may be anybody's), a chain of file systems. is_path: of a file system
+    object, not a URL.
+    """
+    if selection is not None:
+        return f"{url.rstrip('/')}/{os.fsdecode(selection.index_name)}"
+    if "::" in url:
+        return None
+    scheme, mark, rest = ("", "", url) if is_path else url.partition("://")
+    path, question, query = rest.partition("?") if scheme in ("http", "https") else (rest, "", "")
+    path = path.rstrip("/")
+    roots = 0 if scheme == "memory" else 1
+    if scheme == "hf":
+        roots = 3 if path.startswith(("datasets/", "spaces/", "buckets/")) else 2
+    if not path or path.count("/") < roots:
+        return None
+    return f"{scheme}{mark}{path}{os.fsdecode(INDEX_SUFFIX)}{question}{query}"
 
 
 def part(name: bytes, size_bytes: int, version: str) -> Part:
@@ -359,18 +410,51 @@ def _open_remote(
     scratch: Scratch,
     selection: Selection | None,
     filesystem: Any | None,
+    of: Remote | None = None,
 ) -> RemoteFolder:
+    """of: the dataset that this folder belongs to, where it is none itself."""
     from cache.fetch import Fetcher
     from cache.open_store import fetch_policy, open_store
     from cache.remote import Remote
 
     store = open_store(url, options, filesystem=filesystem)
-    fetcher = Fetcher(store, policy=fetch_policy(options))
+    meter = None if of is None else of.fetcher.meter
+    fetcher = Fetcher(store, policy=fetch_policy(options), meter=meter)
     shown = redact(url) if filesystem is None else store.url
     key = dataset_key(store.scope, shown.rstrip("/"), selection)
     label = shown if selection is None else f"{shown.rstrip('/')}/{selection.pattern}"
-    remote = Remote(fetcher, scratch.disk_cache(), group=_group(key), label=label)
-    return RemoteFolder(remote, shown, selection)
+    remote = Remote(
+        fetcher,
+        scratch.disk_cache(),
+        group=_group(key) if of is None else of.group,
+        label=label if of is None else of.label,
+    )
+
+    def at(other: str) -> RemoteFolder:
+        if filesystem is None and _store_of(other) != _store_of(url):
+            raise ConfigError(
+                f"index: {redact(other)} lies in another store than {redact(url)}, and "
+                "storage_options are for that one. Give a folder of the same store or a local one."
+            )
+        return _open_remote(other, options, scratch, None, filesystem, remote)
+
+    beside = beside_url(url, selection, is_path=filesystem is not None)
+    return RemoteFolder(
+        remote,
+        shown,
+        selection,
+        beside=beside,
+        at=at,
+        # Memory is this process's own, and a file system object may be anything.
+        is_known_by_url=filesystem is None and not url.startswith("memory:"),
+    )
+
+
+def _store_of(url: str) -> str:
+    """What `storage_options` are for: a scheme, and with http the host too."""
+    scheme, _, rest = url.partition("://")
+    host = rest.partition("/")[0].rpartition("@")[2]
+    return f"{scheme.lower()}://{host}" if scheme.lower() in ("http", "https") else scheme.lower()
 
 
 def _group(key: str) -> str:

@@ -1,20 +1,29 @@
-"""Where an index of foreign data is kept: `index=`, beside the data, or the cache folder."""
+"""Where an index of foreign data is kept: `index=`, beside the data, the cache folder, or the
+user's cache directory.
+
+Beside `photos/` means `photos.penstock/`, never inside: other tools take each folder inside for a
+class. Nothing remote is written unasked; it is read beside the data, where whoever owns the bucket
+may have put an index.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cache.errors import ConfigError, CorruptShardError, FetchError, PenstockWarning
+from cache.folders import make_private_folder
 from readers.atomic import make_folder, write_bytes
 from readers.folder_shard import REINDEX
+from readers.home import user_cache
 from readers.manifest import MANIFEST, Manifest, read_manifest
-from readers.names import OWN_FOLDER, printable
-from readers.origin import LocalFolder, RemoteFolder
+from readers.names import printable
+from readers.origin import LocalFolder, RemoteFolder, local_path, show
 from readers.quarantine import QUARANTINE
 
 if TYPE_CHECKING:
@@ -28,65 +37,128 @@ Folder = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """The folders that may hold one dataset's index. index: the one that the user named."""
+    """The folders that may hold one dataset's index. index: the one that the user named, a local
+    path or, of remote data, a URL of the same store."""
 
     origin: Origin
     scratch: Scratch
     index: Folder | None
 
-    @property
-    def own(self) -> bytes:
-        """The index's folder below the data's root; tar files that were picked from a folder have
-        theirs apart, since other ones there may be another dataset."""
-        key = self.origin.selection_key
-        return OWN_FOLDER if key is None else OWN_FOLDER + b"/tar-" + key.encode()
-
     def candidates(self) -> list[bytes]:
-        """Folders that may hold the index, best first."""
-        if self.index is not None:
-            return [os.path.abspath(os.fsencode(self.index))]
+        """Local folders that may hold the index, best first; at least one. Raises ConfigError."""
+        if self.index is not None and (path := self._named()) is not None:
+            return [path]
         places = []
         if isinstance(self.origin, LocalFolder):
-            places.append(os.path.join(self.origin.root, self.own))
-        if self.scratch.is_kept or not places:
-            places.append(self._scratch_place())
-        return places
+            places += [p for p in self.origin.beside() if _may_be_trusted(p, self.origin.root)]
+        if self.scratch.is_kept:
+            places.append(self._temporary())
+        home = self.home()
+        if home is not None:
+            places.append(home)
+        return places or [self._temporary()]
 
-    def _scratch_place(self) -> bytes:
+    def remote(self) -> RemoteFolder | None:
+        """The remote folder that may hold a remote dataset's index: the one named, or beside the
+        data; None for local data, or where there is no such place. Raises ConfigError."""
+        origin = self.origin
+        if not isinstance(origin, RemoteFolder):
+            return None
+        if self.index is not None:
+            return None if self._named() is not None else origin.at(os.fspath(self.index))
+        return None if origin.beside is None else origin.at(origin.beside)
+
+    def home(self) -> bytes | None:
+        """The folder in the user's cache directory; None where there is none, or where this data
+        can't be told from other data by its URL."""
+        base = user_cache()
+        if base is None or (
+            isinstance(self.origin, RemoteFolder) and not self.origin.is_known_by_url
+        ):
+            return None
+        return os.path.join(base, b"indexes", os.fsencode(self._key()))
+
+    def _named(self) -> bytes | None:
+        """The local path that `index` names; None if it is a URL."""
+        assert self.index is not None
+        path = local_path(os.fspath(self.index))
+        if path is None and not isinstance(self.origin, RemoteFolder):
+            raise ConfigError(
+                f"index: got {show(self.index)} for {self.origin.url}, wanted a local folder for "
+                "the index of local data."
+            )
+        if path == b"" or (path is not None and b"\0" in path):
+            raise ConfigError(f"index: got {self.index!r}, wanted a folder.")
+        return None if path is None else os.path.abspath(path)
+
+    def _key(self) -> str:
+        """Names the data: its URL and store, and of a local folder its inode, since another disk
+        may be mounted there."""
+        told = self.origin.key.encode("utf-8", "surrogateescape")
+        if isinstance(self.origin, LocalFolder):
+            with contextlib.suppress(OSError):  # whoever lists it says what is wrong
+                told += b"\0%d" % os.stat(self.origin.root).st_ino
+        return hashlib.sha256(told).hexdigest()[:32]
+
+    def _temporary(self) -> bytes:
+        """In the cache folder, or in a temporary one."""
         key = hashlib.sha256(self.origin.key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
         return self.scratch.index_folder(key)
 
     def make(self) -> bytes:
         """The first that can be written, made; with a warning where it won't be kept. Raises
-        WriteError."""
-        place = next((p for p in self.candidates() if _can_write(p)), None)
-        if place is None and self.index is not None:
+        WriteError, ConfigError."""
+        place = next((p for p in self.candidates() if self._can_write(p)), None)
+        if place is not None:
+            read_own(place)  # a pack's own folder is refused
+            return place
+        if self.index is not None:
             make_folder(self.candidates()[0])  # raises what is wrong with it
-        if place is None:
-            place = self._scratch_place()
-            make_folder(place)
-            if not self.scratch.is_kept:
-                warnings.warn(
-                    f"{self.origin.url} can't be written, so its index isn't kept. Pass index= or "
-                    "cache=, a folder that can be written; or run `penstock index` with --out.",
-                    PenstockWarning,
-                    stacklevel=7,
-                )
+        place = self._temporary()
+        make_folder(place)
+        if not self.scratch.is_kept:
+            warnings.warn(
+                f"{self.origin.url}: neither the folder beside it nor the user's cache directory "
+                "can be written, so its index isn't kept. Pass index= or cache=, a folder that can "
+                "be written; or run `penstock index` with --out.",
+                PenstockWarning,
+                stacklevel=7,
+            )
         return place
 
-    def upload(self, built: Manifest, place: bytes) -> None:
-        """Put an index beside a remote dataset, the manifest last. Raises FetchError."""
-        if not isinstance(self.origin, RemoteFolder):
-            return
+    def _can_write(self, place: bytes) -> bool:
         try:
-            for name in (*built.names, QUARANTINE, MANIFEST):
-                self.origin.upload(os.path.join(place, name), self.own + b"/" + name)
-        except FetchError as error:
-            raise FetchError(
-                f"{error} The index is built, but can't be written to the dataset: run `penstock "
-                "index` with --out FOLDER, and pass that as index=.",
-                uri=self.origin.url,
-            ) from None
+            if place == self.home():
+                make_private_folder(os.fsdecode(place))
+            os.makedirs(place, exist_ok=True)
+            write_bytes(os.path.join(place, b"probe"), b"")
+            os.unlink(os.path.join(place, b"probe"))
+        except OSError:  # WriteError too
+            return False
+        return True
+
+    def for_upload(self) -> tuple[Places, RemoteFolder | None]:
+        """(where to build an index, the remote folder that is asked to have it, or None)."""
+        origin = self.origin
+        if isinstance(origin, RemoteFolder):
+            if self.index is not None and self._named() is None:
+                return replace(self, index=None), self.remote()
+            if self.index is None and origin.mount is not None:  # beside it is a local path
+                return self, self.remote()
+        return self, None
+
+
+def upload(built: Manifest, place: bytes, to: RemoteFolder) -> None:
+    """Put an index into a remote folder, the manifest last. Raises FetchError."""
+    try:
+        for name in (*built.names, QUARANTINE, MANIFEST):
+            to.upload(os.path.join(place, name), name)
+    except FetchError as error:
+        raise FetchError(
+            f"{error} The index is built, but can't be written there: run `penstock index` with "
+            "--out FOLDER, a local one, and pass that as index=.",
+            uri=to.url,
+        ) from None
 
 
 def read_own(place: bytes) -> Manifest | None:
@@ -107,11 +179,21 @@ def read_own(place: bytes) -> Manifest | None:
     return manifest
 
 
-def _can_write(place: bytes) -> bool:
+def _may_be_trusted(place: bytes, root: bytes) -> bool:
+    """Whether an index there is of this user, the data's owner or root: in a folder that all may
+    write, as /tmp, anybody could have put one beside the data."""
     try:
-        os.makedirs(place, exist_ok=True)
-        write_bytes(os.path.join(place, b"probe"), b"")
-        os.unlink(os.path.join(place, b"probe"))
-    except OSError:  # WriteError too
-        return False
-    return True
+        owners = {os.lstat(place).st_uid, os.stat(place).st_uid}
+    except OSError:
+        return True  # nothing there
+    try:
+        known = {os.geteuid(), 0, os.stat(root).st_uid}
+    except OSError:
+        return True
+    if owners <= known:
+        return True
+    _log.warning(
+        "%s: belongs to another user than the data and is left alone; the index goes elsewhere",
+        printable(place),
+    )
+    return False

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from cache.blob import Part
     from readers.folder_shard import SidecarContent
     from readers.manifest import Manifest
-    from readers.origin import Origin
+    from readers.origin import RemoteFolder
     from readers.tar_shard import TarSidecar
 
 T = TypeVar("T")
@@ -30,13 +30,15 @@ class _Reader(Protocol[S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sidecars:
-    """folder: where they are, None for beside the data behind the origin, in `own`. Each method
-    raises CorruptShardError, IndexChangedError, FetchError."""
+    """place: where they are, a local or a remote folder; None for a pack, which has none. Each
+    method raises CorruptShardError, IndexChangedError, FetchError."""
 
     manifest: Manifest
-    origin: Origin
-    folder: bytes | None
-    own: bytes
+    place: bytes | RemoteFolder | None
+
+    @property
+    def are_local(self) -> bool:
+        return isinstance(self.place, bytes)
 
     def files(self, shard: int) -> SidecarContent:
         """Of a folder's virtual shard."""
@@ -57,13 +59,15 @@ class Sidecars:
 
     def _read(self, shard: int, read: _Reader[T]) -> T:
         name, etag = self.manifest.names[shard], self.manifest.etags[shard]
-        if self.folder is not None:
-            return read(os.path.join(self.folder, name), etag=etag)
-        path = self.own + b"/" + name
+        place = self.place
+        if place is None:
+            raise TypeError("a pack has no sidecars")
+        if isinstance(place, bytes):
+            return read(os.path.join(place, name), etag=etag)
         # The fingerprint is part of the version: an index built anew has other sidecars.
         version = self.manifest.about.fingerprint
         try:
-            return read(self.origin.file(path, size_bytes=None, version=version), etag=etag)
+            return read(place.file(name, size_bytes=None, version=version), etag=etag)
         except CorruptShardError:
-            self.origin.drop(path, size_bytes=None, version=version)
-        return read(self.origin.file(path, size_bytes=None, version=version), etag=etag)
+            place.drop(name, size_bytes=None, version=version)
+        return read(place.file(name, size_bytes=None, version=version), etag=etag)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cache.errors import IndexChangedError
-from readers.atomic import locked, make_folder
+from readers.atomic import locked
 from readers.names import printable
 from readers.places import read_own
 from readers.tar_build import build_tar_index
@@ -48,6 +48,9 @@ class TarOpener:
             manifest = self._read(place, archives)
             if manifest is not None:
                 return manifest, place
+        return self._make(archives)
+
+    def _make(self, archives: Sequence[Entry]) -> tuple[Manifest, bytes]:
         place = self.places.make()
         with locked(place):
             # Who held the lock before may have built it.
@@ -56,27 +59,32 @@ class TarOpener:
     def rebuild(self) -> tuple[Manifest, bytes]:
         """Build it anew, whatever is there. Raises as build_index."""
         archives = list_archives(self.origin)
-        if self.origin.is_local:
-            place = self.places.make()
-        else:
-            place = self.places.candidates()[0]
-            make_folder(place)
+        place = self.places.make()
         with locked(place):
             return self._build(place, archives), place
 
     def _open_remote(self) -> tuple[Manifest, bytes]:
-        place = self.places.candidates()[0]
-        make_folder(place)
+        home = self.places.home()
+        for place in self.places.candidates():
+            # In the user's cache directory nobody said that the index shall stand.
+            manifest = _read_tar(place)
+            if manifest is not None and place != home:
+                return manifest, place
+        archives = list_archives(self.origin)
+        if home is not None and home in self.places.candidates():
+            manifest = self._read(home, archives)
+            if manifest is not None:
+                return manifest, home
+        place = self.places.make()
         with locked(place):
-            manifest = read_own(place)
-            if manifest is None or manifest.about.kind != "tar":
-                manifest = self._build(place, list_archives(self.origin))
-        return manifest, place
+            # Who held the lock before may have built it.
+            manifest = self._read(place, archives) if place == home else _read_tar(place)
+            return manifest or self._build(place, archives), place
 
     def _read(self, place: bytes, archives: Sequence[Entry]) -> Manifest | None:
         """The index in `place` if it is of these very archives."""
-        manifest = read_own(place)
-        if manifest is None or manifest.about.kind != "tar":
+        manifest = _read_tar(place)
+        if manifest is None:
             return None
         if manifest.about.listing == fingerprint(archives):
             return manifest
@@ -100,3 +108,9 @@ class TarOpener:
             workers=self.workers,
             progress=self.progress,
         )
+
+
+def _read_tar(place: bytes) -> Manifest | None:
+    """The index of tar files in `place`; see read_own."""
+    manifest = read_own(place)
+    return manifest if manifest is None or manifest.about.kind == "tar" else None

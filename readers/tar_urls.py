@@ -9,9 +9,13 @@ import re
 from dataclasses import dataclass
 
 from cache.errors import ConfigError
+from readers.names import INDEX_SUFFIX
 
 MAX_NAMES = 1_000_000
 """More tar files than this are a typing error in a pattern."""
+
+_LONGEST_NAME = 255
+_LONGEST_STEM = 128
 
 _GROUP = re.compile(r"\{([^{}]*)\}")
 _RANGE = re.compile(r"([0-9]{1,18})\.\.([0-9]{1,18})")
@@ -30,6 +34,15 @@ class Selection:
     def key(self) -> str:
         """Names this selection in its folder: hex, 16 characters."""
         return hashlib.sha256(b"\0".join(self.names)).hexdigest()[:16]
+
+    @property
+    def index_name(self) -> bytes:
+        """Of the folder, beside the files, for their index: "a.tar.penstock" for one file,
+        "train-<key>.penstock" for "train-{000..009}.tar"."""
+        if len(self.names) == 1 and len(self.names[0]) + len(INDEX_SUFFIX) <= _LONGEST_NAME:
+            return self.names[0] + INDEX_SUFFIX
+        stem = os.fsencode(self.pattern.partition("{")[0])[:_LONGEST_STEM].rstrip(b"-_.")
+        return (stem or b"tars") + b"-" + self.key.encode() + INDEX_SUFFIX
 
 
 def select_tars(url: str) -> tuple[str, Selection] | None:

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -42,6 +43,16 @@ def write_photographs(folder: Path, samples: int = SAMPLES, classes: int = CLASS
         place.mkdir(parents=True, exist_ok=True)
         (place / f"{number:05d}.jpg").write_bytes(jpeg(number))
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _a_cache_directory_of_the_tests_own(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[None]:
+    """Not the user's: an index may go there. Of child processes too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("user-cache")))
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -56,6 +56,7 @@ def test_without_sub_folders_there_are_no_labels(tmp_path: Path) -> None:
 
 def test_dotfiles_and_our_own_folder_are_passed_over(tmp_path: Path) -> None:
     files = [".DS_Store", "a/.hidden.jpg", ".git/x.jpg", "_penstock/x.jpg", "a/1.jpg"]
+    files += ["b.penstock/x.jpg", "a/c.penstock/x.jpg"]
     found = listing(write_folder(tmp_path / "set", dict.fromkeys(files, b"x")), tmp_path)
     assert names(found) == [b"a/1.jpg"]
     assert not found.quarantined

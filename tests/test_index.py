@@ -61,6 +61,10 @@ def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers.folder.virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
 
 
+def beside(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".penstock")
+
+
 def quarantine(place: Path) -> dict[str, str]:
     lines = (place / "quarantine.jsonl").read_text().splitlines()
     return {entry["name"]: entry["reason"] for entry in map(json.loads, lines)}
@@ -77,7 +81,7 @@ def test_what_an_index_says(folder: Path) -> None:
     assert (index.images.min_height, index.images.max_height) == (16, 22)
     assert (index.images.min_width, index.images.max_width) == (20, 24)
     assert index.icc == pytest.approx(0)
-    assert Path(index.place) == folder / "_penstock"
+    assert Path(index.place) == folder.with_name("set.penstock")
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -102,7 +106,7 @@ def test_bad_files_are_named_with_their_reason(tmp_path: Path) -> None:
     summary = build_index(root, verify=images.verify)
     assert summary.samples == len(images.GOOD)
     assert summary.quarantined == len(images.BAD) + 1
-    reasons = quarantine(root / "_penstock")
+    reasons = quarantine(tmp_path / "set.penstock")
     assert reasons.pop("stray.txt").startswith("not in a class folder")
     assert set(reasons) == {f"a/{name}" for name in images.BAD}
     for name, (_, word) in images.BAD.items():
@@ -128,7 +132,7 @@ def test_a_file_that_may_not_be_read_is_quarantined(
 
     monkeypatch.setattr("builtins.open", refuse)
     assert open_index(folder, verify=images.verify).samples == 11
-    assert "Permission denied" in quarantine(folder / "_penstock")["class-0/0003.jpg"]
+    assert "Permission denied" in quarantine(beside(folder))["class-0/0003.jpg"]
 
 
 def test_nothing_that_decodes_is_an_error_that_names_reasons(tmp_path: Path) -> None:
@@ -177,7 +181,8 @@ def test_a_copied_folder_is_known_by_its_bytes(folder: Path, tmp_path: Path) -> 
     verify = Counting()
     before = open_index(folder, verify=verify)
     copy = tmp_path / "copy"
-    shutil.copytree(folder, copy, copy_function=shutil.copyfile)
+    for source, target in ((folder, copy), (beside(folder), beside(copy))):
+        shutil.copytree(source, target, copy_function=shutil.copyfile)
     after = open_index(copy, verify=verify)
     assert (after.fingerprint, verify.decoded) == (before.fingerprint, 12)
 
@@ -193,23 +198,10 @@ def test_build_index_decodes_everything_again(folder: Path) -> None:
 
 def test_index_goes_where_it_is_told(folder: Path, tmp_path: Path) -> None:
     build_index(folder, out=tmp_path / "elsewhere", verify=images.verify)
-    assert not (folder / "_penstock").exists()
+    assert not beside(folder).exists()
     verify = Counting()
     assert open_index(folder, index=tmp_path / "elsewhere", verify=verify).samples == 12
     assert verify.decoded == 0
-
-
-def test_a_folder_that_cannot_be_written_is_indexed_in_the_cache(
-    folder: Path, tmp_path: Path
-) -> None:
-    (folder / "_penstock").write_bytes(b"a file in the way")
-    index = open_index(folder, cache=tmp_path / "cache", verify=images.verify)
-    assert str(tmp_path / "cache") in index.place
-    verify = Counting()
-    open_index(folder, cache=tmp_path / "cache", verify=verify)
-    assert verify.decoded == 0
-    with pytest.warns(PenstockWarning, match="isn't kept"):
-        open_index(folder, verify=images.verify)
 
 
 def test_an_index_of_another_dataset_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -224,7 +216,7 @@ def test_a_torn_index_of_a_folder_is_built_anew(
     folder: Path, keep: float, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = open_index(folder, verify=images.verify)
-    path = folder / "_penstock" / "manifest.arrow"
+    path = beside(folder) / "manifest.arrow"
     data = path.read_bytes()
     path.write_bytes(data[: int(keep if keep > 1 else keep * len(data))])
     assert open_index(folder, verify=images.verify).fingerprint == before.fingerprint
@@ -240,7 +232,7 @@ def test_a_manifest_with_a_flipped_byte_is_refused_or_says_the_same(
     if not root.exists():
         images.class_folder(root, samples=4)
         open_index(root, verify=images.verify)
-        shutil.copy(root / "_penstock" / "manifest.arrow", root.with_suffix(".whole"))
+        shutil.copy(beside(root) / "manifest.arrow", root.with_suffix(".whole"))
     whole = root.with_suffix(".whole").read_bytes()
     data = bytearray(whole)
     data[int(place * len(data))] ^= flip
@@ -269,7 +261,7 @@ def test_a_newer_format_is_refused_with_a_remedy(
 
 def test_a_torn_sidecar_is_found(folder: Path) -> None:
     index = open_index(folder, verify=images.verify)
-    (sidecar,) = (folder / "_penstock" / "sidecars").iterdir()
+    (sidecar,) = (beside(folder) / "sidecars").iterdir()
     sidecar.write_bytes(sidecar.read_bytes()[:-200])
     with pytest.raises(CorruptShardError, match="penstock index"):
         index.open_shard(0)
@@ -330,13 +322,12 @@ def test_a_remote_folder_keeps_its_index_in_the_cache(tmp_path: Path) -> None:
         index = open_index("memory://indexed", cache=tmp_path, verify=verify)
         assert index.samples == 4
     assert verify.decoded == 4
-    assert not memory.exists("/indexed/_penstock")
-    build_index("memory://indexed", cache=tmp_path, verify=verify)
-    assert memory.exists("/indexed/_penstock/manifest.arrow")
-    beside = open_index("memory://indexed", cache=tmp_path / "another", verify=verify)
-    assert beside.fingerprint == index.fingerprint
-    assert beside.open_shard(0).name(0) == "a/0.jpg"
+    summary = build_index("memory://indexed", cache=tmp_path, verify=verify)
+    assert str(tmp_path) in summary.place
+    before = set(memory.find("/"))
+    assert not any("penstock" in path for path in before)
     assert verify.decoded == 8
+    assert index.open_shard(0).name(0) == "a/0.jpg"
 
 
 def test_without_a_decoder_the_remedy_is_named(

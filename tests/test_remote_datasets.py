@@ -189,6 +189,13 @@ def indexed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def bucket(indexed: Path) -> Iterator[Server]:
+    """It has all of it in its folder or bucket "all"."""
+    with serving(indexed.parent) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def server(indexed: Path) -> Iterator[Server]:
     with serving(indexed) as found:
         yield found
@@ -198,10 +205,12 @@ def server(indexed: Path) -> Iterator[Server]:
 @pytest.mark.parametrize("protocol", ["http", "s3"])
 @pytest.mark.parametrize("kept", [True, False])
 def test_every_kind_over_every_server(
-    built: Path, server: Server, tmp_path: Path, kind: str, protocol: str, kept: bool
+    built: Path, bucket: Server, tmp_path: Path, kind: str, protocol: str, kept: bool
 ) -> None:
+    server = bucket
     expected = locally(built, kind, tmp_path)
-    url = f"{server.url}/{KINDS[kind]}" if protocol == "http" else f"s3://{KINDS[kind]}"
+    start = f"{server.url}/" if protocol == "http" else "s3://"
+    url = f"{start}all/{KINDS[kind]}"
     options = {} if protocol == "http" else server.s3_options
     cache = DiskCache(tmp_path / "cache", max_bytes="1GiB") if kept else None
     server.reset()
@@ -210,7 +219,7 @@ def test_every_kind_over_every_server(
         assert everything(dataset) == expected
         size_bytes = int(dataset.index.shard_bytes.sum())
         # Each byte once, the index aside; an index that is beside the data costs no listing.
-        data = sum(n for path, n in server.bytes_of.items() if "_penstock" not in path)
+        data = sum(n for path, n in server.bytes_of.items() if "penstock/" not in path)
         assert data <= (1.02 + asked_again(dataset)) * size_bytes
         server.reset()
         assert everything(dataset) == expected

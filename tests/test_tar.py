@@ -138,7 +138,9 @@ def test_a_remote_set_is_read_through_copies_and_indexed_in_the_cache(
     picked = opened(url + "/train-{000001..000002}.tar", cache=tmp_path / "cache")
     assert everything(picked) == by_tarfile(*paths[1:])
     build_index(url, verify=images.verify, cache=tmp_path / "cache")
-    assert fs.exists(f"/tars-{tmp_path.name}/_penstock/manifest.arrow")
+    assert not fs.exists(f"/tars-{tmp_path.name}.penstock")
+    build_index(url, out=f"{url}.penstock", verify=images.verify, cache=tmp_path / "cache")
+    assert fs.exists(f"/tars-{tmp_path.name}.penstock/manifest.arrow")
     with pytest.warns(PenstockWarning, match="cache="):
         assert everything(Dataset(url)) == by_tarfile(*paths)
     fs.rm(f"/tars-{tmp_path.name}", recursive=True)
@@ -210,7 +212,7 @@ def test_hostile_members_are_refused_by_name_and_nothing_is_written_or_run(
     over = dataset.index.about.passed_over
     assert {over[e] for e in ("npy", "pth", "pkl", "pyd", "pt", "txt", "one.jpg")} == {1}
     assert over["(no key)"] == 2
-    assert sorted(os.listdir(root)) == ["_penstock", "a.tar"]
+    assert os.listdir(root) == ["a.tar"]
     assert sorted(os.listdir(tmp_path)) == ["deep"]
 
 
@@ -327,7 +329,9 @@ def test_any_damage_ends_in_samples_or_an_error(
     data = bytearray(SMALL)
     for at, value in flips:
         data[at] = value
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as above:
+        folder = Path(above, "set")
+        folder.mkdir()
         Path(folder, "a.tar").write_bytes(data[:cut])
         try:
             names, labels, samples = everything(opened(folder))
@@ -335,8 +339,8 @@ def test_any_damage_ends_in_samples_or_an_error(
             return
         assert len(names) == len(samples) >= 1
         assert len(labels) in (0, len(names))
-        assert os.listdir(folder).count("a.tar") == 1
-        assert set(os.listdir(folder)) == {"a.tar", "_penstock"}
+        assert os.listdir(folder) == ["a.tar"]
+        assert set(os.listdir(above)) == {"set", "set.penstock"}
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

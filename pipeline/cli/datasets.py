@@ -112,7 +112,11 @@ def pack(
 def index(
     url: Annotated[str, typer.Argument(help="Image folder or tar files: a path or an fsspec URL.")],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the index, where URL can't be written.")
+        str | None,
+        typer.Option(
+            help="Folder for the index, of remote data also a URL of the same store; else it lies "
+            "beside local data (photos.penstock), or in --cache, or in the user's cache directory."
+        ),
     ] = None,
     workers: Workers = 0,
     cache: CacheFolder = None,
@@ -145,7 +149,7 @@ def inspect(
         int, typer.Option(min=1, help="Global batch to tell lanes and window for.")
     ] = 256,
     index_folder: Annotated[
-        Path | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
+        str | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
     ] = None,
     batch: Annotated[
         int | None,

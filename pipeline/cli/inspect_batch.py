@@ -82,7 +82,7 @@ def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
 
 
 def open_with_ids(
-    url: str, *, index: Path | None, cache: Path | None, options: dict[str, Any] | None
+    url: str, *, index: str | None, cache: Path | None, options: dict[str, Any] | None
 ) -> Dataset:
     """The dataset with all its fields, and "id"."""
     from readers import Dataset

@@ -1,0 +1,23 @@
+"""The user's own cache directory: where an index goes that has no better place.
+
+XDG_CACHE_HOME is the only variable that the readers ask for: a Dataset is opened without a command
+line, and where a user keeps such files is the user's answer, not an argument of every call.
+Source: XDG Base Directory Specification.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def user_cache() -> bytes | None:
+    """`$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; None for a user without a home."""
+    told = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(told):  # the specification has others ignored
+        return os.path.join(os.fsencode(told), b"penstock")
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return os.path.join(os.fsencode(home), b".cache", b"penstock") if home.is_absolute() else None

@@ -57,10 +57,10 @@ class Dataset:
     too. fields: of "image", "label", "id", in the order in which batches shall have them; None is
     all that is there but "id". format: "auto", "folder", "tar" or "arrow". index: folder of the
     index of images or tar files, of remote ones also a URL of the same store; None is beside them,
-    else the cache folder, else the user's cache directory. cache: a DiskCache that remote data is read through (data on a
-    network mount too), or a folder for one: its limit is what it was made with, or 90 % of the
-    free space. storage_options: of the store (docs/datasets.md). filesystem: any fsspec file system
-    object; url is then a path in it.
+    else the cache folder, else the user's cache directory. cache: a DiskCache that remote data is
+    read through (data on a network mount too), or a folder for one: its limit is what it was made
+    with, or 90 % of the free space. storage_options: of the store (docs/datasets.md). filesystem:
+    any fsspec file system object; url is then a path in it.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
     with the first use.

@@ -26,7 +26,6 @@ from cache.errors import (
     DatasetNotFoundError,
     IndexChangedError,
     MissingDependencyError,
-    PenstockWarning,
 )
 from readers import build_index, open_index, pack
 from readers.facts import label_correlation

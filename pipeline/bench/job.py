@@ -60,7 +60,7 @@ class Job:
     step_s: float = 0.0
     accelerator: str = ""
     cache: Path | None = None
-    index: Path | None = None
+    index: Path | str | None = None
     storage_options: Mapping[str, Any] | None = None
 
     @property

@@ -333,7 +333,7 @@ def _folder(folder: FolderFacts) -> Check:
             name="folder",
             status="warn",
             found=f"{folder.path}: read-only",
-            remedy="Readable; its index goes elsewhere: penstock index --out, Dataset(index=)",
+            remedy="Fine for data: its index lies beside it. A cache needs a folder to write to.",
         )
     return Check(name="folder", status="ok", found=f"{folder.path}: writable")
 

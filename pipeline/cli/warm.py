@@ -24,7 +24,7 @@ CacheFolder = Annotated[
     Path, typer.Option("--cache", help="The cache folder that the job will use.")
 ]
 IndexFolder = Annotated[
-    Path | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
+    str | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
 ]
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import sqlite3
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 from cache.locks import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 State = Literal["fill", "ready", "trash"]
 
@@ -31,14 +33,14 @@ CREATE TABLE IF NOT EXISTS blobs (
     key TEXT PRIMARY KEY, grp TEXT, uri TEXT, size INTEGER, disk INTEGER, state TEXT, kept INTEGER,
     used REAL, crcs BLOB) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS by_use ON blobs (state, kept, used);
-CREATE TABLE IF NOT EXISTS jobs (
-    id INTEGER PRIMARY KEY, grp TEXT, wanted INTEGER, share INTEGER, below TEXT, pid INTEGER,
-    began REAL);
+CREATE TABLE IF NOT EXISTS members (
+    id INTEGER PRIMARY KEY, grp TEXT, reads TEXT, wanted INTEGER, share INTEGER, below TEXT,
+    pid INTEGER, began REAL);
 CREATE TABLE IF NOT EXISTS names (path TEXT PRIMARY KEY, size INTEGER, version TEXT) WITHOUT ROWID;
 """
 _PINNED = (
-    "EXISTS (SELECT 1 FROM jobs WHERE jobs.grp = blobs.grp"
-    " AND (blobs.kept = 1 OR blobs.key < jobs.below))"
+    "EXISTS (SELECT 1 FROM members WHERE members.grp = blobs.grp"
+    " AND (blobs.kept = 1 OR blobs.key < members.below))"
 )
 
 
@@ -62,11 +64,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A loader that uses the cache. wanted_bytes: what it reads in an epoch; share_bytes: what may
-    be pinned for it; below: keys below this are pinned."""
+    """A loader that uses the cache. reads: names the blobs that it reads in an epoch; wanted_bytes:
+    all of them; share_bytes: what may be pinned for it; below: keys below this are pinned."""
 
     id: int
     group: str
+    reads: str
     wanted_bytes: int
     share_bytes: int
     below: str
@@ -276,40 +279,52 @@ class Catalogue:
 
     # -- jobs
 
+    def owed_bytes(self, group: str) -> int:
+        """What a group's largest job lacks of its share."""
+        with self._mutex:
+            (owed,) = self._db.execute(
+                "SELECT COALESCE(MAX(MIN(share, wanted) - (SELECT COALESCE(SUM(disk), 0) FROM blobs"
+                " WHERE grp = members.grp AND state != 'trash' AND kept = 0"
+                " AND key < members.below)), 0) FROM members WHERE grp = ?",
+                (group,),
+            ).fetchone()
+        return int(owed)
+
     def jobs(self) -> list[Job]:
         with self._mutex:
-            found = self._db.execute("SELECT id, grp, wanted, share, below, pid FROM jobs")
+            found = self._db.execute(
+                "SELECT id, grp, reads, wanted, share, below, pid FROM members"
+            )
             return [
                 Job(
                     id=one[0],
                     group=one[1],
-                    wanted_bytes=one[2],
-                    share_bytes=one[3],
-                    below=one[4],
-                    pid=one[5],
+                    reads=one[2],
+                    wanted_bytes=one[3],
+                    share_bytes=one[4],
+                    below=one[5],
+                    pid=one[6],
                 )
                 for one in found
             ]
 
-    def add_job(self, group: str, *, wanted_bytes: int) -> int:
-        """Enter a job that pins nothing yet; returns its id."""
+    def add_job(self, job: int, group: str, *, reads: str, wanted_bytes: int) -> None:
+        """Enter a job that pins nothing yet."""
         with self.writing():
-            cursor = self._db.execute(
-                "INSERT INTO jobs (grp, wanted, share, below, pid, began)"
-                " VALUES (?, ?, 0, '', ?, ?)",
-                (group, wanted_bytes, os.getpid(), time.time()),
+            self._db.execute(
+                "INSERT OR REPLACE INTO members VALUES (?, ?, ?, ?, 0, '', ?, ?)",
+                (job, group, reads, wanted_bytes, os.getpid(), time.time()),
             )
-            return int(cursor.lastrowid or 0)
 
     def set_share(self, job: int, *, share_bytes: int, below: str) -> None:
         with self.writing():
             self._db.execute(
-                "UPDATE jobs SET share = ?, below = ? WHERE id = ?", (share_bytes, below, job)
+                "UPDATE members SET share = ?, below = ? WHERE id = ?", (share_bytes, below, job)
             )
 
     def remove_job(self, job: int) -> None:
         with self.writing():
-            self._db.execute("DELETE FROM jobs WHERE id = ?", (job,))
+            self._db.execute("DELETE FROM members WHERE id = ?", (job,))
 
     # -- names
 
@@ -337,8 +352,8 @@ class Catalogue:
                 os.close(self._lock)
                 self._lock = -1
 
-    def __del__(self) -> None:
-        if getattr(self, "_lock", -1) >= 0:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if getattr(self, "_lock", -1) >= 0 and not is_finalizing():
             self.close()
 
 
@@ -356,6 +371,11 @@ def _row(found: tuple[object, ...]) -> Row:
         crcs=crcs,  # type: ignore[arg-type]
         pinned=bool(pinned),
     )
+
+
+def new_job() -> int:
+    """A number for a job. By chance: ids that begin anew with new books would meet older jobs'."""
+    return secrets.randbits(60) + 1
 
 
 def rebuilt(path: str, lock_path: str) -> Catalogue:

@@ -8,6 +8,7 @@ arguments is an error.
 from __future__ import annotations
 
 import bisect
+import hashlib
 import os
 import shutil
 import sqlite3
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cache.catalogue import new_job
 from cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
 from cache.fills import fill_disk_bytes
 from cache.layout import disk_bytes
@@ -204,8 +206,9 @@ class DiskCache:
 class Membership:
     """A live job's part in a cache.
 
-    Live jobs' datasets share the limit evenly; what one doesn't need goes to the others. Of its
-    share a job pins the blobs with the lowest keys, so that every process and job agrees on which.
+    Live jobs share the limit evenly, those that read the same blobs as one; what one doesn't need
+    goes to the others. Of its share a job pins the blobs with the lowest keys, so that every
+    process and job agrees on which.
     """
 
     def __init__(
@@ -220,6 +223,7 @@ class Membership:
         self._group, self._label = group, label
         order = sorted(zip(keys, sizes, strict=True))
         self._keys = [key for key, _ in order]
+        self._reads = hashlib.sha256("\0".join((group, *self._keys)).encode()).hexdigest()[:32]
         self._ends = np.cumsum([disk_bytes(size) for _, size in order], dtype=np.int64)
         self._largest = max((size for _, size in order), default=0)
         self._below = ""
@@ -254,9 +258,10 @@ class Membership:
     def _join(self, shelf: Shelf) -> None:
         with shelf.catalogue.writing():
             shelf.catalogue.label(self._group, self._label)
-            self._job = shelf.catalogue.add_job(self._group, wanted_bytes=self.wanted_bytes)
-            self._marks = ByteLocks(shelf.layout.lock("jobs"))
-            self._marks.lock(self._job + 1)
+            marks, job = ByteLocks(shelf.layout.lock("jobs")), new_job()
+            while not marks.lock(job + 1):
+                job = new_job()
+            self._marks, self._job = marks, job
             self._share(shelf)
 
     def refresh(self) -> bool:
@@ -272,23 +277,27 @@ class Membership:
         with shelf.catalogue.writing():
             shelf.bury_dead_jobs()
             jobs = shelf.catalogue.jobs()
+            if all(job.id != self._job for job in jobs) and self._job is not None:
+                # A new one, or the books were made anew.
+                shelf.catalogue.add_job(
+                    self._job, self._group, reads=self._reads, wanted_bytes=self.wanted_bytes
+                )
+                jobs = shelf.catalogue.jobs()
             kept = sum(map(shelf.catalogue.kept_bytes, {job.group for job in jobs}))
             extra = fill_disk_bytes(self._largest, self._largest // 4096) - self._largest
             budget = shelf.steady_budget_bytes
             margin = int(budget * _MARGIN_SHARE) + _FILLS_AT_ONCE * max(0, extra)
             share = fair_shares(jobs, max(0, budget - kept - margin))
-            self.share_bytes = share[self._group]
+            self.share_bytes = share[self._reads]
             self._below = self._threshold(self.share_bytes)
             for job in jobs:
-                below = self._told(job, share[job.group])
+                below = self._told(job, share[job.reads])
                 if below is not None:
-                    shelf.catalogue.set_share(job.id, share_bytes=share[job.group], below=below)
+                    shelf.catalogue.set_share(job.id, share_bytes=share[job.reads], below=below)
 
     def _told(self, job: Job, share: int) -> str | None:
         """A job's threshold for a new share; None where it stays."""
-        if job.id == self._job or (
-            job.group == self._group and job.wanted_bytes == self.wanted_bytes
-        ):  # a rank of the same job reads the same blobs
+        if job.reads == self._reads:  # this one, or another rank of the same job
             return self._below
         if share >= (1 - _TOLD_SHARE) * job.share_bytes:
             return None
@@ -313,16 +322,14 @@ class Membership:
 
 
 def fair_shares(jobs: Sequence[Job], budget: int) -> dict[str, int]:
-    """Bytes for each group of live jobs: equal parts, and what one doesn't need goes to the others
-    (max-min fairness). Pure."""
-    wanted: dict[str, int] = {}
-    for job in jobs:
-        wanted[job.group] = max(wanted.get(job.group, 0), job.wanted_bytes)
+    """Bytes for each set of blobs that live jobs read, by its name: equal parts, and what one
+    doesn't need goes to the others (max-min fairness). Pure."""
+    wanted = {job.reads: job.wanted_bytes for job in jobs}
     shares: dict[str, int] = {}
     left = budget
-    for place, (group, want) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
-        shares[group] = min(want, left // (len(wanted) - place))
-        left -= shares[group]
+    for place, (reads, want) in enumerate(sorted(wanted.items(), key=lambda item: item[1])):
+        shares[reads] = min(want, left // (len(wanted) - place))
+        left -= shares[reads]
     return shares
 
 

@@ -15,6 +15,7 @@ import errno
 import fcntl
 import os
 import struct
+import sys
 import threading
 import time
 from collections import deque
@@ -78,8 +79,9 @@ class ByteLocks:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def __del__(self) -> None:
-        if getattr(self, "_fd", -1) >= 0:
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # At exit modules may be gone, and the kernel closes everything.
+        if getattr(self, "_fd", -1) >= 0 and not is_finalizing():
             self.close()
 
     @contextlib.contextmanager

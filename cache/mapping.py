@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -54,10 +55,15 @@ class Map:
 
         return pa.foreign_buffer(self.address, self.size_bytes, base=self)
 
-    def __del__(self, unmap: Callable[[int, int], int] = _munmap) -> None:
+    def __del__(
+        self,
+        unmap: Callable[[int, int], int] = _munmap,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
         if self.address is not None:
             unmap(self.address, self.size_bytes)
-            if self._on_unmap is not None:
+            # At exit the modules that a callback needs may be gone, and the kernel frees its locks.
+            if self._on_unmap is not None and not is_finalizing():
                 self._on_unmap()
 
 

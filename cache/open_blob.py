@@ -5,6 +5,7 @@ Neither fetches: `cache.remote` does, for many blobs at once.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from typing import TYPE_CHECKING, Any
@@ -59,6 +60,14 @@ class CachedBlob:
         fill = self.fill
         return fill is None or fill.is_whole
 
+    @property
+    def has_name(self) -> bool:
+        """False once it was taken out of the cache: its room is free when this is let go."""
+        path = self.path
+        with contextlib.suppress(FileNotFoundError):
+            return path is not None and os.stat(path).st_ino == self.inode
+        return False
+
     def settle(self) -> None:
         """If the fill has become whole, publish it and forget it."""
         fill = self.fill
@@ -91,6 +100,8 @@ class CachedBlob:
     def copies(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
         """The same by reading the file. Raises OSError, EOFError (the file is too short)."""
         found: list[Bytes] = []
+        if not self.has_name:  # taken out meanwhile: nobody can cut what has no name
+            return [view.copy() for view in self.views(starts, ends)]
         path = self.path
         assert path is not None
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)

@@ -91,7 +91,7 @@ class Remote:
     ) -> None:
         self.fetcher, self.cache = fetcher, cache
         self.group, self.label = group, label
-        self.membership: Membership | None = None
+        self._jobs: tuple[Membership, ...] = ()
         self._lock = threading.Lock()
         self._objects: OrderedDict[str, Map] = OrderedDict()
         self._own_folder: str | None = None
@@ -111,8 +111,14 @@ class Remote:
         return bool(there)
 
     def keeps(self, key: str) -> bool:
-        """Whether the cache would keep a blob of this key for this job."""
-        return self.cache is not None and (self.membership is None or self.membership.pinned(key))
+        """Whether the cache would keep a blob of this key for one of the jobs here."""
+        jobs = self._jobs
+        return self.cache is not None and (not jobs or any(job.pinned(key) for job in jobs))
+
+    @property
+    def jobs(self) -> int:
+        """How many were joined and not left."""
+        return len(self._jobs)
 
     def _use(self, act: Callable[[Shelf], Any], *, writes: bool = True) -> Any:
         if self._closed:
@@ -135,7 +141,7 @@ class Remote:
         return None if mapped is None else self._blob(shelf, source, mapped, None)
 
     def _begin(self, shelf: Shelf, source: BlobSource) -> CachedBlob | None:
-        begun = shelf.fill(source, group=self.group, pinned=self.membership is not None)
+        begun = shelf.fill(source, group=self.group, pinned=bool(self._jobs))
         if begun is None:
             return None
         blob = self._blob(shelf, source, begun[1], begun[0])
@@ -650,19 +656,20 @@ class Remote:
     # -- life
 
     def join(self, keys: Sequence[str], sizes: Iterable[int]) -> Membership | None:
-        """Begin a job that reads these blobs in each epoch; what is pinned is decided here. None
-        without a cache."""
+        """Begin a job that reads these blobs in each epoch; what is pinned is decided here. It is
+        the caller's, beside other jobs on this dataset, until `leave`. None without a cache."""
         if self.cache is None:
             return None
-        self.leave()
-        self.membership = self.cache.join(self.group, label=self.label, keys=keys, sizes=sizes)
-        return self.membership
+        job = self.cache.join(self.group, label=self.label, keys=keys, sizes=sizes)
+        with self._lock:
+            self._jobs = (*self._jobs, job)
+        return job
 
-    def leave(self) -> None:
-        """End the job. Safe to call twice."""
-        membership, self.membership = self.membership, None
-        if membership is not None:
-            membership.leave()
+    def leave(self, job: Membership) -> None:
+        """End a job. Safe to call twice."""
+        with self._lock:
+            self._jobs = tuple(other for other in self._jobs if other is not job)
+        job.leave()
 
     def traffic(self) -> Traffic:
         """What was counted so far."""
@@ -672,7 +679,8 @@ class Remote:
         """End requests and threads; views stay valid. Safe to call twice."""
         if self._closed:
             return
-        self.leave()
+        for job in self._jobs:
+            self.leave(job)
         self._closed = True
         self.fetcher.close()
         self._objects.clear()

@@ -142,7 +142,7 @@ class Shelf:
         with self.catalogue.writing():
             row = self.catalogue.row(source.key)
             had = row.disk_bytes if row is not None else 0
-            if not self._make_room(disk - had):
+            if not self._make_room(disk - had, group=group if insist else None):
                 self._full_until = time.monotonic() + 1.0  # the search isn't free
                 return False
             self.catalogue.add(
@@ -156,7 +156,8 @@ class Shelf:
             )
         return True
 
-    def _make_room(self, need: int) -> bool:
+    def _make_room(self, need: int, *, group: str | None) -> bool:
+        """group: whose share is to be had, by taking it from those who have more mapped."""
         budget = self.budget_bytes
         if self.catalogue.used_bytes + need <= budget:
             return True
@@ -167,7 +168,29 @@ class Shelf:
         for clean in (self._evict_fills, self._evict_ready):
             if self.catalogue.used_bytes + need > budget:
                 clean(budget - need)
-        return self.catalogue.used_bytes + need <= budget
+        free = budget - self.catalogue.used_bytes
+        if group is not None and free < need:
+            self._take_names(max(need, self.catalogue.owed_bytes(group)) - free)
+        return free >= need
+
+    def _take_names(self, short_bytes: int) -> None:
+        """Move blobs that no job pins, but someone has mapped, to the trash: nobody finds them any
+        more, and their room is free when they are let go. A job that has more mapped than its share
+        would else keep it for ever, as all that it reads is mapped anew with each batch."""
+        leaving = sum(row.disk_bytes for row in self.catalogue.rows(state="trash"))
+        for row in self.catalogue.victims():
+            if leaving >= short_bytes:
+                return
+            if row.kept:  # manifests and sidecars are small, and needed to read at all
+                continue
+            with contextlib.suppress(FileNotFoundError):
+                self._to_trash(row.key, self.layout.blob(row.key))
+                leaving += row.disk_bytes
+
+    def _to_trash(self, key: str, path: str) -> None:
+        trash = self.layout.trash(key, os.stat(path).st_ino)
+        os.rename(path, trash)
+        self.catalogue.to_trash(key, os.path.basename(trash))
 
     def evict_to(self, most_bytes: int, *, group: str | None = None) -> tuple[int, int]:
         """Take out blobs that no job pins or reads until at most so many bytes are left (of a
@@ -439,9 +462,7 @@ class Shelf:
                     found = os.stat(path).st_ino
                     if inode not in (None, found):
                         continue
-                    trash = self.layout.trash(key, found)
-                    os.rename(path, trash)
-                    self.catalogue.to_trash(key, os.path.basename(trash))
+                    self._to_trash(key, path)
                     dropped = True
             if dropped:
                 discard(self.layout.part(key), self.layout.map(key))

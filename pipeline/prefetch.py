@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from cache.blob import BlobSource
     from cache.counters import Traffic
+    from cache.disk_cache import Membership
     from cache.remote import Remote
     from pipeline.order import Plan
     from pipeline.state import PlanSettings
@@ -52,8 +53,9 @@ log = logging.getLogger("penstock")
 # consumer where shards are here already, at about 0.1 ms a step.
 _STEPS_A_BATCH = 16
 _MOST_STEPS_SAVED = 1024
-# Other jobs come and go: how often the node's share is looked at again.
-_REFRESH_S = 5.0
+# Other jobs come and go: the node's share is looked at again in each epoch, but not more often than
+# this and not less.
+_REFRESH_LEAST_S, _REFRESH_S = 1.0, 5.0
 # After a failed fill; doubled each time in a row.
 _RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 # close() waits so long for a fill to stop. One whose request hangs ends by itself, unseen, when the
@@ -64,7 +66,8 @@ _MOST_FILLS = 8
 
 
 class Share:
-    """What this node keeps of a dataset: the loader's membership of the cache.
+    """What this node keeps of a dataset: a loader's own membership of the cache, from join() to
+    leave(), beside those of other loaders of the same dataset.
 
     shards: that this node's ranks read in an epoch, int64, shape (n,). Raises ConfigError for a
     limit below two open windows.
@@ -98,37 +101,37 @@ class Share:
             check_room(limit, needed_bytes, window=frozen.window, lanes=frozen.lanes)
         keys = index.keys()
         self._keys = [keys[shard] for shard in self.shards.tolist()]
-        self._mine = remote.join(self._keys, self._sizes.tolist())
+        self._mine: Membership | None = None
 
     @property
     def is_cached(self) -> bool:
         """Whether there is a cache at all."""
-        return self._mine is not None
+        return self._remote.cache is not None
+
+    def join(self) -> None:
+        """Begin to be a job of the cache. Nothing if it is one."""
+        if self._mine is None:
+            self._mine = self._remote.join(self._keys, self._sizes.tolist())
 
     @property
     def kept_bytes(self) -> int:
         """Of `node_bytes`, what the cache keeps or will keep."""
-        joined = self._remote.membership or self._mine
-        return min(joined.pinned_bytes, self.node_bytes) if joined is not None else 0
+        mine = self._mine
+        return min(mine.pinned_bytes, self.node_bytes) if mine is not None else 0
 
     def keeps(self, key: str) -> bool:
         """Whether the cache keeps a blob of this key for the job."""
-        return self._mine is not None and self._remote.keeps(key)
+        return self._mine is not None and self._mine.pinned(key)
 
     def refresh(self) -> bool:
-        """Look again, as jobs come and go; whether what is kept may have changed. Joins anew where
-        another loader of the same dataset has taken the membership over and is closed."""
-        if self._mine is None:
-            return False
-        if self._remote.membership is None:
-            self._mine = self._remote.join(self._keys, self._sizes.tolist())
-            return True
-        return self._remote.membership.refresh()
+        """Look again, as jobs come and go; whether what is kept has changed."""
+        return self._mine is not None and self._mine.refresh()
 
     def leave(self) -> None:
         """End this loader's claims. Safe to call twice."""
-        if self._mine is not None and self._remote.membership is self._mine:
-            self._remote.leave()
+        mine, self._mine = self._mine, None
+        if mine is not None:
+            self._remote.leave(mine)
 
 
 class Prefetch:
@@ -181,8 +184,9 @@ class Prefetch:
         return self._look_ahead.is_cold
 
     def seek(self, cursor: Cursor) -> None:
-        """Batches will come from this cursor on."""
+        """Batches will come from this cursor on. At the first the loader becomes a job."""
         self._handed_out = None
+        self._share.join()
         if self._filler is not None:
             self._filler.seek(cursor)
 
@@ -274,8 +278,12 @@ class Filler:
         self._filled_bytes = 0
         self._counted_bytes = remote.traffic().bytes_remote
         self._refresh_at = time.monotonic() + _REFRESH_S
+        self._batches = 0  # handed out since the share was looked at
         self._retry_at, self._retry_s = 0.0, _RETRY_S
         self._idle = False  # nothing is left to fill
+        self._is_full = (
+            False  # the cache had no room for what it should keep, till others give back
+        )
         # What belongs to the walk.
         self._walking = threading.Lock()
         self._steps: Iterator[tuple[Cursor, NDArray[np.int64]]] | None = None
@@ -303,7 +311,8 @@ class Filler:
             self._pace.fetched_by_batches(max(0, fetched))
             self._steps_left = min(self._steps_left + _STEPS_A_BATCH, _MOST_STEPS_SAVED)
             self._steps_ahead -= 1
-            due = (not self._idle and self._may_fill(now)) or now >= self._refresh_at
+            self._batches += 1
+            due = (not self._idle and self._may_fill(now)) or self._is_due(now)
         if due and len(self._running) < self._most_running:
             self._running.append(self._pool.submit(self._work, None))
 
@@ -313,16 +322,26 @@ class Filler:
         self._pool.close(timeout_s=_CLOSE_S)
 
     def _may_fill(self, now: float) -> bool:
-        return self._pace.open and now >= self._retry_at and not self._stop.is_set()
+        may = self._pace.open and now >= self._retry_at and not self._is_full
+        return may and not self._stop.is_set()
+
+    def _is_due(self, now: float) -> bool:
+        """Whether to look at the share again."""
+        early_s = _REFRESH_S - _REFRESH_LEAST_S if self._batches >= self._epoch_steps else 0
+        return now >= self._refresh_at - early_s
 
     def _work(self, _: None) -> None:
         with self._lock:
-            due = time.monotonic() >= self._refresh_at
+            due = self._is_due(time.monotonic())
             if due:
                 self._refresh_at = time.monotonic() + _REFRESH_S
+                self._batches = 0
+                self._is_full = False
         with self._walking:
-            if self._pinned is None or (due and self._share.refresh()):
+            if (due and self._share.refresh()) or self._pinned is None:
                 self._share_changed()
+        if due:
+            self._dataset.give_back()
         while (shard := self._next()) is not None:
             self._fill(shard)
 
@@ -381,15 +400,24 @@ class Filler:
         with self._lock:
             self._pace.filled(size_bytes)
         try:
-            self._remote.fill(self._source(shard), progress=progress, stop=self._stop)
+            got = self._remote.fill(self._source(shard), progress=progress, stop=self._stop)
         except PenstockError as error:
             if not self._stop.is_set():
                 self._failed(shard, error)
         else:
             self._retry_s = _RETRY_S
+            if got < 0 and not self._stop.is_set():
+                self._no_room(shard)
         finally:
             with self._lock:
                 self._pace.filled(fetched - size_bytes)
+
+    def _no_room(self, shard: int) -> None:
+        """Others have to give back what is this job's share: asked for again behind that."""
+        with self._walking:
+            self._queue.append(shard)
+        with self._lock:
+            self._idle, self._is_full = False, True
 
     def _failed(self, shard: int, error: PenstockError) -> None:
         log.info("Filled no shard for %.0f s: %s", self._retry_s, error)
@@ -404,7 +432,7 @@ class Filler:
         return self._dataset.index.source(shard)
 
     def _share_changed(self) -> None:
-        """Look which of this rank's shards are pinned, and let those go that aren't any more."""
+        """Look which of this rank's shards are pinned."""
         keys = self._dataset.index.keys()
         pinned = np.zeros(len(self._todo), np.bool_)
         pinned[[n for n in self._mine.tolist() if self._share.keeps(keys[n])]] = True
@@ -415,5 +443,3 @@ class Filler:
         if self._left:
             with self._lock:
                 self._idle = False
-        if (lost := np.flatnonzero(before & ~pinned)).size:
-            self._dataset.release(lost.tolist())

@@ -142,6 +142,7 @@ def warm(
     )
     plan = make_plan(index, frozen)
     share = Share(remote, dataset, plan, frozen=frozen, global_batch=batch, world=world)
+    share.join()
     try:
         keys = index.keys()
         kept = [n for n in share.shards.tolist() if share.keeps(keys[n])]

@@ -175,6 +175,11 @@ class Dataset:
         if self._shards is not None:
             self._shards.release(shards)
 
+    def give_back(self) -> None:
+        """Forget those open shards that the cache needn't keep for this dataset's loaders."""
+        if self._shards is not None:
+            self._shards.give_back()
+
     def __len__(self) -> int:
         return self.index.samples
 

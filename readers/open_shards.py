@@ -7,6 +7,7 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from cache.errors import ClosedError
+from cache.open_blob import CachedBlob
 from cache.threads import ordered
 from readers.blob_shard import BlobShard
 
@@ -87,6 +88,23 @@ class OpenShards:
         with self._lock:
             for number in numbers:
                 self._held.pop(number, None)
+
+    def give_back(self) -> None:
+        """Forget shards whose blobs the cache needn't keep for this dataset's jobs, or has taken
+        out: others may be waiting for their room."""
+        remote = self._index.remote
+        if remote is None:
+            return
+        with self._lock:
+            held = list(self._held.items())
+        gone = []
+        for number, shard in held:
+            blob = shard.blob if isinstance(shard, BlobShard) else None
+            if isinstance(blob, CachedBlob) and not (
+                remote.keeps(blob.source.key) and blob.has_name
+            ):
+                gone.append(number)
+        self.release(gone)
 
     def replace(self, number: int, shard: Shard) -> Shard:
         """A remote shard anew, after its damaged bytes were dropped: once, whichever thread comes

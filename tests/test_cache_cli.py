@@ -185,7 +185,7 @@ def leave_litter(root: Path) -> None:
     (root / "fills" / f"{'ab' * 20}.map").write_bytes(bytes(600))
     (root / "trash" / f"{'cd' * 20}-123").write_bytes(bytes(50_000))
     with sqlite3.connect(root / "catalogue.db") as books:
-        books.execute("INSERT INTO jobs VALUES (77, 'one', 1, 1, 'g', 1, 0)")
+        books.execute("INSERT INTO members VALUES (77, 'one', 'x', 1, 1, 'g', 1, 0)")
     books.close()
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cache import admin
 from cache.disk_cache import DiskCache
 from cache.errors import ConfigError, PlanError
 from cache.store import RequestError
@@ -33,7 +36,6 @@ from readers import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 # -- which shards
 
@@ -392,18 +394,89 @@ def test_a_limit_below_two_windows_is_an_error_at_once(pack: Path, tmp_path: Pat
 
 
 def test_closing_leaves_the_cache(remote: Dataset) -> None:
-    with make(remote):
-        assert store_of(remote).membership is not None
-    assert store_of(remote).membership is None
+    with make(remote) as loader:
+        assert store_of(remote).jobs == 0  # a loader that nobody reads wants no room
+        next(iter(loader))
+        assert store_of(remote).jobs == 1
+    assert store_of(remote).jobs == 0
 
 
-def test_a_second_loader_of_a_dataset_does_not_take_the_first_ones_share_along(
-    remote: Dataset,
-) -> None:
+def test_each_loader_of_a_dataset_has_a_share_of_its_own(remote: Dataset) -> None:
+    cache = store_of(remote).cache
+    assert cache is not None
+
+    def live() -> tuple[Any, ...]:
+        return admin.stat(cache.path).jobs
+
     with make(remote) as first:
+        next(iter(first))
+        pinned = prefetch_of(first)._share.kept_bytes
+        (before,) = live()
         with make(remote, shuffle=False) as second:
             next(iter(second))
-        assert store_of(remote).membership is None
-        share = prefetch_of(first)._share
-        assert share.refresh()
-        assert store_of(remote).membership is not None
+            assert prefetch_of(first)._share.kept_bytes == pinned
+            assert [job.share_bytes for job in live()] == [before.share_bytes] * 2
+        assert live() == (before,)
+        assert not prefetch_of(first)._share.refresh()
+        assert prefetch_of(first)._share.kept_bytes == pinned > 0
+
+
+def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipeline.prefetch._REFRESH_LEAST_S", 0.0)  # else small epochs are too many
+    monkeypatch.setattr("pipeline.prefetch._REFRESH_S", 0.0)
+    places = [pack, Path(shutil.copytree(pack, tmp_path / "other"))]
+    limit = 768 * 2**10 + data_bytes(pack)
+    caches = [DiskCache(tmp_path / "cache", max_bytes=limit) for _ in places]
+    files = fsspec.filesystem("file", skip_instance_cache=True)
+    one, two = (
+        Dataset(str(place), fields=("label", "id"), filesystem=files, cache=cache)
+        for place, cache in zip(places, caches, strict=True)
+    )
+
+    def epoch(loader: DataLoader) -> None:
+        for _ in loader:
+            for fill in list(prefetch_of(loader)._filler._running):
+                fill.result(timeout=30)
+
+    def kept(dataset: Dataset) -> int:
+        index = dataset.index
+        sizes = enumerate(index.shard_bytes.tolist())
+        return sum(size for n, size in sizes if store_of(dataset).is_whole(index.source(n)))
+
+    # One window over all shards: every batch has nearly all of them mapped.
+    with one, two, make(one, lanes=1, window=99) as first, make(two, lanes=1, window=99) as second:
+        for _ in range(2):
+            epoch(first)
+        assert kept(one) == data_bytes(pack)
+        epoch(second)
+        epoch(first)
+        epoch(second)
+        fair = prefetch_of(second)._share.kept_bytes
+        assert fair > 0.4 * data_bytes(pack)
+        assert prefetch_of(first)._share.kept_bytes > 0.4 * data_bytes(pack)
+        assert kept(two) >= 0.85 * fair  # files, without the rest of their last blocks
+        before = two.traffic().bytes_disk
+        epoch(second)
+        assert two.traffic().bytes_disk - before > 0.3 * data_bytes(pack)
+        assert admin.stat(tmp_path / "cache").used_bytes <= limit
+    for cache in caches:
+        cache.close()
+
+
+def test_loaders_of_two_worlds_share_as_two_jobs(remote: Dataset) -> None:
+    options: dict[str, Any] = {"lanes": 4, "window": 2, "global_batch_size": 16}
+    worlds = [World(rank, 2, local_rank=0, local_size=1) for rank in range(2)]
+    with (
+        make(remote, batch_size=1, world=worlds[0], **options) as first,
+        make(remote, batch_size=1, world=worlds[1], **options) as second,
+    ):
+        for loader in (first, second):
+            next(iter(loader))
+        shares = [prefetch_of(loader)._share for loader in (first, second)]
+        keys = remote.index.keys()
+        for share in shares:
+            kept = [shard for shard in share.shards.tolist() if share.keeps(keys[shard])]
+            assert kept == share.shards.tolist()
+        assert all(store_of(remote).keeps(key) for key in keys)

@@ -287,7 +287,7 @@ def test_pread_tells_of_a_file_that_was_cut_under_it(
 @given(wants=st.lists(st.integers(0, 1000), min_size=1, max_size=6), budget=st.integers(0, 3000))
 def test_shares_are_fair(wants: list[int], budget: int) -> None:
     jobs = [
-        Job(id=i, group=f"g{i}", wanted_bytes=want, share_bytes=0, below="", pid=1)
+        Job(id=i, group="g", reads=f"g{i}", wanted_bytes=want, share_bytes=0, below="", pid=1)
         for i, want in enumerate(wants)
     ]
     shares = fair_shares(jobs, budget)
@@ -350,6 +350,60 @@ def test_two_jobs_share_and_a_dead_ones_part_is_free(remotes: Callable[..., Remo
     theirs.leave()
     assert mine.refresh()
     assert mine.pinned_bytes == alone
+
+
+def test_what_a_job_has_mapped_beyond_its_share_makes_room_once_it_is_let_go(
+    remotes: Callable[..., Remote],
+) -> None:
+    first, second = many(40, 100_000), many(41, 90_000)
+    limit = SLACK_BYTES + 60_000 + 40 * 102_400
+    one = remotes(first, max_bytes=limit, group="one")
+    sources = [single(first, i) for i in range(40)]
+    mine = job_of(one, [s.key for s in sources], [s.size_bytes for s in sources])
+    for source in sources:
+        one.fill(source)
+    held = {s.key: one.open(s) for s in sources if one.is_whole(s)}
+    second.url = "mem://other"
+    two = remotes(second, max_bytes=limit, group="two")
+    others = [single(second, i) for i in range(41)]
+    theirs = job_of(two, [s.key for s in others], [s.size_bytes for s in others])
+    wanted = [s for s in others if theirs.pinned(s.key)]
+    assert len(wanted) > 15
+    assert {two.fill(source) for source in wanted} <= {-1, 90_000}
+    # The first job's reads go on, from maps that have no name any more, in both ways.
+    assert mine.refresh()
+    for source in sources:
+        for mode in ("mmap", "pread"):
+            if source.key in held:
+                want = Wanted(blob=held[source.key], starts=[7], ends=[50_000])
+                (found,) = one.load([want], mode=mode)  # type: ignore[arg-type]
+                assert found[0].tobytes() == content(first, source)[7:50_000]
+    for key, blob in held.items():
+        assert isinstance(blob, CachedBlob)
+        assert blob.has_name or not mine.pinned(key)
+    assert admin.stat(cache_of(one).path).used_bytes <= limit
+    again = {s.key: one.open(s) for s in sources}  # what was taken isn't found, so isn't mapped
+    assert sum(blob.is_cached for blob in again.values()) < len(held)
+    del held, again, blob, want, found
+    assert all(two.fill(source) >= 0 for source in wanted)
+    assert sum(map(two.is_whole, wanted)) == len(wanted)
+    kept = [s for s in sources if mine.pinned(s.key)]
+    assert all(map(one.is_whole, kept))
+    assert admin.stat(cache_of(one).path).used_bytes <= limit
+
+
+def test_a_job_enters_books_that_were_made_anew(remotes: Callable[..., Remote]) -> None:
+    store = many(4, 100_000)
+    remote = remotes(store)
+    sources = [single(store, i) for i in range(4)]
+    job = job_of(remote, [s.key for s in sources], [s.size_bytes for s in sources])
+    with sqlite3.connect(f"{cache_of(remote).path}/catalogue.db") as books:
+        books.execute("DELETE FROM members")
+    books.close()
+    assert admin.stat(cache_of(remote).path).jobs == ()
+    assert not job.refresh()
+    assert len(admin.stat(cache_of(remote).path).jobs) == 1
+    assert job.fits
 
 
 def test_what_is_mapped_is_never_evicted_and_counts(remotes: Callable[..., Remote]) -> None:
@@ -613,8 +667,7 @@ def test_verify_finds_a_flipped_bit(store: MemoryStore, remotes: Callable[..., R
 
 def test_evicting_by_dataset(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
     remote = remotes(store)
-    remote.join([], [])
-    remote.leave()
+    remote.leave(job_of(remote, [], []))
     remote.fill(single(store, 0))
     remote.fill(single(store, 4))
     with pytest.raises(ConfigError, match=r"no dataset 'x'.*mem://set"):

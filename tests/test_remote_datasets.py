@@ -152,7 +152,8 @@ def test_what_the_cache_has_no_room_for_passes(
         dataset.open(verify=images.verify)
         assert dataset.remote is not None
         keys = dataset.index.keys()
-        dataset.remote.join(keys, [2**60] * len(keys))
+        job = dataset.remote.join(keys, [2**60] * len(keys))
+        assert job is not None
         for key in keys:  # an index that was built has filled the tar files
             (tmp_path / "cache" / "blobs" / key).unlink(missing_ok=True)
         assert everything(dataset) == expected
@@ -160,7 +161,7 @@ def test_what_the_cache_has_no_room_for_passes(
         assert not any(blob.exists() for blob in blobs_of(tmp_path / "cache", dataset))
         assert dataset.traffic().bytes_passed > 0
         # Shards that are open and pass by are opened anew when they have come by another way.
-        dataset.remote.leave()
+        dataset.remote.leave(job)
         for number in range(len(keys)):
             dataset.remote.fill(dataset.index.source(number))
         fetched = dataset.bytes_fetched

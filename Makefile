@@ -12,7 +12,7 @@ DATA ?=
 help:
 	@echo "make demo     photographs -> pack -> train -> kill -> resume -> table and two pictures (DATA=folder: yours)"
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
-	@echo "make verify   the long grids, memory over 50 epochs, parity"
+	@echo "make verify   the long grids, planted bottlenecks, plays of peers, memory over 50 epochs (a quiet machine)"
 	@echo "make trainers Lightning, Accelerate, Transformers and six more, each running whole jobs (in a venv of its own)"
 	@echo "make bench    throughput beside ten other loaders: figures, chart and the README's table (in a venv of its own)"
 
@@ -36,10 +36,10 @@ check: $(READY)
 		--disable-error-code arg-type --disable-error-code misc --no-warn-unused-ignores -p tests
 
 test: check
-	$(BIN)/pytest -q -n 2 --dist loadfile --durations=10
+	$(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart=0 --durations=10
 
 verify: $(READY) trainers
-	$(BIN)/pytest -q -m "not gpu and not trainers"
+	$(BIN)/pytest -q -n 1 --max-worker-restart=0 -m "not gpu and not trainers"
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.resume
 
@@ -54,7 +54,7 @@ $(TRAINERS)/.ready: pyproject.toml constraints-trainers.txt
 	touch $@
 
 trainers: $(TRAINERS)/.ready
-	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5 -o faulthandler_timeout=300
+	$(TRAINERS)/bin/pytest -q -m trainers tests/trainers --durations=5
 
 $(PEERS)/.ready: pyproject.toml constraints-peers.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS) || \

@@ -67,12 +67,18 @@ def a_work(folder: Path, packed: Path, scratch: Path) -> Work:
 # --- every peer ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ADAPTERS)
+QUICK_PEER = "simplejpeg"  # which pip brings with the tests; the others play in `make verify`
+PLAYING = [
+    pytest.param(name, marks=[] if name == QUICK_PEER else [pytest.mark.timed])
+    for name, adapter in ADAPTERS.items()
+    if adapter.is_installed()
+]
+
+
+@pytest.mark.parametrize("name", PLAYING)
 def test_a_peers_batches_are_the_work_that_was_asked_for(
     name: str, coloured: Path, packed: Path, tmp_path: Path
 ) -> None:
-    if not ADAPTERS[name].is_installed():
-        pytest.skip(f"{name} isn't installed: {ADAPTERS[name].install}")
     told = a_work(coloured, packed, tmp_path).to_json()
     with Child("tests.peer_child", [name, told, "8"]) as child:
         batches = list(child.hear())

@@ -280,6 +280,7 @@ def test_an_inexact_resumption_is_found_out(what: str) -> None:
 # --- one tiny run of each ------------------------------------------------------------------------
 
 
+@pytest.mark.timed
 def test_the_demo_shows_everything(tmp_path: Path) -> None:
     scale = demo.Scale(
         train_images=64,
@@ -303,6 +304,7 @@ def test_the_demo_shows_everything(tmp_path: Path) -> None:
     assert set(told["summary"]) == {"penstock", "torch"}
 
 
+@pytest.mark.timed
 def test_the_comparison_writes_figures_chart_and_the_readmes_table(
     prepared: Prepared, tmp_path: Path
 ) -> None:
@@ -359,6 +361,7 @@ def test_short_side_256_gives_peers_the_packs_own_bytes(prepared: Prepared, tmp_
     assert case.name == "throughput-256"
 
 
+@pytest.mark.timed
 @pytest.mark.skipif(NGINX is None, reason="nginx isn't installed")
 def test_the_cache_is_measured_on_stores_of_this_machine(
     prepared: Prepared, tmp_path: Path

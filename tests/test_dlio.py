@@ -139,6 +139,7 @@ def test_the_raw_reader_reads_every_byte(tmp_path: Path) -> None:
 # --- one tiny run --------------------------------------------------------------------------------
 
 
+@pytest.mark.timed
 def test_a_tiny_run_is_written(tmp_path: Path) -> None:
     path = dlio.measure(
         ["resnet50"],
@@ -156,7 +157,7 @@ def test_a_tiny_run_is_written(tmp_path: Path) -> None:
     assert all(0 < summary["au"]["median"] <= 100 for summary in found["summary"].values())
     assert found["raw_bytes_per_s"] > 0
     assert found["note"]
-    assert found["load_average_5_min"] >= 0
+    assert isinstance(found["load_average_5_min"], float)
     # "image" isn't among the fields, and the images' bytes are read all the same.
     (run,) = found["runs"]["penstock"]
     assert run["read_bytes"] >= run["samples"] * found["data"]["sample_bytes"]

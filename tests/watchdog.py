@@ -1,0 +1,199 @@
+"""What ends a run that makes no progress, and what finds processes that tests left behind.
+
+step_timeout (seconds, of pyproject's pytest section) is what one step may take without computing:
+importing a test module, a fixture, a test, its tear-down, leaving the process. Past it the stacks
+of all threads are written and the process ends, whoever holds the GIL. Computing is CPU time of
+this process and its children: a test that other programs slow down goes on, one that waits for ever
+doesn't; one that computes for ever ends after ten times as long. Under xdist that ends the worker,
+and with --max-worker-restart=0 the run.
+
+Every process of a run carries a mark in its environment; what still has it when the run is over is
+named and killed, and the run is red.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import select
+import signal
+import threading
+import time
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MARK = "PENSTOCK_TEST_RUN"
+# Helpers of multiprocessing, which end with the process that they serve.
+HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+_GRACE_S = 10.0  # processes that are about to end may
+_LOOKS = 5  # in the time that a step has
+_COMPUTES = 0.02  # of a core: waits that wake up to look at a flag take a tenth of that
+_MOST_STEPS = 10
+_DOG = pytest.StashKey["Watchdog"]()
+_RUN = pytest.StashKey[str]()
+
+
+class Watchdog:
+    """Ends this process where a step neither ends nor computes. One thread looks at CPU time; the
+    end itself is faulthandler's, which needs no GIL."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._stderr = os.dup(2)
+        self._lock = threading.Lock()
+        self._began_s: float | None = None
+        self._over = threading.Event()
+        if step_s:
+            threading.Thread(target=self._look, name="watchdog", daemon=True).start()
+
+    def step(self) -> None:
+        """A step begins."""
+        with self._lock:
+            self._began_s = time.monotonic()
+            self._wind()
+
+    def rest(self) -> None:
+        """Between two steps there may be any time."""
+        with self._lock:
+            self._began_s = None
+            faulthandler.cancel_dump_traceback_later()
+
+    def last(self) -> None:
+        """Leaving is a step that nothing winds up again."""
+        self._over.set()
+        self.step()
+
+    def say(self, told: str) -> None:
+        """To where tracebacks go."""
+        os.write(self._stderr, told.encode())
+
+    def _wind(self) -> None:
+        if self._step_s:
+            faulthandler.dump_traceback_later(self._step_s, file=self._stderr, exit=True)
+
+    def _look(self) -> None:
+        every_s = self._step_s / _LOOKS
+        before_s = _others_cpu_s()
+        while not self._over.wait(every_s):
+            now_s = _others_cpu_s()
+            computes = now_s - before_s > _COMPUTES * every_s
+            before_s = now_s
+            with self._lock:
+                if self._over.is_set() or self._began_s is None or not computes:
+                    continue
+                if time.monotonic() - self._began_s < _MOST_STEPS * self._step_s:
+                    self._wind()
+
+
+def _others_cpu_s() -> float:
+    """CPU-seconds of this process and its children, but for this thread."""
+    from pipeline.bench.cpu import tree_cpu_s
+
+    return tree_cpu_s() - time.thread_time()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("step_timeout", "Seconds that a step of a test may take idle", default="0")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_RUN] = os.environ.setdefault(MARK, uuid.uuid4().hex)
+    config.stash[_DOG] = Watchdog(float(config.getini("step_timeout")))  # stderr isn't captured yet
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collectstart(collector: pytest.Collector) -> None:
+    collector.config.stash[_DOG].step()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    session.config.stash[_DOG].rest()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.config.stash[_DOG].step()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(request: pytest.FixtureRequest) -> None:
+    request.config.stash[_DOG].step()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    item.config.stash[_DOG].step()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
+    item.config.stash[_DOG].step()
+    try:
+        return (yield)
+    finally:
+        item.config.stash[_DOG].rest()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Leaving waits for all threads."""
+    config.stash[_DOG].last()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if hasattr(session.config, "workerinput"):  # the controller looks, when all workers are gone
+        return
+    grace_s = min(_GRACE_S, float(session.config.getini("step_timeout")))
+    left = dict(left_behind(session.config.stash[_RUN], grace_s=grace_s))
+    for pid in left:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    if left:
+        told = "\n".join(f"  {pid}: {command}" for pid, command in left.items())
+        session.config.stash[_DOG].say(f"\nProcesses that tests left behind, killed now:\n{told}\n")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def left_behind(mark: str, *, grace_s: float) -> Iterator[tuple[int, str]]:
+    """Process ids and commands of processes with the mark, but for this one and helpers, that are
+    still there after `grace_s`."""
+    end = time.monotonic() + grace_s
+    for pid, command in _marked(mark):
+        try:
+            handle = os.pidfd_open(pid)
+        except OSError:  # it has ended
+            continue
+        try:
+            poll = select.poll()
+            poll.register(handle, select.POLLIN)
+            if not poll.poll(max(0.0, end - time.monotonic()) * 1000):
+                yield pid, command
+        finally:
+            os.close(handle)
+
+
+def _marked(mark: str) -> Iterator[tuple[int, str]]:
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit() or int(folder.name) == os.getpid():
+            continue
+        try:
+            if wanted not in (folder / "environ").read_bytes().split(b"\0"):
+                continue
+            command = (
+                (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            )
+        except OSError:  # others' processes, and those that end meanwhile
+            continue
+        if not any(helper in command for helper in HELPERS):
+            yield int(folder.name), command.strip()

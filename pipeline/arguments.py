@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
-from cache.errors import ConfigError, PlanError
+from cache.errors import ConfigError, PenstockWarning, PlanError
 
 if TYPE_CHECKING:
     import torch
 
     from pipeline.world import World
+
+_LOG = logging.getLogger("penstock")
 
 # torch's arguments that choose or build batches: a native dataset's order comes from its plan.
 _REFUSED = {
@@ -32,10 +36,17 @@ class BatchSizes:
     per_rank: int
 
 
+def no_worker_processes(worker: int) -> None:
+    """Stands where others look for a native loader's worker_init_fn.
+
+    There is no worker to seed, so that who sets one where there is none (Lightning) needn't.
+    """
+
+
 def refuse_foreign(arguments: dict[str, Any]) -> None:
     """Raise ConfigError for torch's arguments that a native dataset has no use for."""
     for name, remedy in _REFUSED.items():
-        if arguments[name] is not None:
+        if arguments.get(name) not in (None, no_worker_processes):
             raise ConfigError(
                 f"{name}={arguments[name]!r} can't be used with a native dataset: {remedy}. "
                 "If a framework passed it, it rebuilt this loader (Lightning's predict() does): "
@@ -151,8 +162,11 @@ def check_ends(world: World, *, drop_last: bool, pad: Literal["mask"] | None) ->
         )
 
 
-def parse_device(device: object) -> torch.device:
-    """A torch device of type cpu or cuda that exists here. Raises ConfigError."""
+def parse_device(device: object, *, local_rank: int = 0) -> torch.device:
+    """A torch device of type cpu or cuda that exists here. Raises ConfigError.
+
+    local_rank: this process's place on its node; "cuda" without a number is its own device.
+    """
     import torch
 
     try:
@@ -170,13 +184,34 @@ def parse_device(device: object) -> torch.device:
             f'device={device!r}, but torch sees no CUDA device here. Pass device="cpu", or install '
             "a CUDA build of torch and check `nvidia-smi`."
         )
-    index = torch.cuda.current_device() if parsed.index is None else parsed.index
+    index = _own_device(local_rank) if parsed.index is None else parsed.index
     if index >= torch.cuda.device_count():
         raise ConfigError(
             f"device={device!r}, but this machine has {torch.cuda.device_count()} CUDA device(s). "
             'Pass "cuda" for the current one.'
         )
     return torch.device("cuda", index)
+
+
+def _own_device(local_rank: int) -> int:
+    """torch's current device; that of the local rank where nobody has chosen one yet: else every
+    rank of a node would fill the first GPU."""
+    import torch
+
+    current, count = torch.cuda.current_device(), torch.cuda.device_count()
+    if current or not local_rank or count == 1:  # one is visible: the launcher gave each its own
+        return current
+    if local_rank < count:
+        _LOG.info("device='cuda' is cuda:%d, as this is local rank %d.", local_rank, local_rank)
+        return local_rank
+    warnings.warn(
+        f"device='cuda' is cuda:{current}, torch's current device: this is local rank "
+        f"{local_rank}, and {count} devices are visible, so others may use the same. Call "
+        "torch.cuda.set_device first, or pass device='cuda:N'.",
+        PenstockWarning,
+        stacklevel=4,
+    )
+    return current
 
 
 def check_timeout(value: object) -> None:
@@ -190,6 +225,12 @@ def check_epoch(value: object) -> None:
     _check_count("epoch", value, least=0)
 
 
+def check_seed(value: object) -> None:
+    """An integer or None."""
+    if value is not None and (not isinstance(value, Integral) or isinstance(value, bool)):
+        raise ConfigError(f"seed must be an integer, got {value!r}.")
+
+
 def choose_seed(
     seed: int | None, generator: torch.Generator | None, *, shuffle: bool, world: World
 ) -> int:
@@ -198,8 +239,6 @@ def choose_seed(
     Raises ConfigError where several ranks would each draw their own.
     """
     if seed is not None:
-        if not isinstance(seed, Integral) or isinstance(seed, bool):
-            raise ConfigError(f"seed must be an integer, got {seed!r}.")
         return int(seed)
     if not shuffle:
         return 0

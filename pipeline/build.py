@@ -56,7 +56,8 @@ class Settings:
 
     threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
     agrees: the world is that of torch's process group, so its ranks compare plans and count bad
-    samples together. resident: whether decoded images stay in memory.
+    samples together. resident: whether decoded images stay in memory. pin_memory: of what is
+    handed out on the CPU.
     """
 
     world: World
@@ -76,6 +77,7 @@ class Settings:
     max_bad: float = 0.001
     agrees: bool = False
     resident: ResidentMode = False
+    pin_memory: bool = False
 
     def resumed(self, state: LoaderState, *, take_batch: bool) -> Settings:
         """Settings to go on from a state. take_batch: nobody gave a batch size, so the state's.
@@ -134,17 +136,7 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     index = dataset.index
     frozen = frozen or freeze_plan(index, settings)
     plan = make_plan(index, frozen)
-    walk = Walk(
-        samples=index.samples,
-        global_batch=settings.sizes.global_batch,
-        drop_last=settings.drop_last,
-    )
-    if not len(walk):
-        raise PlanError(
-            f"One global batch of {walk.global_batch} samples is more than the {walk.samples} of "
-            f"{dataset!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
-            "smaller batch or drop_last=False."
-        )
+    walk = make_walk(dataset, settings)
     agreement = (
         join(
             dataset=index.fingerprint,
@@ -155,7 +147,7 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         if settings.agrees
         else Agreement(rank=settings.world.rank, size=settings.world.size)
     )
-    fingerprint = hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
+    fingerprint = order_fingerprint(index, frozen)
     check_same_plan(agreement, plan=fingerprint, seed=frozen.seed, size=settings.world.size)
     threads = settings.threads or settings.world.threads(usable_cores())
     recipe = _recipe(dataset, settings)
@@ -212,6 +204,37 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     return Built(
         run=run, walk=walk, meter=meter, mixer=mixer, frozen=frozen, fingerprint=fingerprint
     )
+
+
+def check(dataset: Dataset, settings: Settings) -> PlanSettings:
+    """The plan that `build` would freeze, with every check that needs no thread, no graph and no
+    other rank: for a loader whose world isn't known yet. Raises what `build` raises."""
+    frozen = freeze_plan(dataset.index, settings)
+    make_walk(dataset, settings)
+    _mixer(dataset, settings, _recipe(dataset, settings), seed=frozen.seed)
+    return frozen
+
+
+def make_walk(dataset: Dataset, settings: Settings) -> Walk:
+    """The steps of a job's epochs. Raises PlanError where an epoch would have none."""
+    walk = Walk(
+        samples=dataset.index.samples,
+        global_batch=settings.sizes.global_batch,
+        drop_last=settings.drop_last,
+    )
+    if not len(walk):
+        raise PlanError(
+            f"One global batch of {walk.global_batch} samples is more than the {walk.samples} of "
+            f"{dataset!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
+            "smaller batch or drop_last=False."
+        )
+    return walk
+
+
+def order_fingerprint(index: Index, frozen: PlanSettings) -> str:
+    """Of dataset and order, hex: what a resumed job must share."""
+    plan = make_plan(index, frozen)
+    return hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
 
 
 def _meter(

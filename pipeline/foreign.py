@@ -120,7 +120,8 @@ class ForeignEngine:
     """Hands out batches of a torch dataset. The loader's facade forwards to it."""
 
     def __init__(self, settings: ForeignSettings) -> None:
-        self.settings = settings
+        self.settings = settings  # the facade replaces them: a pass takes those of its beginning
+        self.has_begun = False  # a batch was handed out
         self.shards_itself = settings.order is not None and settings.seed is not None
         threads = 0 if settings.darkroom is None else settings.darkroom.threads
         self.meter = Meter(
@@ -234,6 +235,7 @@ class ForeignEngine:
 
     def moved(self, number: int, mark: Mark) -> None:
         """A pass handed a batch out, or its epoch ended; the latest pass is the loader's place."""
+        self.has_begun = True
         if number == self._number:
             self._next = mark
             self._restored = False
@@ -295,6 +297,16 @@ class ForeignEngine:
         order = self.settings.order
         assert isinstance(order, PlanOrder)
         return order.samples()
+
+    @property
+    def world(self) -> World:
+        """Rank and size that the batches are for."""
+        return self.settings.world
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether persistent workers were started."""
+        return self._kept is not None
 
     @property
     def closed(self) -> bool:

@@ -39,7 +39,9 @@ class Pass:
         self._start(mark, restored=restored)
 
     def _start(self, mark: Mark, *, restored: bool) -> None:
-        engine, settings = self._engine, self._engine.settings
+        engine = self._engine
+        # Of this pass to its end: attributes that are set meanwhile count for the next one.
+        self._settings = settings = engine.settings
         self._fresh_restore = restored and mark.batches > 0
         generator = settings.own_generator()
         if generator is not None and settings.seed is None:
@@ -114,7 +116,7 @@ class Pass:
 
     def _fetch(self) -> Fetched:
         """The next batch from torch's iterator, its images decoded and augmented if asked for."""
-        settings = self._engine.settings
+        settings = self._settings
         darkroom = settings.darkroom
         if darkroom is None:
             return self._next_fetched()
@@ -152,7 +154,7 @@ class Pass:
             self._failed += 1
             # A batch's memory is asked for from the worker; torch sees later that it is gone.
             is_cut_off = isinstance(error, ConnectionError | EOFError)
-            if self._engine.settings.num_workers == 0 or not is_cut_off:
+            if self._settings.num_workers == 0 or not is_cut_off:
                 raise
             raise WorkerError(
                 "A DataLoader worker was killed or exited while it handed over a batch. Often the "
@@ -161,7 +163,7 @@ class Pass:
         return fetched
 
     def _moved(self, fetched: Fetched) -> Any:
-        engine, settings, mark = self._engine, self._engine.settings, self._mark
+        engine, settings, mark = self._engine, self._settings, self._mark
         batch = fetched.batch
         if self._stream is not None:
             for _ in range(self._failed):  # requests whose batches never came

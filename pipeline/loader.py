@@ -8,75 +8,49 @@ torch's own workers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+import contextlib
+import inspect
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
 from cache.errors import ClosedError, ConfigError, PlanError
-from pipeline import arguments
-from pipeline.build import Settings
+from pipeline import arguments, attributes
+from pipeline.asked import Asked, Whereabouts
 from pipeline.foreign import ForeignEngine, ForeignSettings
 from pipeline.foreign_order import TorchOrder, plan_order
 from pipeline.native import NativeEngine
 from pipeline.pictures import Darkroom, Split, needs_our_loader
 from pipeline.sampler import PlanBatches, PlanSampler
-from pipeline.world import World, usable_cores
+from pipeline.world import local_rank, usable_cores
 from readers import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from typing_extensions import TypeVar
+
     from augment import Operation
+    from pipeline.build import Settings
+    from pipeline.foreign_order import Order, PlanOrder
     from pipeline.resident_room import ResidentMode
     from pipeline.statistics import Statistics
+    from pipeline.world import World
+
+    T_co = TypeVar("T_co", covariant=True, default=Any)
+else:
+    from typing import TypeVar
+
+    T_co = TypeVar("T_co", covariant=True)
 
 
-# torch's attributes that a native loader shows as they were given.
-_AS_GIVEN = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "generator",
-    "prefetch_factor",
-    "persistent_workers",
-    "worker_init_fn",
-    "pin_memory_device",
-    "in_order",
-)
-_WORKER_OPTIONS = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
+Engine = NativeEngine | ForeignEngine
 
 
-class Engine(Protocol):
-    """What hands out batches behind the facade. shards_itself: frameworks must not shard again."""
-
-    shards_itself: bool
-
-    @property
-    def epoch(self) -> int: ...
-    @property
-    def closed(self) -> bool: ...
-    def __len__(self) -> int: ...
-    def begin(self) -> Iterator[Any]: ...
-    def set_epoch(self, epoch: int) -> None: ...
-    def state_dict(self) -> dict[str, Any]: ...
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
-    def statistics(self) -> Statistics: ...
-    def close(self) -> None: ...
-
-
-class DataLoader(torch.utils.data.DataLoader[Any]):
+class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, in torch's shape, resumable exactly.
 
     Positional arguments and those up to in_order are torch's; the rest are Penstock's. How each
@@ -99,7 +73,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     augment: operations, such as `imagenet_train(224)`. None gives uint8 images of shape (n, 3, h,
         w) where all are of one size, and is an error otherwise.
     device: "cpu", "cuda" or "cuda:1": native images are decoded there; every tensor lies there.
-    world: rank and size; None reads torch's process group, else the launcher's environment.
+    world: rank and size; None reads torch's process group, else the launcher's environment, again
+        with each pass until one has begun: a trainer may start the group later.
     max_bad: native: share of the samples that may be bad in an epoch before every rank stops.
     lanes, window, reshuffle: of the plan (`pipeline.order.Plan`); None follows dataset and batch.
     deterministic: bit-exact pixels on CUDA too, for speed.
@@ -118,6 +93,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
 
     sampler: Any
     _iterator: Any
+    _is_made = False
 
     def __init__(
         self,
@@ -158,6 +134,7 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         arguments.check_resident(resident)
         arguments.check_counts(lanes=lanes, window=window)
         arguments.check_share("max_bad", max_bad)
+        arguments.check_seed(seed)
         # What the user spelt out is never overruled by a default, nor by a state.
         wanted: dict[str, int | float] = {
             name: value
@@ -166,9 +143,9 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         }
         if arguments.check_share("reshuffle", reshuffle):
             wanted["reshuffle"] = float(reshuffle)
-        self._world_was_given = world is not None
-        self._world = World.detect() if world is None else world
-        self._device = arguments.parse_device(device)
+        self._where = Whereabouts(world)
+        self._device_asked = device
+        self._device = arguments.parse_device(device, local_rank=self._local_rank())
         torchs: dict[str, Any] = {
             "batch_size": batch_size,
             "shuffle": shuffle,
@@ -187,168 +164,107 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
             "pin_memory_device": pin_memory_device,
             "in_order": in_order,
         }
+        self._asked = Asked(
+            batch_size=batch_size,
+            shuffle=bool(shuffle),
+            drop_last=bool(drop_last),
+            wanted=wanted,
+            seed=seed,
+            augment=None if augment is None else tuple(augment),
+            global_batch_size=global_batch_size,
+            pad=pad,
+            max_bad=max_bad,
+            deterministic=deterministic,
+            read=read,
+            resident=resident,
+        )
         self._engine: Engine
         if isinstance(dataset, Dataset):
-            self._init_native(
-                dataset,
-                torchs,
-                wanted=wanted,
-                seed=seed,
-                augment=augment,
-                global_batch_size=global_batch_size,
-                pad=pad,
-                max_bad=max_bad,
-                deterministic=deterministic,
-                read=read,
-                resident=resident,
-            )
+            self._init_native(dataset, torchs)
         else:
             arguments.refuse_native(
                 {"deterministic": deterministic and augment is None, "read": read != "mmap"}
                 | {"resident=True": resident is True}
             )
-            self._init_foreign(
-                dataset,
-                torchs,
-                wanted=wanted,
-                seed=seed,
-                augment=augment,
-                global_batch_size=global_batch_size,
-                pad=pad,
-                deterministic=deterministic,
-            )
+            self._init_foreign(dataset, torchs)
         if self._engine.shards_itself:
             # Accelerate hands such loaders back as they are; what it would build in their place
             # shards again, and half of the samples would be lost.
             self._is_accelerate_prepared = True
             self.use_stateful_dataloader = True
+        self._is_made = True
 
-    def _init_native(
-        self,
-        dataset: Dataset,
-        torchs: dict[str, Any],
-        *,
-        wanted: dict[str, int | float],
-        seed: int | None,
-        augment: Sequence[Operation] | None,
-        global_batch_size: int | None,
-        pad: Literal["mask"] | None,
-        max_bad: float,
-        deterministic: bool,
-        read: Literal["mmap", "pread"],
-        resident: ResidentMode,
-    ) -> None:
-        world, drop_last = self._world, bool(torchs["drop_last"])
+    def _init_native(self, dataset: Dataset, torchs: dict[str, Any]) -> None:
+        where, asked = self._where, self._asked
         arguments.refuse_foreign(torchs)
-        arguments.check_ends(world, drop_last=drop_last, pad=pad)
+        arguments.check_ends(where.world, drop_last=asked.drop_last, pad=asked.pad)
         num_workers, prefetch_factor = torchs["num_workers"], torchs["prefetch_factor"]
         arguments.check_counts(num_workers=num_workers, prefetch_factor=prefetch_factor)
         arguments.check_timeout(torchs["timeout"])
-        sizes = arguments.batch_sizes(torchs["batch_size"], global_batch_size, world)
-        shuffle = bool(torchs["shuffle"])
-        settings = Settings(
-            world=world,
-            sizes=sizes,
-            wanted=wanted,
-            seed=arguments.choose_seed(seed, torchs["generator"], shuffle=shuffle, world=world),
-            shuffle=shuffle,
-            drop_last=drop_last,
-            pad=pad is not None,
-            augment=None if augment is None else tuple(augment),
-            device=self._device,
-            deterministic=deterministic,
-            threads=num_workers,
-            depth=prefetch_factor or (2 if shuffle else 1),
-            timeout_s=float(torchs["timeout"]),
-            mode=read,
-            max_bad=max_bad,
-            agrees=not self._world_was_given,
-            resident=resident,
+        arguments.batch_sizes(asked.batch_size, asked.global_batch_size, where.world)
+        drawn = arguments.choose_seed(
+            asked.seed, torchs["generator"], shuffle=asked.shuffle, world=where.world
         )
-        engine = NativeEngine(
-            dataset,
-            settings,
-            batch_is_default=torchs["batch_size"] == 1 and global_batch_size is None,
-            pin_memory=bool(torchs["pin_memory"]),
-        )
-        self._engine = engine
-        for name in _AS_GIVEN:
+        self._asked = replace(asked, drawn_seed=drawn)
+        for name in attributes.AS_GIVEN:
             setattr(self, name, torchs[name])
         # torch's own place for it (the classes share their name): its constructor wasn't called.
         self.__multiprocessing_context = None
+        self.worker_init_fn = arguments.no_worker_processes
+        engine = NativeEngine(
+            dataset,
+            self._native_settings(),
+            batch_is_default=asked.batch_is_default,
+            is_placed=where.doubt is None,
+        )
+        self._engine = engine
         self.dataset = dataset  # type: ignore[assignment]  # not one of torch's: no samples by index
         self.batch_size = engine.batch_size
-        self.drop_last = drop_last
+        self.drop_last = asked.drop_last
         self.collate_fn = None  # type: ignore[assignment]
         # Frameworks that rebuild loaders over map-style datasets leave this one alone.
         self._dataset_kind = _DatasetKind.Iterable
-        self.sampler = PlanSampler(engine, world)
-        self.batch_sampler = PlanBatches(self.sampler, sizes.per_rank, drop_last)
+        self.sampler = PlanSampler(engine, where.world)
+        self.batch_sampler = PlanBatches(self.sampler, engine.batch_size, asked.drop_last)
 
-    def _init_foreign(
-        self,
-        dataset: Any,
-        torchs: dict[str, Any],
-        *,
-        wanted: dict[str, int | float],
-        seed: int | None,
-        augment: Sequence[Operation] | None,
-        global_batch_size: int | None,
-        pad: Literal["mask"] | None,
-        deterministic: bool,
-    ) -> None:
-        world = self._world
+    def _native_settings(self) -> Settings:
+        live = {name: getattr(self, name) for name in attributes.AS_GIVEN}
+        return self._asked.native_settings(self._where, device=self._device, live=live)
+
+    def _init_foreign(self, dataset: Any, torchs: dict[str, Any]) -> None:
+        asked = self._asked
         is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
-        plan = is_map and seed is not None
-        order: Any = None
         sampler: PlanSampler | None = None
-        if plan:
+        self._plan_of: dict[str, Any] | None = None  # torch's arguments, where we order
+        if is_map and asked.seed is not None:
             given = {name: torchs[name] for name in ("sampler", "batch_sampler", "generator")}
             given["in_order=False"] = None if torchs["in_order"] else True
             arguments.refuse_with_seed(given)
-            order = plan_order(
-                dataset, torchs, wanted=wanted, global_batch=global_batch_size, pad=pad, world=world
-            )
-            sampler = PlanSampler(None, world)
+            self._plan_of = {name: torchs[name] for name in ("batch_size", "shuffle", "drop_last")}
+            order = self._plan_order(dataset)
+            sampler = PlanSampler(None, self._where.world)
             size = None if torchs["batch_size"] is None else order.per_rank
             torchs = {**torchs, "shuffle": None, "sampler": sampler, "batch_size": size}
         else:
+            wanted = asked.wanted
             arguments.refuse_without_plan(
-                {"lanes": wanted.get("lanes"), "window": wanted.get("window"), "pad": pad}
-                | {"reshuffle": wanted.get("reshuffle"), "global_batch_size": global_batch_size},
+                {"lanes": wanted.get("lanes"), "window": wanted.get("window"), "pad": asked.pad}
+                | {"reshuffle": wanted.get("reshuffle")}
+                | {"global_batch_size": asked.global_batch_size},
                 is_map=is_map,
             )
         super().__init__(dataset, **torchs)
-        if is_map and not plan:
-            indices = self.sampler if self.batch_sampler is None else self.batch_sampler
-            order = TorchOrder(indices, torchs["generator"])
-        collate: Any = self.collate_fn
-        darkroom: Darkroom | None = None
-        if augment is not None:
-            darkroom = self._darkroom(augment, seed=seed, deterministic=deterministic)
-            collate = Split(collate)
+        self._collate: Any = self.collate_fn
+        self._darkroom: Darkroom | None = None
+        if asked.augment is not None:
+            drawn = arguments.choose_seed(
+                asked.seed, self.generator, shuffle=True, world=self._where.world
+            )
+            self._asked = replace(asked, drawn_seed=drawn)
+            self._darkroom = self._make_darkroom()
             # Whoever rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
-        options = {name: torchs[name] for name in _WORKER_OPTIONS}
-        if torchs["num_workers"] == 0:
-            options["multiprocessing_context"] = None
-        engine = ForeignEngine(
-            ForeignSettings(
-                dataset=self.dataset,
-                order=order,
-                batch_size=self.batch_size,
-                drop_last=self.drop_last,
-                batched=self.batch_sampler is not None,
-                collate_fn=collate,
-                generator=torchs["generator"],
-                options=options,
-                seed=None if seed is None else int(seed),
-                world=world,
-                detected=not self._world_was_given,
-                device=self._device,
-                darkroom=darkroom,
-            )
-        )
+        engine = ForeignEngine(self._foreign_settings(order=None))
         self._engine = engine
         if sampler is not None:
             sampler.follow(engine)
@@ -357,49 +273,149 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
                 batches = PlanBatches(sampler, order.per_rank, self.drop_last)
                 object.__setattr__(self, "batch_sampler", batches)
 
-    def _darkroom(
-        self, operations: Sequence[Operation], *, seed: int | None, deterministic: bool
-    ) -> Darkroom:
+    def _plan_order(self, dataset: Any) -> PlanOrder:
+        asked = self._asked
+        assert self._plan_of is not None
+        return plan_order(
+            dataset,
+            self._plan_of,
+            wanted=asked.wanted,
+            global_batch=asked.global_batch_size,
+            pad=asked.pad,
+            world=self._where.world,
+        )
+
+    def _foreign_settings(self, *, order: Order | None) -> ForeignSettings:
+        """What the engine works by now. order: None for a new one."""
+        is_map = not isinstance(self.dataset, torch.utils.data.IterableDataset)
+        if order is None and self._plan_of is not None:
+            order = self._plan_order(self.dataset)
+        elif is_map and self._plan_of is None:
+            indices = self.sampler if self.batch_sampler is None else self.batch_sampler
+            order = TorchOrder(indices, self.generator)
+        options = {name: getattr(self, name) for name in attributes.WORKER_OPTIONS}
+        return ForeignSettings(
+            dataset=self.dataset,
+            order=order,
+            batch_size=self.batch_size,
+            drop_last=self.drop_last,
+            batched=self.batch_sampler is not None,
+            collate_fn=self._collate if self._darkroom is None else Split(self._collate),
+            generator=self.generator,
+            options=attributes.worker_options(options),
+            seed=None if self._asked.seed is None else int(self._asked.seed),
+            world=self._where.world,
+            detected=not self._where.is_given,
+            device=self._device,
+            darkroom=self._darkroom,
+        )
+
+    def _make_darkroom(self) -> Darkroom:
+        asked, world = self._asked, self._where.world
         if self.batch_size is None:
             raise ConfigError(
                 "augment= needs batches of one size: pass batch_size= (not a batch_sampler, nor "
                 "batch_size=None)."
             )
-        draw_seed = arguments.choose_seed(seed, self.generator, shuffle=True, world=self._world)
         return Darkroom(
-            operations,
+            asked.augment or (),
             batch_size=self.batch_size,
-            threads=self._world.threads(usable_cores()),
+            threads=world.threads(usable_cores()),
             device=self._device,
-            deterministic=deterministic,
-            seed=draw_seed,
+            deterministic=asked.deterministic,
+            seed=asked.seed_in(world, draws=True),
         )
+
+    # -- what may change once the loader is made
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """As with torch: what a pass reads may be set before it; the rest raises ConfigError."""
+        is_late = self._is_made and name in _ARGUMENTS
+        if is_late and not attributes.is_same(value, getattr(self, name, self)):
+            engine = self._engine
+            if isinstance(engine, NativeEngine):
+                attributes.check_native(name, value)
+            else:
+                attributes.check_torch(
+                    name,
+                    value,
+                    is_ordered=self._plan_of is not None,
+                    keeps_workers=engine.keeps_workers,
+                )
+                if name == "collate_fn":
+                    self._collate = value
+                    value = value if self._darkroom is None else needs_our_loader
+        super().__setattr__(name, value)
+
+    def _local_rank(self) -> int:
+        return self._where.world.local_rank or local_rank()
+
+    def _settle(self, *, begins: bool) -> None:
+        """Look where this process stands, and work for another world than before if it is one.
+
+        begins: a pass does, so that the world must be known, and attributes that were set count.
+        Raises PlanError as `Whereabouts.settle`; ConfigError and PlanError for arguments that don't
+        fit that world.
+        """
+        engine, where, asked = self._engine, self._where, self._asked
+        if engine.shards_itself or asked.seed is not None or asked.augment is not None:
+            try:
+                where.settle(has_begun=engine.has_begun)
+            except PlanError:
+                if begins:
+                    raise
+        else:  # each rank is torch's business; ours is to warn
+            with contextlib.suppress(PlanError):
+                where.settle(has_begun=False)
+        if begins or engine.world != where.world:
+            self._replace()
+
+    def _replace(self) -> None:
+        """Let the engine go on with the world and the attributes as they are now."""
+        engine, world = self._engine, self._where.world
+        has_moved = engine.world != world
+        if has_moved:
+            self._device = arguments.parse_device(self._device_asked, local_rank=self._local_rank())
+        if isinstance(engine, NativeEngine):
+            engine.take_over(self._native_settings())
+            self._show(engine.batch_size)
+            return
+        order = engine.settings.order
+        if has_moved and self._plan_of is not None:
+            order = self._plan_order(self.dataset)
+            self._show(None if self.batch_size is None else order.per_rank)
+        if has_moved and self._darkroom is not None:
+            darkroom, self._darkroom = self._darkroom, self._make_darkroom()
+            darkroom.close()
+        engine.settings = self._foreign_settings(order=order)
+
+    def _show(self, batch_size: int | None) -> None:
+        """Where others look for them: the batch size, and this rank's place."""
+        # Past the refusal of attributes that were set from outside.
+        object.__setattr__(self, "batch_size", batch_size)
+        if isinstance(self.sampler, PlanSampler):
+            self.sampler.place(self._where.world)
+        if isinstance(self.batch_sampler, PlanBatches) and batch_size is not None:
+            self.batch_sampler.batch_size = batch_size
 
     # -- iteration
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank; equal on all ranks."""
+        """Batches of a whole epoch on this rank; equal on all ranks.
+
+        Before a trainer has started the process group that is for one rank; it is asked again.
+        """
+        self._settle(begins=False)
         return len(self._engine) if self._engine.shards_itself else super().__len__()
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Begin the current epoch at its start, or at a restored position.
 
         Nothing is consumed before the first next(): some trainers call iter() once more to look.
+        The world, and attributes that were set, count from here on.
         """
-        self._check_world()
+        self._settle(begins=True)
         return self._engine.begin()
-
-    def _check_world(self) -> None:
-        """A process group that came up after the loader was built may be another world."""
-        if self._world_was_given or not self._engine.shards_itself:
-            return
-        now = World.detect()
-        if (now.rank, now.size) != (self._world.rank, self._world.size):
-            raise PlanError(
-                f"This loader was built for rank {self._world.rank} of {self._world.size}, and "
-                f"this process is rank {now.rank} of {now.size} now: samples would repeat or go "
-                "missing. Build the loader after the process group, or pass world=."
-            )
 
     # -- epochs and state
 
@@ -417,6 +433,8 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         """What was handed out, as JSON types, under 10 kB; with a native dataset or a seed the same
         on every rank. What a torch dataset or sampler of the user's gives as its own state is kept
         in it as it is."""
+        if not self._engine.has_begun:
+            self._settle(begins=False)
         return self._engine.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -426,9 +444,11 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
         the batch size may differ. Raises ResumeError for a state of another dataset, seed, plan or
         version; the loader is then unchanged.
         """
+        if not self._engine.has_begun:
+            self._settle(begins=False)
         self._engine.load_state_dict(state)
         if isinstance(self._engine, NativeEngine):
-            self.batch_size = self._engine.batch_size
+            self._show(self._engine.batch_size)
 
     def statistics(self) -> Statistics:
         """What was measured so far, and the one-line verdict."""
@@ -454,9 +474,12 @@ class DataLoader(torch.utils.data.DataLoader[Any]):
     @property
     def world(self) -> World:
         """Rank and size that the batches are for."""
-        return self._world
+        return self._where.world
 
     @property
     def device(self) -> torch.device:
         """Where the tensors lie."""
         return self._device
+
+
+_ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {"self"}

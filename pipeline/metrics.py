@@ -121,7 +121,7 @@ class _Collector:
         found = self._loader.statistics()
         dataset = self._loader.dataset
         labels = {
-            "rank": str(self._loader._world.rank),
+            "rank": str(self._loader.world.rank),
             "dataset": str(getattr(dataset, "url", type(dataset).__name__)),
         }
         for name, value in _numbers(found):

@@ -9,9 +9,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from augment.mixing import mix_images, soft_targets
-from cache.errors import ClosedError, ConfigError
+from cache.errors import ClosedError, ConfigError, PlanError
 from pipeline import arguments
-from pipeline.build import Built, Settings, build, make_plan
+from pipeline.build import (
+    Built,
+    Settings,
+    build,
+    check,
+    make_plan,
+    make_walk,
+    order_fingerprint,
+)
 from pipeline.state import LoaderState, check_resumable, other_order
 from pipeline.steps import Cursor
 
@@ -19,7 +27,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pipeline.run import Taken
+    from pipeline.state import PlanSettings
     from pipeline.statistics import Statistics
+    from pipeline.world import World
     from readers import Dataset
 
 Batch = tuple[torch.Tensor, ...]
@@ -28,23 +38,31 @@ Batch = tuple[torch.Tensor, ...]
 class NativeEngine:
     """Hands out batches of a `readers.Dataset`. The loader's facade forwards to it.
 
-    batch_is_default: nobody gave a batch size, so a state may.
+    batch_is_default: nobody gave a batch size, so a state may. is_placed: the world of the settings
+    is known; otherwise they are checked, and nothing is built before `take_over`.
     """
 
     shards_itself = True
 
     def __init__(
-        self, dataset: Dataset, settings: Settings, *, batch_is_default: bool, pin_memory: bool
+        self, dataset: Dataset, settings: Settings, *, batch_is_default: bool, is_placed: bool
     ) -> None:
         self.dataset = dataset
-        self.world = settings.world
+        self.has_begun = False  # a batch was handed out
+        self._asked = settings  # by the user; a state may overrule some of it in _settings
         self._settings = settings
         self._batch_is_default = batch_is_default
-        self._pin_memory = pin_memory
         self._cursor = Cursor(0, 0)
         self._restored = False
         self._iteration = 0
-        self._install(build(dataset, settings))
+        self._loaded: LoaderState | None = None
+        self._built: Built | None = None
+        self._is_closed = False
+        if is_placed:
+            self._install(build(dataset, settings))
+        else:
+            self._frozen = check(dataset, settings)
+            self._walk = make_walk(dataset, settings)
 
     @property
     def batch_size(self) -> int:
@@ -53,13 +71,57 @@ class NativeEngine:
 
     def _install(self, built: Built) -> None:
         """Take a run over; the finalizer stops it when the loader goes, whichever way."""
-        self._built = built
+        self._built, self._frozen, self._walk = built, built.frozen, built.walk
         self._run_finalizer = weakref.finalize(self, built.run.close)
         self._run_finalizer.atexit = False  # the run has a hook of its own, in the right order
 
+    def take_over(self, asked: Settings) -> None:
+        """Work by other settings from the next pass on: for another world, with other threads.
+
+        What is left of a restored epoch stays what it is. Raises what building raises; the engine
+        is then unchanged.
+        """
+        self._check_open()
+        if self._built is not None and asked == self._asked:
+            return
+        frozen = None if self._loaded is None else self._loaded.plan
+        if frozen is None and (asked.world, asked.sizes) == (self._asked.world, self._asked.sizes):
+            frozen = self._frozen  # a plan stays, once it is made
+        self._build(asked, self._loaded, frozen)
+        self._asked = asked
+
+    def _build(
+        self, asked: Settings, state: LoaderState | None, frozen: PlanSettings | None
+    ) -> None:
+        """A run for what was asked for, as far as a state leaves it so."""
+        settings = asked
+        if state is not None:
+            settings = asked.resumed(state, take_batch=self._batch_is_default)
+        if self._built is None or settings != self._settings or frozen != self._frozen:
+            built = build(self.dataset, settings, frozen=frozen)
+            self._stop()
+            self._settings = settings
+            self._install(built)
+            self._iteration += 1  # passes of the run before are over
+        if state is not None and self._restored:
+            self._cursor = self._walk.normalise(self._cursor)
+            self._ready.run.restore_bad(state.bad)
+
+    @property
+    def _ready(self) -> Built:
+        """The parts, which are there once the world is known."""
+        if self._built is None:
+            raise PlanError("This loader's world isn't known yet: begin with iter(loader).")
+        return self._built
+
+    @property
+    def world(self) -> World:
+        """Rank and size that the batches are for, as far as known."""
+        return self._settings.world
+
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank; equal on all ranks."""
-        return len(self._built.walk)
+        return len(self._walk)
 
     def begin(self) -> Iterator[Batch]:
         """Begin the current epoch at its start, or at a restored position.
@@ -67,7 +129,7 @@ class NativeEngine:
         Nothing is consumed before the first next(): some trainers call iter() once more to look.
         """
         self._check_open()
-        self._built.run.start(self._pass_start())
+        self._ready.run.start(self._pass_start())
         return _Batches(self)
 
     def _pass_start(self) -> Cursor:
@@ -83,7 +145,8 @@ class NativeEngine:
     def _deliver(self, iteration: int, epoch: int) -> Batch | None:
         """The batch at the cursor for the pass of that number; None when its epoch is over."""
         self._check_open()
-        self._built.run.check()
+        built = self._ready
+        built.run.check()
         if self._cursor.epoch != epoch:
             return None
         if iteration != self._iteration:
@@ -91,19 +154,21 @@ class NativeEngine:
                 "This iterator was overtaken: another one of the same loader was begun, or the "
                 "loader's position was set. Use one loader for each concurrent loop."
             )
-        taken = self._built.run.take(self._cursor)
-        batch = self._tensors(taken)
+        taken = built.run.take(self._cursor)
+        batch = self._tensors(taken, built)
         self._cursor = taken.prepared.step.then
         self._restored = False
+        self.has_begun = True
         return batch
 
     def _count_step(self, step_s: float) -> None:
-        self._built.meter.step_s += step_s
+        if self._built is not None:
+            self._built.meter.step_s += step_s
 
-    def _tensors(self, taken: Taken) -> Batch:
+    def _tensors(self, taken: Taken, built: Built) -> Batch:
         encoded, mix = taken.prepared.encoded, taken.prepared.mix
         columns: dict[str, Any] = {**encoded.columns, "id": encoded.ids}
-        images, mixer = taken.images, self._built.mixer
+        images, mixer = taken.images, built.mixer
         if mix is not None and mixer is not None and images is not None:
             images = mix_images(images, mix)
             columns = {name: values[: len(images)] for name, values in columns.items()}
@@ -114,7 +179,8 @@ class NativeEngine:
         ]
         if taken.prepared.valid is not None:
             tensors.append(self._place(torch.from_numpy(taken.prepared.valid)))
-        if self._pin_memory and self._settings.device.type == "cpu" and torch.cuda.is_available():
+        pins = self._settings.pin_memory and self._settings.device.type == "cpu"
+        if pins and torch.cuda.is_available():
             tensors = [t.pin_memory() for t in tensors if t is not None]
         return tuple(t for t in tensors if t is not None)
 
@@ -127,7 +193,7 @@ class NativeEngine:
     @property
     def closed(self) -> bool:
         """Whether close() was called."""
-        return not self._run_finalizer.alive
+        return self._is_closed
 
     @property
     def epoch(self) -> int:
@@ -146,16 +212,20 @@ class NativeEngine:
     def state_dict(self) -> dict[str, Any]:
         """What was handed out, as JSON types, under 1 kB. The same on every rank."""
         built = self._built
+        loaded = 0 if self._loaded is None else self._loaded.bad
         return LoaderState(
             dataset=self.dataset.index.fingerprint,
-            fingerprint=built.fingerprint,
-            samples=built.walk.samples,
-            plan=built.frozen,
+            fingerprint=order_fingerprint(self.dataset.index, self._frozen)
+            if built is None
+            else built.fingerprint,
+            samples=self._walk.samples,
+            plan=self._frozen,
             epoch=self._cursor.epoch,
             position=self._cursor.position,
-            global_batch_size=built.walk.global_batch,
-            drop_last=built.walk.drop_last,
-            bad=built.run.bad_before(self._cursor),
+            global_batch_size=self._walk.global_batch,
+            drop_last=self._walk.drop_last,
+            # Where nothing is built yet, nothing was handed out since the state came.
+            bad=loaded if built is None else built.run.bad_before(self._cursor),
         ).to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -175,49 +245,54 @@ class NativeEngine:
             samples=index.samples,
             wanted={"shuffle": self._settings.shuffle, **self._settings.wanted},
         )
-        settings = self._settings.resumed(loaded, take_batch=self._batch_is_default)
-        if settings != self._settings or loaded.plan != self._built.frozen:
-            built = build(self.dataset, settings, frozen=loaded.plan)
-            if built.fingerprint != loaded.fingerprint:
-                built.run.close()
-                raise other_order(loaded.fingerprint, built.fingerprint)
-            self._run_finalizer()
-            self._settings = settings
-            self._install(built)
-        self._cursor = self._built.walk.normalise(Cursor(loaded.epoch, loaded.position))
-        self._built.run.restore_bad(loaded.bad)
-        self._restored = True
+        fingerprint = order_fingerprint(index, loaded.plan)
+        if fingerprint != loaded.fingerprint:
+            raise other_order(loaded.fingerprint, fingerprint)
+        before = (self._cursor, self._restored)
+        self._cursor, self._restored = Cursor(loaded.epoch, loaded.position), True
+        try:
+            if self._built is not None:
+                self._build(self._asked, loaded, loaded.plan)
+        except BaseException:
+            self._cursor, self._restored = before
+            raise
+        self._loaded = loaded
         self._iteration += 1
 
     def epoch_batches(self) -> Iterator[list[int]]:
         """Sample ids that this rank is handed in a whole current epoch, a batch at a time."""
-        built, world = self._built, self.world
-        plan = make_plan(self.dataset.index, built.frozen)
-        for step in built.walk.steps(Cursor(self._cursor.epoch, 0), endless=False):
+        walk, world = self._walk, self.world
+        plan = make_plan(self.dataset.index, self._frozen)
+        for step in walk.steps(Cursor(self._cursor.epoch, 0), endless=False):
             epoch, position = step.start.epoch, step.start.position
-            batch = built.walk.global_batch
+            batch = walk.global_batch
             ids = plan.ids(epoch, position, batch, rank=world.rank, world=world.size)
             yield ids.tolist()
 
     def epoch_samples(self) -> int:
         """Samples in all `epoch_batches`."""
-        walk = self._built.walk
+        walk = self._walk
         whole, rest = divmod(walk.samples, walk.global_batch)
         mine = whole * self.world.share(walk.global_batch)
         return mine if walk.drop_last else mine + self.world.share(rest)
 
     def statistics(self) -> Statistics:
         """What was measured so far, and the one-line verdict."""
-        return self._built.meter.snapshot()
+        return self._ready.meter.snapshot()
 
     # -- life
 
     def close(self) -> None:
         """Stop threads, drop what is in flight, release DALI. Safe to call twice."""
-        self._run_finalizer()
+        self._is_closed = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._built is not None:
+            self._run_finalizer()
 
     def _check_open(self) -> None:
-        if not self._run_finalizer.alive:
+        if self._is_closed:
             raise ClosedError("This loader is closed; make a new one.")
 
     def __repr__(self) -> str:

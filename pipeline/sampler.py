@@ -38,8 +38,12 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
     def __init__(self, engine: Told | None, world: World) -> None:
         """engine: may come later, by `follow`."""
         self._engine = None if engine is None else weakref.ref(engine)
-        self.rank, self.num_replicas = world.rank, world.size
+        self.place(world)
         self.shuffle, self.drop_last, self.seed = True, False, 0
+
+    def place(self, world: World) -> None:
+        """Be of this rank from now on."""
+        self.rank, self.num_replicas = world.rank, world.size
 
     def follow(self, engine: Told) -> None:
         """Tell this engine's order from now on."""

@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _REMEDY = "Correct or unset it, or pass world=World(rank, size)."
+# Some trainers' launchers (Lightning's) tell their children all but the rank.
+_LATER = (
+    "A launcher that leaves the rank to the process group must have started that first: iterate "
+    "the loader once it stands (inside of the trainer's fit). Else set"
+)
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +70,17 @@ class World:
         (its rank and size; the launcher tells the place on the node); torchrun; Open MPI; MPICH and
         Intel MPI; a Slurm step of several tasks; any other PMI. Without all of them World(0, 1).
         environ: instead of os.environ. Raises PlanError naming the variable that is missing, isn't
-        a number or contradicts another.
+        a number or contradicts another; a missing rank may come with the process group.
         """
+        return cls.told(environ) or cls(0, 1)
+
+    @classmethod
+    def told(cls, environ: Mapping[str, str] | None = None) -> World | None:
+        """As `detect`, but None where neither a group nor a launcher says anything."""
         environ = os.environ if environ is None else environ
         group = _process_group()
         if group is None:
-            return next((w for launcher in _LAUNCHERS if (w := launcher(environ))), cls(0, 1))
+            return next((w for launcher in _LAUNCHERS if (w := launcher(environ))), None)
         for launcher in _LAUNCHERS:
             try:
                 told = launcher(environ)
@@ -77,7 +88,7 @@ class World:
                 continue  # the group has what matters; the variables may be leftovers
             if told is not None and (told.rank, told.size) == group:
                 return told
-        return cls(*group)
+        return _with_place(environ, *group)
 
     def share(self, count: int) -> int:
         """How many of `count` slots fall to this rank; the ranks' shares differ by at most one."""
@@ -87,6 +98,22 @@ class World:
         """This rank's share of its node's cores, at least 1."""
         end, begin = (self.local_rank + 1) * cores, self.local_rank * cores
         return max(1, end // self.local_size - begin // self.local_size)
+
+
+def local_rank(environ: Mapping[str, str] | None = None) -> int:
+    """Place among the processes of this node, also where a launcher tells no more than that.
+
+    environ: instead of os.environ.
+    """
+    environ = os.environ if environ is None else environ
+    try:
+        told = World.told(environ)
+    except PlanError:
+        told = None
+    if told is not None and told.local_size > 1:
+        return told.local_rank
+    alone = environ.get("LOCAL_RANK", "").strip()
+    return int(alone) if alone.isdecimal() else 0
 
 
 def usable_cores(*, root: Path = Path("/")) -> int:
@@ -142,6 +169,26 @@ def _process_group() -> tuple[int, int] | None:
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def _with_place(environ: Mapping[str, str], rank: int, size: int) -> World:
+    """A group's rank, with its place on the node where a launcher told that and no rank.
+
+    Lightning's gives LOCAL_RANK and NODE_RANK; how many are on a node follows from them on every
+    node but the first, and there if the job has one node only. Else only what is sure.
+    """
+    names = ("LOCAL_RANK", "WORLD_SIZE")
+    if "RANK" in environ or any(not environ.get(name, "").strip().isdecimal() for name in names):
+        return World(rank, size)
+    local_rank, node = int(environ["LOCAL_RANK"]), environ.get("NODE_RANK", "").strip()
+    if int(environ["WORLD_SIZE"]) != size or local_rank > rank:
+        return World(rank, size)
+    local_size = local_rank + 1
+    if node.isdecimal() and int(node) and (rank - local_rank) % int(node) == 0:
+        local_size = max(local_size, (rank - local_rank) // int(node))
+    elif node == "0" and environ.get("MASTER_ADDR", "") in _LOOPBACK:
+        local_size = size
+    return World(rank, size, local_rank=local_rank, local_size=min(local_size, size))
 
 
 def _torchrun(environ: Mapping[str, str]) -> World | None:
@@ -230,7 +277,11 @@ def _from_names(
         return None
     for name, other in ((rank, size), (size, rank)):
         if name not in environ:
-            raise PlanError(f"{name}: not set, though {other}={environ[other]!r} is. {_REMEDY}")
+            remedy = f"{_LATER} {rank}, or pass world=World(rank, size)."
+            raise PlanError(
+                f"{name}: not set, though {other}={environ[other]!r} is. "
+                f"{remedy if name == rank else _REMEDY}"
+            )
     values = {"rank": _number(environ, rank), "size": _number(environ, size)}
     names = [rank, size]
     local: dict[str, int] = {}

@@ -212,7 +212,7 @@ class NativeEngine:
     def state_dict(self) -> dict[str, Any]:
         """What was handed out, as JSON types, under 1 kB. The same on every rank."""
         built = self._built
-        loaded = 0 if self._loaded is None else self._loaded.bad
+        loaded = self._loaded.bad if self._loaded is not None and self._restored else 0
         return LoaderState(
             dataset=self.dataset.index.fingerprint,
             fingerprint=order_fingerprint(self.dataset.index, self._frozen)

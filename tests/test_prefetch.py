@@ -274,7 +274,7 @@ def data_bytes(pack: Path) -> int:
 
 
 def prefetch_of(loader: DataLoader) -> Any:
-    return loader._engine._built.run._prefetch  # type: ignore[attr-defined]
+    return loader._engine._built.run._prefetch  # type: ignore[union-attr]
 
 
 def store_of(dataset: Dataset) -> Any:

@@ -18,17 +18,12 @@ import torch.utils.data
 
 from cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning, ResumeError
 from pipeline import arguments
-from pipeline.foreign_order import Mark, PlanOrder, TorchOrder, freeze, fresh_seed
+from pipeline.foreign_order import Mark, PlanOrder, TorchOrder, freeze
 from pipeline.foreign_pass import Pass
+from pipeline.foreign_state import has_state
+from pipeline.foreign_stream import IterableSource, WorkerPosition
 from pipeline.statistics import Meter
-from pipeline.worker import (
-    IterableSource,
-    MapSource,
-    WorkerInit,
-    WorkerPosition,
-    as_it_is,
-    has_state,
-)
+from pipeline.worker import MapSource, WorkerInit, as_it_is, fresh_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -127,12 +122,14 @@ class ForeignEngine:
         self.meter = Meter(
             decode_threads=threads, device=str(settings.device), workers=settings.num_workers
         )
-        self._next = Mark()  # what was handed out, and where the next pass begins
-        self._restored = False
+        self._next = Mark()  # what was handed out
+        self._restored = False  # from a state: the next pass begins just there
+        self._decided = False  # a state says what the epoch will be drawn from
         self._latest: weakref.ref[Pass] | None = None
         self._number = 0  # of the latest pass: the one whose place is the loader's
         self._source: Any = None  # of the latest pass: without workers it has the dataset's state
         self._kept: _Inner | None = None  # torch's loader with persistent workers
+        self._told_epoch: int | None = None  # what a dataset with set_epoch was told last
         self._closed = False
 
     def __len__(self) -> int:
@@ -159,8 +156,8 @@ class ForeignEngine:
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
         self._warn_if_unsharded()
-        if self._next.batches and not self._restored:  # left in the middle: from the start again
-            self._next = Mark(epoch=self._next.epoch)
+        if not self._restored and not self._decided:
+            self._next = self._fresh()
         self._number += 1
         if (darkroom := self.settings.darkroom) is not None:
             darkroom.drain()
@@ -168,10 +165,28 @@ class ForeignEngine:
         self._latest = weakref.ref(started)
         return started
 
+    def _fresh(self) -> Mark:
+        """The start of an epoch, with nothing known of what it is drawn from: each pass draws its
+        own. One that was left in the middle begins again, but where all that was promised came."""
+        if self._is_counted_out():
+            return self.after(self._next)
+        workers = () if self._next.batches else self._next.workers
+        return Mark(epoch=self._next.epoch, workers=workers)
+
+    def _is_counted_out(self) -> bool:
+        """Whether a stream gave what its length promises: there may be more, but who never asks
+        past the length means the next epoch by the next iter()."""
+        if self.settings.order is not None or self._restored:
+            return False
+        steps = self.steps()
+        return steps is not None and 0 < steps <= self._next.batches
+
     def inner(self, mark: Mark) -> _Inner:
         """torch's loader for a pass from a mark on; the one with persistent workers again."""
         settings = self.settings
         if self._kept is not None:
+            if settings.order is None:
+                self._kept.source.tell_epoch(mark.epoch)
             return self._kept
         source = self._make_source(mark)
         options = {
@@ -219,6 +234,11 @@ class ForeignEngine:
             positions=mark.workers,
             first=mark.next_worker,
             seed=None if settings.seed is None else (settings.seed, settings.world.rank),
+            persistent=bool(settings.options["persistent_workers"]),
+            draws_seeds=not settings.num_workers
+            and settings.generator is None
+            and settings.seed is None,
+            behind=None if settings.num_workers else self._source,
         )
 
     def _must_not_fork(self) -> bool:
@@ -238,16 +258,19 @@ class ForeignEngine:
         self.has_begun = True
         if number == self._number:
             self._next = mark
-            self._restored = False
+            self._restored = self._decided = False
 
     def after(self, mark: Mark) -> Mark:
         """Where the next epoch begins. Persistent workers keep their datasets over epochs, and so
         what is known of those."""
-        kept = self.settings.order is not None and self.settings.options["persistent_workers"]
-        return Mark(
-            epoch=mark.epoch + 1,
-            workers=tuple(WorkerPosition(state=w.state) for w in mark.workers) if kept else (),
-        )
+        workers: tuple[WorkerPosition, ...] = ()
+        if self.settings.options["persistent_workers"]:
+            is_map = self.settings.order is not None
+            workers = tuple(
+                WorkerPosition(state=worker.state) if is_map else worker.next_epoch()
+                for worker in mark.workers
+            )
+        return Mark(epoch=mark.epoch + 1, workers=workers)
 
     def check_length(self, batches: int) -> None:
         """As torch: warn where an iterable dataset has more than its length says."""
@@ -325,10 +348,21 @@ class ForeignEngine:
             tell = getattr(target, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
-        if epoch != self._next.epoch:
-            self._next = Mark(epoch=int(epoch))
-            self._restored = False
+        self._told_epoch = int(epoch)
+        if epoch != self._next.epoch or self._is_counted_out():
+            # Datasets of workers that go on have their states whatever the epoch's number is.
+            self._next = replace(self.after(self._next), epoch=int(epoch))
+            self._restored = self._decided = False
             self._number += 1
+
+    def dataset_epoch(self) -> int | None:
+        """The epoch that a dataset with set_epoch stands at, by its attribute `epoch` or by what it
+        was told here."""
+        dataset = self.settings.dataset
+        if not callable(getattr(dataset, "set_epoch", None)):
+            return None
+        epoch = getattr(dataset, "epoch", self._told_epoch)
+        return epoch if isinstance(epoch, int) else self._told_epoch
 
     def state_dict(self) -> dict[str, Any]:
         """What was handed out. Decides what the epoch is drawn from, if that is still open."""
@@ -342,7 +376,8 @@ class ForeignEngine:
         if live is not None and (live.number != self._number or live.is_over):
             live = None
         if self._next.batches == 0 and settings.seed is None:
-            self._next = self._decided(live.mark() if live is not None else self._next)
+            self._next = self._drawn(live.mark() if live is not None else self._next)
+            self._decided = True
             if live is not None:
                 live.decide(self._next)
         return {
@@ -354,7 +389,8 @@ class ForeignEngine:
             "mark": self._with_dataset_state(self._next, is_live=live is not None).to_dict(),
         }
 
-    def _decided(self, mark: Mark) -> Mark:
+    def _drawn(self, mark: Mark) -> Mark:
+        """The mark with what its epoch will be drawn from."""
         settings = self.settings
         generator = settings.own_generator()
         if generator is not None and mark.generator is None:
@@ -365,12 +401,14 @@ class ForeignEngine:
 
     def _with_dataset_state(self, mark: Mark, *, is_live: bool) -> Mark:
         """Without workers the dataset is here, just behind the last batch: it is asked now."""
+        if not mark.batches and not self._restored:
+            mark = replace(mark, dataset_epoch=self.dataset_epoch())
         if self.settings.num_workers or self._source is None or self._restored:
             return mark
-        at_start = mark.batches == 0 and self.settings.order is None
-        if at_start and not is_live:
-            return mark
-        state = self._source.first_state() if at_start else self._source.state()
+        if self.settings.order is None:
+            position = self._source.position(mark.batches, is_live=is_live)
+            return mark if position is None else replace(mark, workers=(position,))
+        state = self._source.state()
         if not state:
             return mark
         return replace(mark, workers=(WorkerPosition(batches=mark.batches, state=state),))
@@ -379,11 +417,18 @@ class ForeignEngine:
         """Go on exactly behind the last batch that was handed out when the state was taken."""
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
-        self._next = self._checked(state)
+        self._next = mark = self._checked(state)
+        if mark.dataset_epoch is not None and callable(
+            tell := getattr(self.settings.dataset, "set_epoch", None)
+        ):
+            tell(mark.dataset_epoch)
+            self._told_epoch = mark.dataset_epoch
         if self.settings.darkroom is not None and isinstance(state.get("draw_seed"), int):
             self.settings.darkroom.seed = state["draw_seed"]
-        self._restored = True
+        self._restored, self._decided = True, False
         self._kept = None  # their workers stand elsewhere
+        if self.settings.order is None and self._source is not None:
+            self._source.forget()
         self._number += 1
 
     def _checked(self, state: Any) -> Mark:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import copy
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
@@ -18,9 +18,11 @@ import torch.utils.data
 
 from cache.errors import ConfigError, PlanError, ResumeError
 from pipeline import arguments
+from pipeline.foreign_state import copied, has_state, taken
+from pipeline.foreign_stream import WorkerPosition
 from pipeline.order import Plan, default_lanes, default_window
 from pipeline.steps import Cursor, Walk
-from pipeline.worker import Request, WorkerPosition, has_state
+from pipeline.worker import Request, fresh_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -45,8 +47,8 @@ class Mark:
     batches: handed out on this rank. position: samples of the epoch over all ranks (plans only).
     base_seed: torch's, of the workers. sampler_seed, rng, generator: what the sampler drew from: a
     seed, the state of torch's default generator, or of the user's. sampler: its own state.
-    sampler_epoch: of a sampler with set_epoch. workers: of each torch worker (one without workers);
-    next_worker: whose batch is due.
+    sampler_epoch, dataset_epoch: of a sampler or an iterable dataset with set_epoch. workers: of
+    each torch worker (one without workers); next_worker: whose batch is due.
     """
 
     epoch: int = 0
@@ -58,6 +60,7 @@ class Mark:
     generator: str | None = None
     sampler: Any = None
     sampler_epoch: int | None = None
+    dataset_epoch: int | None = None
     workers: tuple[WorkerPosition, ...] = field(default=())
     next_worker: int = 0
 
@@ -66,9 +69,10 @@ class Mark:
         values = {name: getattr(self, name) for name in self.__slots__ if name != "workers"}
         kept = {name: value for name, value in values.items() if value is not None}
         return {
-            **kept,
+            **copied(kept),
             "workers": [
-                {"batches": w.batches, "since": w.since, "state": w.state} for w in self.workers
+                {each.name: copied(getattr(worker, each.name)) for each in fields(worker)}
+                for worker in self.workers
             ],
         }
 
@@ -76,7 +80,7 @@ class Mark:
     def from_dict(cls, values: Any) -> Mark:
         """Raises ResumeError for what `to_dict` can't have written."""
         try:
-            given = dict(values)
+            given = copied(dict(values))
             workers = tuple(WorkerPosition(**worker) for worker in given.pop("workers"))
             mark = cls(workers=workers, **given)
             counts = (mark.epoch, mark.batches, mark.position, mark.next_worker)
@@ -103,11 +107,6 @@ def thaw(text: str) -> torch.Tensor:
             f"State is damaged: a generator's state isn't base64 ({error})."
         ) from error
     return torch.frombuffer(raw, dtype=torch.uint8)
-
-
-def fresh_seed(generator: torch.Generator | None = None) -> int:
-    """A seed drawn as torch's samplers and loaders draw theirs."""
-    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 class Order(Protocol):
@@ -360,12 +359,12 @@ class _TorchStream:
         if not has_state(stateful):
             stateful = None
         if stateful is not None and mark.sampler is not None:
-            stateful.load_state_dict(mark.sampler)
+            stateful.load_state_dict(copied(mark.sampler))
         skip = 0 if mark.sampler is not None else mark.batches
         for number, index in enumerate(self._indices()):
             if number < skip:
                 continue
-            self._states.append(None if stateful is None else stateful.state_dict())
+            self._states.append(None if stateful is None else taken(stateful))
             yield Request(index=index, epoch=mark.epoch)
 
     def _indices(self) -> Iterator[Any]:

@@ -14,7 +14,9 @@ import torch
 
 from cache.errors import WorkerError
 from pipeline.foreign_order import Mark, freeze, thaw
-from pipeline.worker import Fetched, Request, WorkerPosition, has_state
+from pipeline.foreign_state import has_state
+from pipeline.foreign_stream import WorkerPosition
+from pipeline.worker import Fetched, Request
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -34,7 +36,8 @@ class Pass:
         self._engine = engine
         self._handed_out_at: float | None = None
         self._decode_s = 0.0  # of the latest batch
-        self._fed: deque[Fetched] = deque()
+        self._said: list[Fetched] = []  # by workers, in front of the next batch that is read
+        self._fed: deque[tuple[list[Fetched], Fetched]] = deque()
         self.is_over = False
         self._start(mark, restored=restored)
 
@@ -52,6 +55,7 @@ class Pass:
         sampler_epoch = getattr(getattr(settings.order, "sampler", None), "epoch", None)
         if mark.sampler_epoch is None and isinstance(sampler_epoch, int):
             mark = replace(mark, sampler_epoch=sampler_epoch)
+        mark = replace(mark, dataset_epoch=engine.dataset_epoch())
         inner = engine.inner(mark)
         self._stream: Stream | None = None
         if settings.order is not None and inner.requests is not None:
@@ -119,9 +123,13 @@ class Pass:
         settings = self._settings
         darkroom = settings.darkroom
         if darkroom is None:
-            return self._next_fetched()
-        # Reading ahead would leave the state of a dataset in this process ahead of the batch.
-        ahead = 1 if settings.num_workers == 0 and has_state(settings.dataset) else _FED_AHEAD
+            fetched = self._next_fetched()
+            self._note_all()
+            return fetched
+        # Reading ahead would leave the state of a dataset in this process ahead of the batch, and
+        # an iterable one's iterator may have one.
+        keeps = settings.order is None or has_state(settings.dataset)
+        ahead = 1 if settings.num_workers == 0 and keeps else _FED_AHEAD
         while len(self._fed) < ahead and not self._is_drained and self._failure is None:
             try:
                 fetched = self._next_fetched()
@@ -133,11 +141,13 @@ class Pass:
                 break
             ids = np.asarray(fetched.ids, np.int64)
             darkroom.feed(fetched.batch, ids=ids, epoch=self._mark.epoch)
-            self._fed.append(fetched)
+            self._fed.append((self._said, fetched))
+            self._said = []
         if not self._fed:
             failure, self._failure = self._failure, None
             raise failure or StopIteration
-        fetched = self._fed.popleft()
+        said, fetched = self._fed.popleft()
+        self._note(said)
         began = time.perf_counter()
         batch = darkroom.outputs(fetched.batch)
         self._decode_s = time.perf_counter() - began
@@ -147,6 +157,7 @@ class Pass:
         try:
             fetched: Fetched = next(self._inner)
             while fetched.void:
+                self._said.append(fetched)
                 fetched = next(self._inner)
         except StopIteration:
             raise
@@ -161,6 +172,19 @@ class Pass:
                 "machine is short of memory (see `dmesg`): use fewer workers or smaller batches."
             ) from error
         return fetched
+
+    def _note(self, said: list[Fetched]) -> None:
+        """What workers said in front of a batch that is handed out now."""
+        if not self._engine.settings.tracks_workers:
+            return
+        workers = list(self._mark.workers)
+        for fetched in said:
+            workers[fetched.worker] = workers[fetched.worker].noted(fetched)
+        self._mark = replace(self._mark, workers=tuple(workers))
+
+    def _note_all(self) -> None:
+        self._note(self._said)
+        self._said = []
 
     def _moved(self, fetched: Fetched) -> Any:
         engine, settings, mark = self._engine, self._settings, self._mark
@@ -188,7 +212,8 @@ class Pass:
         self._fresh_restore = False
         engine.check_length(mark.batches)
         if not self.is_over:
-            steps = engine.steps()
+            # A stream's length is a promise: it is over when it ends.
+            steps = None if settings.order is None else engine.steps()
             self.is_over = steps is not None and mark.batches >= steps
             engine.moved(self.number, engine.after(mark) if self.is_over else mark)
         return batch if settings.device.type == "cpu" else to_device(batch, settings.device)
@@ -196,9 +221,10 @@ class Pass:
     def _restart(self) -> bool:
         """At the end of torch's iterator: whether there is more, as the pass was restored at an end
         that nobody could see."""
+        self._note_all()
         mark, engine = self._mark, self._engine
         if self._fresh_restore:
-            self._start(Mark(epoch=mark.epoch + 1), restored=False)
+            self._start(engine.after(mark), restored=False)
             return True
         if not self.is_over:
             self.is_over = True

@@ -7,11 +7,10 @@ and the dataset's own state behind it.
 
 from __future__ import annotations
 
-import itertools
 import random
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -19,9 +18,10 @@ import torch.utils.data
 
 from cache.hashing import keyed_hash
 from cache.threads import end_with_parent
+from pipeline.foreign_state import copied, has_state, taken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     Collate = Callable[[Any], Any]
 
@@ -48,7 +48,9 @@ class Request:
 class Fetched:
     """A batch, and what is needed to go on behind it. state: None if it wasn't taken this time.
 
-    ids: of its samples: their indices; in a stream their places among all workers' streams.
+    ids: of its samples: their indices; in a stream their places among all workers' streams. void:
+    no batch, what a worker has to say between two. over: its stream is at its end. past: the state
+    is of the pass before, and how that ended.
     """
 
     batch: Any = None
@@ -57,6 +59,8 @@ class Fetched:
     worker: int = 0
     state: dict[str, Any] | None = None
     void: bool = False
+    over: bool = False
+    past: Literal["ended", "left"] | None = None
 
     def pin_memory(self) -> Fetched:
         """torch's pinning thread calls this."""
@@ -68,13 +72,6 @@ class Fetched:
 def as_it_is(item: Any) -> Any:
     """Collating is done already."""
     return item
-
-
-def has_state(thing: object) -> bool:
-    """Whether it has both state_dict() and load_state_dict()."""
-    return callable(getattr(thing, "state_dict", None)) and callable(
-        getattr(thing, "load_state_dict", None)
-    )
 
 
 def worker_id() -> int:
@@ -119,6 +116,11 @@ class RandomState:
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch)
+
+
+def fresh_seed(generator: torch.Generator | None = None) -> int:
+    """A seed drawn as torch's samplers and loaders draw theirs."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
 
 
 def seed_all(key: int) -> None:
@@ -174,6 +176,7 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
         self._collate = collate
         self._batched = batched
         self._seed = seed
+        self._has_state = has_state(dataset)
 
     def __getitem__(self, request: Request) -> Fetched:
         if request.restore is not None:
@@ -189,7 +192,7 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
             if before is not None:
                 before.restore()
         # Every time, unlike a stream's: what lies between two could not be read again.
-        state = None if in_main or not has_state(self.dataset) else self.state()
+        state = self.state() if self._has_state and not in_main else None
         ids = list(request.index) if self._batched else [request.index]
         return Fetched(batch=batch, samples=len(ids), ids=ids, worker=worker, state=state)
 
@@ -225,132 +228,12 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
 
     def state(self) -> dict[str, Any]:
         """The dataset's own state as it is now, if it has one."""
-        return {"dataset": self.dataset.state_dict()} if has_state(self.dataset) else {}
+        return {"dataset": taken(self.dataset)} if self._has_state else {}
 
     def load(self, state: dict[str, Any]) -> None:
         """Hand a state back to the dataset."""
-        if "dataset" in state and has_state(self.dataset):
-            self.dataset.load_state_dict(state["dataset"])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPosition:
-    """How far one worker's stream has been handed out.
-
-    batches: handed out of it in this epoch. state: the dataset's behind the last of these but
-    `since`; None if it has none or none was taken yet (then `since` equals `batches`).
-    """
-
-    batches: int = 0
-    since: int = 0
-    state: dict[str, Any] | None = None
-
-    def moved(self, fetched: Fetched) -> WorkerPosition:
-        """Behind one batch more."""
-        if fetched.state is not None:
-            return WorkerPosition(batches=self.batches + 1, since=0, state=fetched.state)
-        return replace(self, batches=self.batches + 1, since=self.since + 1)
-
-
-class IterableSource(torch.utils.data.IterableDataset[Fetched]):
-    """Batches of an iterable dataset; each worker iterates its own copy, as torch has it.
-
-    positions: of each worker, where the first pass goes on. first: the worker whose batch is next.
-    seed: None, or what a worker's random numbers are keyed by, with epoch, rank and worker.
-    """
-
-    def __init__(
-        self,
-        dataset: Any,
-        *,
-        collate: Collate,
-        batch_size: int | None,
-        drop_last: bool,
-        epoch: int,
-        positions: Sequence[WorkerPosition] = (),
-        first: int = 0,
-        seed: tuple[int, int] | None = None,
-    ) -> None:
-        self.dataset = dataset
-        self._collate = collate
-        self._batch_size = batch_size
-        self._drop_last = drop_last
-        self._epoch = epoch
-        self._positions = tuple(positions)
-        self._first = first
-        self._seed = seed
-        self._iterator: Any = None
-        self._prepared: Any = None  # the next pass's iterator, if its state was asked for already
-
-    def __iter__(self) -> Iterator[Fetched]:
-        worker = worker_id()
-        epoch, self._epoch = self._epoch, self._epoch + 1  # a persistent worker's next pass
-        positions, self._positions = self._positions, ()
-        first, self._first = self._first, 0
-        if self._seed is not None:
-            seed, rank = self._seed
-            seed_all(int(keyed_hash(seed, epoch, rank, worker)))
-        if worker < first:
-            yield Fetched(worker=worker, void=True)
-        yield from self._batches(worker, positions[worker] if positions else WorkerPosition())
-
-    def _batches(self, worker: int, position: WorkerPosition) -> Iterator[Fetched]:
-        iterator = self._start(position.state)
-        for _ in range(position.since):
-            if not self._next(iterator):
-                return
-        info = torch.utils.data.get_worker_info()
-        in_main, streams = info is None, 1 if info is None else info.num_workers
-        snapshots = Snapshots()
-        number = position.batches
-        while samples := self._next(iterator):
-            if self._batch_size is None:
-                batch = self._collate(samples[0])
-            else:
-                batch = collated(self._collate, samples, [f"{len(samples)} of batch {number}"])
-            begin = number * (self._batch_size or 1)
-            ids = [(begin + i) * streams + worker for i in range(len(samples))]
-            number += 1
-            is_stateful = not in_main and (has_state(iterator) or has_state(self.dataset))
-            state = snapshots.take(self.state) if is_stateful and snapshots.due() else None
-            yield Fetched(batch=batch, samples=len(samples), ids=ids, worker=worker, state=state)
-
-    def _start(self, state: dict[str, Any] | None) -> Any:
-        # A generator's state is its dataset's, which must know before it starts.
-        if state and "dataset" in state and has_state(self.dataset):
-            self.dataset.load_state_dict(state["dataset"])
-        if self._prepared is None:
-            self._prepared = iter(self.dataset)
-        self._iterator, self._prepared = self._prepared, None
-        if state and "iterator" in state and has_state(self._iterator):
-            self._iterator.load_state_dict(state["iterator"])
-        return self._iterator
-
-    def _next(self, iterator: Any) -> list[Any]:
-        """Samples of the next batch; none at the end."""
-        if self._batch_size is None:
-            return list(itertools.islice(iterator, 1))
-        samples = list(itertools.islice(iterator, self._batch_size))
-        return [] if self._drop_last and len(samples) < self._batch_size else samples
-
-    def first_state(self) -> dict[str, Any]:
-        """The state of an iterator at its start. A dataset's own is left out unless it is the
-        iterator: what it says now is where the last epoch ended."""
-        if self._prepared is None:
-            self._prepared = iter(self.dataset)
-        if not has_state(self._prepared):
-            return {}
-        key = "dataset" if self._prepared is self.dataset else "iterator"
-        return {key: self._prepared.state_dict()}
-
-    def state(self) -> dict[str, Any]:
-        """The state of dataset and iterator as it is now, where they have one."""
-        taken: dict[str, Any] = {}
-        if has_state(self.dataset):
-            taken["dataset"] = self.dataset.state_dict()
-        if self._iterator is not self.dataset and has_state(self._iterator):
-            taken["iterator"] = self._iterator.state_dict()
-        return taken
+        if "dataset" in state and self._has_state:
+            self.dataset.load_state_dict(copied(state["dataset"]))
 
 
 def collated(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:

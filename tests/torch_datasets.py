@@ -76,7 +76,8 @@ class StatefulMap(torch.utils.data.Dataset[Any]):
         torch.set_rng_state(torch.tensor(state["rng"], dtype=torch.uint8))
 
 
-def _own_part(sizes: list[int]) -> range:
+def own_part(sizes: list[int]) -> range:
+    """Numbers of this worker's part; all in this process."""
     info = torch.utils.data.get_worker_info()
     if info is None:
         return range(sum(sizes))
@@ -91,14 +92,14 @@ class Streams(torch.utils.data.IterableDataset[Any]):
         self.sizes = sizes
 
     def __iter__(self) -> Any:
-        yield from _own_part(self.sizes)
+        yield from own_part(self.sizes)
 
 
 class Random(Streams):
     """Draws from the worker's generators; no state."""
 
     def __iter__(self) -> Any:
-        for i in _own_part(self.sizes):
+        for i in own_part(self.sizes):
             yield i, int(torch.randint(10**6, (1,)))
 
 
@@ -122,7 +123,7 @@ class Remembering(Streams):
 
     def __iter__(self) -> Any:
         self.at, self.resume = self.resume, 0
-        for i in list(_own_part(self.sizes))[self.at :]:
+        for i in list(own_part(self.sizes))[self.at :]:
             self.at += 1
             self.read += 1
             yield i
@@ -158,7 +159,7 @@ class Walked(Streams):
     """Its iterator keeps the state."""
 
     def __iter__(self) -> Any:
-        return _Walker(list(_own_part(self.sizes)))
+        return _Walker(list(own_part(self.sizes)))
 
 
 class _Drawing(_Walker):
@@ -180,7 +181,7 @@ class Drawn(Streams):
     """Its iterator draws, and keeps the state of the draws."""
 
     def __iter__(self) -> Any:
-        return _Drawing(list(_own_part(self.sizes)))
+        return _Drawing(list(own_part(self.sizes)))
 
 
 class CountingSampler(torch.utils.data.Sampler[int]):

@@ -29,7 +29,7 @@ def numbers(batch: Any) -> list[int]:
 
 def rest(loader: DataLoader) -> list[Any]:
     """What is left of EPOCHS epochs, batch by batch."""
-    batches = []
+    batches: list[Any] = []
     while loader.epoch < EPOCHS:
         before = len(batches)
         batches += [numbers(batch) for batch in loader]
@@ -210,7 +210,7 @@ def test_a_decided_order_stays_when_iter_is_called_once_more() -> None:
     assert [numbers(batch) for batch in again] != expected
 
 
-@pytest.mark.filterwarnings("ignore:Sized has:penstock.PenstockWarning")
+@pytest.mark.filterwarnings("ignore:Sized has:cache.errors.PenstockWarning")
 @pytest.mark.parametrize("batch_size", [3, None])
 @pytest.mark.parametrize("persistent", [False, True])
 def test_a_stream_may_give_more_than_its_length(persistent: bool, batch_size: int | None) -> None:

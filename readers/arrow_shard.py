@@ -16,10 +16,11 @@ import pyarrow as pa
 from cache.errors import CorruptShardError, IndexChangedError
 from readers.atomic import write_whole
 from readers.facts import Sums
-from readers.manifest import FORMAT, only_batch, write_batch
+from readers.ipc import only_batch, write_batch
+from readers.manifest import FORMAT
 from readers.names import printable
 from readers.pages import BROKEN, advise_willneed, map_buffer, only_the_tail
-from readers.shard import table
+from readers.shard import check_rows, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from readers.types import Encoded
+
+_COLUMNS = {
+    "image": "large_binary",
+    "label": "int64",
+    "height": "int32",
+    "width": "int32",
+    "channels": "int32",
+    "codec": "string",
+    "crc32c": "uint32",
+    "source": "int64",
+}
 
 _REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
 
@@ -85,7 +97,7 @@ class ArrowColumns:
 
     def _parse(self, buffer: Any, samples: int, sums: Sums) -> None:
         """Raises one of BROKEN."""
-        self._batch = batch = only_batch(buffer)
+        self._batch = batch = only_batch(buffer, _COLUMNS, optional=frozenset(("label",)))
         if batch.num_rows != samples:
             raise ValueError(f"{batch.num_rows} samples, the manifest says {samples}")
         _, offsets, flat = batch.column("image").buffers()
@@ -217,6 +229,7 @@ def _table(
     labels = batch.column("label").to_numpy() if "label" in batch.schema.names else None
     if Sums.of(crcs, heights, widths, labels) != sums:
         raise ValueError("its columns aren't what the manifest promises")
+    check_rows(np.diff(offsets), heights, widths)
     return table(
         starts=offsets[:-1],
         ends=offsets[1:],

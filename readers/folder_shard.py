@@ -13,10 +13,11 @@ from crc32c import crc32c
 from cache.errors import CorruptShardError, DatasetError, IndexChangedError
 from readers.arrow_shard import read_up_to
 from readers.atomic import write_whole
-from readers.manifest import FORMAT, only_batch, write_batch
-from readers.names import printable
+from readers.ipc import Columns, only_batch, write_batch
+from readers.manifest import FORMAT
+from readers.names import are_unsafe, printable
 from readers.pages import BROKEN, map_buffer
-from readers.shard import table
+from readers.shard import check_rows, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +27,19 @@ if TYPE_CHECKING:
     from readers.types import Encoded
 
 REINDEX = "Run `penstock index` on the dataset again."
+
+_COLUMNS = {
+    "path": "large_binary",
+    "bytes": "int64",
+    "mtime_ns": "int64",
+    "version": "string",
+    "crc32c": "uint32",
+    "height": "int32",
+    "width": "int32",
+    "channels": "int32",
+    "codec": "string",
+    "label": "int64",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,20 +91,20 @@ def _etag(buffer: Any) -> str:
 def read_sidecar(path: bytes, *, etag: str) -> SidecarContent:
     """Map a sidecar. etag: what the manifest promises. Raises IndexChangedError (it is gone),
     CorruptShardError (torn, changed)."""
-    batch = sidecar_batch(path, etag=etag)
+    batch = sidecar_batch(path, _COLUMNS, etag=etag)
     try:
         return _content(batch)
     except BROKEN as error:
         raise torn(path, error) from error
 
 
-def sidecar_batch(path: bytes, *, etag: str) -> Any:
-    """A sidecar's columns, whatever they are; raises as read_sidecar does."""
+def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
+    """A sidecar's columns, with or without labels; raises as read_sidecar does."""
     try:
         buffer = map_buffer(path)
         if _etag(buffer) != etag:
             raise ValueError("its checksum isn't what the manifest promises")
-        return only_batch(buffer)
+        return only_batch(buffer, columns, optional=frozenset(("label",)))
     except FileNotFoundError:
         raise IndexChangedError(
             f"{printable(path)}: part of the index is gone; it was built anew while this dataset "
@@ -109,9 +123,12 @@ def torn(path: bytes, error: Exception) -> CorruptShardError:
 
 def _content(batch: Any) -> SidecarContent:
     has_labels = "label" in batch.schema.names
+    names, sizes = batch.column("path").to_pylist(), batch.column("bytes").to_numpy()
+    check_names(names)
+    check_rows(sizes, batch.column("height").to_numpy(), batch.column("width").to_numpy())
     return SidecarContent(
-        names=batch.column("path").to_pylist(),
-        sizes=batch.column("bytes").to_numpy(),
+        names=names,
+        sizes=sizes,
         mtimes_ns=batch.column("mtime_ns").to_numpy(),
         versions=batch.column("version").to_pylist(),
         crcs=batch.column("crc32c").to_numpy(),
@@ -121,6 +138,12 @@ def _content(batch: Any) -> SidecarContent:
         codecs=batch.column("codec").to_pylist(),
         labels=batch.column("label").to_numpy() if has_labels else None,
     )
+
+
+def check_names(names: Sequence[bytes]) -> None:
+    """Whether all are paths below the dataset's folder, at least one. Raises ValueError."""
+    if not names or are_unsafe(names):
+        raise ValueError("a file's name is no path below the dataset")
 
 
 def folder_table(

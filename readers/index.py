@@ -6,7 +6,6 @@ Sample id = position in the index; it never changes while the index stands.
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from readers.blob_shard import ArrowBlob, BlobShard, FilesBlob
 from readers.folder_shard import FolderShard, folder_table
 from readers.names import OWN_FOLDER, printable
 from readers.origin import LocalFolder, RemoteFolder
-from readers.sidecars import Sidecars
+from readers.sidecars import Sidecars, below
 from readers.tar_shard import TarShard, tar_table
 
 if TYPE_CHECKING:
@@ -27,7 +26,8 @@ if TYPE_CHECKING:
 
     from cache.blob import BlobSource
     from cache.remote import Remote
-    from readers.manifest import About, Kind, Manifest
+    from readers.about import About, Kind
+    from readers.manifest import Manifest
     from readers.origin import Origin
     from readers.scratch import Scratch
     from readers.types import ImageRange
@@ -156,13 +156,14 @@ class Index:
         return self.sidecars.are_local
 
     def _open_local(self, shard: int) -> Shard:
-        name, root = self.manifest.names[shard], self._local_root()
+        root = self._local_root()
         if self.kind == "folder":
             return FolderShard(root, self.sidecars.files(shard))
         if self.kind == "tar":
             return TarShard(root, self.sidecars.archive(shard))
+        name = self.manifest.names[shard]
         return ArrowShard(
-            os.path.join(root, name),
+            below(root, name),
             size_bytes=int(self.shard_bytes[shard]),
             samples=int(self.sizes[shard]),
             sums=self.manifest.sums(shard),

@@ -10,21 +10,34 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
 from cache.errors import CorruptShardError, DatasetError
+from readers.about import (
+    LEAST_BYTES,
+    MAX_BYTES,
+    MAX_SAMPLES,
+    MAX_SHARD_BYTES,
+    MAX_SHARD_SAMPLES,
+    About,
+    Kind,
+    check_about,
+    load_values,
+)
 from readers.atomic import write_whole
 from readers.facts import ShardFacts, Sums, fingerprint, join_ranges, label_correlation
-from readers.names import printable
+from readers.ipc import metadata, only_batch, write_batch
+from readers.names import are_unsafe, printable
 from readers.pages import BROKEN, map_buffer
-from readers.types import ImageRange
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,40 +47,20 @@ FORMAT = 1
 
 MANIFEST = b"manifest.arrow"
 _ROOT, _SUM = b"penstock", b"penstock.crc32c"
-_COLUMNS = ("bytes", "samples", "crc32c", "columns_crc32c")
+_SUMMED = ("bytes", "samples", "crc32c", "columns_crc32c")
+COLUMNS = {
+    "uri": "binary",
+    "etag": "string",
+    "bytes": "int64",
+    "samples": "int64",
+    "crc32c": "uint32",
+    "columns_crc32c": "uint32",
+}
 
-Kind = Literal["folder", "tar", "arrow"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """What is true of all shards; the JSON part of a manifest.
-
-    classes: names by label; images: bounds over all samples; icc: see `readers.facts`; source: URL
-    of what a pack was made from; settings: what a pack was asked to be; directories: name and
-    modification time in ns of each listed folder (local folders); listing: fingerprint of what an
-    index was built over, hex; passed_over: members of tar files that are no part of a sample, by
-    extension; progressive: JPEGs of that kind, None where nobody counted.
-    """
-
-    kind: Kind
-    fields: tuple[str, ...]
-    classes: tuple[str, ...]
-    samples: int
-    fingerprint: str
-    icc: float | None
-    images: ImageRange
-    channels: tuple[int, ...]
-    codecs: tuple[str, ...]
-    quarantined: int
-    shuffled: bool = False
-    seed: int | None = None
-    source: str = ""
-    settings: dict[str, Any] = field(default_factory=dict)
-    directories: tuple[tuple[str, int], ...] = ()
-    listing: str = ""
-    passed_over: dict[str, int] = field(default_factory=dict)
-    progressive: int | None = None
+# What a manifest takes: 112 bytes a shard and the names of the folders that were listed.
+_MAX_MAPPED_BYTES, _MAX_READ_BYTES = 2**30, 2**27
+_NAMES_AT_ONCE = 2**14
+_SIDECAR = re.compile(rb"sidecars/[0-9a-f]{16}-\d{6,12}(-[0-9a-f]{32})?\.arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -100,7 +93,8 @@ def join_manifest(
     etags: Sequence[str] | None = None,
     **more: Any,
 ) -> Manifest:
-    """Sum up shards, at least one, in their order. more: further fields of About."""
+    """Sum up shards, at least one, in their order. more: further fields of About. Raises
+    DatasetError for more than a manifest may say."""
     labels = [f.labels for f in facts if f.labels is not None]
     fields = ("image", "label") if labels else ("image",)
     samples = np.array([f.samples for f in facts], np.int64)
@@ -122,7 +116,7 @@ def join_manifest(
         progressive=_total([f.progressive for f in facts]),
         **more,
     )
-    return Manifest(
+    manifest = Manifest(
         about=about,
         names=names,
         etags=etags if etags is not None else [""] * len(names),
@@ -131,6 +125,14 @@ def join_manifest(
         crc32c=crcs,
         columns_crc32c=columns_crcs,
     )
+    try:
+        check_manifest(manifest)
+    except ValueError as error:
+        raise DatasetError(
+            f"{about.source or 'The dataset'}: {error}. Use smaller shards or tar files, or "
+            "several datasets."
+        ) from error
+    return manifest
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
@@ -148,7 +150,8 @@ class _Column(Sequence[Any]):
         return len(self._column)
 
     def __getitem__(self, i: Any) -> Any:
-        return self._column[i].as_py()
+        found = self._column[i]
+        return found.to_pylist() if isinstance(i, slice) else found.as_py()
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._column.to_pylist())
@@ -176,27 +179,34 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
     reads it into memory: pyarrow ends the process over offsets that change under it, and a bit
     that turns in a cache's file must not do that.
 
-    Raises CorruptShardError (torn or damaged), DatasetError (a newer version), FileNotFoundError.
+    Raises CorruptShardError (torn, damaged, or it says what can't be), DatasetError (a newer
+    version), FileNotFoundError.
     """
     try:
-        batch = only_batch(map_buffer(path) if mapped else _read(path))
-        text = batch.schema.metadata[_ROOT]
-        about = json.loads(text)
-        newer = int(about.pop("version")) > FORMAT
+        _check_file(path, _MAX_MAPPED_BYTES if mapped else _MAX_READ_BYTES)
+        buffer = map_buffer(path) if mapped else _read(path)
+        told = metadata(buffer)
+        text = told[_ROOT]
+        values = load_values(text)
+        form = values.pop("version")
+        if type(form) is not int:
+            raise ValueError("its version is no number")
+        by = str(values.get("penstock"))[:40]
     except FileNotFoundError:
         raise
     except BROKEN as error:
         raise _damaged(path, error, remedy) from error
-    if newer:
+    if form > FORMAT:
         raise DatasetError(
-            f"{printable(path)}: written by Penstock {about.get('penstock')}, in a format newer "
-            f"than this one reads (wanted {FORMAT}). Upgrade penstock, or: {remedy}"
+            f"{printable(path)}: written by Penstock {by!r}, in a format newer than this one reads "
+            f"(wanted {FORMAT}). Upgrade penstock, or: {remedy}"
         )
     try:
-        if int(batch.schema.metadata[_SUM], 16) != _checksum(text, batch):
+        batch = only_batch(buffer, COLUMNS)
+        if int(told[_SUM], 16) != _checksum(text, batch):
             raise ValueError("its checksum is wrong")
-        return Manifest(
-            about=_about(about),
+        manifest = Manifest(
+            about=check_about(values),
             names=_Column(batch.column("uri")),
             etags=_Column(batch.column("etag")),
             shard_bytes=batch.column("bytes").to_numpy(),
@@ -204,22 +214,59 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
             crc32c=batch.column("crc32c").to_numpy(),
             columns_crc32c=batch.column("columns_crc32c").to_numpy(),
         )
+        check_manifest(manifest)
+        return manifest
     except BROKEN as error:
         raise _damaged(path, error, remedy) from error
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """Whether shards can be what the manifest says. Raises ValueError."""
+    about, samples, sizes = manifest.about, manifest.samples, manifest.shard_bytes
+    if not len(samples):
+        raise ValueError("it has no shards")
+    _bounded("samples", samples, MAX_SHARD_SAMPLES)
+    _bounded("bytes", sizes, MAX_SHARD_BYTES)
+    if (sizes // LEAST_BYTES[about.kind] < samples).any():
+        raise ValueError("a shard has more samples than its bytes can hold")
+    if float(sizes.sum(dtype=np.float64)) > MAX_BYTES:
+        raise ValueError(f"its shards have more than {MAX_BYTES:,} bytes in all")
+    total = int(samples.sum())  # no overflow: 2^24 a shard, and 2^30 bytes of shards
+    if total != about.samples or total > MAX_SAMPLES:
+        raise ValueError(
+            f"its shards have {total:,} samples and it says {about.samples:,}, wanted as many and "
+            f"at most {MAX_SAMPLES:,}"
+        )
+    seen: set[bytes] = set()
+    for start in range(0, len(samples), _NAMES_AT_ONCE):
+        names = manifest.names[start : start + _NAMES_AT_ONCE]
+        if are_unsafe(names):
+            raise ValueError("a shard's name is no path below the dataset")
+        if about.kind != "arrow" and not all(map(_SIDECAR.fullmatch, names)):
+            raise ValueError("a name is no sidecar's")
+        seen.update(names)
+    if len(seen) != len(samples):
+        raise ValueError("two shards have one name")
+
+
+def _bounded(what: str, column: NDArray[np.int64], most: int) -> None:
+    least, largest = int(column.min()), int(column.max())
+    if least < 1 or largest > most:
+        wrong = least if least < 1 else largest
+        raise ValueError(f"a shard has {wrong:,} {what}, wanted 1 to {most:,}")
+
+
+def _check_file(path: bytes, most: int) -> None:
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it is no regular file")
+    if found.st_size > most:
+        raise ValueError(f"it has {found.st_size:,} bytes, wanted at most {most:,}")
 
 
 def _read(path: bytes) -> Any:
     with open(path, "rb") as file:
         return pa.py_buffer(file.read())
-
-
-def _about(values: dict[str, Any]) -> About:
-    values.pop("penstock", None)
-    values["images"] = ImageRange(**values["images"])
-    for name in ("fields", "classes", "channels", "codecs"):
-        values[name] = tuple(values[name])
-    values["directories"] = tuple((name, mtime_ns) for name, mtime_ns in values["directories"])
-    return About(**values)
 
 
 def _damaged(path: bytes, error: Exception, remedy: str) -> CorruptShardError:
@@ -230,11 +277,18 @@ def _damaged(path: bytes, error: Exception, remedy: str) -> CorruptShardError:
 
 def _checksum(text: bytes, batch: Any) -> int:
     total = crc32c(text)
-    for name in _COLUMNS:
+    for name in _SUMMED:
         total = crc32c(np.ascontiguousarray(batch.column(name).to_numpy()), total)
-    names = b"\0".join(batch.column("uri").to_pylist())
-    etags = "\0".join(batch.column("etag").to_pylist())
-    return int(crc32c(etags.encode(), crc32c(names, total)))
+    return _sum_names(batch.column("etag"), _sum_names(batch.column("uri"), total))
+
+
+def _sum_names(column: Any, total: int) -> int:
+    """As of all of them joined by NUL, some at a time."""
+    for start in range(0, len(column), _NAMES_AT_ONCE):
+        some = column[start : start + _NAMES_AT_ONCE].to_pylist()
+        some = [each.encode() if isinstance(each, str) else each for each in some]
+        total = int(crc32c((b"\0" if start else b"") + b"\0".join(some), total))
+    return total
 
 
 def _own_version() -> str:
@@ -242,19 +296,3 @@ def _own_version() -> str:
         return version("penstock")
     except PackageNotFoundError:  # run from a checkout that isn't installed
         return "unknown"
-
-
-def write_batch(path: bytes, batch: Any) -> None:
-    """One record batch as an uncompressed Arrow IPC file."""
-    with pa.OSFile(os.fsdecode(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
-        writer.write_batch(batch)
-
-
-def only_batch(buffer: Any) -> Any:
-    """The one record batch of a mapped Arrow IPC file. Raises one of BROKEN."""
-    reader = pa.ipc.open_file(pa.BufferReader(buffer))
-    if reader.num_record_batches != 1:
-        raise ValueError(f"{reader.num_record_batches} record batches, wanted 1")
-    batch = reader.get_batch(0)
-    batch.validate(full=True)  # or offsets that lead nowhere end in a crash
-    return batch

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OWN_FOLDER = b"_penstock"
 """Where a pack keeps its own files, in its folder."""
@@ -10,6 +14,8 @@ OWN_FOLDER = b"_penstock"
 INDEX_SUFFIX = b".penstock"
 """Ends the name of the folder that holds an index of foreign data."""
 
+_LONGEST_NAME = 4096
+_UNSAFE = re.compile(rb"(?:^|[\0/])\.{0,2}(?:[\0/]|$)")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\\]")
 
 
@@ -38,6 +44,17 @@ def unsafe_reason(name: bytes) -> str | None:
     if any(part in (b"..", b".") for part in name.split(b"/")):
         return "the name leaves the dataset (a '.' or '..' component)"
     return None
+
+
+def are_unsafe(names: Sequence[bytes]) -> bool:
+    """Whether one of some names from a manifest or a sidecar is no plain path below a folder: it is
+    empty, absolute, very long, or has a NUL or an empty, "." or ".." part."""
+    joined = b"\0".join(names)
+    return bool(
+        joined.count(b"\0") != len(names) - 1
+        or _UNSAFE.search(joined)
+        or max(map(len, names)) > _LONGEST_NAME
+    )
 
 
 def is_passed_over(part: bytes) -> bool:

@@ -19,6 +19,8 @@ import warnings
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from cache.errors import (
     ConfigError,
     CorruptShardError,
@@ -59,6 +61,7 @@ Format = Literal["auto", "folder", "tar", "arrow"]
 
 MANIFEST_NAME = OWN_FOLDER + b"/" + MANIFEST
 PACK_NAME = OWN_FOLDER + b"/pack.json"
+_MANY_SAMPLES = 2**18
 _FIRST_SHARD = b"shard-000000.arrow"
 _REPACK = "Run the same `penstock pack` again into an empty folder, or fetch the pack again."
 
@@ -221,6 +224,7 @@ class Opener:
         """The index of a pack; None if it is a folder. Raises as open_index does."""
         packed = self._inside()
         if packed is not None:
+            self._check_large(packed)
             if self.index is not None:
                 raise ConfigError(
                     f"{self.origin.url} is a pack and has its own index: drop index=."
@@ -233,6 +237,19 @@ class Opener:
                 "where it stopped; or copy the pack again with its `_penstock` folder."
             )
         return None
+
+    def _check_large(self, packed: Manifest) -> None:
+        """Shards that say they hold very much are looked at before anything is sized by that."""
+        if not isinstance(self.origin, LocalFolder):
+            return
+        for shard in np.flatnonzero(packed.samples > _MANY_SAMPLES).tolist():
+            name, wanted = packed.names[shard], int(packed.shard_bytes[shard])
+            found = self.origin.find(name)
+            if found is None or found[0] != wanted:
+                raise CorruptShardError(
+                    f"{self.origin.url}: {printable(name)} isn't there or has another size than "
+                    f"the manifest says ({wanted:,} bytes). {_REPACK}"
+                )
 
     def rebuild(self) -> Index:
         """See build_index."""

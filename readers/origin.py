@@ -128,7 +128,7 @@ class LocalFolder:
             found = os.stat(os.path.join(self.root, name))
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return found.st_size, str(found.st_mtime_ns)
+        return (found.st_size, str(found.st_mtime_ns)) if stat.S_ISREG(found.st_mode) else None
 
     def top(self, wanted: Callable[[bytes], bool]) -> Top:
         top = Top(entries=[], missing=[], others=[], folders=[])

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
+from readers.about import MAX_SHARD_BYTES, MAX_SIDE
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -37,6 +39,19 @@ class OpenShard(Protocol):
 
     def name(self, row: int) -> str:
         """The sample's name for people."""
+
+
+def check_rows(
+    sizes: NDArray[np.int64], heights: NDArray[np.int32], widths: NDArray[np.int32]
+) -> None:
+    """Whether samples can have these bytes, heights and widths. Raises ValueError."""
+    for what, column, most in (
+        ("bytes", sizes, MAX_SHARD_BYTES),
+        ("rows of pixels", heights, MAX_SIDE),
+        ("columns of pixels", widths, MAX_SIDE),
+    ):
+        if len(column) and not (column.min() >= 1 and column.max() <= most):
+            raise ValueError(f"a sample has {column.min():,} to {column.max():,} {what}")
 
 
 def table(

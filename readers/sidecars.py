@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cache.errors import CorruptShardError
-from readers.folder_shard import read_sidecar
+from readers.folder_shard import REINDEX, read_sidecar
+from readers.names import printable
 from readers.origin import part
 from readers.tar_shard import read_tar_sidecar
 
@@ -42,11 +43,15 @@ class Sidecars:
 
     def files(self, shard: int) -> SidecarContent:
         """Of a folder's virtual shard."""
-        return self._read(shard, read_sidecar)
+        content = self._read(shard, read_sidecar)
+        self._compare(shard, len(content.names), int(content.sizes.sum()))
+        return content
 
     def archive(self, shard: int) -> TarSidecar:
         """Of a tar file."""
-        return self._read(shard, read_tar_sidecar)
+        content = self._read(shard, read_tar_sidecar)
+        self._compare(shard, len(content.names), content.archive.size_bytes)
+        return content
 
     def parts(self, shard: int) -> Sequence[Part]:
         """The objects that a remote shard of either kind is made of."""
@@ -57,13 +62,23 @@ class Sidecars:
         rows = zip(files.names, files.sizes.tolist(), files.versions, strict=True)
         return tuple(part(*row) for row in rows)
 
+    def _compare(self, shard: int, samples: int, size_bytes: int) -> None:
+        manifest = self.manifest
+        wanted = int(manifest.samples[shard]), int(manifest.shard_bytes[shard])
+        if (samples, size_bytes) != wanted:
+            raise CorruptShardError(
+                f"{printable(manifest.names[shard])}: this part of the index is of {samples:,} "
+                f"samples and {size_bytes:,} bytes, the manifest says {wanted[0]:,} and "
+                f"{wanted[1]:,}. {REINDEX}"
+            )
+
     def _read(self, shard: int, read: _Reader[T]) -> T:
         name, etag = self.manifest.names[shard], self.manifest.etags[shard]
         place = self.place
         if place is None:
             raise TypeError("a pack has no sidecars")
         if isinstance(place, bytes):
-            return read(os.path.join(place, name), etag=etag)
+            return read(below(place, name), etag=etag)
         # The fingerprint is part of the version: an index built anew has other sidecars.
         version = self.manifest.about.fingerprint
         try:
@@ -71,3 +86,16 @@ class Sidecars:
         except CorruptShardError:
             place.drop(name, size_bytes=None, version=version)
         return read(place.file(name, size_bytes=None, version=version), etag=etag)
+
+
+def below(root: bytes, name: bytes) -> bytes:
+    """The path of a file that a manifest names. Raises CorruptShardError where a link of a folder
+    on the way leads out of root; the file itself may be one, as the Hugging Face cache has it."""
+    path = os.path.join(root, name)
+    folder, real = os.path.realpath(os.path.dirname(path)), os.path.realpath(root)
+    if folder != real and not folder.startswith(os.path.join(real, b"")):
+        raise CorruptShardError(
+            f"{printable(path)}: leads out of the dataset by a symbolic link. Put the files where "
+            "the manifest says, or make the dataset again."
+        )
+    return path

@@ -16,12 +16,20 @@ import pyarrow as pa
 
 from readers.arrow_shard import read_up_to
 from readers.atomic import write_whole
-from readers.folder_shard import changed, sidecar_batch, sidecar_etag, torn, unreadable
-from readers.manifest import FORMAT, write_batch
+from readers.folder_shard import (
+    changed,
+    check_names,
+    sidecar_batch,
+    sidecar_etag,
+    torn,
+    unreadable,
+)
+from readers.ipc import write_batch
+from readers.manifest import FORMAT
 from readers.names import printable
 from readers.origin import Entry
 from readers.pages import BROKEN, advise_willneed, map_buffer
-from readers.shard import table
+from readers.shard import check_rows, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +40,18 @@ if TYPE_CHECKING:
     from readers.types import Encoded
 
 _ARCHIVE = b"penstock.tar"
+_COLUMNS = {
+    "path": "large_binary",
+    "key": "large_binary",
+    "start": "int64",
+    "bytes": "int64",
+    "crc32c": "uint32",
+    "height": "int32",
+    "width": "int32",
+    "channels": "int32",
+    "codec": "string",
+    "label": "int64",
+}
 
 
 class OpenTar:
@@ -144,7 +164,7 @@ def write_tar_sidecar(path: bytes, content: TarSidecar) -> str:
 
 def read_tar_sidecar(path: bytes, *, etag: str) -> TarSidecar:
     """Map a sidecar; see `read_sidecar`."""
-    batch = sidecar_batch(path, etag=etag)
+    batch = sidecar_batch(path, _COLUMNS, etag=etag)
     try:
         return _content(batch)
     except BROKEN as error:
@@ -159,9 +179,15 @@ def _content(batch: Any) -> TarSidecar:
         mtime_ns=int(facts["mtime_ns"]),
         version=str(facts["version"]),
     )
+    check_names([archive.name])
     starts, sizes = batch.column("start").to_numpy(), batch.column("bytes").to_numpy()
-    if len(starts) and not (
-        starts.min() >= 0 and sizes.min() >= 0 and (starts + sizes).max() <= archive.size_bytes
+    check_rows(sizes, batch.column("height").to_numpy(), batch.column("width").to_numpy())
+    # In this order: a sum of two may pass 2^63.
+    if not (
+        len(starts)
+        and starts.min() >= 0
+        and starts.max() <= archive.size_bytes < 2**60
+        and (starts + sizes).max() <= archive.size_bytes
     ):
         raise ValueError("its offsets lead out of the archive")
     return TarSidecar(

@@ -1,0 +1,111 @@
+"""Arrow IPC files of one record batch, as we write them: read strictly, since they may come from
+anybody.
+
+Before a batch is read its schema must be the wanted one, and it must be neither compressed nor
+encoded by a dictionary: a few bytes could else become gigabytes. pyarrow doesn't tell that without
+reading, so the two flatbuffer tables that do are looked at here. Source: the Arrow columnar format,
+"IPC File Format"; Flatbuffers, "Internals".
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MAGIC = b"ARROW1"
+_FOOTER_DICTIONARIES, _FOOTER_BATCHES = 2, 3
+_MESSAGE_TYPE, _MESSAGE_HEADER = 1, 2
+_RECORD_BATCH = 3
+_BATCH_COMPRESSION = 3
+
+Columns = dict[str, str]
+"""Name and Arrow type of each column, in order."""
+
+
+def write_batch(path: bytes, batch: Any) -> None:
+    """One record batch as an uncompressed Arrow IPC file."""
+    with pa.OSFile(os.fsdecode(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+
+
+def metadata(buffer: Any) -> Mapping[bytes, bytes]:
+    """What the file's schema says beside its columns. Raises one of BROKEN."""
+    found: Mapping[bytes, bytes] = pa.ipc.open_file(pa.BufferReader(buffer)).schema.metadata or {}
+    return found
+
+
+def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = frozenset()) -> Any:
+    """The one record batch of a mapped Arrow IPC file. columns: the wanted ones, of which those in
+    `optional` may be absent. Raises one of BROKEN."""
+    reader = pa.ipc.open_file(pa.BufferReader(buffer))
+    found = {field.name: str(field.type) for field in reader.schema}
+    wanted = {name: kind for name, kind in columns.items() if name in found or name not in optional}
+    if list(found.items()) != list(wanted.items()) or len(reader.schema) != len(found):
+        shown = ", ".join(f"{name[:32]} {kind[:32]}" for name, kind in list(found.items())[:12])
+        raise ValueError(f"its columns are {shown}")
+    if reader.num_record_batches != 1:
+        raise ValueError(f"{reader.num_record_batches} record batches, wanted 1")
+    _refuse_packed(memoryview(buffer))
+    batch = reader.get_batch(0)
+    batch.validate(full=True)  # or offsets that lead nowhere end in a crash
+    if any(column.null_count for column in batch.columns):
+        raise ValueError("a column has missing values")
+    return batch
+
+
+def _refuse_packed(view: memoryview) -> None:
+    """Refuse compression and dictionaries. Raises ValueError."""
+    try:
+        if bytes(view[-6:]) != _MAGIC:
+            raise ValueError("its end mark is missing")
+        footer = len(view) - 10 - _number(view, "<i", len(view) - 10)
+        root = footer + _number(view, "<I", footer)
+        if _vector(view, root, _FOOTER_DICTIONARIES)[1]:
+            raise ValueError("it has dictionaries")
+        start, count = _vector(view, root, _FOOTER_BATCHES)
+        if count != 1:
+            raise ValueError(f"{count} record batches, wanted 1")
+        message = _number(view, "<q", start)
+        if _number(view, "<I", message) == 0xFFFFFFFF:  # absent in files of before Arrow 0.15
+            message += 4
+        message += 4
+        root = message + _number(view, "<I", message)
+        kind, header = _field(view, root, _MESSAGE_TYPE), _field(view, root, _MESSAGE_HEADER)
+        if kind is None or header is None or view[kind] != _RECORD_BATCH:
+            raise ValueError("its record batch isn't one")
+        batch = header + _number(view, "<I", header)
+        if _field(view, batch, _BATCH_COMPRESSION) is not None:
+            raise ValueError("it is compressed")
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"its footer leads nowhere ({error})") from error
+
+
+def _number(view: memoryview, kind: str, at: int) -> int:
+    if at < 0:
+        raise IndexError("before the file's start")
+    (number,) = struct.unpack_from(kind, view, at)
+    return int(number)
+
+
+def _field(view: memoryview, table: int, number: int) -> int | None:
+    """Where a field of a flatbuffer table stands; None where it is left out."""
+    vtable = table - _number(view, "<i", table)
+    if 4 + 2 * number >= _number(view, "<H", vtable):
+        return None
+    offset = _number(view, "<H", vtable + 4 + 2 * number)
+    return table + offset if offset else None
+
+
+def _vector(view: memoryview, table: int, number: int) -> tuple[int, int]:
+    """(where its first element stands, how many there are) of a vector in a table."""
+    at = _field(view, table, number)
+    if at is None:
+        return 0, 0
+    start = at + _number(view, "<I", at)
+    return start + 4, _number(view, "<I", start)

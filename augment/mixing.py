@@ -1,10 +1,10 @@
 """MixUp and CutMix: a batch of decoded images and class numbers to mixed images and soft targets.
 
-The partner of the sample in slot j of a *global* batch is that of slot j ^ 1, and that of the last
-slot of an odd batch is slot 0: neighbours, so that nearly always both lie on the same rank, and a
-rank reads at most two samples more than its own. (A batch turned around, as torchvision's is, would
-make every rank read twice as much.) The shares are keyed by (seed, epoch, sample id). So a sample's
-mixed pixels are the same at any world size, and after any restart, for the same global batches.
+Who is mixed with whom is the order's business (`pipeline.partners`): partners are neighbours in it,
+so that a rank reads at most two samples more than its own. (A batch turned around, as torchvision's
+is, would make every rank read twice as much.) The shares are keyed by (seed, epoch, sample id), so
+a sample's mixed pixels are the same at any world size, and after any restart, for the same global
+batches.
 
 What is drawn is numpy; torch comes in where pixels are mixed.
 """
@@ -33,10 +33,6 @@ if TYPE_CHECKING:
 
 DRAWS = 5
 """Uniform draws that a sample takes: which operation, two of the share, row and column of a box."""
-
-
-PARTNERS_ELSEWHERE = 2
-"""Samples of other ranks that a rank reads as partners, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +66,7 @@ class Mixer:
     seed: int
 
     def __call__(self, ids: Ints, partner: Ints, *, epoch: int) -> Mix:
-        """How the samples of these ids are mixed; partner: as `with_partners` gives it."""
+        """How the samples of these ids are mixed; partner: row of each one's partner."""
 
         def uniform(count: int) -> Floats:
             numbers = np.arange(count, dtype=np.uint64) + np.uint64(self.index << 32)
@@ -95,26 +91,6 @@ def mixer_of(recipe: CheckedRecipe, *, classes: int | None, seed: int) -> Mixer 
         width=width,
         seed=seed,
     )
-
-
-def partners(slots: Ints, size: int) -> Ints:
-    """Partners' slots of these slots of a global batch of `size` samples."""
-    other = slots ^ 1
-    return np.where(other < size, other, 0)
-
-
-def with_partners(low: int, high: int, size: int) -> tuple[Ints, Ints]:
-    """What a rank with the slots [low, high) of a global batch of `size` samples must read.
-
-    Returns the slots, its own first and then at most two more, and for each of its own the place of
-    the partner among them.
-    """
-    own = np.arange(low, high)
-    wanted = partners(own, size)
-    outside = (wanted < low) | (wanted >= high)
-    more = np.unique(wanted[outside])
-    place = np.where(outside, len(own) + np.searchsorted(more, wanted), wanted - low)
-    return np.concatenate([own, more]), place
 
 
 def draw_mix(

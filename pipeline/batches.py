@@ -10,7 +10,7 @@ import numpy as np
 
 from augment.draws import Draws, decodes_window, draw
 from augment.graph import bad_headers
-from augment.mixing import with_partners
+from pipeline.partners import with_partners
 from pipeline.probes import ReadProbe
 
 if TYPE_CHECKING:
@@ -226,10 +226,13 @@ class BatchReader:
         """This rank's rows and those of partners on other ranks; the partner of each of its own."""
         size, world = step.size, self.world
         low = world.rank * size // world.size  # as the plan cuts a batch
-        slots, partner = with_partners(low, low + len(rows), size)
+        position, lanes = step.start.position, self.plan.lanes
+        slots, partner = with_partners(
+            low, low + len(rows), position=position, size=size, lanes=lanes
+        )
         elsewhere = [
             # One slot is what a rank gets where there are as many ranks as slots.
-            self.plan.batch(step.start.epoch, step.start.position, size, rank=slot, world=size)
+            self.plan.batch(step.start.epoch, position, size, rank=slot, world=size)
             for slot in slots[len(rows) :].tolist()
         ]
         return np.concatenate([rows, *elsewhere]), partner

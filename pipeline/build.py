@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from augment.graph import Graph
-from augment.mixing import PARTNERS_ELSEWHERE, Mixer, mixer_of
+from augment.mixing import Mixer, mixer_of
 from augment.recipe import CheckedRecipe, check_recipe
 from cache.errors import ConfigError, PenstockError, PenstockWarning, PlanError
 from cache.threads import STALL_TIMEOUT_S
@@ -19,6 +19,7 @@ from pipeline.batches import BatchReader
 from pipeline.bench.facts import Shards
 from pipeline.decoding import PREPARED_AHEAD
 from pipeline.order import Plan, default_lanes, default_window, label_spread
+from pipeline.partners import PARTNERS_ELSEWHERE
 from pipeline.prefetch import Prefetch
 from pipeline.quarantine import QuarantineFile
 from pipeline.resident import Store
@@ -325,8 +326,8 @@ def shuffled_plan(
     reshuffle: float = 0.0,
 ) -> PlanSettings:
     """Plan settings of a shuffled job: what isn't given follows from dataset and global batch."""
-    shards, largest_bytes = len(index.sizes), int(index.shard_bytes.max())
-    lanes = int(lanes or default_lanes(global_batch, shards, shard_bytes=largest_bytes))
+    shards = len(index.sizes)
+    lanes = int(lanes or default_lanes(global_batch, shards))
     window = int(
         window
         or default_window(

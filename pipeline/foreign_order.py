@@ -278,7 +278,7 @@ def index_plan(
     else:
         whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
         sizes = [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
-        lanes = default_lanes(global_batch, len(sizes), shard_bytes=1)
+        lanes = default_lanes(global_batch, len(sizes))
         window = default_window(
             len(sizes), lanes, global_batch=global_batch, icc=None, shuffled=False
         )

@@ -1,19 +1,26 @@
 """The order of samples: a pure function of (sizes, seed, epoch, position), the same on every rank.
 
-    (epoch, p) -> lane = p % L, offset = p // L -> window -> (shard, row)
+    (epoch, p) -> lane = p % L, strand = p % 2L, offset = p // 2L -> window -> (shard, row)
 
-Shards are permuted by a keyed hash, laid end to end and cut into L lanes of equal length
-(`pipeline.lanes`); in each epoch a lane takes its pieces in another order, and samples change
-places within a window of about W pieces (`pipeline.windows`). So W·L shards are open at once and
-each is read once an epoch, where a full shuffle would read each many times; lanes stay where they
-are, so a node keeps reading the shards that it holds; and nothing is a history: any position costs
-the same, at any world size. A global batch is the positions [p, p + B), so B may change in
-mid-epoch. Ranks take slices of it sorted by lane: where the ranks divide the lanes, they share no
-shard but those that lie across two lanes.
+Shards are dealt out to L lanes and laid end to end (`pipeline.lanes`); in each epoch a lane takes
+its pieces in another order, and samples change places within windows of about W shards
+(`pipeline.windows`). So W·L shards are open at once and each is read once an epoch, where a full
+shuffle would read each many times; lanes stay where they are, so a node keeps reading the shards
+that it holds; and nothing is a history: any position costs the same, at any world size. A global
+batch is the positions [p, p + B), so B may change in mid-epoch. Ranks take slices of it sorted by
+lane: where the ranks divide the lanes, they share no shard but those that lie across two lanes.
+
+Data often come sorted (by class, by day), so that what is near in the index is alike. Two things
+see to it that what meets in a batch isn't. Shards are dealt like cards: the index is cut into runs,
+and a lane gets a share of every run, so it holds what the whole dataset holds. And a lane is spun
+from two strands of different shards, odd runs for the one and even runs for the other, which take
+turns: neighbours in a lane never come from one shard, so mixing may pair neighbours
+(`pipeline.partners`), and no rank reads another's samples for that.
 
 Rejected: a generator that is walked (a resume costs a replay); lanes counted in shards (uneven
 shards make uneven lanes); a table of highly composite lane numbers (it divides no power-of-two
-batch).
+batch); partners from another lane (they are another rank's) or half a batch away (likewise, where
+ranks share a lane).
 """
 
 from __future__ import annotations
@@ -29,8 +36,8 @@ import numpy as np
 
 from cache.errors import PlanError
 from cache.hashing import keyed_hash, unit
-from pipeline.lanes import Cut, Layout, cut, lanes_of_slots, lay
-from pipeline.windows import MAX_WINDOW, Windows, spans
+from pipeline.lanes import Cut, Layout, cut, deal, lanes_of_slots, lay
+from pipeline.windows import Windows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -41,13 +48,16 @@ if TYPE_CHECKING:
 
 # Part of every fingerprint. To be raised with any change of the order: states of the old one are
 # then refused rather than continued wrongly. tests/test_order.py holds golden values.
-ORDER_VERSION = 1
+ORDER_VERSION = 2
 
-OPEN_BYTES = 16 * 2**30  # of shards, one a lane; what a node's memory or cache surely has room for
 SHARDS_PER_LANE = 4  # fewer, and a window finds too few shards to mix in its lane
+LEAST_WINDOW, LEAST_OPEN = 4, 64  # shards, of one lane and of all
+SAMPLES_PER_LANE = 8  # of a batch, at least: fewer, and ranks that share a lane cut it to pieces
 
 # What a hash is for comes after the seed, so that no two uses share their draws.
-_SHARD, _MOVES, _MOVED, _PIECE, _WINDOW = range(1, 6)
+_SHARD, _MOVES, _MOVED, _PIECE, _WINDOW, _STRAND = range(1, 7)
+
+_ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
 
 
 class Plan:
@@ -56,14 +66,17 @@ class Plan:
     sizes: samples of each shard, integers, shape (shards,); 0 is allowed.
     seed: any int; None is index order without shuffling, where lanes, window and reshuffle have no
     meaning and are taken as 1, 1 and 0.
-    lanes: L, at least 1. window: W, at least 1: mean pieces (shards) that a lane mixes at a time.
+    lanes: L, at least 1. window: W, at least 1: mean shards that a lane mixes at a time. What is
+    left of a lane widens its windows, up to twice; W of a lane's shards or more is the whole lane.
     reshuffle: share of the shards, 0 to 1, that take another place among the lanes in each epoch.
 
-    Memory is O(shards + lanes), plus 8 bytes for each sample of W·L mean shards. The layouts of two
-    epochs and two windows a lane are kept: walkers that are further apart in the stream should have
-    a Plan each, lest they recompute one another's. Raises PlanError for values out of range.
+    Memory is O(shards + lanes), plus about 12 bytes for each sample of W·L mean shards. The layouts
+    of two epochs and two windows a strand are kept: walkers that are further apart in the stream
+    should have a Plan each, lest they recompute one another's. Raises PlanError for values out of
+    range.
 
-    Attributes: samples (N), sizes (int64, read-only), seed, lanes, window, reshuffle.
+    Attributes: samples (N), sizes (int64, read-only), seed, lanes, strands (of all lanes), window,
+    reshuffle.
     """
 
     def __init__(
@@ -81,6 +94,9 @@ class Plan:
         self.window = 1 if ordered else window
         self.reshuffle = 0.0 if ordered else float(reshuffle)
         self._filled = np.flatnonzero(self.sizes).astype(np.int64)
+        split = not ordered and len(self._filled) >= SHARDS_PER_LANE * self.lanes
+        self._lanes = np.array(self.lanes, dtype=np.int64)
+        self.strands = 2 * self.lanes if split else self.lanes
         self._first_id = np.cumsum(self.sizes) - self.sizes
         self._cut = self._cut_shards(None)
         self._epochs: dict[int, _Epoch] = {}
@@ -113,11 +129,17 @@ class Plan:
         lane, offset = self._slots(position, size, rank, world)
         if not len(lane):
             return np.empty((0, 2), dtype=np.int64)
+        strand = lane
+        if self.strands > self.lanes:
+            strand = offset & _ONE
+            strand *= self._lanes
+            strand += lane
+            offset >>= _ONE
         with self._lock:
             state = self._epoch(epoch)
             if state.windows is not None:
-                offset = state.windows.shuffled(lane, offset)
-        return state.layout.rows(state.lane_start[lane] + offset)
+                offset = state.windows.shuffled(strand, offset)
+        return state.layout.rows(state.strand_start[strand] + offset)
 
     def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """Sample ids of what `batch` gives: samples of the shards before, plus row.
@@ -142,8 +164,10 @@ class Plan:
         count = min(_whole("global_batch", global_batch, at_least=1), self.samples)
         low, high = first * count // world, end * count // world
         begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
-        bounds = np.concatenate([[0], np.cumsum(self._cut.lane_pieces)])
-        return np.unique(self._cut.shard[bounds[begin] : bounds[stop]])
+        bounds = np.concatenate([[0], np.cumsum(self._cut.strand_pieces)])
+        strands = range(0, self.strands, self.lanes)
+        runs = [self._cut.shard[bounds[begin + s] : bounds[stop + s]] for s in strands]
+        return np.unique(np.concatenate(runs))
 
     def _slots(self, position: int, size: int, rank: int, world: int) -> tuple[Ints, Ints]:
         position = _whole("position", position, at_least=0)
@@ -177,33 +201,41 @@ class Plan:
 
     def _make_epoch(self, number: int) -> _Epoch:
         pieces = self._cut_shards(number) if self.reshuffle else self._cut
+        start = pieces.strand_start
         if self.seed is None:
-            return _Epoch(layout=lay(pieces, None), lane_start=pieces.lane_start, windows=None)
+            return _Epoch(layout=lay(pieces, None), strand_start=start, windows=None)
         hashes = keyed_hash(self.seed, _PIECE, number, np.arange(len(pieces.rows)))
-        lane_rows = np.diff(pieces.lane_start)
-        span = spans(lane_rows, pieces.lane_pieces, window=self.window)
-        if span.max() > MAX_WINDOW:
-            raise PlanError(
-                f"window={self.window} opens {span.max()} samples in one lane, and {MAX_WINDOW} is "
-                "the limit. Pass a smaller window or more lanes."
-            )
-        windows = Windows(keys=(self.seed, _WINDOW, number), lane_rows=lane_rows, span=span)
-        return _Epoch(layout=lay(pieces, hashes), lane_start=pieces.lane_start, windows=windows)
+        windows = Windows(
+            keys=(self.seed, _WINDOW, number), strand_rows=np.diff(start), rows=self._window_rows()
+        )
+        return _Epoch(layout=lay(pieces, hashes), strand_start=start, windows=windows)
+
+    def _window_rows(self) -> int:
+        """Rows of a strand that W mean shards of its lane stand for."""
+        mixed = self.window * self.samples * self.lanes
+        return max(1, mixed // (max(1, len(self._filled)) * self.strands))
 
     def _cut_shards(self, epoch: int | None) -> Cut:
-        """Lanes from the shards' order: of the job (None), or of an epoch that moves some of them.
+        """Strands from the shards' order: of the job (None), or of an epoch that moves some.
 
         Whether a shard moves depends on the epoch alone, not on where it was in the one before:
-        else an epoch would cost a walk through all earlier ones.
+        else an epoch would cost a walk through all earlier ones. Those that move change places with
+        one another, so the others stay where they are.
         """
         shards = self._filled
-        if self.seed is None:
-            return cut(self.sizes, shards, lanes=1)
-        keys = keyed_hash(self.seed, _SHARD, shards)
-        if epoch is not None:
+        if self.seed is not None and len(shards):
+            pairs = np.arange(max(1, len(shards) // self.strands))
+            order = deal(
+                keyed_hash(self.seed, _SHARD, shards),
+                swaps=keyed_hash(self.seed, _STRAND, pairs),
+                halves=self.strands // self.lanes,
+            )
+            shards = shards[order]
+        if self.seed is not None and epoch is not None:
             moves = unit(keyed_hash(self.seed, _MOVES, epoch, shards)) < self.reshuffle
-            keys[moves] = keyed_hash(self.seed, _MOVED, epoch, shards[moves])
-        return cut(self.sizes, shards[np.argsort(keys, kind="stable")], lanes=self.lanes)
+            movers = shards[moves]
+            shards[moves] = movers[np.argsort(keyed_hash(self.seed, _MOVED, epoch, movers))]
+        return cut(self.sizes, shards, strands=self.strands)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -211,33 +243,39 @@ class _Epoch:
     """windows: None for index order."""
 
     layout: Layout
-    lane_start: Ints
+    strand_start: Ints
     windows: Windows | None
 
 
-def default_lanes(global_batch: int, shards: int, *, shard_bytes: int) -> int:
-    """L: the largest divisor of the global batch that is at most a quarter of the shards and keeps
-    one open shard a lane within 16 GiB in all; at least 1. It never depends on the world.
-
-    shard_bytes: of one open shard (the largest, or the mean of even ones).
+def default_lanes(global_batch: int, shards: int) -> int:
+    """L: the largest divisor of the global batch that is at most a quarter of the shards and an
+    eighth of the batch; at least 1. It never depends on the world.
     """
-    most = min(shards // SHARDS_PER_LANE, OPEN_BYTES // max(1, shard_bytes), global_batch)
+    most = most_lanes(global_batch, shards)
     return next((lanes for lanes in range(most, 1, -1) if global_batch % lanes == 0), 1)
+
+
+def most_lanes(global_batch: int, shards: int) -> int:
+    """As many lanes as a batch with many divisors would get; at least 1."""
+    return max(1, min(shards // SHARDS_PER_LANE, global_batch // SAMPLES_PER_LANE))
 
 
 def default_window(
     shards: int, lanes: int, *, global_batch: int, icc: float | None, shuffled: bool
 ) -> int:
-    """W: enough pieces a lane that W·L shards are open for well-mixed batches; at least 1.
+    """W: enough shards a lane that W·L shards are open for well-mixed batches; at least 1.
 
-    Wanted are √shards open where the pack was shuffled when written, else 10·√shards; and where
-    the correlation of labels inside a shard is known (icc, 0 to 1), 100·global_batch·icc, which
-    keeps `label_spread` within 1 %. Data that wasn't shuffled but whose correlation is so small
-    that √shards satisfies it counts as shuffled. More than all shards is never wanted.
+    Wanted are √shards open where the pack was shuffled when written, but 64 at least and 4 a lane,
+    so that small sets mix as a whole and a rank with one lane has some to mix; else 10·√shards; and
+    where the correlation of labels inside a shard is known (icc, 0 to 1), 100·global_batch·icc,
+    which keeps `label_spread` within 1 %. Data that wasn't shuffled but whose correlation is so
+    small that √shards satisfies it counts as shuffled. More than all shards is never wanted. What
+    that mixes and what it costs: docs/order.md.
     """
     by_labels = 100 * global_batch * max(icc, 0.0) if icc is not None else 0.0
-    mixed = shuffled or (icc is not None and by_labels <= math.sqrt(shards))
-    wanted = max(math.sqrt(shards) * (1 if mixed else 10), by_labels)
+    root = math.sqrt(shards)
+    mixed = shuffled or (icc is not None and by_labels <= root)
+    wanted = max(root if mixed else 10 * root, by_labels, LEAST_OPEN, LEAST_WINDOW * lanes)
     return max(1, math.ceil(min(wanted, shards) / lanes))
 
 
@@ -274,7 +312,8 @@ def _lane_slots(position: int, count: int, lanes: int, *, low: int, high: int) -
         if begin < end:
             lane, nth = np.divmod(np.arange(begin, end, dtype=np.int64), each)
             lane += first
-            parts.append((lane, nth + (turn + (lane < start))))
+            nth += turn + (first < start)
+            parts.append((lane, nth))
         done += slots
     if not parts:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
@@ -302,7 +341,7 @@ def _checked_sizes(sizes: ArrayLike | Sequence[int]) -> Ints:
 
 def _whole(name: str, value: object, *, at_least: int | None = None) -> int:
     try:
-        number = operator.index(value)  # type: ignore[arg-type]  # what isn't whole raises
+        number = value if type(value) is int else operator.index(value)  # type: ignore[arg-type]  # what isn't whole raises
     except TypeError:
         raise PlanError(f"{name}: got {value!r}, wanted a whole number.") from None
     if at_least is not None and number < at_least:

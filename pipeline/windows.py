@@ -1,17 +1,24 @@
-"""Shuffling inside windows: a lane's samples change places only with S neighbours. Pure but cached.
+"""Shuffling inside windows: samples of a strand change places with near ones only. Pure but cached.
 
-A lane's window decides how many shards are open at once, and it turns over as a whole. Were all
-lanes to turn over together, the demand for new shards would come in bursts of 11 times the
-consumption; so lane l's boundaries lie l/L of a window earlier. The order in a window is that of
-keyed hashes, so any window can be computed alone; two windows a lane are kept, as a walk needs.
+A window decides how many shards are open at once, and it turns over as a whole. Were all strands to
+turn over together, the demand for new shards would come in bursts of 11 times the consumption; so
+their inner boundaries are shifted by up to half a window: evenly over all strands and, as a node
+reads strands in a row, nearly so over a node's. A strand's ends stay where they are: its first and
+last windows are half to one and a half times as long as the others, and a strand that is one window
+isn't cut at all.
+
+The order in a window is that of keyed hashes, so any window can be computed alone; two windows a
+strand are kept, as a walk needs.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cache.errors import PlanError
 from cache.hashing import keyed_hash, splitmix64
 
 if TYPE_CHECKING:
@@ -28,115 +35,130 @@ _HIGH, _LOW = np.uint64(0xFFFFFFFF00000000), np.uint64(0xFFFFFFFF)
 _GROUP = 2**16  # samples that are sorted together: 16 bits of window, 32 of hash, 16 of index
 
 
-def spans(lane_rows: Ints, lane_pieces: Ints, *, window: int) -> Ints:
-    """Samples of each lane's full window: `window` mean pieces of that lane, rounded, at least 1.
-
-    lane_rows, lane_pieces: int64, shape (lanes,). A window of all pieces or more is the whole lane.
-    """
-    pieces = np.maximum(lane_pieces, 1)
-    wide = np.minimum(pieces, min(window, np.iinfo(np.int64).max))
-    # In floats the product can't overflow, and 53 bits are more than a window's 32.
-    return np.maximum(1, np.rint(wide * (lane_rows / pieces))).astype(np.int64)
+_ZERO, _ONE = np.array(0, dtype=np.int64), np.array(1, dtype=np.int64)
 
 
 class Windows:
-    """The windows of one epoch's lanes, and the permutations of those in use.
+    """The windows of one epoch's strands, and the permutations of those in use.
 
-    keys: what the permutations depend on, beside lane and window number.
-    lane_rows, span: samples of each lane and of its full window, int64, shape (lanes,).
-    Not thread-safe: the owner locks.
+    keys: what the permutations depend on, beside strand and window number.
+    strand_rows: samples of each strand, int64, shape (strands,), as equal as can be.
+    rows: samples of a window, at least; what is left of a strand widens its windows.
+    Raises PlanError for windows of more samples than 32 bits count. Not thread-safe: the owner
+    locks.
     """
 
-    def __init__(self, *, keys: tuple[int, ...], lane_rows: Ints, span: Ints) -> None:
-        lanes = len(span)
+    def __init__(self, *, keys: tuple[int, ...], strand_rows: Ints, rows: int) -> None:
         self._keys = keys
-        self._lane_rows = lane_rows
-        self._span = span
-        # l * span // lanes without overflow for any span.
-        number = np.arange(lanes, dtype=np.int64)
-        self._shift = number * (span // lanes) + number * (span % lanes) // lanes
-        # A lane has a place for even and one for odd windows. The even ones lie together, so that
+        self._strand_rows = strand_rows
+        strands, shortest, longest = len(strand_rows), int(strand_rows.min()), strand_rows.max()
+        windows = max(1, shortest // rows)  # of every strand
+        rows = max(1, shortest // windows)
+        self._shift = _shifts(strands, rows)
+        self._is_one = windows == 1
+        last = int(longest) - (windows - 1) * rows
+        most = last if self._is_one else max(rows, last) + rows // 2 + 1
+        if most > MAX_WINDOW:
+            raise PlanError(
+                f"A window opens {most} samples in one lane, and {MAX_WINDOW} is the limit. Pass a "
+                "smaller window or more lanes."
+            )
+        self._rows, self._last_window = _scalar(rows), _scalar(windows - 1)
+        # A strand has a place for even and one for odd windows. The even ones lie together, so that
         # the odd half takes no memory (not even of a huge page) before the first turnover.
-        begin = np.cumsum(span) - span
-        self._place = np.concatenate([begin, begin + int(span.sum())])
-        self._table = np.empty(int(2 * span.sum()), dtype=np.uint32)
-        self._held = np.full(2 * lanes, -1, dtype=np.int64)
+        places = strands * min(windows, 2)
+        self._strands, self._most = _scalar(strands), _scalar(most)
+        self._table = np.empty(places * most, dtype=np.uint32)
+        self._held = np.full(places, -1, dtype=np.int64)
 
-    def shuffled(self, lane: Ints, offset: Ints) -> Ints:
-        """Where in its lane the sample comes from that stands at `offset`: int64, shape (n,).
+    def shuffled(self, strand: Ints, offset: Ints) -> Ints:
+        """Where in its strand the sample comes from that stands at `offset`: int64, shape (n,).
 
-        lane, offset: int64, shape (n,), sorted by (lane, offset), each lane's offsets without gaps.
+        strand, offset: int64, shape (n,), in any order.
         """
-        span, shift = self._span[lane], self._shift[lane]
-        window = (offset + shift) // span
-        start: Ints = np.maximum(window * span - shift, 0)
-        slot = self._slot(lane, window)
-        within = offset - start
-        index = self._place[slot] + within
-        stale = self._held[slot] != window
-        if stale.any():
-            runs = _Runs(lane, window)
-            self._fill(runs, stale)
-            start += self._look_up(runs, index, within)
+        if self._is_one:
+            window, start = np.zeros_like(offset), np.zeros_like(offset)
         else:
-            start += self._table[index]
+            shift = self._shift[strand]
+            window = offset - shift
+            window //= self._rows
+            np.maximum(window, _ZERO, out=window)
+            np.minimum(window, self._last_window, out=window)
+            start = self._start(window, shift)
+        within = offset - start
+        place = self._place(strand, window)
+        index = self._table[place * self._most + within]
+        stale = self._held[place] != window
+        if np.count_nonzero(stale):
+            index[stale] = self._computed(strand[stale], window[stale], within[stale])
+        start += index
         return start
 
-    def _fill(self, runs: _Runs, stale: NDArray[np.bool_]) -> None:
-        """Compute the missing windows of those lanes that need no more than two."""
-        chosen = np.flatnonzero(stale[runs.first] & ~runs.crowded)
-        lane, window = runs.lane[chosen], runs.window[chosen]
-        slot = self._slot(lane, window)
-        hashes, sizes = self._describe(lane, window)
-        self._held[slot] = -1  # an error midway must not leave half a window
-        for group, order in _permutations(hashes, sizes):
-            self._table[_ranges(self._place[slot[group]], sizes[group])] = order
-        self._held[slot] = window
+    def _start(self, window: Ints, shift: Ints) -> Ints:
+        start: Ints = window * self._rows
+        start += shift
+        start *= window > _ZERO
+        return start
 
-    def _slot(self, lane: Ints, window: Ints) -> Ints:
-        slot: Ints = lane + (window & 1) * len(self._span)
-        return slot
+    def _place(self, strand: Ints, window: Ints) -> Ints:
+        place: Ints = strand + (window & _ONE) * self._strands
+        return place
 
-    def _look_up(self, runs: _Runs, index: Ints, within: Ints) -> Ints:
-        """The batch's permuted indices; windows of crowded lanes are computed for it alone.
+    def _computed(self, strand: Ints, window: Ints, within: Ints) -> NDArray[np.uint32]:
+        """Permuted indices from windows that aren't held; a strand's last two are held from now on.
 
-        A lane that passes through three windows uses up the middle ones, so that costs O(batch).
+        A batch may pass through more windows of a strand. It uses those up, and they cost no more
+        than the batch.
         """
-        crowded = runs.crowded[runs.of]
-        found = np.empty(len(index), dtype=np.int64)
-        found[~crowded] = self._table[index[~crowded]]
-        if crowded.any():
-            hashes, sizes = self._describe(runs.lane[runs.crowded], runs.window[runs.crowded])
-            orders = np.concatenate([order for _, order in _permutations(hashes, sizes)])
-            begin = np.zeros(len(runs.lane), dtype=np.int64)
-            begin[runs.crowded] = np.cumsum(sizes) - sizes
-            found[crowded] = orders[begin[runs.of[crowded]] + within[crowded]]
+        order = np.lexsort((window, strand))
+        strand, window = strand[order], window[order]
+        new = np.ones(len(order), dtype=np.bool_)
+        new[1:] = (strand[1:] != strand[:-1]) | (window[1:] != window[:-1])
+        first = np.flatnonzero(new)
+        run = np.cumsum(new) - 1
+        strand, window = strand[first], window[first]
+        place = self._place(strand, window)
+        self._held[place] = -1  # an error midway must not leave half a window
+        hashes, sizes = self._describe(strand, window)
+        found = np.empty(len(order), dtype=np.uint32)
+        bounds = np.append(first, len(order))
+        for group, permuted in _permutations(hashes, sizes):
+            here, lengths = slice(bounds[group.start], bounds[group.stop]), sizes[group]
+            begin = np.cumsum(lengths) - lengths
+            found[order[here]] = permuted[begin[run[here] - group.start] + within[order[here]]]
+            # Of several windows for one place the last stays: so numpy assigns.
+            self._table[_ranges(place[group] * self._most, lengths)] = permuted
+        self._held[place] = window
         return found
 
-    def _describe(self, lane: Ints, window: Ints) -> tuple[Hashes, Ints]:
-        """Hash and samples of windows; a lane's first one may be shorter, and its last one."""
-        span, shift = self._span[lane], self._shift[lane]
-        start = np.maximum(window * span - shift, 0)
-        end = np.minimum((window + 1) * span - shift, self._lane_rows[lane])
-        return keyed_hash(*self._keys, lane, window), end - start
+    def _describe(self, strand: Ints, window: Ints) -> tuple[Hashes, Ints]:
+        """Hash and samples of windows."""
+        shift = self._shift[strand]
+        end = self._start(window + 1, shift)
+        is_last = window == self._last_window
+        end[is_last] = self._strand_rows[strand[is_last]]
+        return keyed_hash(*self._keys, strand, window), end - self._start(window, shift)
 
 
-class _Runs:
-    """The windows that a batch touches: runs of equal (lane, window).
+def _scalar(number: int) -> Ints:
+    """A zero-dimensional array: numpy takes it in half of the time that Python's numbers take, and
+    a small batch costs little else."""
+    return np.array(number, dtype=np.int64)
 
-    first: index of each run's first sample. of: each sample's run. crowded: whether the run's lane
-    has more than two runs, so that the table can't hold them all.
+
+def _shifts(strands: int, rows: int) -> Ints:
+    """By how much the boundaries of each strand's windows are shifted: int64, shape (strands,), up
+    to half of a window's rows either way.
+
+    Strand s has the phase s·step / strands. With a step near the golden section of all strands, and
+    without a common divisor, any strands in a row have phases that are spread about evenly, and all
+    of them exactly so.
     """
-
-    def __init__(self, lane: Ints, window: Ints) -> None:
-        change = np.empty(len(lane), dtype=np.bool_)
-        change[0] = True
-        np.logical_or(lane[1:] != lane[:-1], window[1:] != window[:-1], out=change[1:])
-        self.first = np.flatnonzero(change)
-        self.of = np.cumsum(change) - 1
-        self.lane, self.window = lane[self.first], window[self.first]
-        _, inverse, counts = np.unique(self.lane, return_inverse=True, return_counts=True)
-        self.crowded = counts[inverse] > 2
+    golden = max(1, round(strands * (math.sqrt(5) - 1) / 2))
+    step = next(step for step in range(golden, 0, -1) if math.gcd(step, strands) == 1)
+    phase = np.arange(strands, dtype=np.int64) * step % strands
+    # phase * rows // strands without overflow for any rows.
+    return phase * (rows // strands) + phase * (rows % strands) // strands - rows // 2
 
 
 def _permutations(hashes: Hashes, sizes: Ints) -> Iterator[tuple[slice, NDArray[np.uint64]]]:

@@ -343,7 +343,7 @@ class TestResume:
         refused = {
             "another dataset": make(ordered_pack),
             "another seed": make(pack, seed=8),
-            "other lanes": make(pack, lanes=2),
+            "other lanes": make(pack, lanes=5),
             "no shuffle": make(pack, shuffle=False),
         }
         for loader in refused.values():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -109,17 +108,25 @@ def test_the_last_short_batch_is_mixed_within_itself(pack: Path) -> None:
     torch.testing.assert_close(targets.sum(dim=1), torch.ones(len(ids)))
 
 
-def test_mixed_batches_are_what_one_mixes_by_hand(pack: Path) -> None:
+@pytest.mark.parametrize(
+    ("lanes", "partner"),
+    [
+        (1, [1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 13]),
+        (3, [1, 0, 3, 2, 3, 6, 5, 8, 7, 8, 11, 10, 13, 12, 13]),  # five of each lane
+    ],
+)
+def test_mixed_batches_are_what_one_mixes_by_hand(
+    pack: Path, lanes: int, partner: list[int]
+) -> None:
     """Targets say how much of each of two plain images a mixed one has."""
     augment = (*PLAIN, MixUp(alpha=1.0, classes=SAMPLES))
-    with make(pack, augment=PLAIN) as loader:
+    with make(pack, augment=PLAIN, lanes=lanes) as loader:
         plain, labels, ids = next(iter(loader))
-    with make(pack, augment=augment) as loader:
+    with make(pack, augment=augment, lanes=lanes) as loader:
         mixed, targets, again = next(iter(loader))
     assert torch.equal(ids, again)
     assert targets.dtype == torch.float32
     assert targets.shape == (15, SAMPLES)
-    partner = np.append(np.arange(14) ^ 1, 0)
     for row in range(15):
         if labels[row] == labels[partner[row]]:
             continue

@@ -19,14 +19,13 @@ from augment.mixing import (
     class_count,
     draw_mix,
     mix_images,
-    partners,
     soft_targets,
     symmetric_beta,
-    with_partners,
 )
 from augment.ops import CutMix, MixUp
 from cache.errors import ConfigError
 from cache.hashing import keyed_hash, unit
+from pipeline.partners import partners, with_partners
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,34 +37,6 @@ RECIPES = [(MixUp(),), (CutMix(),), (MixUp(), CutMix())]
 
 def keyed(ids: NDArray[np.int64]) -> Callable[[int], NDArray[np.float64]]:
     return lambda count: unit(keyed_hash(7, 0, ids, np.arange(count)[:, None]))
-
-
-# -- partners
-
-
-@given(size=st.integers(1, 300))
-@settings(max_examples=100, deadline=None)
-def test_partners_are_pairs_and_the_odd_one_takes_the_first(size: int) -> None:
-    found = partners(np.arange(size), size)
-    paired = size - size % 2
-    np.testing.assert_array_equal(found[found[:paired]], np.arange(paired))
-    assert (found[:paired] != np.arange(paired)).all()
-    if size % 2:
-        assert found[-1] == 0
-
-
-@given(size=st.integers(1, 300), world=st.integers(1, 20))
-@settings(max_examples=200, deadline=None)
-def test_ranks_read_their_slots_and_at_most_two_more(size: int, world: int) -> None:
-    slots = np.arange(size)
-    whole = []
-    for rank in range(world):
-        low, high = rank * size // world, (rank + 1) * size // world
-        read, place = with_partners(low, high, size)
-        np.testing.assert_array_equal(read[: high - low], slots[low:high])
-        assert len(np.unique(read)) == len(read) <= high - low + 2
-        whole.append(read[place])
-    np.testing.assert_array_equal(np.concatenate(whole), partners(slots, size))
 
 
 # -- shares and boxes
@@ -148,7 +119,7 @@ def test_of_two_operations_each_sample_gets_one_of_them_half_of_the_time() -> No
 
 
 def mixed(ids: NDArray[np.int64], ops: Any, *, height: int = 12, width: int = 17) -> Mix:
-    partner = partners(np.arange(len(ids)), len(ids))
+    partner = partners(np.arange(len(ids)), position=0, size=len(ids), lanes=1)
     return draw_mix(ops, keyed(ids), partner=partner, height=height, width=width)
 
 
@@ -226,12 +197,12 @@ def test_no_samples_are_no_samples() -> None:
 
 
 @pytest.mark.parametrize("ops", RECIPES, ids=str)
-@pytest.mark.parametrize("size", [6, 9, 13])
-def test_every_world_gives_the_same_pixels_and_targets(ops: Any, size: int) -> None:
+@pytest.mark.parametrize(("size", "lanes"), [(6, 1), (9, 4), (13, 3), (12, 6), (13, 13)])
+def test_every_world_gives_the_same_pixels_and_targets(ops: Any, size: int, lanes: int) -> None:
     images, ids, labels = batch(size, torch.float32), np.arange(size) * 3, np.arange(size) % 5
 
     def rank_of(low: int, high: int) -> tuple[torch.Tensor, NDArray[np.float32]]:
-        slots, partner = with_partners(low, high, size)
+        slots, partner = with_partners(low, high, position=0, size=size, lanes=lanes)
         mix = draw_mix(ops, keyed(ids[low:high]), partner=partner, height=12, width=17)
         return mix_images(images[slots], mix), soft_targets(labels[slots], mix, classes=5)
 

@@ -180,7 +180,7 @@ def inspect(
         url, index=index_folder, cache=cache, storage_options=parse_options(storage_option)
     )
     shards = len(found.sizes)
-    lanes = default_lanes(batch_size, shards, shard_bytes=int(found.shard_bytes.max()))
+    lanes = default_lanes(batch_size, shards)
     window = default_window(
         shards, lanes, global_batch=batch_size, icc=found.icc, shuffled=found.shuffled
     )

@@ -1,9 +1,10 @@
 """Rewriting images on their way into a pack: smaller, or easier to decode.
 
-Progressive JPEGs cost 2.9 times a baseline one to decode; `baseline` rewrites them without loss by
-jpeglib, which was tried on 125 progressive files (RGB, grey, CMYK; 4:4:4 to 4:2:0; EXIF, ICC,
-comments): all pixels and metadata alike, 8 ms each of 480 x 406 on 4 threads, 13 % more bytes.
-PyTurboJPEG brings no library of its own, imagecodecs has no lossless rewriting.
+Progressive JPEGs cost more to decode than baseline ones (`penstock bench` measures by how much);
+`baseline` rewrites them without loss by jpeglib, which was tried on 125 progressive files (RGB,
+grey, CMYK; 4:4:4 to 4:2:0; EXIF, ICC, comments): all pixels and metadata alike, 8 ms each of
+480 x 406 on 4 threads, 13 % more bytes. PyTurboJPEG brings no library of its own, imagecodecs has
+no lossless rewriting.
 """
 
 from __future__ import annotations
@@ -76,7 +77,7 @@ class Transcode:
             rewritten = self._rewritten(sample)
             if rewritten is not None:
                 return rewritten
-        if self.baseline and is_progressive(sample) and (same := _baseline(sample)) is not None:
+        if self.baseline and is_progressive(sample) and (same := baseline_twin(sample)) is not None:
             return same, Checked(crc32c=crc32c(same), facts=facts)
         return sample, checked
 
@@ -130,8 +131,11 @@ def load_jpeglib() -> Any:
     return jpeglib
 
 
-def _baseline(sample: Encoded) -> Encoded | None:
-    """The same coefficients as a baseline JPEG; None unless every pixel is seen to be the same."""
+def baseline_twin(sample: Encoded) -> Encoded | None:
+    """The same coefficients as a baseline JPEG; None unless every pixel is seen to be the same.
+
+    Raises MissingDependencyError without jpeglib.
+    """
     jpeglib = load_jpeglib()
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         source, target = (os.path.join(folder, name) for name in ("progressive", "baseline"))

@@ -6,6 +6,7 @@ import datetime
 import importlib.util
 import io
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -265,13 +266,18 @@ def a_result(**changes: Any) -> Result:
         "raw": played,
         "stepped": None,
         "floor_au": None,
-        "ceilings": Ceilings(read=replace(rate, samples_per_s=9e4), decode=rate),
+        "ceilings": Ceilings(
+            read=replace(rate, samples_per_s=9e4),
+            decode=replace(rate, samples_per_s=1300.0),
+            augment=rate,
+        ),
         "diagnosis": Diagnosis(
             limit="decode",
             cause="slow-decode",
             of_ceiling=0.95,
             advice="More cores.",
             predicted_samples_per_s=1700.0,
+            assumes="they share the work evenly",
             basis="two of them",
             verdict="Decoding is the limit.",
         ),
@@ -351,6 +357,25 @@ def test_people_are_told_what_to_do() -> None:
     for told in ("67.10 %", "99.98 %", "h100-resnet50", "3.70 x", "ffcv was left out", "taken"):
         assert told in text
     assert "--tune" not in text
+
+
+@pytest.mark.parametrize("make", [a_result, with_a_step, with_all])
+def test_one_share_of_the_ceiling_is_shown(make: Callable[[], Result]) -> None:
+    """The verdict's: of the stage that is the limit, by the run that is judged."""
+    result = make()
+    text = written(result)
+    assert re.findall(r"reached (\d+)%", text) == ["95"]
+    assert [line.split("  ")[0] for line in text.splitlines() if "reached 95%" in line] == [
+        "decode + augment"
+    ]
+    drawn = [bar.told for bar in plots._rates(result) if bar.told]
+    assert drawn == ["the limit: reached 95%"]
+    assert as_json(result)["of_ceiling"] == 0.95
+
+
+def test_a_run_that_waits_for_no_stage_shows_no_share() -> None:
+    found = replace(a_result().diagnosis, limit="model", of_ceiling=1.0)
+    assert "reached" not in written(a_result(diagnosis=found))
 
 
 def test_a_machine_that_others_use_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -23,10 +24,13 @@ from cache.errors import ConfigError
 from pipeline.bench.ceilings import measure_ceilings, without_augmenting
 from readers import Dataset
 from readers.types import ImageRange
+from tests.images import jpeg
 from tests.servers import Faults, serving
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from pipeline.bench.facts import ProgressiveCost
 
 IMAGES = ImageRange(min_height=300, max_height=500, min_width=300, max_width=600)
 
@@ -68,7 +72,8 @@ def test_every_stage_of_a_local_dataset_is_measured(
     for rate in found.stages().values():
         assert rate.samples_per_s > 0
         assert rate.bytes_per_s > 1000 * rate.samples_per_s  # of encoded samples
-        assert rate.cpu_s_per_1000 >= 0
+    # CPU time counts all threads: nothing is done without.
+    assert all(rate.cpu_s_per_1000 > 0 for name, rate in found.stages().items() if name != "read")
     assert found.decode_share is not None
     assert 0 < found.decode_share <= 1
     assert not found.is_cold  # it was written a moment ago
@@ -105,6 +110,46 @@ def test_numbers_that_cant_be_are_named(
 ) -> None:
     with Dataset(pack) as dataset, pytest.raises(ConfigError, match=named):
         measure_ceilings(dataset, None, **arguments)  # type: ignore[arg-type]
+
+
+def few(tmp_path: Path, *, progressive: int, baseline: int) -> Dataset:
+    place = tmp_path / "some"
+    place.mkdir()
+    for number in range(progressive + baseline):
+        data = jpeg(number, 60, 80, progressive=number < progressive)
+        (place / f"{number:02d}.jpg").write_bytes(data)
+    return Dataset(place)
+
+
+def measured(dataset: Dataset) -> ProgressiveCost | None:
+    with dataset:
+        recipe = check_recipe(imagenet_train(32), images=dataset.index.images)
+        return measure_ceilings(dataset, recipe, batch_size=16, threads=1, seconds=0.02).progressive
+
+
+def test_progressive_images_are_decoded_beside_their_twins(tmp_path: Path) -> None:
+    pytest.importorskip("jpeglib")
+    found = measured(few(tmp_path, progressive=6, baseline=2))
+    assert found is not None
+    assert (found.images, found.of_twins) == (6, True)
+    assert found.times > 0
+
+
+@pytest.mark.parametrize(("progressive", "baseline"), [(6, 6), (6, 2), (2, 6)])
+def test_without_jpeglib_the_sets_own_baseline_images_stand_in(
+    progressive: int, baseline: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "jpeglib", None)
+    found = measured(few(tmp_path, progressive=progressive, baseline=baseline))
+    if min(progressive, baseline) < 4:
+        assert found is None  # too few to tell
+    else:
+        assert found is not None
+        assert (found.images, found.of_twins) == (6, False)
+
+
+def test_a_set_without_progressive_images_has_no_such_cost(tmp_path: Path) -> None:
+    assert measured(few(tmp_path, progressive=0, baseline=8)) is None
 
 
 @pytest.mark.gpu

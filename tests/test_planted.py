@@ -276,7 +276,9 @@ def test_with_ceilings_the_cause_stays_and_gets_a_prediction(tmp_path: Path) -> 
     assert told.of_ceiling is not None
     assert told.predicted_samples_per_s is not None
     assert told.predicted_samples_per_s > found.samples_per_s
-    assert "decoding alone gave" in told.verdict
+    assert ceilings.progressive is not None
+    assert ceilings.progressive.times > 1
+    assert "decoding and augmenting alone gave" in told.verdict
     assert "of the work, measured" in told.basis
 
 

@@ -7,7 +7,7 @@ of the ordinary, the diagnosis names that as the cause.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from cache.sizes import format_size
@@ -40,9 +40,8 @@ Cause = Literal[
 
 # More of the requests than this refused, and the store's limits are what to change.
 _THROTTLED_SHARE = 0.05
-# A progressive JPEG takes so many times the CPU time of a baseline one of its size to decode
-# (libjpeg-turbo, 480 x 406, measured).
-PROGRESSIVE_COST = 2.9
+# With fewer progressive images than this it doesn't matter what they cost, where that isn't known.
+_MANY_PROGRESSIVE = 0.1
 # Images are oversized with so many times the pixels that they have at `pack_short`: photographs of
 # ImageNet's size have 2.5 times.
 OVERSIZED = 4.0
@@ -51,6 +50,8 @@ OVERSIZED = 4.0
 TINY_SHARD_BYTES = 1 << 20
 # A small dataset has no other choice than a few small shards.
 _FEW_SHARDS = 64
+_OTHERS = "what the other stages gave alone"
+_NOTHING_FETCHED = "nothing has to be fetched any more"
 SLOW_CORE = 0.67
 """A core below this share of the fastest one's speed is slow: one other program there halves it."""
 # A change that gains less isn't worth a sentence.
@@ -60,8 +61,9 @@ LEAST_GAIN = 1.15
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
     """One thing to change. why: a sentence on what was found; advice: what to do. factor: on the
-    run's rate, None if unknown; removes: it takes the whole stage away; basis: where that comes
-    from. is_anomaly: what was found is out of the ordinary."""
+    run's rate, None if unknown; removes: it takes the whole stage away; basis: the figures that
+    come from; assumes: what has to be so for the gain to come true, behind an "if". is_anomaly:
+    what was found is out of the ordinary."""
 
     cause: Cause
     why: str = ""
@@ -69,6 +71,7 @@ class Change:
     factor: float | None = None
     removes: bool = False
     basis: str = ""
+    assumes: str = ""
     is_anomaly: bool = False
 
 
@@ -82,6 +85,7 @@ def _model(_: Facts) -> Iterator[Change]:
         cause="slow-model",
         advice="A faster input side would change nothing.",
         removes=True,
+        assumes="the model takes no time",
     )
 
 
@@ -93,6 +97,7 @@ def _python(facts: Facts) -> Iterator[Change]:
         advice="Move what computes in Python between two batches to a process of its own, or to "
         "native code that lets the GIL go.",
         removes=True,
+        assumes="the training loop takes no time",
         is_anomaly=True,
     )
 
@@ -120,7 +125,8 @@ def _augment(facts: Facts) -> Iterator[Change]:
         advice='Cheaper operations behind the crop in augment=, or device="cuda" for them, would '
         "move it.",
         factor=1 / share if share else None,
-        basis="as far as none of them is left",
+        basis="" if share is None else f"decoding is {share:.0%} of the work, measured",
+        assumes="none of them is left",
     )
     yield from _slow_core(facts)
     yield from _more_threads(facts)
@@ -150,15 +156,21 @@ def _more_threads(facts: Facts) -> Iterator[Change]:
         why=f"{facts.usable_cores} cores are usable.",
         advice=f"num_workers={facts.usable_cores} would move it.",
         factor=facts.usable_cores / facts.decode_threads,
-        basis="threads share the work of decoding evenly",
+        basis=f"{facts.usable_cores} cores for {facts.decode_threads}",
+        assumes="threads share the work evenly and the cores are free",
     )
 
 
 def _told_share(share: float | None) -> str:
     """What a change of decoding alone leaves as it is."""
     if share is None:
-        return "at most, were decoding all of the work"
+        return "at most: what augmenting takes wasn't measured"
     return f"decoding is {share:.0%} of the work, measured"
+
+
+def _all_of_it(share: float | None) -> str:
+    """What a gain by less decoding assumes where nobody has measured its part of the work."""
+    return "decoding is all of the work and " if share is None else ""
 
 
 def _speedup(time_share: float, *, of_work: float | None) -> float:
@@ -170,18 +182,33 @@ def _speedup(time_share: float, *, of_work: float | None) -> float:
 
 
 def _progressive(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[Change]:
-    cost = 1 + pictures.progressive * (PROGRESSIVE_COST - 1)
+    measured = facts.ceilings.progressive if facts.ceilings is not None else None
+    found = (
+        f"{pictures.progressive:.0%} of the images are progressive JPEGs ({pictures.seen} looked "
+        "at), which take"
+    )
+    change = Change(
+        cause="progressive",
+        why=f"{found} longer to decode than baseline ones; `penstock bench` measures by how much.",
+        advice=f"`penstock pack {facts.url or 'SRC'} DST --baseline` rewrites them without loss.",
+        is_anomaly=True,
+    )
+    if measured is None:
+        if pictures.progressive >= _MANY_PROGRESSIVE:
+            yield change
+        return
+    cost = 1 + pictures.progressive * (measured.times - 1)
     factor = _speedup(1 / cost, of_work=share)
     if factor < LEAST_GAIN:
         return
-    yield Change(
-        cause="progressive",
-        why=f"{pictures.progressive:.0%} of the images are progressive JPEGs "
-        f"({pictures.seen} looked at), which take {PROGRESSIVE_COST} times as long to decode.",
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --baseline` rewrites them without loss.",
+    beside = "the same images as baseline ones" if measured.of_twins else "the baseline ones here"
+    yield replace(
+        change,
+        why=f"{found} {measured.times:.2g} times as long to decode as {beside} "
+        f"({measured.images} measured).",
         factor=factor,
-        basis=f"{PROGRESSIVE_COST} times for each of them; {_told_share(share)}",
-        is_anomaly=True,
+        basis=f"{measured.times:.2g} times for each of them, measured; {_told_share(share)}",
+        assumes=f"{_all_of_it(share)}the other images are like those looked at",
     )
 
 
@@ -199,8 +226,8 @@ def _smaller(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[
         advice=f"`penstock pack {facts.url or 'SRC'} DST --short-side {pictures.pack_short}` keeps "
         "what a crop of that size can show.",
         factor=factor,
-        basis=f"the time to decode goes with the pixels, {ratio:.2g} times fewer; "
-        f"{_told_share(share)}",
+        basis=f"{ratio:.2g} times fewer pixels; {_told_share(share)}",
+        assumes=f"{_all_of_it(share)}the time to decode goes with the pixels",
         is_anomaly=is_oversized,
     )
 
@@ -224,6 +251,7 @@ def _slow_core(facts: Facts) -> Iterator[Change]:
         "each thread).",
         factor=factor,
         basis=f"{len(speeds)} cores do the work of {sum(speeds):.1f}, measured",
+        assumes="all cores are as fast as the fastest then",
         is_anomaly=True,
     )
 
@@ -240,7 +268,8 @@ def _disk(facts: Facts) -> Iterator[Change]:
         else "A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its "
         "bytes, would move it.",
         removes=True,
-        basis="what the other stages gave alone",
+        basis=_OTHERS,
+        assumes="reading takes no time then",
     )
 
 
@@ -249,14 +278,14 @@ def _remote(facts: Facts) -> Iterator[Change]:
     assert remote is not None
     came, traffic = _came(facts, remote), remote.traffic
     yield from _tiny_shards(facts, came)
-    after = "once nothing is fetched: what the other stages gave alone"
     if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
         yield Change(
             cause="throttled",
             why=f"{came} It throttled {traffic.throttled:,} of {traffic.requests:,} requests.",
             advice="A higher limit at the store, or `penstock warm` before the job, would move it.",
             removes=True,
-            basis=after,
+            basis=_OTHERS,
+            assumes=_NOTHING_FETCHED,
             is_anomaly=True,
         )
     elif not remote.max_bytes:
@@ -265,7 +294,8 @@ def _remote(facts: Facts) -> Iterator[Change]:
             why=came,
             advice="cache=DiskCache(...) would keep what is fetched for the next epoch.",
             removes=True,
-            basis=after,
+            basis=_OTHERS,
+            assumes=_NOTHING_FETCHED,
         )
     else:
         yield Change(
@@ -274,7 +304,8 @@ def _remote(facts: Facts) -> Iterator[Change]:
             advice="What is fetched stays in the cache for the next epoch; `penstock warm` before "
             "the job would move the first.",
             removes=True,
-            basis=after,
+            basis=_OTHERS,
+            assumes=_NOTHING_FETCHED,
         )
 
 
@@ -304,7 +335,8 @@ def _tiny_shards(facts: Facts, came: str = "") -> Iterator[Change]:
         why=f"{found}, and each takes requests and openings. {came}".rstrip(),
         advice=f"`penstock pack {facts.url or 'SRC'} DST --shard-bytes 64MiB` would move it.",
         removes=True,
-        basis="as far as requests and openings are what it takes: what the other stages gave alone",
+        basis=_OTHERS,
+        assumes="requests and openings are all that it takes",
         is_anomaly=True,
     )
 
@@ -320,7 +352,8 @@ def _cache(facts: Facts) -> Iterator[Change]:
         f"{format_size(remote.wanted_bytes)} that this node reads.",
         advice=f'max_bytes="{-(-needed // 2**20):.0f}MiB" would end the fetching.',
         removes=True,
-        basis="once nothing is fetched: what the other stages gave alone",
+        basis=_OTHERS,
+        assumes=_NOTHING_FETCHED,
         is_anomaly=True,
     )
 

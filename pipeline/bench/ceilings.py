@@ -14,20 +14,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import resource
-import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augment.draws import draw
-from augment.graph import Graph
 from augment.ops import CenterCrop, Decode, RandomResizedCrop, Resize
 from augment.recipe import check_recipe
 from cache.errors import ConfigError
 from cache.threads import Ordered, Workers
 from pipeline.bench.facts import Ceilings, Rate
+from pipeline.bench.progressive import progressive_cost
 from pipeline.bench.raw_remote import raw_remote
+from pipeline.bench.stage import Clock, Stage, play_in_turns, rate_of, wait_for
 from pipeline.build import (
     MAPPED_READ_THREADS,
     READ_THREADS,
@@ -37,7 +36,7 @@ from pipeline.build import (
 from pipeline.world import usable_cores
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
@@ -47,12 +46,6 @@ if TYPE_CHECKING:
     from readers.types import EncodedBatch
 
 _SHRINK = 16  # a 224 crop becomes 14 x 14: a two-hundredth of the pixels to resize
-_FED = 2  # runs in flight, as in the loader
-# Memory that a graph touches for the first time costs as much as a tenth of the work.
-_WARM_RUNS = 3
-_SETTLE_SHARE = 0.25  # of the time, before counting begins
-_TURNS = 2  # of the stages that decode
-_LEAST_RUNS = 3 * _TURNS  # in the time; images too large for that come in smaller runs
 # Of the bytes, from a disk: less than that may be others' reads.
 _COLD_SHARE = 0.2
 _BLOCK_BYTES = 512  # of getrusage(2)
@@ -92,16 +85,12 @@ def measure_ceilings(
     # From a remote only as few as it takes.
     batch = dataset.read(next(rows) if read is not None else next(rows)[: _FEW * threads])
     bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images)
-    stages = [_Stage(bare), _Stage(recipe), _Stage(recipe, constant=True)]
+    stages = [Stage(bare), Stage(recipe), Stage(recipe, constant=True)]
     with contextlib.ExitStack() as open_ones:
         for stage in stages:
             stage.open(batch, device=device, threads=threads, seconds=seconds)
             open_ones.callback(stage.close)
-        # In turns: what else the machine does meets all of them.
-        for _ in range(_TURNS):
-            for stage in stages:
-                stage.play(seconds / _TURNS)
-        decode, augment, python = (stage.rate() for stage in stages)
+        decode, augment, python = play_in_turns(stages, seconds)
     return Ceilings(
         device=device,
         remote=remote,
@@ -111,6 +100,7 @@ def measure_ceilings(
         augment=augment,
         copy=_copy(batch, device, seconds) if device.startswith("cuda") else None,
         python=python,
+        progressive=progressive_cost(batch, bare, device=device, threads=threads, seconds=seconds),
     )
 
 
@@ -176,11 +166,11 @@ def _read(dataset: Dataset, rows: Iterator[NDArray[np.int64]], seconds: float) -
 
     pool = Workers(workers, name="ceiling")
     stream = Ordered(read, rows, pool=pool, ahead=2 * workers)
-    clock = _Clock(seconds)
+    clock = Clock(seconds)
     try:
         while not clock.is_over:
             clock.count(*next(stream))
-        rate = _rate([clock.settled()])
+        rate = rate_of([clock.settled()])
     finally:
         stream.close()
         pool.close()
@@ -194,147 +184,14 @@ def _blocks() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_inblock
 
 
-class _Clock:
-    """Counts what comes in so many seconds. marks: time, CPU time, samples, bytes; from the start
-    on."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self.marks = [(time.perf_counter(), time.process_time(), 0, 0)]
-        self.is_over = False
-
-    def count(self, samples: int, size_bytes: int) -> None:
-        now = time.perf_counter()
-        self.marks.append((now, time.process_time(), samples, size_bytes))
-        # Two at least: of runs the first one is what a rate begins at.
-        self.is_over = now - self.marks[0][0] >= self._seconds and len(self.marks) > 2
-
-    def settled(self) -> _Spent:
-        """From the last mark of the settling part on; from the start where that has none, as
-        batches that were read together come together."""
-        until = self.marks[0][0] + _SETTLE_SHARE * self._seconds
-        return self.spent(sum(mark[0] <= until for mark in self.marks[:-1]) - 1)
-
-    def spent(self, first: int) -> _Spent:
-        """From a mark to the last one."""
-        begin, rest = self.marks[first], self.marks[first + 1 :]
-        return _Spent(
-            seconds=rest[-1][0] - begin[0],
-            cpu_s=rest[-1][1] - begin[1],
-            samples=sum(mark[2] for mark in rest),
-            bytes=sum(mark[3] for mark in rest),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Spent:
-    """Time that samples took."""
-
-    seconds: float
-    cpu_s: float
-    samples: int
-    bytes: int
-
-
-def _rate(parts: Sequence[_Spent]) -> Rate:
-    seconds, samples = sum(part.seconds for part in parts), sum(part.samples for part in parts)
-    return Rate(
-        samples_per_s=samples / seconds,
-        bytes_per_s=sum(part.bytes for part in parts) / seconds,
-        cpu_s_per_1000=1000 * sum(part.cpu_s for part in parts) / samples,
-    )
-
-
-class _Stage:
-    """A recipe at work on a batch in memory: one run in work and one behind it."""
-
-    def __init__(self, recipe: CheckedRecipe, *, constant: bool = False) -> None:
-        self._recipe, self._constant = recipe, constant
-        self._clocks: list[_Clock] = []
-        self._epochs = itertools.count()
-
-    def open(self, batch: EncodedBatch, *, device: str, threads: int, seconds: float) -> None:
-        """Build the graph, pay for what is built at the first run, and see how many samples a run
-        may have for some of them to fit into the seconds."""
-        kind, _, number = device.partition(":")
-        self._device = device
-        self._graph = Graph(
-            self._recipe,
-            batch_size=len(batch.encoded),
-            threads=threads,
-            device=kind,
-            device_id=int(number) if number else None,
-            constant_decode=self._constant,
-        )
-        for size in (threads, 2 * threads):
-            self._few = _part(batch, size)
-            began = time.perf_counter()
-            self._feed()
-            self._take()
-            sample_s = (time.perf_counter() - began) / len(self._few.encoded)
-        self._few = _part(batch, max(threads, int(seconds / _LEAST_RUNS / sample_s)))
-        for _ in range(_WARM_RUNS):
-            while self._graph.in_flight < _FED:
-                self._feed()
-            self._take()
-        self._graph.drain()
-
-    def play(self, seconds: float) -> None:
-        """Run for so long, and note the runs."""
-        clock = _Clock(seconds)
-        self._clocks.append(clock)
-        while not clock.is_over:
-            while self._graph.in_flight < _FED:
-                self._feed()
-            self._take()
-            clock.count(len(self._few.encoded), sum(map(len, self._few.encoded)))
-        self._graph.drain()
-
-    def rate(self) -> Rate:
-        """Over all that was played, from the first run of each turn on."""
-        return _rate([clock.spent(1) for clock in self._clocks])
-
-    def close(self) -> None:
-        self._graph.close()
-
-    def _feed(self) -> None:
-        draws = draw(
-            self._recipe, ids=self._few.ids, dims=self._few.dims, seed=0, epoch=next(self._epochs)
-        )
-        self._graph.feed(self._few, draws)
-
-    def _take(self) -> None:
-        self._graph.outputs()
-        _wait_for(self._device)
-
-
-def _part(batch: EncodedBatch, size: int) -> EncodedBatch:
-    if size >= len(batch.encoded):
-        return batch
-    return replace(
-        batch,
-        ids=batch.ids[:size],
-        encoded=batch.encoded[:size],
-        dims=batch.dims[:size],
-        columns={},
-    )
-
-
-def _wait_for(device: str) -> None:
-    if device.startswith("cuda"):
-        import torch
-
-        torch.cuda.current_stream().synchronize()
-
-
 def _copy(batch: EncodedBatch, device: str, seconds: float) -> Rate:
     import torch
 
     size_bytes = sum(map(len, batch.encoded))
     host = torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
-    clock = _Clock(seconds)
+    clock = Clock(seconds)
     while not clock.is_over:
         host.to(device, non_blocking=True)
-        _wait_for(device)
+        wait_for(device)
         clock.count(len(batch.encoded), size_bytes)
-    return _rate([clock.settled()])
+    return rate_of([clock.settled()])

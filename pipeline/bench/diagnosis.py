@@ -3,7 +3,8 @@
 The stage is told by where the training loop waited. Its cause is the anomaly with the largest
 predicted gain (progressive JPEGs, oversized images, a slow core, tiny shards, a small cache, ...);
 where nothing is out of the ordinary, the stage itself is. Every prediction scales the rate of this
-very run by a factor, says where the factor comes from, and ends where the next stage does.
+very run by a factor, says what it assumes and where the factor comes from, and ends where the next
+stage does.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pipeline.bench.advice import changes_for
 
 if TYPE_CHECKING:
     from pipeline.bench.advice import Cause, Change
-    from pipeline.bench.facts import Facts, Limit, Rate, Stage
+    from pipeline.bench.facts import Ceilings, Facts, Limit, Rate, Stage
 
 # Waits shorter than this share of the time move nothing: the accelerator is fed.
 FED_WAIT_SHARE = 0.02
@@ -36,10 +37,12 @@ _STAGE: dict[Limit, Stage] = {
     "disk": "read",
     "remote": "remote",
     "cache": "remote",
-    "decode": "decode",
+    # What a run does of which decoding is the larger part: it never reaches decoding alone.
+    "decode": "augment",
     "augment": "augment",
     "copy": "copy",
 }
+"""The stage whose ceiling a run's rate is told against: its own part of the work, all of it."""
 _CHANGED: dict[Limit, tuple[Stage, ...]] = {
     "disk": ("read",),
     "decode": ("decode", "augment"),
@@ -47,6 +50,11 @@ _CHANGED: dict[Limit, tuple[Stage, ...]] = {
     "copy": ("copy",),
 }
 """Stages whose ceilings move with a change of the limit; the others bound what it can bring."""
+_STAYS: dict[Limit, str] = {
+    "decode": "decoding stays the limit",
+    "augment": "decoding is the limit then",
+}
+"""What a gain by a factor assumes."""
 _DOING: dict[Stage, str] = {
     "remote": "fetching",
     "read": "reading",
@@ -55,6 +63,7 @@ _DOING: dict[Stage, str] = {
     "copy": "the copy",
     "python": "Python",
 }
+_THE_STEP = "the training step"
 _WHAT: dict[Limit, str] = {
     "model": "The model is",
     "python": "The training loop's Python is",
@@ -73,10 +82,11 @@ class Diagnosis:
     """What holds a run back.
 
     limit: the stage; cause: what is behind it. of_ceiling: the run's rate over what that stage does
-    alone, measured in the same run (of the model and of Python: the share of the time that they
-    take); None where that wasn't measured. advice: the one change that would help most.
-    predicted_samples_per_s: with it, None where nothing measured tells; basis: what the prediction
-    follows from, or why there is none. verdict: all of it, in some sentences.
+    alone (`ceiling_of`), measured beside the run (of the model and of Python: the share of the time
+    that they take); None where that wasn't measured. advice: the one change that would help most.
+    predicted_samples_per_s: with it, None where nothing measured tells; assumes: what has to be so
+    for that, behind an "if"; basis: the figures that it follows from. verdict: all of it, in some
+    sentences.
     """
 
     limit: Limit
@@ -84,6 +94,7 @@ class Diagnosis:
     of_ceiling: float | None
     advice: str
     predicted_samples_per_s: float | None
+    assumes: str
     basis: str
     verdict: str
 
@@ -98,26 +109,28 @@ def diagnose(facts: Facts) -> Diagnosis:
             of_ceiling=None,
             advice="",
             predicted_samples_per_s=None,
+            assumes="",
             basis="",
             verdict="Too early to tell: fewer than two batches were handed out.",
         )
     changes = changes_for(limit, facts)
     change = max(changes, key=lambda one: (one.is_anomaly, one.factor or 0.0))
-    predicted, basis = _predicted(change, limit, facts)
+    predicted, assumes, basis = _predicted(change, limit, facts)
     return Diagnosis(
         limit=limit,
         cause=change.cause,
         of_ceiling=_of_ceiling(limit, facts),
         advice=change.advice,
         predicted_samples_per_s=predicted,
+        assumes=assumes,
         basis=basis,
         verdict=" ".join(
             part
             for part in (
-                f"{_WHAT[limit]} the limit: {_waited(limit, facts)}{_told_ceilings(limit, facts)}.",
+                f"{_WHAT[limit]} the limit: {_waited(limit, facts)}{_told_ceiling(limit, facts)}.",
                 change.why,
                 change.advice,
-                _told_prediction(predicted, basis, limit, facts),
+                _told_prediction(predicted, assumes, basis, limit, facts),
             )
             if part
         ),
@@ -169,29 +182,40 @@ def _ceiling(stage: Stage, facts: Facts) -> Rate | None:
     return facts.ceilings.stages().get(stage) if facts.ceilings is not None else None
 
 
+def ceiling_of(limit: Limit, ceilings: Ceilings | None) -> tuple[Stage, Rate] | None:
+    """The stage that a limit is about and what it does alone, the one thing that `of_ceiling` is a
+    share of; None where that wasn't measured."""
+    stage = _STAGE.get(limit)
+    rate = ceilings.stages().get(stage) if stage is not None and ceilings is not None else None
+    return (stage, rate) if stage is not None and rate is not None else None
+
+
 def _of_ceiling(limit: Limit, facts: Facts) -> float | None:
     if limit in ("model", "python"):
         return 1 - facts.wait_share
-    rate = _ceiling(_STAGE[limit], facts) if limit in _STAGE else None
-    return facts.samples_per_s / rate.samples_per_s if rate is not None else None
+    found = ceiling_of(limit, facts.ceilings)
+    return facts.samples_per_s / found[1].samples_per_s if found is not None else None
 
 
-def _predicted(change: Change, limit: Limit, facts: Facts) -> tuple[float | None, str]:
-    """The rate with the change, and what it follows from."""
+def _predicted(change: Change, limit: Limit, facts: Facts) -> tuple[float | None, str, str]:
+    """The rate with the change, what it assumes and what it follows from."""
     rate, bounds = facts.samples_per_s, _bounds(limit, facts)
     if change.factor is not None:
         wanted = rate * change.factor
         bound, name = min(bounds, default=(wanted, ""))
         if wanted <= bound:
-            return wanted, change.basis
+            stays = _STAYS.get(limit, "nothing else becomes the limit")
+            return wanted, f"{change.assumes} and {stays}", change.basis
     elif change.removes and facts.ceilings is not None and bounds:
         bound, name = min(bounds)
     else:
-        return None, change.basis
-    if limit in ("model", "python"):
-        return max(bound, rate), f"{name}, measured alone"
+        return None, "", change.basis
     # A ceiling that was measured while others used the machine may lie below what the run did.
-    return max(bound, rate), f"{change.basis}; then {name} would be the limit"
+    stays = "takes what it took" if name == _THE_STEP else "gives what it gave alone"
+    assumes = f"{change.assumes} and {name} {stays}"
+    if limit in ("model", "python"):
+        return max(bound, rate), assumes, f"{name}, measured alone"
+    return max(bound, rate), assumes, f"{change.basis}; then {name} would be the limit"
 
 
 def _bounds(limit: Limit, facts: Facts) -> list[tuple[float, str]]:
@@ -207,7 +231,7 @@ def _bounds(limit: Limit, facts: Facts) -> list[tuple[float, str]]:
         if bounding and rate is not None:
             bounds.append((rate.samples_per_s, _DOING[stage]))
     if limit not in ("model", "python") and facts.step_s > 0:
-        bounds.append((facts.samples / facts.step_s, "the training step"))
+        bounds.append((facts.samples / facts.step_s, _THE_STEP))
     return bounds
 
 
@@ -228,24 +252,26 @@ def _waited(limit: Limit, facts: Facts) -> str:
     return f"{at} with {threads} decode thread{'s' * (threads != 1)}"
 
 
-def _told_ceilings(limit: Limit, facts: Facts) -> str:
-    """How far the run is from what its stages do alone."""
-    stages: tuple[Stage, ...] = ("decode", "augment") if limit in ("decode", "augment") else ()
-    if not stages and limit in _STAGE:
-        stages = (_STAGE[limit],)
-    told = [
-        f"{facts.samples_per_s / rate.samples_per_s:.0%} of the {rate.samples_per_s:,.0f}/s that "
-        f"{_DOING[stage]} alone gave"
-        for stage in stages
-        if (rate := _ceiling(stage, facts)) is not None
-    ]
-    return f" ({'; '.join(told)})" if told else ""
+def _told_ceiling(limit: Limit, facts: Facts) -> str:
+    """How far the run is from what its stage does alone."""
+    found = ceiling_of(limit, facts.ceilings)
+    if found is None:
+        return ""
+    stage, rate = found
+    share = facts.samples_per_s / rate.samples_per_s
+    return f" ({share:.0%} of the {rate.samples_per_s:,.0f}/s that {_DOING[stage]} alone gave)"
 
 
-def _told_prediction(predicted: float | None, basis: str, limit: Limit, facts: Facts) -> str:
+def _told_prediction(
+    predicted: float | None, assumes: str, basis: str, limit: Limit, facts: Facts
+) -> str:
     if predicted is None:
         return ""
     if limit in ("model", "python"):
-        return f"The input side could feed up to {predicted:,.0f} samples/s ({basis})."
+        return (
+            f"If {assumes}, the input side could feed up to {predicted:,.0f} samples/s ({basis})."
+        )
     times = predicted / facts.samples_per_s if facts.samples_per_s else 1.0
-    return f"Predicted: {predicted:,.0f} samples/s, {times:.2g} times as many ({basis})."
+    return (
+        f"Predicted, if {assumes}: {predicted:,.0f} samples/s, {times:.2g} times as many ({basis})."
+    )

@@ -54,6 +54,19 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressiveCost:
+    """What decoding progressive JPEGs of this dataset takes, on the job's device, measured.
+
+    times: as long as a baseline JPEG. images: progressive ones that were decoded. of_twins: beside
+    the same images rewritten without loss; else beside the dataset's baseline images, by pixels.
+    """
+
+    times: float
+    images: int
+    of_twins: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Ceilings:
     """What each stage does alone, measured beside the run; None: it isn't part of this job.
 
@@ -61,7 +74,8 @@ class Ceilings:
     in the loader's order, checked; of a remote dataset those in the cache. is_cold: it had to wait
     for the disk. decode: encoded samples in memory to pixels of the windows that the recipe asks
     for. augment: the same with all else that the recipe does. copy: a batch's encoded bytes to the
-    GPU. python: all but reading and decoding.
+    GPU. python: all but reading and decoding. progressive: no stage, but what decoding is made of;
+    None also where nothing could be compared.
     """
 
     device: str = "cpu"
@@ -72,6 +86,7 @@ class Ceilings:
     augment: Rate | None = None
     copy: Rate | None = None
     python: Rate | None = None
+    progressive: ProgressiveCost | None = None
 
     def stages(self) -> dict[Stage, Rate]:
         """Those that were measured."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.errors import ConfigError, MissingDependencyError
-from pipeline.bench.report import OURS, STAGE_TITLES, beside, stage_of
+from pipeline.bench.report import OURS, STAGE_TITLES, beside, limiting_stage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -82,13 +82,12 @@ class _Bar:
 
 def _rates(result: Result) -> list[_Bar]:
     """The run, and each stage alone; the one that is the limit stands out."""
-    reached = result.raw.measured.samples_per_s
-    limit = stage_of(result.diagnosis.limit)
-    bars = [_Bar("this run", reached, _OURS)]
+    limit, share = limiting_stage(result), result.diagnosis.of_ceiling
+    run = result.raw if limit is None else result.judged  # a share is of the run that was judged
+    bars = [_Bar("this run", run.measured.samples_per_s, _OURS)]
     for name, rate in result.ceilings.stages().items():
-        is_limit = name == limit
-        share = f"reached {reached / rate.samples_per_s:.0%}" if rate.samples_per_s else ""
-        told = f"{share}, the limit" if is_limit else share
+        is_limit = name == limit and share is not None
+        told = f"the limit: reached {share:.0%}" if is_limit else ""
         title = STAGE_TITLES.get(name, name)
         bars.append(_Bar(title, rate.samples_per_s, _LIMIT if is_limit else _OTHER, told))
     return bars

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cache.sizes import format_size
+from pipeline.bench.diagnosis import ceiling_of
 from pipeline.bench.machine import machine, versions
 from pipeline.bench.tune import BUSY_NOISE
 from pipeline.world import usable_cores
@@ -27,14 +28,13 @@ if TYPE_CHECKING:
 OURS = "penstock"
 # Decoding threads that never wait use their cores whole, but for what the kernel takes.
 _FREE_CORES = 0.75
-_STAGES = {"dataset": "read", "disk": "read", "cache": "remote"}
-
 STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
 
 
-def stage_of(limit: str) -> str:
-    """The stage whose ceiling a limit is about."""
-    return _STAGES.get(limit, limit)
+def limiting_stage(result: Result) -> str | None:
+    """The stage whose ceiling the verdict tells its share of."""
+    found = ceiling_of(result.diagnosis.limit, result.ceilings)
+    return None if found is None else found[0]
 
 
 def as_json(result: Result) -> dict[str, Any]:
@@ -62,6 +62,7 @@ def as_json(result: Result) -> dict[str, Any]:
         "of_ceiling": found.of_ceiling,
         "advice": found.advice,
         "predicted": found.predicted_samples_per_s,
+        "assumes": found.assumes,
         "basis": found.basis,
         "ceilings": {
             name: {
@@ -200,20 +201,20 @@ def _p99(result: Result) -> str:
 
 
 def _stages(result: Result, stages: Mapping[Any, Rate]) -> Table:
-    limit = result.diagnosis.limit
+    """One share only, the verdict's: of the stage that is the limit."""
+    limit, share = limiting_stage(result), result.diagnosis.of_ceiling
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for name in ("stage", "samples/s", "MB/s", "CPU s/1,000", "this run reaches"):
-        table.add_column(name, justify="left" if name == "stage" else "right")
-    reached = result.raw.measured.samples_per_s
+    for name in ("stage", "samples/s", "MB/s", "CPU s/1,000", ""):
+        table.add_column(name, justify="left" if name in ("stage", "") else "right")
     for name, rate in stages.items():
-        share = f"{reached / rate.samples_per_s:.0%}" if rate.samples_per_s else "-"
+        is_limit = name == limit and share is not None
         table.add_row(
             STAGE_TITLES.get(name, name),
             f"{rate.samples_per_s:,.0f}",
             f"{rate.bytes_per_s / 1e6:,.1f}" if rate.bytes_per_s else "-",
             f"{rate.cpu_s_per_1000:.2f}",
-            share,
-            style="bold" if name == stage_of(limit) else "",
+            f"the limit: reached {share:.0%}" if is_limit else "",
+            style="bold" if is_limit else "",
         )
     return table
 

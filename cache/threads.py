@@ -19,6 +19,7 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from cache.errors import ClosedError, StalledError
+from cache.forks import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -38,10 +39,12 @@ class Workers:
     def __init__(self, count: int, *, name: str) -> None:
         self._pool = futures.ThreadPoolExecutor(count, thread_name_prefix=NAME_PREFIX + name)
         self._closed = False
+        self._pid = os.getpid()
         self._started: weakref.WeakSet[futures.Future[Any]] = weakref.WeakSet()
 
     def submit(self, fn: Callable[[T], U], item: T) -> futures.Future[U]:
-        """Run fn(item) on a thread. Raises ClosedError after close()."""
+        """Run fn(item) on a thread. Raises ClosedError after close(), ForkedError in a child."""
+        check_process(self._pid, "This pool of threads")
         if self._closed:
             raise ClosedError("These workers are closed; make a new loader.")
         future = self._pool.submit(fn, item)
@@ -49,8 +52,11 @@ class Workers:
         return future
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Safe to call twice. timeout_s: wait no longer for what has started; it ends by itself."""
+        """Safe to call twice. timeout_s: wait no longer for what has started; it ends by itself.
+        In a forked child there is nothing to wait for."""
         self._closed = True
+        if os.getpid() != self._pid:
+            return
         self._pool.shutdown(wait=timeout_s is None, cancel_futures=True)
         if timeout_s is not None:
             running = [future for future in list(self._started) if not future.cancelled()]
@@ -79,6 +85,7 @@ class Ordered(Generic[T, U]):
         self._timeout_s = timeout_s
         self._in_flight: deque[futures.Future[U]] = deque()
         self._closed = False
+        self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[U]:
         return self
@@ -113,6 +120,7 @@ class Ordered(Generic[T, U]):
         """The next result of what is in flight; submits nothing. StopIteration if nothing is."""
         if not self._in_flight:
             raise StopIteration
+        check_process(self._pid, "This walk")
         future = self._in_flight.popleft()
         try:
             return future.result(timeout=self._timeout_s)
@@ -128,8 +136,11 @@ class Ordered(Generic[T, U]):
     def close(self, *, timeout_s: float | None = None) -> None:
         """Cancel what has not started, wait for what has, forget the results. timeout_s: wait no
         longer than that; what still runs ends by itself. A pop() that waits on another thread ends
-        with what it waited for, or with CancelledError."""
+        with what it waited for, or with CancelledError. In a forked child nothing is waited for."""
         self._closed = True
+        if os.getpid() != self._pid:
+            self._in_flight.clear()
+            return
         in_flight = list(self._in_flight)
         for future in in_flight:
             future.cancel()

@@ -168,9 +168,9 @@ class Remote:
         """The bytes of all spans, read-only uint8 arrays in the order asked; what is missing is
         fetched, over all blobs at once.
 
-        mode: "mmap" gives views of cached blobs, "pread" fresh memory; what passes comes in fresh
-        memory in any case. Raises FetchError, StalledError, ClosedError; with "pread" OSError and
-        EOFError of a failing disk or a file that was cut.
+        mode: "pread" gives fresh memory, any other views of cached blobs; what passes comes in
+        fresh memory in any case. Raises FetchError, StalledError, ClosedError; with "pread" OSError
+        and EOFError of a failing disk or a file that was cut.
         """
         cold = [
             number

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import torch
 
     from augment import Operation
+    from cache.blob import ReadMode
     from pipeline.resident_room import ResidentMode
 
 
@@ -84,7 +85,7 @@ class Asked:
     pad: Literal["mask"] | None
     max_bad: float
     deterministic: bool
-    read: Literal["mmap", "pread"]
+    read: ReadMode
     resident: ResidentMode
     drawn_seed: int | None = None
 

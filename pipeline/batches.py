@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from augment.mixing import Mix, Mixer
     from augment.recipe import CheckedRecipe
+    from cache.blob import ReadMode
     from pipeline.bad_samples import BadSamples
     from pipeline.order import Plan
     from pipeline.resident import Store
@@ -88,7 +89,7 @@ class BatchReader:
     global_batch: int
     padded_size: int | None
     mixer: Mixer | None
-    mode: Literal["mmap", "pread"]
+    mode: ReadMode
     bad_samples: BadSamples
     probe: ReadProbe = field(default_factory=ReadProbe)
     resident: Store | None = None

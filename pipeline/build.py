@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from augment.graph import Graph
 from augment.mixing import Mixer, mixer_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
     from augment import Operation
+    from cache.blob import ReadMode
     from readers import Dataset
     from readers.index import Index
 
@@ -74,7 +75,7 @@ class Settings:
     threads: int
     depth: int
     timeout_s: float
-    mode: Literal["mmap", "pread"]
+    mode: ReadMode
     max_bad: float = 0.001
     agrees: bool = False
     resident: ResidentMode = False
@@ -259,7 +260,7 @@ def _meter(
 def _read_threads(dataset: Dataset, settings: Settings) -> int:
     if dataset.remote is not None:
         return REMOTE_READ_THREADS
-    mapped = dataset.index.kind != "folder" and settings.mode == "mmap"
+    mapped = dataset.index.kind != "folder" and settings.mode != "pread"
     return MAPPED_READ_THREADS if mapped else READ_THREADS
 
 

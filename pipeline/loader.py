@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
+from cache.blob import READ_MODE, ReadMode
 from cache.errors import ClosedError, ConfigError, PlanError
 from pipeline import arguments, attributes
 from pipeline.asked import Asked, Whereabouts
@@ -80,7 +81,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     deterministic: bit-exact pixels on CUDA too, for speed.
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).
-    read: "mmap" views on mapped packs, or "pread" where files may change under the map (NFS).
+    read: "copy" checks and decodes a copy of each sample; "pread" copies by reading the file, where
+        it may shrink under its map (NFS) or the disk fails; "mmap" decodes views of the mapped
+        file: whoever writes to it behind the check changes the sample (docs/cache.md).
 
     Yields, for a native dataset, tuples in the order of `dataset.fields`: "image" (n, c, h, w),
     "label" and "id" int64 (n,); MixUp and CutMix make of "label" float32 (n, classes). For a torch
@@ -126,11 +129,11 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         lanes: int | None = None,
         window: int | None = None,
         reshuffle: float = 0.0,
-        read: Literal["mmap", "pread"] = "mmap",
+        read: ReadMode = READ_MODE,
         resident: ResidentMode = False,
     ) -> None:
         arguments.check_choice("pad", pad, (None, "mask"))
-        arguments.check_choice("read", read, ("mmap", "pread"))
+        arguments.check_choice("read", read, get_args(ReadMode))
         arguments.check_resident(resident)
         arguments.check_counts(lanes=lanes, window=window)
         arguments.check_share("max_bad", max_bad)
@@ -183,7 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self._init_native(dataset, torchs)
         else:
             arguments.refuse_native(
-                {"deterministic": deterministic and augment is None, "read": read != "mmap"}
+                {"deterministic": deterministic and augment is None, "read": read != READ_MODE}
                 | {"resident=True": resident is True}
             )
             self._init_foreign(dataset, torchs)

@@ -222,11 +222,14 @@ def _missing(path: bytes) -> CorruptShardError:
 def _table(
     batch: Any, offsets: NDArray[np.int64], flat_bytes: int, sums: Sums
 ) -> NDArray[np.int64]:
+    offsets = offsets.copy()
     if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > flat_bytes:
         raise ValueError("its offsets lead out of the file")
-    crcs = batch.column("crc32c").to_numpy()
-    heights, widths = batch.column("height").to_numpy(), batch.column("width").to_numpy()
-    labels = batch.column("label").to_numpy() if "label" in batch.schema.names else None
+    # Copies of what may be a map: what is checked here is what is used.
+    crcs, heights, widths = (
+        batch.column(name).to_numpy().copy() for name in ("crc32c", "height", "width")
+    )
+    labels = batch.column("label").to_numpy().copy() if "label" in batch.schema.names else None
     if Sums.of(crcs, heights, widths, labels) != sums:
         raise ValueError("its columns aren't what the manifest promises")
     check_rows(np.diff(offsets), heights, widths)

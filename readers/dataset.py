@@ -8,13 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
-from crc32c import crc32c
 
-from cache.blob import ReadMode
+from cache.blob import READ_MODE, ReadMode
 from cache.counters import Traffic, TrafficMeter
 from cache.errors import ClosedError, ConfigError, CorruptSampleError, IndexChangedError
+from readers.blocks import Blocks
 from readers.folder_shard import REINDEX
-from readers.loading import Visit, load_blobs, load_local
+from readers.loading import Visit, checksums, load_blobs, load_local
 from readers.open_shards import OpenShards
 from readers.opening import Format, Opener
 from readers.origin import locate, show
@@ -87,6 +87,7 @@ class Dataset:
         self._storage_options, self._filesystem = storage_options, filesystem
         self._opening = threading.Lock()
         self._local = TrafficMeter()
+        self._blocks = Blocks()
         self._index: Index | None = None
         self._shards: OpenShards | None = None
         self._advise = ADVISED_BATCHES  # until enough batches say otherwise
@@ -200,13 +201,15 @@ class Dataset:
         self,
         rows: NDArray[np.int64],
         *,
-        mode: ReadMode = "mmap",
+        mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
     ) -> EncodedBatch:
         """Encoded samples in the order of rows, each checked against its CRC-32C.
 
-        rows: (shard, row), int64, shape (n, 2), n ≥ 0. mode: "mmap" gives read-only views of mapped
-        shards, "pread" reads into fresh memory (for mounts whose files may shrink under a map).
+        rows: (shard, row), int64, shape (n, 2), n ≥ 0. mode: "copy" copies each sample out of
+        the map of its shard and checks the copy, which nobody else can change; "pread" reads into
+        fresh memory (for mounts whose files may shrink under a map); "mmap" gives read-only views:
+        who writes to the file behind the check changes what is decoded.
         bad: None, or a dict that is told which samples are bad, as position in rows -> reason: a
         wrong checksum even after a second fetch; a folder's file that is gone, changed or can't be
         read. Those come empty, with their ids and columns, instead of an error for all.
@@ -224,7 +227,7 @@ class Dataset:
         encoded = self._load(index, visit, mode, marks)
         if index.remote is not None:
             began = time.perf_counter()  # the network's time isn't the disk's
-        crcs = [crc32c(sample) for sample in encoded]
+        crcs = checksums(visit, encoded, mode, self._blocks)
         self._note_rate(visit.table, time.perf_counter() - began, is_local=index.remote is None)
         if crcs != (wanted := visit.table[:, CRC].tolist()):
             wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (marks or ())]
@@ -338,17 +341,20 @@ class Dataset:
         """Fetch remote shards with bad samples once more; raise for what is bad even then, or tell
         marks."""
         wanted = visit.table[:, CRC].tolist()
+        crcs: dict[int, int] = {}  # of what was fetched again
         numbers = visit.numbers.index
         for number in np.unique(rows[bad, 0]).tolist():
             here = [i for i in bad if rows[i, 0] == number]
             if index.remote is not None:
                 shard = self._opened().replace(number, visit.shards[numbers(number)])
                 again = Visit.of([number], [shard], [0, len(here)], rows[here, 1])
-                for i, sample in zip(here, self._load(index, again, mode), strict=True):
+                mended = self._load(index, again, mode)
+                crcs |= zip(here, checksums(again, mended, mode, self._blocks), strict=True)
+                for i, sample in zip(here, mended, strict=True):
                     encoded[i] = sample
                     wanted[i] = int(shard.table[rows[i, 1], CRC])
             for i in here:
-                if i in (marks or ()) or crc32c(encoded[i]) == wanted[i]:
+                if i in (marks or ()) or crcs.get(i) == wanted[i]:
                     continue
                 if marks is None:
                     raise self._corrupt(index, number, int(rows[i, 1]))

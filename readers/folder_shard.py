@@ -16,7 +16,7 @@ from readers.atomic import write_whole
 from readers.ipc import Columns, only_batch, write_batch
 from readers.manifest import FORMAT
 from readers.names import are_unsafe, printable
-from readers.pages import BROKEN, map_buffer
+from readers.pages import BROKEN, map_buffer, read_buffer
 from readers.shard import check_rows, table
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def read_sidecar(path: bytes, *, etag: str) -> SidecarContent:
 def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
     """A sidecar's columns, with or without labels; raises as read_sidecar does."""
     try:
-        buffer = map_buffer(path)
+        buffer = read_buffer(path)  # not mapped: what is checked here is what is used
         if _etag(buffer) != etag:
             raise ValueError("its checksum isn't what the manifest promises")
         return only_batch(buffer, columns, optional=frozenset(("label",)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from crc32c import crc32c
 
 from cache.blob import Wanted
 from cache.errors import DatasetError, PenstockError
@@ -22,11 +23,14 @@ if TYPE_CHECKING:
 
     from cache.blob import Blob, ReadMode
     from cache.remote import Remote
+    from readers.blocks import Blocks
     from readers.index import Shard
     from readers.open_shards import OpenShards
     from readers.types import Encoded
 
 _log = logging.getLogger("penstock")
+
+_NOTHING = np.empty(0, np.uint8)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ def load_local(
     starts, ends = visit.table[:, START], visit.table[:, END]
     first, last = starts.tolist(), ends.tolist()
     encoded: list[Encoded] = []
-    if mode == "mmap" and bool(visit.shards) and visit.shards[0].is_mapped:
+    if mode != "pread" and bool(visit.shards) and visit.shards[0].is_mapped:
         if advise:
             visit.advise()
         for shard, a, b in visit.pieces():
@@ -98,7 +102,7 @@ def load_blobs(
 ) -> list[Encoded]:
     """The samples' bytes of a remote dataset, of all shards at once. What the local disk can't give
     is fetched again, and behind that read past the cache. Raises FetchError."""
-    if advise and mode == "mmap":
+    if advise and mode != "pread":
         visit.advise()
     first, last = visit.table[:, START].tolist(), visit.table[:, END].tolist()
 
@@ -142,3 +146,33 @@ def _slots(sizes: list[int]) -> list[Encoded]:
     """Room for samples and one byte more each. An array each, so that a sample that someone keeps
     doesn't hold its whole batch; one block for all was no faster."""
     return [np.empty(size_bytes + 1, np.uint8) for size_bytes in sizes]
+
+
+def checksums(visit: Visit, encoded: list[Encoded], mode: ReadMode, blocks: Blocks) -> list[int]:
+    """The CRC-32C of each sample. With "copy" views of maps are replaced by copies in a block, each
+    just before it is summed: it is read from memory once, and what was summed is what is decoded,
+    whatever happens to the file meanwhile."""
+    sums: list[int] = []
+    copied = [mode == "copy" and gives_views(shard) for shard in visit.shards]
+    sizes = [len(sample) for sample in encoded]
+    needed = sum(
+        sum(sizes[a:b]) for (_, a, b), copies in zip(visit.pieces(), copied, strict=True) if copies
+    )
+    room, shown = blocks.take(needed) if needed else (_NOTHING, _NOTHING)
+    at = 0
+    for (_, a, b), copies in zip(visit.pieces(), copied, strict=True):
+        if copies:
+            for i in range(a, b):
+                end = at + sizes[i]
+                room[at:end] = encoded[i]
+                encoded[i] = sample = shown[at:end]
+                sums.append(crc32c(sample))
+                at = end
+        else:
+            sums += map(crc32c, encoded[a:b])
+    return sums
+
+
+def gives_views(shard: Shard) -> bool:
+    """Whether its samples are views of a mapped file, not memory of their own."""
+    return shard.blob.is_cached if isinstance(shard, BlobShard) else shard.is_mapped

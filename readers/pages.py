@@ -43,6 +43,12 @@ def map_buffer(path: bytes) -> Any:
     return map_file(path).buffer()
 
 
+def read_buffer(path: bytes) -> Any:
+    """A whole file as a pyarrow buffer that no later change of the file reaches. Raises OSError."""
+    with open(path, "rb") as file:
+        return pa.py_buffer(file.read())
+
+
 # More than footer, schema and columns of a usual shard (50 bytes a sample, 600 samples).
 _TAIL_BYTES = 256 * 2**10
 

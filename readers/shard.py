@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from readers.types import Encoded
-
-ReadMode = Literal["mmap", "pread"]
 
 START, END, HEIGHT, WIDTH, LABEL, CRC = range(6)
 """Columns of a shard's table. START, END: the sample's bytes in the shard's flat data, end

@@ -262,7 +262,7 @@ class TestKinds:
         data = bytearray(shard.read_bytes())
         data[data.index(wanted) + 60] ^= 1
         shard.write_bytes(data)
-        for read in ("mmap", "pread"):
+        for read in ("copy", "pread", "mmap"):
             with make(tmp_path / "pack", shuffle=False, read=read) as loader:
                 got = ids_of(loader)
             assert [own for own, i in enumerate(got) if i != own] == [3]

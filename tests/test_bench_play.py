@@ -169,12 +169,12 @@ DEPTHS = (1, 2, 4)
 AXES = (
     Axis(name="num_workers", values=THREADS, tie=True),
     Axis(name="prefetch_factor", values=DEPTHS),
-    Axis(name="read", values=("mmap", "pread")),
+    Axis(name="read", values=("copy", "pread")),
 )
 START = Setup(batch_size=64, num_workers=4)
 
 
-@given(threads=st.sampled_from(THREADS), depth=st.sampled_from(DEPTHS), read=st.sampled_from("mp"))
+@given(threads=st.sampled_from(THREADS), depth=st.sampled_from(DEPTHS), read=st.sampled_from("cp"))
 @settings(max_examples=30, deadline=None)
 def test_a_clear_best_is_found_from_anywhere(threads: int, depth: int, read: str) -> None:
     def rate(setup: Setup) -> float:

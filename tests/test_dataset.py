@@ -81,7 +81,7 @@ def flip(path: Path, at: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["set", "pack"])
-@pytest.mark.parametrize("mode", ["mmap", "pread"])
+@pytest.mark.parametrize("mode", ["copy", "pread", "mmap"])
 def test_samples_are_the_files_bytes(built: Path, kind: str, mode: str) -> None:
     with Dataset(built / kind) as dataset:
         batch = dataset.read(rows_of(dataset), mode=mode)  # type: ignore[arg-type]
@@ -209,7 +209,7 @@ def test_names_of_a_pack_tell_shard_and_row(built: Path) -> None:
         assert dataset.names([0, 1]) == ["shard-000000.arrow[0]", "shard-000000.arrow[1]"]
 
 
-@pytest.mark.parametrize("mode", ["mmap", "pread"])
+@pytest.mark.parametrize("mode", ["copy", "pread", "mmap"])
 def test_a_flipped_bit_in_a_pack_is_found_and_named(own: Path, mode: str) -> None:
     shard = own / "pack" / "shard-000001.arrow"
     flip(shard, first_byte(shard))

@@ -59,7 +59,7 @@ def same(mine: list[Any], wanted: list[Any]) -> bool:
 
 
 @pytest.mark.parametrize("share", [10.0, 0.5, 0.0])
-@pytest.mark.parametrize("mode", ["mmap", "pread"])
+@pytest.mark.parametrize("mode", ["copy", "pread"])
 def test_the_same_tensors_with_any_cache(
     pack: Path, server: Server, tmp_path: Path, share: float, mode: str
 ) -> None:

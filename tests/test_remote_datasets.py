@@ -83,7 +83,7 @@ def told(batch: EncodedBatch) -> list[tuple[bytes, int, list[int]]]:
     return list(zip(map(bytes, batch.encoded), labels, dims, strict=True))
 
 
-def everything(dataset: Dataset, mode: Any = "mmap") -> list[tuple[bytes, int, list[int]]]:
+def everything(dataset: Dataset, mode: Any = "copy") -> list[tuple[bytes, int, list[int]]]:
     dataset.open(verify=images.verify)
     return told(dataset.read(rows_of(dataset), mode=mode))
 
@@ -115,7 +115,7 @@ def filled(dataset: Dataset) -> list[tuple[bytes, int, list[int]]]:
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
-@pytest.mark.parametrize("mode", ["mmap", "pread"])
+@pytest.mark.parametrize("mode", ["copy", "pread"])
 def test_a_remote_dataset_reads_as_the_local_one(
     built: Path, memory: str, tmp_path: Path, kind: str, mode: str
 ) -> None:
@@ -339,7 +339,7 @@ def zero(path: Path) -> None:
 
 @pytest.mark.parametrize("kind", list(KINDS))
 @pytest.mark.parametrize("damage", [flip, truncate, zero_tail, zero])
-@pytest.mark.parametrize("mode", ["mmap", "pread"])
+@pytest.mark.parametrize("mode", ["copy", "pread"])
 def test_damage_in_the_cache_is_never_delivered_but_fetched_again(
     server: Server, tmp_path: Path, kind: str, damage: Callable[[Path], None], mode: str
 ) -> None:

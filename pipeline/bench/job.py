@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from cache.blob import READ_MODE
 from cache.errors import ConfigError, PlanError, RecipeError
 from pipeline.bench.accelerators import accelerator as accelerator_named
 from pipeline.bench.tune import Setup
@@ -129,7 +130,7 @@ class Job:
             options.append(f"augment={self.recipe.line}")
         if self.device != "cpu":
             options.append(f"device={self.device!r}")
-        if setup.read != "mmap":
+        if setup.read != READ_MODE:
             options.append(f"read={setup.read!r}")
         parts = [repr(self.place)]
         if self.recipe.operations is None:

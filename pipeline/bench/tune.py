@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import statistics
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
+from cache.blob import READ_MODE
 from cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
+
+    from cache.blob import ReadMode
 
 # Differences below this are noise even where two runs happened to agree.
 LEAST_NOISE = 0.02
@@ -37,7 +40,7 @@ class Setup:
     batch_size: int
     num_workers: int
     prefetch_factor: int = 2
-    read: Literal["mmap", "pread"] = "mmap"
+    read: ReadMode = READ_MODE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,7 @@ def axes_for(
         Axis(name="num_workers", values=tuple(sorted(threads)), tie=True),
         Axis(name="prefetch_factor", values=tuple(sorted({1, 2, 4, start.prefetch_factor}))),
         Axis(name="batch_size", values=tuple(sorted(sizes))),
-        Axis(name="read", values=("mmap", "pread")),
+        Axis(name="read", values=("copy", "pread")),
     )
     return tuple(axis for axis in axes if axis.name not in given)
 

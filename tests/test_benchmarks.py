@@ -22,7 +22,7 @@ from benchmarks.data import Prepared, prepare
 from benchmarks.photographs import PHOTOGRAPHS, borrow_images, make_photographs
 from benchmarks.proof import judge
 from benchmarks.readme import markers
-from benchmarks.record import write_result
+from benchmarks.record import RESULTS, write_result
 from cache.errors import ConfigError, DatasetNotFoundError
 from pipeline.bench.children import Child, ChildFailedError
 from pipeline.bench.cpu import tree_cpu_s
@@ -405,6 +405,30 @@ def test_synthetic_shards_are_uneven_and_complete() -> None:
 def test_memory_tells_a_slope(tmp_path: Path) -> None:
     path = memory.measure(tmp_path / "data", images=32, epochs=3, results=tmp_path, console=quiet())
     assert len(json.loads(path.read_text())["resident_mib"]) == 3
+
+
+def test_docs_tell_what_was_measured_of_resident_datasets() -> None:
+    """One measurement is kept; both texts tell it."""
+    kept = json.loads((RESULTS / "resident.json").read_text())["medians"]
+    table = (RESULTS.parents[1] / "docs" / "datasets.md").read_text()
+    times: dict[str, list[str]] = {"images_per_s_later": [], "cpu_s_per_1000_first": []}
+    for what, digits in (("photographs", 2), ("small", 3)):
+        cells = []
+        for figure, form in (
+            ("images_per_s_later", ",.0f"),
+            ("cpu_s_per_1000_later", f".{digits}f"),
+            ("cpu_s_per_1000_first", f".{digits}f"),
+        ):
+            plain, resident = (kept[what][figure][name] for name in ("plain", "resident"))
+            cell = f"{plain:{form}} → {resident:{form}}"
+            if figure in times:
+                times[figure].append(f"{resident / plain:.1f}")
+                cell += f" ({times[figure][-1]} times)"
+            cells.append(cell)
+        assert f"| {' | '.join(cells)} |" in table
+    readme = compare.README.read_text()
+    assert f"{' / '.join(times['images_per_s_later'])} times the images/s" in readme
+    assert f"{' / '.join(times['cpu_s_per_1000_first'])} times the CPU time" in readme
 
 
 def test_growth_of_a_leak_is_seen_by_every_reading() -> None:

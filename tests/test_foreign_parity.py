@@ -36,23 +36,29 @@ def both(make: Any, seed: int = 3) -> tuple[list[Any], list[Any]]:
 KINDS = ["tuple", "dict", "namedtuple", "str", "int", "array", "float"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+IN_PROCESS: list[dict[str, Any]] = [
+    {},
+    {"batch_size": 4},
+    {"batch_size": 4, "drop_last": True},
+    {"batch_size": 4, "shuffle": True},
+    {"batch_size": None},
+]
+IN_WORKERS: list[dict[str, Any]] = [
+    {"batch_size": 4, "shuffle": True, "num_workers": 2},
+    {"batch_size": 3, "num_workers": 2, "persistent_workers": True, "prefetch_factor": 3},
+]
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("kind", "options"),
     [
-        {},
-        {"batch_size": 4},
-        {"batch_size": 4, "drop_last": True},
-        {"batch_size": 4, "shuffle": True},
-        {"batch_size": None},
-        {"batch_size": 4, "shuffle": True, "num_workers": 2},
-        {"batch_size": 3, "num_workers": 2, "persistent_workers": True, "prefetch_factor": 3},
+        *((kind, options) for kind in KINDS for options in IN_PROCESS),
+        # Processes are slow; two kinds are enough.
+        *((kind, options) for kind in ("tuple", "dict") for options in IN_WORKERS),
     ],
     ids=str,
 )
 def test_the_same_batches_as_torch(kind: str, options: dict[str, Any]) -> None:
-    if options.get("num_workers") and kind not in ("tuple", "dict"):
-        pytest.skip("processes are slow; two kinds are enough")
     reference, ours = both(lambda loader: loader(Squares(11, kind), **options))
     assert same(reference, ours)
 
@@ -109,11 +115,8 @@ def test_datasets_that_read_whole_batches() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("batch_size", [None, 4])
-@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("batch_size", "drop_last"), [(None, False), (4, False), (4, True)])
 def test_iterable_datasets(workers: int, batch_size: int | None, drop_last: bool) -> None:
-    if batch_size is None and drop_last:
-        pytest.skip("torch refuses it")
     for dataset in (Streams([3, 10]), Random([9, 2])):
         reference, ours = both(
             lambda loader, dataset=dataset: loader(

@@ -72,7 +72,8 @@ def test_tensorboard_gets_scalars(loader: DataLoader) -> None:
     batches = sum(1 for _ in loader)
     log_tensorboard(loader, Writer(), 5)
     assert written["penstock/batches"] == (batches, 5)
-    assert written["penstock/wait_share"][0] >= 0
+    wait_s, step_s = (written[f"penstock/{name}"][0] for name in ("wait_s", "step_s"))
+    assert written["penstock/wait_share"][0] == pytest.approx(wait_s / (wait_s + step_s))
 
 
 def test_a_missing_package_names_the_extra(

@@ -110,7 +110,9 @@ def filled(dataset: Dataset) -> list[tuple[bytes, int, list[int]]]:
     found = everything(dataset)
     assert dataset.remote is not None
     for shard in range(len(dataset.index.sizes)):
-        assert dataset.remote.fill(dataset.index.source(shard)) >= 0
+        source = dataset.index.source(shard)
+        dataset.remote.fill(source)
+        assert dataset.remote.is_whole(source)
     return found
 
 

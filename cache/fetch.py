@@ -27,7 +27,7 @@ from cache.counters import TrafficMeter
 from cache.errors import ClosedError, FetchError, ObjectChangedError, PenstockError, StalledError
 from cache.fetch_policy import Connections, FetchPolicy, Health, RequestTimes, backoff_s
 from cache.store import Answer, ObjectInfo, RequestError, Store
-from cache.threads import STALL_TIMEOUT_S, Workers
+from cache.threads import STALL_TIMEOUT_S, Workers, end_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,6 +39,8 @@ _QUIET_S = 1.0
 """So long after an urgent request fills have all connections again."""
 _LONGEST_WAIT_S = 1.0
 """A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
+_CLOSE_S = 1.0
+"""So long close() waits for requests that it has cut; what hangs on is left to its own timeout."""
 _HEDGE_THREADS = 8
 """Threads beside those of the connections, for hedges."""
 
@@ -50,6 +52,8 @@ FORKED = (
 _REMEDIES = {
     "transient": "Check that the server is up and the network, or raise retry_timeout in "
     "storage_options.",
+    "unreachable": "Check the host and the port in the URL (or endpoint_url), and that the server "
+    "is up.",
     "throttled": "The store asks for fewer requests: use larger shards, fewer jobs at a time, or "
     "raise retry_timeout in storage_options.",
     "missing": "Check the path for a typing error; if it was there, the dataset changed since it "
@@ -153,6 +157,7 @@ class Fetcher:
         self._is_closed = False
         self._waiting: set[_Call] = set()
         self._pid = os.getpid()
+        end_at_exit(self)
 
     def fetch(
         self,
@@ -193,7 +198,7 @@ class Fetcher:
         Raises FetchError."""
 
         def read() -> Answer:
-            answer = self.store.read(path, version=version)
+            answer = self.store.read(path, version=version, most_bytes=size_bytes)
             if size_bytes is not None and answer.object_bytes != size_bytes:
                 raise RequestError(
                     "changed", f"it has {answer.object_bytes} bytes, wanted {size_bytes}"
@@ -245,17 +250,27 @@ class Fetcher:
             with self._news:
                 self._fills -= granted
 
-    def close(self) -> None:
-        """End the threads and the store; who waits gets ClosedError. Safe to call twice.
-
-        Waits for requests in flight, at most for the read timeout of stalled ones.
-        """
-        if os.getpid() != self._pid:  # a forked child: the threads are its parent's
+    def end(self) -> None:
+        """Who waits gets ClosedError, and requests in flight are cut where the store can: at once.
+        Safe to call twice."""
+        if os.getpid() != self._pid:  # a forked child: all this is its parent's
             return
         with self._news:
             self._is_closed = True
             self._changed()
-        self._pool.close()
+        cut = getattr(self.store, "cut", None)
+        if cut is not None:
+            cut()
+
+    def close(self) -> None:
+        """End the threads and the store; who waits gets ClosedError. Safe to call twice.
+
+        A request that can't be cut and hangs is not waited for: its thread ends by itself.
+        """
+        if os.getpid() != self._pid:
+            return
+        self.end()
+        self._pool.close(timeout_s=_CLOSE_S)
         self.store.close()
 
     def _one(
@@ -376,6 +391,7 @@ class Fetcher:
         starting += [_Flight(request, True) for request in self._late_ones(call, now_s)]
         if call.later:
             wait_s = min(wait_s, call.later[0][0] - now_s)
+        wait_s = min(wait_s, self._contact_s(call, now_s) or wait_s)
         wait_s = min([wait_s, *self._deadlines_s(call, now_s)])
         return starting, max(0.001, wait_s)
 
@@ -443,6 +459,19 @@ class Fetcher:
             waiting := call.fresh or [e[2] for e in call.later]
         ):
             call.error = self._error(waiting[0], call.last_failure, now_s)
+            return
+        left_s = self._contact_s(call, now_s)
+        tried = [*call.flying.values(), *(entry[2] for entry in call.later)]
+        if left_s is not None and left_s <= 0 and tried:
+            call.error = self._error(tried[0], call.last_failure, now_s)
+
+    def _contact_s(self, call: _Call, now_s: float) -> float | None:
+        """Seconds that a host has left which nobody listens at, and which never answered: it is
+        rather misspelt than down. None where that isn't so."""
+        failure = call.last_failure
+        if failure is None or failure.kind != "unreachable" or self._health.last_success_s:
+            return None
+        return call.began_s + self.policy.first_contact_s - now_s
 
     def _moved_s(self, call: _Call) -> float:
         """When the remote last answered this fetcher, or the call began."""
@@ -457,7 +486,7 @@ class Fetcher:
         kind = ObjectChangedError if failure.kind == "changed" else FetchError
         return kind(
             f"{request.uri}: not fetched after {tries} in {took_s:.1f} s "
-            f"({failure.kind}: {failure}). {_REMEDIES[failure.kind]}",
+            f"({failure.kind}: {failure}). {failure.remedy or _REMEDIES[failure.kind]}",
             uri=request.uri,
             missing=failure.kind == "missing",
         )
@@ -544,7 +573,7 @@ class Fetcher:
         self.meter.add(failed=1, throttled=int(throttled))
         with self._news:
             now_s = time.monotonic()
-            final = failure.kind not in ("transient", "throttled")
+            final = failure.kind not in ("transient", "unreachable", "throttled")
             if final:
                 self._health.success(now_s)  # it answers, if only with a no
             else:

@@ -25,6 +25,8 @@ class FetchPolicy:
     max_attempts: requests for one range, hedges aside.
     backoff_base_s, backoff_cap_s: the pause before attempt n+1 is uniform in
         [0, min(cap, base * 2^n)] (full jitter); throttled requests count as three attempts more.
+    first_contact_s: so long a host that has never answered may be unknown or refuse connections (it
+        may just be starting); then that is the error.
     connect_timeout_s, read_timeout_s: a connection that isn't made, or brings nothing, for this
         long is a failed request.
     hedge_quantile, hedge_least, hedge_factor, hedge_floor_s: a range is asked for a second time
@@ -44,6 +46,7 @@ class FetchPolicy:
     max_attempts: int = 12
     backoff_base_s: float = 0.1
     backoff_cap_s: float = 10.0
+    first_contact_s: float = 6.0
     connect_timeout_s: float = 10.0
     read_timeout_s: float = 20.0
     hedge_quantile: float = 0.97

@@ -136,12 +136,24 @@ class FsspecStore:
         )
 
     def read(
-        self, path: str, span: tuple[int, int] | None = None, *, version: str | None = None
+        self,
+        path: str,
+        span: tuple[int, int] | None = None,
+        *,
+        version: str | None = None,
+        most_bytes: int | None = None,
     ) -> Answer:
         """Bytes of an object. Raises RequestError."""
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
-        before = version if version is not None else self._seen(path).version
+        if version is None or most_bytes is not None:
+            seen = self._seen(path)
+            if most_bytes is not None and seen.size_bytes > most_bytes:
+                raise RequestError(
+                    "changed", f"it has {seen.size_bytes} bytes, wanted {most_bytes}"
+                )
+            version = version if version is not None else seen.version
+        before = version
         start, end = span or (None, None)
         try:
             data = self._call("cat_file", self._full(path), start=start, end=end)

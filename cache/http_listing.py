@@ -7,48 +7,36 @@ Python's http.server all answer a folder with a page of links.
 from __future__ import annotations
 
 from html.parser import HTMLParser
-from http.client import HTTPException
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from cache.fsspec_store import failed_request
 from cache.store import RequestError
 from cache.threads import ordered
 
 if TYPE_CHECKING:
-    import ssl
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from cache.store import ObjectInfo
 
-_PAGE_BYTES = 256 * 2**20
+_PAGE_BYTES = 128 * 2**20
 """A page of a million links is some 100 MB; a server that never ends is cut off."""
 _HEADS = 16
 """Pages tell sizes for people only, so each file is asked for its own; so many at a time."""
 
 
-class HttpListing:
-    """Lists folders below a root, with urllib: obstore refuses answers without a Content-Length,
-    and nginx sends its index pages without. url: the root's, quoted; headers: of each request;
-    info: of the store; tls: for https."""
+class _Page(Protocol):
+    def __call__(self, url: str, *, most_bytes: int) -> bytes: ...
 
-    def __init__(
-        self,
-        url: str,
-        info: Callable[[str], ObjectInfo | None],
-        *,
-        headers: Mapping[str, str],
-        timeout_s: float,
-        secrets: tuple[str, ...] = (),
-        tls: ssl.SSLContext | None = None,
-    ) -> None:
+
+class HttpListing:
+    """Lists folders below a root. url: the root's, quoted; info: of the store; page: what a URL
+    shows."""
+
+    def __init__(self, url: str, info: Callable[[str], ObjectInfo | None], page: _Page) -> None:
         self._url = urlsplit(url)
         self._base = unquote(self._url.path, errors="surrogateescape").rstrip("/")
-        self._headers = dict(headers)
         self._info = info
-        self._timeout_s = timeout_s
-        self._secrets = secrets
-        self._tls = tls
+        self._ask = page
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects below a folder. Raises RequestError."""
@@ -85,19 +73,9 @@ class HttpListing:
         return links(page, _join(self._base, folder))
 
     def _page(self, folder: str) -> str:
-        from urllib.error import HTTPError
-        from urllib.request import Request, urlopen
-
         path = _quoted(f"{_join(self._base, folder)}/")
         url = urlunsplit((self._url.scheme, self._url.netloc, path, self._url.query, ""))
-        try:
-            request = Request(url, headers=self._headers)
-            with urlopen(request, timeout=self._timeout_s, context=self._tls) as answer:
-                return str(answer.read(_PAGE_BYTES).decode("utf-8", "replace"))
-        except (OSError, HTTPException) as error:
-            if isinstance(error, HTTPError):
-                error.close()  # it is the answer, too
-            raise failed_request(error, self._secrets) from None
+        return self._ask(url, most_bytes=_PAGE_BYTES).decode("utf-8", "replace")
 
 
 def links(page: str, folder: str) -> tuple[list[str], list[str]]:

@@ -1,19 +1,18 @@
-"""The store behind a URL: obstore for s3, gs, az and http(s), fsspec for every other one."""
+"""The store behind a URL: http(s) by `cache.web_client`, s3, gs and az by obstore and, where a URL
+can be signed, by the same client; every other one by fsspec."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from cache.errors import ConfigError, FetchError, MissingDependencyError
 from cache.fsspec_store import FsspecStore
-from cache.http_listing import HttpListing
-from cache.obstore_store import ObstoreStore
-from cache.plain_get import PlainGet
+from cache.http_store import HttpStore
+from cache.obstore_store import ObstoreStore, Signer, rust_errors
 from cache.secrets import clean_message, find_secrets, plain_query, redact, store_scope, url_secrets
 from cache.store_options import (
     OURS,
@@ -23,10 +22,14 @@ from cache.store_options import (
     gcs_settings,
     http_settings,
     s3_settings,
+    seconds,
 )
+from cache.tls import tls_context
+from cache.web_address import origin_of
+from cache.web_client import Proxies, WebClient
+from cache.web_objects import WebObjects
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Mapping
 
     from cache.fetch_policy import FetchPolicy
@@ -42,6 +45,20 @@ _GCS = ("gs", "gcs")
 _AZURE = ("az", "abfs", "abfss")
 _HTTP = ("http", "https")
 _LISTING_RETRIES = 5
+_NEEDS_HEADERS = (
+    "request_payer",
+    "s3_express",
+    "server_side_encryption",
+    "sse_customer_key_base64",
+    "sse_kms_key_id",
+)
+_LOGIN = (
+    "access_key_id",
+    "secret_access_key",
+    "session_token",
+    "skip_signature",
+    "credential_provider",
+)
 
 
 def open_store(url: str, options: Mapping[str, Any], *, filesystem: Any | None = None) -> Store:
@@ -97,6 +114,7 @@ def _bucket(
         )
     shown = redact(url).rstrip("/")
     store = _made(make, place, settings, policy, shown, secrets, retries=0)
+    client = _client(settings, policy)
     return ObstoreStore(
         store,
         listing=_made(make, place, settings, policy, shown, secrets, retries=_LISTING_RETRIES),
@@ -104,41 +122,62 @@ def _bucket(
         url=shown,
         scope=_scope(*(str(part).rstrip("/") for part in scope)),
         secrets=secrets,
-        plain=_signed_get(store, settings, policy, secrets),
+        bucket=place,
+        client=client,
+        web=_signed(make, store, place, settings, policy, shown, secrets, client),
+        web_first=scheme in _S3,
     )
 
 
-def _signed_get(
-    store: Any, settings: Settings, policy: FetchPolicy, secrets: tuple[str, ...]
-) -> PlainGet | None:
-    """Ranges of a bucket by signed URLs; None where requests aren't signed, or wait for a login."""
-    import obstore
-
-    if settings.config.get("skip_signature") or "credential_provider" in settings.config:
+def _signed(
+    make: Any,
+    store: Any,
+    bucket: str,
+    settings: Settings,
+    policy: FetchPolicy,
+    shown: str,
+    secrets: tuple[str, ...],
+    client: WebClient,
+) -> WebObjects | None:
+    """A bucket's objects by URLs that obstore signs; None where a URL says too little (headers of
+    encryption, of who pays) or can't be signed here."""
+    is_s3 = make.__name__ == "S3Store"
+    config = settings.config
+    headers = settings.client.get("default_headers") or {}
+    if any(config.get(name) for name in _NEEDS_HEADERS) or any(
+        str(name).lower().startswith("x-amz-") for name in headers
+    ):
         return None
-    lasts = timedelta(seconds=policy.retry_timeout_s)
-    return PlainGet(
-        lambda key: obstore.sign(store, "GET", key, lasts),
-        headers={},
-        timeout_s=policy.read_timeout_s,
+    if config.get("skip_signature"):
+        if not is_s3:
+            return None
+        # Only its URLs are wanted: nothing is looked up for a login, and the signature is cut off.
+        bare = {"access_key_id": "none", "secret_access_key": "none", "skip_signature": False}
+        plain = {name: value for name, value in config.items() if name not in _LOGIN}
+        anonymous = Settings(config={**plain, **bare}, client=settings.client)
+        store = _made(make, bucket, anonymous, policy, shown, secrets, retries=0)
+    elif not is_s3 and "credential_provider" in config:
+        return None
+    return WebObjects(
+        client,
+        Signer(store, anonymous=bool(config.get("skip_signature"))),
+        headers=_texts(headers),
         secrets=secrets,
-        tls=_tls(settings),
+        bucket=bucket,
     )
 
 
 def _http(
     url: str, options: Mapping[str, Any], policy: FetchPolicy, secrets: tuple[str, ...]
 ) -> Store:
-    from obstore.store import HTTPStore
-
     settings = http_settings(options)
     try:
         parts = urlsplit(url)
-        host = parts.hostname
-    except ValueError:
-        host = None
-    if not host:
-        raise ConfigError(f"{redact(url)}: not a URL, wanted {url.partition(':')[0]}://<host>/….")
+        origin_of(url)
+    except (ValueError, UnicodeError):
+        raise ConfigError(
+            f"{redact(url)}: not a URL, wanted {url.partition(':')[0]}://<host>/…."
+        ) from None
     if parts.username is not None:
         # As a header: in the URL it would be in every message of every library below.
         from cache.store_options import basic_auth
@@ -150,32 +189,20 @@ def _http(
     base = urlunsplit(
         (parts.scheme, parts.netloc.rpartition("@")[2], parts.path.rstrip("/"), parts.query, "")
     )
-    shown = redact(base)
-    headers = settings.client.get("default_headers", {})
-    tls = _tls(settings) if parts.scheme == "https" else None
-    store = _made(HTTPStore, base, settings, policy, shown, secrets, retries=0)
-    return ObstoreStore(
-        store,
-        listing=store,
-        root="",
-        url=shown,
+    client = _client(settings, policy)
+    objects = WebObjects(
+        client,
+        lambda _method, key: _object_url(base, key),
+        headers=_texts(settings.client.get("default_headers") or {}),
+        secrets=secrets,
+    )
+    return HttpStore(
+        client,
+        objects,
+        base=base,
+        url=redact(base),
         scope=_scope("http", repr(plain_query(url))),
         secrets=secrets,
-        lister=partial(
-            HttpListing,
-            base,
-            headers=headers,
-            timeout_s=policy.read_timeout_s,
-            secrets=secrets,
-            tls=tls,
-        ),
-        plain=PlainGet(
-            partial(_object_url, base),
-            headers=headers,
-            timeout_s=policy.read_timeout_s,
-            secrets=secrets,
-            tls=tls,
-        ),
     )
 
 
@@ -185,18 +212,37 @@ def _object_url(base: str, key: str) -> str:
     return urlunsplit((parts.scheme, parts.netloc, path, parts.query, ""))
 
 
-def _tls(settings: Settings) -> ssl.SSLContext:
-    """What obstore is told of certificates, for urllib."""
-    import ssl
+def _texts(headers: Mapping[Any, Any]) -> dict[str, str]:
+    """Headers as text. Raises ConfigError for what no header can hold."""
+    found = {}
+    for name, value in headers.items():
+        texts = [
+            each.decode("latin-1") if isinstance(each, bytes) else str(each)
+            for each in (name, value)
+        ]
+        if any(mark in text for text in texts for mark in "\r\n\0") or ":" in texts[0]:
+            raise ConfigError(f"storage_options: headers: {texts[0][:40]!r} isn't a header.")
+        found[texts[0]] = texts[1]
+    return found
 
-    own = settings.client.get("root_certificate")
-    context = ssl.create_default_context()
-    if own is not None:
-        context.load_verify_locations(cadata=own.decode() if isinstance(own, bytes) else own)
-    if settings.client.get("allow_invalid_certificates"):
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
+
+def _client(settings: Settings, policy: FetchPolicy) -> WebClient:
+    """Connections with the same trust, timeouts and proxies that obstore is told."""
+    given = settings.client
+    proxies = None
+    if proxy := given.get("proxy_url"):
+        excludes = str(given.get("proxy_excludes") or "")
+        proxies = Proxies(by_scheme={"all": str(proxy)}, excludes=excludes)
+    own, anybody = given.get("root_certificate"), bool(given.get("allow_invalid_certificates"))
+    total = given.get("timeout")
+    return WebClient(
+        connect_timeout_s=policy.connect_timeout_s,
+        read_timeout_s=policy.read_timeout_s,
+        timeout_s=policy.retry_timeout_s if total is None else seconds(total, "timeout"),
+        tls=lambda: tls_context(own=own, anybody=anybody),
+        proxies=proxies,
+        agent=str(given.get("user_agent") or "penstock"),
+    )
 
 
 def _made(
@@ -221,12 +267,13 @@ def _made(
     given = {name: value for name, value in settings.client.items() if name not in OURS}
     retry_s = policy.retry_timeout_s if retries else 0.0
     try:
-        return make(
-            place,
-            client_options={**ours, **given},
-            retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=retry_s)},
-            **settings.config,
-        )
+        with rust_errors():
+            return make(
+                place,
+                client_options={**ours, **given},
+                retry_config={"max_retries": retries, "retry_timeout": timedelta(seconds=retry_s)},
+                **settings.config,
+            )
     # obstore raises errors of its own tree, TypeError and ValueError for what it doesn't know.
     except Exception as error:
         reason = clean_message(error, secrets).partition("\n")[0]

@@ -1,8 +1,8 @@
 """Remote stores: what every store can do, and what can go wrong with one request.
 
 A store makes one request and tells what became of it; `cache.fetch` retries, hedges and counts.
-`cache.obstore_store` serves s3, gs, az and http(s), `cache.fsspec_store` every other URL and
-whatever file system object a user passes.
+`cache.http_store` serves http(s), `cache.obstore_store` s3, gs and az, `cache.fsspec_store` every
+other URL and whatever file system object a user passes.
 """
 
 from __future__ import annotations
@@ -14,22 +14,36 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-Failure = Literal["transient", "throttled", "missing", "denied", "changed", "refused"]
-"""transient: network, 5xx, a cut or wrong answer, a stall: try again. throttled: 429 or 503, try
-again later. missing: no such object. denied: 401 or 403. changed: not the version that was asked
-for. refused: anything that trying again won't mend."""
+Failure = Literal[
+    "transient", "unreachable", "throttled", "missing", "denied", "changed", "refused"
+]
+"""transient: network, 5xx, a cut or wrong answer, a stall: try again. unreachable: nobody listens
+there, or the name isn't known: it may be starting, or misspelt. throttled: 429 or 503, try again
+later. missing: no such object. denied: 401 or 403. changed: not the version that was asked for.
+refused: anything that trying again won't mend."""
 
 
 class RequestError(Exception):
     """One request failed. Never leaves the package `cache`: `Fetcher` makes a FetchError of it.
 
     message: for people, without credentials. retry_after_s: what the server asked for, if it did.
+    remedy: what to do, where more is known than the kind. code: the store's own, if it told one.
     """
 
-    def __init__(self, kind: Failure, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        kind: Failure,
+        message: str,
+        *,
+        retry_after_s: float | None = None,
+        remedy: str | None = None,
+        code: str = "",
+    ) -> None:
         super().__init__(message)
         self.kind = kind
+        self.code = code
         self.retry_after_s = retry_after_s
+        self.remedy = remedy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,13 +91,20 @@ class Store(Protocol):
         """What is known of an object; None if it isn't there (a folder is none)."""
 
     def read(
-        self, path: str, span: tuple[int, int] | None = None, *, version: str | None = None
+        self,
+        path: str,
+        span: tuple[int, int] | None = None,
+        *,
+        version: str | None = None,
+        most_bytes: int | None = None,
     ) -> Answer:
-        """Bytes [start, end) of an object, or all of it without span.
+        """Bytes [start, end) of an object, or all of it without span, which is refused if it has
+        more than `most_bytes`.
 
         version: the request is conditional (If-Match) where the store can do that, and the
         answer's version is compared in any case: RequestError("changed"). An answer that is
-        shorter, longer or from elsewhere than asked for is RequestError("transient").
+        shorter or from elsewhere than asked for is RequestError("transient"), one that is longer
+        "refused": where the store can, no more than is wanted and one byte is ever read.
         """
 
     def put(self, local: str, path: str) -> None:

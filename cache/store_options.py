@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from cache.errors import ConfigError
 from cache.fetch_policy import FetchPolicy
+from cache.secrets import redact
+from cache.tls import certificates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,6 +35,12 @@ _NO_MEANING = _words(
     "default_fill_cache default_intelligent_cache encoded fill_cache fixed_upload_size "
     "listings_expiry_time loop max_concurrency max_paths project same_names "
     "secure_serialize simple_links skip_instance_cache use_listings_cache version_aware"
+)
+_CLIENT_NAMES = _words(
+    "allow_http allow_invalid_certificates connect_timeout default_content_type default_headers "
+    "http1_only http2_keep_alive_interval http2_keep_alive_timeout http2_keep_alive_while_idle "
+    "http2_only pool_idle_timeout pool_max_idle_per_host proxy_ca_certificate proxy_excludes "
+    "proxy_url randomize_addresses read_timeout root_certificate timeout user_agent"
 )
 _S3_NAMES = _words(
     "access_key_id bucket_name checksum_algorithm conditional_put "
@@ -72,6 +80,7 @@ _AZURE_ALIASES = {
     "bearer_token": "token",
     "endpoint_url": "endpoint",
 }
+_ENDPOINTS = ("endpoint", "base_url")
 _CONNECTION_STRING = {
     "accountname": "account_name",
     "accountkey": "account_key",
@@ -178,7 +187,24 @@ def _settings(
                 f"storage_options: {name!r} is unknown for {scheme}://. Known are "
                 f"{', '.join(known)}."
             )
+    for name in _ENDPOINTS:
+        if settings.config.get(name) is not None:
+            _check_endpoint(settings.config[name])
     return settings
+
+
+def _check_endpoint(value: Any) -> None:
+    """obstore panics at some that aren't URLs, and misunderstands others."""
+    from cache.web_address import origin_of
+
+    try:
+        origin_of(str(value))
+    except (ValueError, UnicodeError):
+        shown = redact(str(value)).partition("?")[0]
+        raise ConfigError(
+            f"storage_options: endpoint_url: got {shown!r}, wanted a URL such as "
+            '"https://minio.example:9000" or "http://127.0.0.1:9000", with its scheme.'
+        ) from None
 
 
 def _bare(name: str, strip: str) -> str:
@@ -208,7 +234,10 @@ def _unknown(where: str, name: str, known: str) -> ConfigError:
 
 def _client_options(settings: Settings, value: Any) -> None:
     """obstore's client_options as they are: obstore refuses what it doesn't know."""
-    settings.client.update(_mapping(value, "client_options"))
+    given = dict(_mapping(value, "client_options"))
+    if (own := given.pop("root_certificate", None)) is not None:
+        settings.client["root_certificate"] = certificates(own, "root_certificate")
+    settings.client.update(given)
 
 
 def _retry_config(settings: Settings, value: Any) -> None:
@@ -217,14 +246,16 @@ def _retry_config(settings: Settings, value: Any) -> None:
 
 
 def _verify(settings: Settings, value: Any) -> None:
-    if value is False:
-        settings.client["allow_invalid_certificates"] = True
-    elif isinstance(value, str | os.PathLike):
-        try:
-            with open(value, "rb") as file:
-                settings.client["root_certificate"] = file.read()
-        except OSError as error:
-            raise ConfigError(f"storage_options: verify: {error}.") from None
+    """requests' and botocore's way: True, False, or the path of certificate authorities."""
+    if isinstance(value, bool):
+        settings.client["allow_invalid_certificates"] = not value
+    elif value is not None:
+        settings.client["root_certificate"] = certificates(value, "verify")
+
+
+def _root_certificate(settings: Settings, value: Any) -> None:
+    if value is not None:
+        settings.client["root_certificate"] = certificates(value, "root_certificate")
 
 
 def _s3_client_kwargs(settings: Settings, value: Any) -> None:
@@ -337,8 +368,10 @@ def _http_client_kwargs(settings: Settings, value: Any) -> None:
             _headers(settings, inner)
         elif name == "auth" and inner is not None:
             _headers(settings, {"Authorization": basic_auth(inner)})
+        elif name == "verify" or (name == "ssl" and isinstance(inner, bool)):
+            _verify(settings, inner)
         elif name not in ("auth", "timeout", "connector", "trust_env", "raise_for_status"):
-            raise _unknown("client_kwargs", name, "headers, auth")
+            raise _unknown("client_kwargs", name, "headers, auth, verify")
 
 
 def basic_auth(auth: Any) -> str:
@@ -350,7 +383,20 @@ def basic_auth(auth: Any) -> str:
     return f"Basic {text}"
 
 
+def _http_client_options(settings: Settings, value: Any) -> None:
+    """obstore's client_options, as far as they mean something to a web request."""
+    given = _mapping(value, "client_options")
+    for name in given:
+        if name not in _CLIENT_NAMES:
+            raise _unknown("client_options", name, ", ".join(sorted(_CLIENT_NAMES)))
+    headers = given.get("default_headers")
+    _client_options(settings, {n: v for n, v in given.items() if n != "default_headers"})
+    _headers(settings, headers)
+
+
 _COMMON: dict[str, Callable[[Settings, Any], None]] = {
+    "root_certificate": _root_certificate,
+    "verify": _verify,
     "client_options": _client_options,
     "retry_config": _retry_config,
 }
@@ -359,7 +405,6 @@ _S3_SPECIAL = {
     "client_kwargs": _s3_client_kwargs,
     "config_kwargs": _s3_config_kwargs,
     "use_ssl": _use_ssl,
-    "verify": _verify,
     "profile": _profile,
 }
 _GCS_SPECIAL = {**_COMMON, "token": _gcs_token}
@@ -371,6 +416,7 @@ _AZURE_SPECIAL = {
 }
 _HTTP_SPECIAL = {
     **_COMMON,
+    "client_options": _http_client_options,
     "headers": _headers,
     "client_kwargs": _http_client_kwargs,
     "auth": lambda settings, value: _http_client_kwargs(settings, {"auth": value}),

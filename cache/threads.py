@@ -1,25 +1,29 @@
 """All threads of Penstock are started here.
 
-`Workers` is a small named pool that is owned, closed, and empties itself at interpreter exit
-(concurrent.futures joins its threads there, and nothing here waits for a consumer, so an unclosed
-loader can't hang the exit). `ordered` walks a known future: the consumer's own pull submits work,
-so no feeder thread exists that could block on a full queue.
+`Workers` is a small named pool that is owned and closed. `ordered` walks a known future: the
+consumer's own pull submits work, so no feeder thread exists that could block on a full queue.
+
+The threads are daemons, and not `concurrent.futures`' own: its exit waits for whatever runs, and a
+request to a server that hangs runs for minutes. Instead `_end_all` is the exit: who waits for a
+network is told to stop (`end_at_exit`), and all threads have a short time to end.
 """
 
 from __future__ import annotations
 
+import atexit
 import concurrent.futures as futures
 import multiprocessing
 import os
+import queue
 import signal
 import threading
+import time
 import weakref
 from collections import deque
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cache.errors import ClosedError, StalledError
-from cache.forks import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -33,35 +37,135 @@ NAME_PREFIX = "penstock-"
 STALL_TIMEOUT_S = 300.0
 
 
+EXIT_TIMEOUT_S = 2.0
+"""So long the interpreter's end waits for threads in all. What is left then is stuck in a system
+call, and is cut off: the cache and the writers of files stand a kill at any moment."""
+
+LEAVE_TIMEOUT_S = 1.0
+"""So long who leaves early (an error, Ctrl-C) waits for what has started."""
+
+_pools: weakref.WeakSet[Workers] = weakref.WeakSet()
+_enders: weakref.WeakSet[Ender] = weakref.WeakSet()
+
+
+class Ender(Protocol):
+    """Something that threads may wait for longer than anybody wants to wait for them."""
+
+    def end(self) -> None:
+        """Let nobody wait any more: at once, from any thread, safe to call twice."""
+
+
+def end_at_exit(ender: Ender) -> None:
+    """Have `ender` ended before the interpreter's end waits for threads. It isn't kept alive."""
+    _enders.add(ender)
+
+
+class _Exit:
+    """Whether the interpreter is ending: its daemon threads may never get on again."""
+
+    has_begun = False
+
+
+@atexit.register
+def _end_all() -> None:
+    pid = os.getpid()
+    _Exit.has_begun = True
+    for ender in list(_enders):
+        ender.end()
+    deadline_s = time.monotonic() + EXIT_TIMEOUT_S
+    pools = [pool for pool in list(_pools) if pool.pid == pid]
+    for pool in pools:
+        pool.close(timeout_s=0.0)
+    for pool in pools:
+        pool.join(deadline_s)
+
+
+class _Task(Generic[T, U]):
+    """A call and what becomes of it."""
+
+    def __init__(self, fn: Callable[[T], U], item: T) -> None:
+        self.future: futures.Future[U] = futures.Future()
+        self._fn, self._item = fn, item
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        try:
+            result = self._fn(self._item)
+        except BaseException as error:  # raised again where the result is asked for
+            self.future.set_exception(error)
+            del self  # an exception's traceback holds this frame, and that the exception
+        else:
+            self.future.set_result(result)
+
+
+def _work(tasks: queue.SimpleQueue[_Task[Any, Any] | None], idle: threading.Semaphore) -> None:
+    """A thread's life. None: the end, for all."""
+    while True:
+        task = tasks.get()
+        if task is None:
+            tasks.put(None)
+            return
+        task.run()
+        del task  # its result is others' from here on
+        idle.release()
+
+
 class Workers:
     """A pool of named threads. Closing cancels what has not started and waits for what has."""
 
     def __init__(self, count: int, *, name: str) -> None:
-        self._pool = futures.ThreadPoolExecutor(count, thread_name_prefix=NAME_PREFIX + name)
+        self._count = count
+        self._name = NAME_PREFIX + name
+        self._tasks: queue.SimpleQueue[_Task[Any, Any] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
         self._closed = False
-        self._pid = os.getpid()
-        self._started: weakref.WeakSet[futures.Future[Any]] = weakref.WeakSet()
+        self.pid = os.getpid()
+        _pools.add(self)
+        weakref.finalize(self, self._tasks.put, None).atexit = False
 
     def submit(self, fn: Callable[[T], U], item: T) -> futures.Future[U]:
-        """Run fn(item) on a thread. Raises ClosedError after close(), ForkedError in a child."""
-        check_process(self._pid, "This pool of threads")
-        if self._closed:
-            raise ClosedError("These workers are closed; make a new loader.")
-        future = self._pool.submit(fn, item)
-        self._started.add(future)
-        return future
+        """Run fn(item) on a thread. Raises ClosedError after close()."""
+        task = _Task(fn, item)
+        with self._lock:
+            if self._closed:
+                raise ClosedError("These workers are closed; make a new loader.")
+            if len(self._threads) < self._count and not self._idle.acquire(blocking=False):
+                thread = threading.Thread(
+                    target=_work,
+                    args=(self._tasks, self._idle),
+                    name=f"{self._name}_{len(self._threads)}",
+                    daemon=True,
+                )
+                thread.start()
+                self._threads.append(thread)
+            self._tasks.put(task)
+        return task.future
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Safe to call twice. timeout_s: wait no longer for what has started; it ends by itself.
-        In a forked child there is nothing to wait for."""
-        self._closed = True
-        if os.getpid() != self._pid:
-            return
-        self._pool.shutdown(wait=timeout_s is None, cancel_futures=True)
-        if timeout_s is not None:
-            running = [future for future in list(self._started) if not future.cancelled()]
-            if not futures.wait(running, timeout=timeout_s).not_done:
-                self._pool.shutdown(wait=True)
+        """Safe to call twice. timeout_s: wait no longer for what has started; it ends by itself."""
+        with self._lock:
+            self._closed = True
+        while True:
+            try:
+                task = self._tasks.get_nowait()
+            except queue.Empty:
+                break
+            if task is not None and task.future.cancel():
+                task.future.set_running_or_notify_cancel()  # who waits for it goes on
+        self._tasks.put(None)
+        if _Exit.has_begun:
+            timeout_s = 0.0
+        self.join(None if timeout_s is None else time.monotonic() + timeout_s)
+
+    def join(self, deadline_s: float | None) -> None:
+        """Wait for the threads of a closed pool, at most until a time of the monotonic clock."""
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+                thread.join(left_s)
 
 
 class Ordered(Generic[T, U]):
@@ -85,7 +189,6 @@ class Ordered(Generic[T, U]):
         self._timeout_s = timeout_s
         self._in_flight: deque[futures.Future[U]] = deque()
         self._closed = False
-        self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[U]:
         return self
@@ -120,7 +223,6 @@ class Ordered(Generic[T, U]):
         """The next result of what is in flight; submits nothing. StopIteration if nothing is."""
         if not self._in_flight:
             raise StopIteration
-        check_process(self._pid, "This walk")
         future = self._in_flight.popleft()
         try:
             return future.result(timeout=self._timeout_s)
@@ -136,14 +238,13 @@ class Ordered(Generic[T, U]):
     def close(self, *, timeout_s: float | None = None) -> None:
         """Cancel what has not started, wait for what has, forget the results. timeout_s: wait no
         longer than that; what still runs ends by itself. A pop() that waits on another thread ends
-        with what it waited for, or with CancelledError. In a forked child nothing is waited for."""
+        with what it waited for, or with CancelledError."""
         self._closed = True
-        if os.getpid() != self._pid:
-            self._in_flight.clear()
-            return
         in_flight = list(self._in_flight)
         for future in in_flight:
             future.cancel()
+        if _Exit.has_begun:
+            timeout_s = 0.0
         futures.wait(in_flight, timeout=self._timeout_s if timeout_s is None else timeout_s)
         self._in_flight.clear()
 
@@ -168,17 +269,29 @@ def end_with_parent() -> None:
 
 
 def ordered(
-    fn: Callable[[T], U], items: Iterable[T], *, workers: int, ahead: int, name: str = "ordered"
+    fn: Callable[[T], U],
+    items: Iterable[T],
+    *,
+    workers: int,
+    ahead: int,
+    name: str = "ordered",
+    leave_s: float | None = LEAVE_TIMEOUT_S,
 ) -> Generator[U, None, None]:
     """Yield fn(item) in the order of items, on `workers` threads, at most `ahead` in flight.
 
     An error surfaces at its own place in the order. Closing the generator (or leaving it) cancels
-    what has not started and waits for what has.
+    what has not started and waits for what has, for `leave_s` at most: then it ends by itself.
+    None: to its end, where it writes what its caller cleans up.
     """
     pool = Workers(workers, name=name)
     run = Ordered(fn, items, pool=pool, ahead=ahead)
     try:
-        yield from run
-    finally:
-        run.close()
+        # Not `yield from`, which would close `run` in its own time.
+        for result in run:  # noqa: UP028
+            yield result
+    except BaseException:
+        run.close(timeout_s=leave_s)
+        pool.close(timeout_s=leave_s)
+        raise
+    else:
         pool.close()

@@ -60,7 +60,7 @@ _REFRESH_LEAST_S, _REFRESH_S = 1.0, 5.0
 _RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 # close() waits so long for a fill to stop. One whose request hangs ends by itself, unseen, when the
 # request does; it only ever writes to the cache.
-_CLOSE_S = 2.0
+_CLOSE_S = 1.0
 # Shards smaller than what the connections hold are filled several at a time, up to so many.
 _MOST_FILLS = 8
 

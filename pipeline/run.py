@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures as futures
+import math
 import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cache.errors import ClosedError, StalledError
-from cache.forks import watch
 from cache.heap import trim_heap
 from cache.threads import NAME_PREFIX, STALL_TIMEOUT_S, Workers
 from pipeline.decoding import Decoding
@@ -72,6 +72,7 @@ class Run:
         self._meter = meter
         self._prefetch = prefetch
         self._timeout_s = timeout_s
+        self._close_until_s = math.inf  # when close() waits no longer
         self._readers = Workers(read_threads, name="read")
         self._maker = Workers(1, name="decode")
         self._made_ahead = made_ahead
@@ -93,12 +94,6 @@ class Run:
         self._checked: Cursor | None = None
         # Registered after DALI was imported: it runs before DALI's own hook takes the graph away.
         atexit.register(self.close)
-        watch(self)
-
-    def disown(self) -> None:
-        """In a forked child: there is nothing to stop, and to close what is there would hang."""
-        self._closed = True
-        atexit.unregister(self.close)
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor, unless that is what is already under way."""
@@ -201,7 +196,10 @@ class Run:
     @property
     def _patience_s(self) -> float | None:
         """How long to wait for reads that nobody wants any more; None: to their end."""
-        return _REMOTE_CLOSE_S if self._prefetch is not None else None
+        if self._prefetch is None:
+            return None
+        # close() has that long in all, however many threads hang.
+        return max(0.0, min(_REMOTE_CLOSE_S, self._close_until_s - time.monotonic()))
 
     def _stop(self) -> None:
         """Drop what is in flight."""
@@ -238,6 +236,7 @@ class Run:
         if self._closed:
             return
         self._closed = True
+        self._close_until_s = time.monotonic() + _REMOTE_CLOSE_S
         atexit.unregister(self.close)
         is_ours = threading.current_thread().name.startswith(NAME_PREFIX)
         try:

@@ -225,7 +225,7 @@ class _Packer:
             reporter.done(len(ready), int(self.source.sizes[ready].sum()))
         made = self._made(left, reporter)
         # One thread writes a shard while the next one is decoded.
-        written = ordered(self._write, made, workers=1, ahead=1, name="pack-write")
+        written = ordered(self._write, made, workers=1, ahead=1, name="pack-write", leave_s=None)
         parts |= zip(left, written, strict=True)
         return [part for part in parts.values() if part is not None]
 

@@ -50,8 +50,14 @@ class MemoryStore:
         return self._info(path) if path in self.objects else None
 
     def read(
-        self, path: str, span: tuple[int, int] | None = None, *, version: str | None = None
+        self,
+        path: str,
+        span: tuple[int, int] | None = None,
+        *,
+        version: str | None = None,
+        most_bytes: int | None = None,
     ) -> Answer:
+        del most_bytes
         self.before(path, span)
         if path not in self.objects:
             raise RequestError("missing", "it isn't there")

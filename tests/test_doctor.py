@@ -264,8 +264,14 @@ class Shelf:
         return next((each for each in self.walk() if each.path == path), None)
 
     def read(
-        self, path: str, span: tuple[int, int] | None = None, *, version: str | None = None
+        self,
+        path: str,
+        span: tuple[int, int] | None = None,
+        *,
+        version: str | None = None,
+        most_bytes: int | None = None,
     ) -> Answer:
+        del most_bytes
         self._ask("read")
         data = self.objects[path]
         if version not in (None, "1") and "versions" not in self.broken:

@@ -33,6 +33,8 @@ _REMEDIES: dict[Failure, str] = {
     "missing": "Nothing is there: check bucket, prefix, region and endpoint.",
     "throttled": "The store limits requests now: try again, or ask for a higher limit.",
     "transient": "No usable answer: check the network, a proxy, the endpoint and DNS.",
+    "unreachable": "Nobody answers there: check the host and the port, that the server is up, "
+    "and the network.",
     "changed": "The object was replaced while it was read: try again when its writer is done.",
     "refused": "The store can't do what training needs: read the reason; another endpoint or "
     "scheme may.",
@@ -41,10 +43,12 @@ _REMEDIES: dict[Failure, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Why a request failed. reason: for people, without credentials."""
+    """Why a request failed. reason: for people, without credentials; remedy: where more is known
+    than the kind."""
 
     kind: Failure
     reason: str
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +144,7 @@ def _refuses_another_version(store: Store, sample: ObjectInfo) -> bool:
 
 
 def _trouble(error: RequestError) -> Trouble:
-    return Trouble(kind=error.kind, reason=str(error))
+    return Trouble(kind=error.kind, reason=str(error), remedy=error.remedy)
 
 
 def remote_checks(facts: RemoteFacts) -> Iterator[Check]:
@@ -227,4 +231,5 @@ def _times(facts: RemoteFacts) -> Check:
 
 def _failed(name: str, trouble: Trouble, *, url: str | None = None) -> Check:
     found = f"{url}: {trouble.reason}" if url and url not in trouble.reason else trouble.reason
-    return Check(name=name, status="fail", found=found, remedy=_REMEDIES[trouble.kind])
+    remedy = trouble.remedy or _REMEDIES[trouble.kind]
+    return Check(name=name, status="fail", found=found, remedy=remedy)

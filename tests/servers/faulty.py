@@ -79,8 +79,9 @@ class _Listener(socketserver.ThreadingTCPServer):
 class Server:
     """Serves a folder until close(). Counts by path, from the start or reset().
 
-    requests_of, bytes_of: of requests and of body bytes written; answers: by status; faulted: by
-    kind; in_flight, peak_in_flight: requests at work."""
+    requests_of, bytes_of: of requests and of body bytes written; headers_of, targets_of: of the
+    last request; answers: by status; faulted: by kind; in_flight, peak_in_flight: requests at
+    work."""
 
     def __init__(self, folder: str | os.PathLike[str], faults: Faults | None = None) -> None:
         self.folder = os.fspath(folder)
@@ -136,6 +137,7 @@ class Server:
             self.faulted: Counter[str] = Counter()
             self.asked: Counter[tuple[str, str]] = Counter()
             self.headers_of: dict[str, dict[str, str]] = {}
+            self.targets_of: dict[str, str] = {}
             self.peak_in_flight = 0
 
     def go_away(self) -> None:
@@ -218,7 +220,8 @@ class _Handler(BaseHTTPRequestHandler):
         what = f"{self.command} {self.headers.get('Range', '')}"
         with owner.lock:
             owner.requests_of[path] += 1
-            owner.headers_of[path] = dict(self.headers)
+            owner.headers_of[path] = {name.lower(): text for name, text in self.headers.items()}
+            owner.targets_of[path] = self.path
             nth = owner.asked[path, what]
             owner.asked[path, what] += 1
             owner.in_flight += 1

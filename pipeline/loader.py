@@ -54,8 +54,9 @@ Engine = NativeEngine | ForeignEngine
 class DataLoader(torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, in torch's shape, resumable exactly.
 
-    Positional arguments and those up to in_order are torch's; the rest are Penstock's. How each
-    behaves with native and with torch datasets: docs/datasets.md.
+    Positional arguments and those up to in_order are torch's; snapshot_every_n_steps is torchdata's
+    and changes nothing (states are exact at every step); the rest are Penstock's. How each behaves
+    with native and with torch datasets: docs/datasets.md.
 
     dataset: a `readers.Dataset` (native: decoded and augmented by DALI), or any torch dataset, map-
         style or iterable, which torch's own workers read.
@@ -118,6 +119,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         persistent_workers: bool = False,
         pin_memory_device: str = "",
         in_order: bool = True,
+        snapshot_every_n_steps: int = 1,
         seed: int | None = None,
         augment: Sequence[Operation] | None = None,
         device: str | torch.device | int = "cpu",
@@ -181,6 +183,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             read=read,
             resident=resident,
         )
+        self.snapshot_every_n_steps = snapshot_every_n_steps
         self._engine: Engine
         if isinstance(dataset, Dataset):
             self._init_native(dataset, torchs)
@@ -485,4 +488,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._device
 
 
-_ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {"self"}
+_ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {
+    "self",
+    "snapshot_every_n_steps",  # whatever it is
+}

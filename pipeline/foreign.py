@@ -198,9 +198,12 @@ class ForeignEngine:
         if options["multiprocessing_context"] is None and self._must_not_fork():
             options["multiprocessing_context"] = "forkserver"
         requests = None if settings.order is None else _Requests()
-        # torch draws its workers' base seed at the start of each pass; with a seed nobody needs it,
-        # and the training loop's own generator is left alone.
-        generator = settings.generator if settings.seed is None else torch.Generator()
+        # torch draws its workers' base seed at the start of each pass; where nobody needs it, the
+        # training loop's own generator is left alone.
+        draws_seed = settings.seed is None and (
+            settings.generator is not None or mark.base_seed is None
+        )
+        generator = settings.generator if draws_seed else torch.Generator()
         with warnings.catch_warnings():  # torch's constructor has warned once already
             warnings.simplefilter("ignore")
             loader = torch.utils.data.DataLoader(
@@ -236,8 +239,7 @@ class ForeignEngine:
             seed=None if settings.seed is None else (settings.seed, settings.world.rank),
             persistent=bool(settings.options["persistent_workers"]),
             draws_seeds=not settings.num_workers
-            and settings.generator is None
-            and settings.seed is None,
+            and all(known is None for known in (mark.base_seed, settings.generator, settings.seed)),
             behind=None if settings.num_workers else self._source,
         )
 
@@ -364,6 +366,14 @@ class ForeignEngine:
         epoch = getattr(dataset, "epoch", self._told_epoch)
         return epoch if isinstance(epoch, int) else self._told_epoch
 
+    def tell_next_epoch(self, epoch: int) -> None:
+        """A pass goes on with the epoch behind this one by itself: a dataset that is told each
+        epoch's number by the loop is told this one's too."""
+        is_told = epoch > 0 or self._told_epoch == epoch
+        if is_told and self.dataset_epoch() == epoch:
+            self.settings.dataset.set_epoch(epoch + 1)
+            self._told_epoch = epoch + 1
+
     def state_dict(self) -> dict[str, Any]:
         """What was handed out. Decides what the epoch is drawn from, if that is still open."""
         settings = self.settings
@@ -395,7 +405,8 @@ class ForeignEngine:
         generator = settings.own_generator()
         if generator is not None and mark.generator is None:
             mark = replace(mark, generator=freeze(generator.get_state()))
-        if generator is None and settings.num_workers and mark.base_seed is None:
+        # Drawn now instead of when the pass begins, and in torch's order: nothing else changes.
+        if settings.generator is None and mark.base_seed is None and self._kept is None:
             mark = replace(mark, base_seed=fresh_seed())
         return mark if settings.order is None else settings.order.decided(mark)
 
@@ -422,7 +433,8 @@ class ForeignEngine:
             tell := getattr(self.settings.dataset, "set_epoch", None)
         ):
             tell(mark.dataset_epoch)
-            self._told_epoch = mark.dataset_epoch
+            if not hasattr(self.settings.dataset, "epoch"):
+                self._told_epoch = mark.dataset_epoch
         if self.settings.darkroom is not None and isinstance(state.get("draw_seed"), int):
             self.settings.darkroom.seed = state["draw_seed"]
         self._restored, self._decided = True, False

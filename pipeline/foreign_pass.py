@@ -68,7 +68,7 @@ class Pass:
         self._failed = 0
         self._failure: Exception | None = None
         base_seed = getattr(self._inner, "_base_seed", None)
-        if settings.num_workers and mark.base_seed is None and isinstance(base_seed, int):
+        if mark.base_seed is None and isinstance(base_seed, int):
             mark = replace(mark, base_seed=base_seed)
         if not mark.workers and settings.tracks_workers:
             mark = replace(mark, workers=(WorkerPosition(),) * settings.streams)
@@ -224,6 +224,7 @@ class Pass:
         self._note_all()
         mark, engine = self._mark, self._engine
         if self._fresh_restore:
+            engine.tell_next_epoch(mark.epoch)
             self._start(engine.after(mark), restored=False)
             return True
         if not self.is_over:

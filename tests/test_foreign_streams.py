@@ -281,3 +281,35 @@ def test_the_epoch_that_a_dataset_was_told_is_kept() -> None:
         again.load_state_dict(state)
         again.set_epoch(epoch)  # as the resumed loop does
         assert [numbers(batch) for batch in again] == expected
+
+
+def test_a_resumed_pass_that_goes_on_by_itself_tells_the_next_epoch() -> None:
+    def epochs(loader: DataLoader) -> list[list[int]]:
+        batches = []
+        while loader.epoch < 3:
+            loader.set_epoch(loader.epoch)
+            batches += [numbers(batch) for batch in loader]
+        return batches
+
+    whole = epochs(DataLoader(Told([12]), 3))
+    loader = DataLoader(Told([12]), 3)
+    loader.set_epoch(0)
+    iterator = iter(loader)
+    for _ in range(4):  # all of it, but its end wasn't seen
+        next(iterator)
+    again = DataLoader(Told([12]), 3)
+    again.load_state_dict(loader.state_dict())
+    assert epochs(again) == whole[4:]
+
+
+def test_snapshot_every_n_steps_changes_nothing() -> None:
+    states = []
+    for more in ({}, {"snapshot_every_n_steps": 5}, {"snapshot_every_n_steps": 0}):
+        torch.manual_seed(1)
+        loader = make("shuffling", **more)
+        batches = iter(loader)
+        for _ in range(3):
+            next(batches)
+        loader.snapshot_every_n_steps = 7
+        states.append(loader.state_dict())
+    assert states[0] == states[1] == states[2]

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cache.errors import ConfigError
+from cache.fills import part_name
+from cache.folders import StrangeFileError
 from cache.layout import Layout
-from cache.locks import ByteLocks
-from cache.shelf import Shelf, block_crcs
+from cache.published import block_crcs
+from cache.shelf import Shelf
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cache.catalogue import Row, State
+    from cache.locks import ByteLocks
+
+_log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,12 +87,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Shelf]:
     """A cache that is there. Raises ConfigError (no cache, a newer format), OSError,
     sqlite3.Error."""
     root = os.path.abspath(os.fspath(path))
-    if not Layout(root).is_cache():
+    if not Layout.is_cache(root):
         raise ConfigError(
             f"{root}: this isn't a cache folder: it has no format.json. Give the folder that was "
             "passed as cache= (or --cache)."
         )
     shelf = Shelf(root, max_bytes=None)
+    for what in shelf.damage:
+        _log.warning("%s: %s was damaged and is made anew", root, what)
     try:
         yield shelf
     finally:
@@ -161,11 +169,13 @@ def verify(
 
 def _is_right(shelf: Shelf, row: Row) -> bool | None:
     """None for a blob that was taken out meanwhile."""
-    for place in (shelf.layout.blob(row.key), shelf.layout.unverified(row.key)):
+    for folder in (shelf.layout.blobs, shelf.layout.unverified):
         try:
-            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+            fd = folder.open(row.key)
         except FileNotFoundError:
             continue
+        except StrangeFileError:
+            return False
         try:
             right = os.fstat(fd).st_size == row.size_bytes
             return right and (row.crcs is None or block_crcs(fd) == row.crcs)
@@ -219,7 +229,7 @@ def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
 
 def _records(shelf: Shelf) -> list[BlobRecord]:
     labels = shelf.catalogue.labels()
-    probe = ByteLocks(shelf.layout.lock("readers"))
+    probe = shelf.layout.locks("readers")
     try:
         return [
             BlobRecord(
@@ -240,14 +250,15 @@ def _records(shelf: Shelf) -> list[BlobRecord]:
 
 
 def _in_use(shelf: Shelf, row: Row, probe: ByteLocks) -> bool:
+    at = shelf.layout
     places = (
-        shelf.layout.blob(row.key),
-        shelf.layout.part(row.key),
-        shelf.layout.unverified(row.key),
-        os.path.join(shelf.layout.root, "trash", row.key),
+        (at.blobs, row.key),
+        (at.fills, part_name(row.key)),
+        (at.unverified, row.key),
+        (at.trash, row.key),
     )
-    for place in places:
+    for folder, name in places:
         with contextlib.suppress(FileNotFoundError):
-            if probe.is_held(os.stat(place).st_ino):
+            if probe.is_held(folder.stat(name).st_ino):
                 return True
     return False

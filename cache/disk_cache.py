@@ -17,22 +17,22 @@ import threading
 import time
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from cache.catalogue import new_job
+from cache.catalogue import Job, is_damage, new_job
 from cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
 from cache.fills import fill_disk_bytes
 from cache.layout import disk_bytes
-from cache.locks import ByteLocks
+from cache.published import Published
 from cache.shelf import Shelf
 from cache.sizes import format_size, parse_size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from cache.catalogue import Job
+    from cache.locks import ByteLocks
 
 # What a disk can do to us. A catalogue that can't be had in time counts as one of these.
 TROUBLE = (OSError, sqlite3.Error, StalledError)
@@ -71,7 +71,8 @@ class DiskCache:
         self._mode = mode
         self._lock = threading.RLock()
         self._shelf: Shelf | None = None
-        self._warned = False
+        self._readable: Published | None = None  # in its place, where it can't be written
+        self._warned = self._told_damage = False
         self._resting_until = self._unread_until = 0.0
         self._owner = os.getpid()
         self._remove: weakref.finalize[..., DiskCache] | None = None
@@ -112,43 +113,87 @@ class DiskCache:
     def open(self) -> None:
         """Open the folder now instead of at first use. Raises ConfigError; a disk that fails is one
         PenstockWarning."""
-        self.use(lambda _: None)
+        self._opened(writes=True)
 
-    def use(self, act: Callable[[Shelf], Any], *, writes: bool = True) -> Any:
-        """act(shelf), or None where the folder can't be used. writes: False for what a disk that
-        is full may still do. Raises what act raises beside what a disk does."""
-        if os.getpid() != self._owner:
-            raise ConfigError(
-                f"{self!r} was made before this process was forked, and its locks are its "
-                'parent\'s. Pass multiprocessing_context="forkserver" (or "spawn"), or make the '
-                "dataset in the worker."
-            )
-        now = time.monotonic()
-        if now < self._unread_until or (
-            (writes or self._shelf is None) and now < self._resting_until
-        ):
-            return None
+    def use(self, act: Callable[[Shelf], Any]) -> Any:
+        """act(shelf), or None where the folder can't be written. Raises what act raises beside what
+        a disk does."""
+        shelf = None if time.monotonic() < self._resting_until else self._opened(writes=True)
+        return None if shelf is None else self._try(act, shelf)
+
+    def look(self, act: Callable[[Published], Any]) -> Any:
+        """act(cache) for what a folder may still do that is full or can't be written; None where it
+        can't be read. Raises as `use` does."""
+        cache = None if time.monotonic() < self._unread_until else self._opened(writes=False)
+        return None if cache is None else self._try(act, cache)
+
+    def _try(self, act: Callable[[Any], Any], cache: Published) -> Any:
         try:
-            with self._lock:
-                if self._shelf is None:
-                    self._refuse_foreign()
-                    self._shelf = Shelf(self.path, max_bytes=self._max_bytes, mode=self._mode)
-                shelf = self._shelf
-            return act(shelf)
+            try:
+                return act(cache)
+            except sqlite3.DatabaseError as error:
+                if not is_damage(error) or not isinstance(cache, Shelf):
+                    raise
+                with self._lock:
+                    cache.heal(error)
+                self._tell_damage(cache)
+                return act(cache)
         except TROUBLE as error:
             if isinstance(error, PenstockError) and not isinstance(error, StalledError):
                 raise
             self.give_up(error)
             return None
 
-    def _refuse_foreign(self) -> None:
-        """Another user's folder may hold anything; root may use whatever is mounted."""
+    @overload
+    def _opened(self, *, writes: Literal[True]) -> Shelf | None: ...
+    @overload
+    def _opened(self, *, writes: Literal[False]) -> Published | None: ...
+    def _opened(self, *, writes: bool) -> Published | None:
+        """The open folder, opened if it isn't; None where it can't be used that way."""
+        if os.getpid() != self._owner:
+            raise ConfigError(
+                f"{self!r} was made before this process was forked, and its locks are its "
+                'parent\'s. Pass multiprocessing_context="forkserver" (or "spawn"), or make the '
+                "dataset in the worker."
+            )
+        with self._lock:
+            known = self._shelf or self._readable
+            may_try = time.monotonic() >= self._resting_until
+            if self._shelf is None and may_try and (writes or known is None):
+                self._open_shelf()
+            return self._shelf if writes else self._shelf or self._readable
+
+    def _open_shelf(self) -> None:
         try:
-            owner = os.stat(self.path).st_uid
-        except FileNotFoundError:
+            shelf = Shelf(self.path, max_bytes=self._max_bytes, mode=self._mode)
+        except TROUBLE as error:
+            if isinstance(error, PenstockError) and not isinstance(error, StalledError):
+                raise
+            if self._readable is None:  # what was published needs no database
+                self._readable = Published.at(self.path)
+            self.give_up(error)
             return
-        if os.geteuid() not in (0, owner):
-            raise PermissionError(f"it belongs to another user (uid {owner})")
+        self._shelf, self._readable = shelf, None
+        self._tell_damage(shelf)
+        exposed = shelf.layout.others_may_write()
+        if exposed is not None:
+            self._warn(
+                f"{exposed}: other users may write into this cache, so they can take files out of "
+                "it and put others in. Files of theirs aren't used. `chmod go-w` mends it; for a "
+                "cache that a group shares pass mode=0o770."
+            )
+
+    def _tell_damage(self, shelf: Shelf) -> None:
+        damage, shelf.damage[:] = tuple(shelf.damage), ()
+        if damage and not self._told_damage:
+            self._told_damage = True
+            self._warn(
+                f"{self.path}: the cache's own notes were damaged ({'; '.join(damage)}), and are "
+                "made anew from its files. If that happens again, look at the disk."
+            )
+
+    def _warn(self, text: str) -> None:
+        warnings.warn(text, PenstockWarning, stacklevel=2)
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:
         """Write nothing for a while, and say so once. reads: read nothing, either."""
@@ -176,11 +221,12 @@ class DiskCache:
         """A folder inside for other modules' files (indexes, reports), made; None if it can't."""
 
         def make(shelf: Shelf) -> str:
-            path = os.path.join(shelf.layout.root, name)
-            os.makedirs(path, 0o700, exist_ok=True)
-            return path
+            return shelf.layout.top.folder(name, make=True).path
 
-        found: str | None = self.use(make)
+        def find(cache: Published) -> str | None:
+            return cache.layout.top.folder(name).path if cache.layout.top.is_folder(name) else None
+
+        found: str | None = self.use(make) or self.look(find)
         return found
 
     def join(
@@ -198,7 +244,7 @@ class DiskCache:
         with self._lock:
             if self._shelf is not None and os.getpid() == self._owner:
                 self._shelf.close()
-            self._shelf = None
+            self._shelf = self._readable = None
             if self._remove is not None:
                 self._remove()
 
@@ -258,7 +304,7 @@ class Membership:
     def _join(self, shelf: Shelf) -> None:
         with shelf.catalogue.writing():
             shelf.catalogue.label(self._group, self._label)
-            marks, job = ByteLocks(shelf.layout.lock("jobs")), new_job()
+            marks, job = shelf.layout.locks("jobs"), new_job()
             while not marks.lock(job + 1):
                 job = new_job()
             self._marks, self._job = marks, job
@@ -277,12 +323,11 @@ class Membership:
         with shelf.catalogue.writing():
             shelf.bury_dead_jobs()
             jobs = shelf.catalogue.jobs()
-            if all(job.id != self._job for job in jobs) and self._job is not None:
-                # A new one, or the books were made anew.
-                shelf.catalogue.add_job(
-                    self._job, self._group, reads=self._reads, wanted_bytes=self.wanted_bytes
-                )
-                jobs = shelf.catalogue.jobs()
+            if self._job is not None:
+                # Each time: the books may be new, or not what was written.
+                mine = self._as_job(self._job)
+                shelf.catalogue.add_job(mine)
+                jobs = [mine, *(job for job in jobs if job.id != self._job)]
             kept = sum(map(shelf.catalogue.kept_bytes, {job.group for job in jobs}))
             extra = fill_disk_bytes(self._largest, self._largest // 4096) - self._largest
             budget = shelf.steady_budget_bytes
@@ -294,6 +339,17 @@ class Membership:
                 below = self._told(job, share[job.reads])
                 if below is not None:
                     shelf.catalogue.set_share(job.id, share_bytes=share[job.reads], below=below)
+
+    def _as_job(self, number: int) -> Job:
+        return Job(
+            id=number,
+            group=self._group,
+            reads=self._reads,
+            wanted_bytes=self.wanted_bytes,
+            share_bytes=self.share_bytes,
+            below=self._below,
+            pid=os.getpid(),
+        )
 
     def _told(self, job: Job, share: int) -> str | None:
         """A job's threshold for a new share; None where it stays."""

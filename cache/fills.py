@@ -9,13 +9,13 @@ write, so a marked piece is right as long as the machine runs; fills of before a
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import numpy as np
+from crc32c import crc32c
 
 from cache.layout import disk_bytes
 from cache.locks import ByteLocks
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cache.blob import BlobSource
+    from cache.folders import Folder
 
 PIECE_BYTES = 4096
-_HEADER = 512  # 2 bytes of length, then the version that all pieces are of
+_HEADER, _TEXT = 512, 6  # 2 bytes of length, 4 of CRC-32C, and the version that all pieces are of
 _VERSION_LOCK = 2**62
 
 Run = tuple[int, int]
@@ -88,19 +89,21 @@ def cut(run: Run, *, most: int) -> Iterator[Run]:
 class Fill:
     """The two files of a fill, open. Several threads and processes may work on one."""
 
-    def __init__(self, part: str, map_path: str, pieces: Pieces) -> None:
-        """Open what is there. Raises FileNotFoundError, ValueError (not whole: to be made anew)."""
-        self.part, self.map_path, self.pieces = part, map_path, pieces
+    def __init__(self, folder: Folder, key: str, pieces: Pieces) -> None:
+        """Open what is there. Raises FileNotFoundError, ValueError and StrangeFileError (not whole,
+        or not ours: to be made anew)."""
+        self.key, self.pieces = key, pieces
+        self.part = os.path.join(folder.path, part_name(key))
         self.fd = -1
-        self.fd = os.open(part, os.O_RDWR | os.O_CLOEXEC)
+        self.fd = folder.open(part_name(key), os.O_RDWR)
         try:
             found = os.fstat(self.fd)
             self.inode = found.st_ino
-            marks_fd = os.open(map_path, os.O_RDWR | os.O_CLOEXEC)
+            marks_fd = folder.open(map_name(key), os.O_RDWR)
             try:
                 wanted = (pieces.size_bytes, _HEADER + pieces.count)
                 if (found.st_size, os.fstat(marks_fd).st_size) != wanted:
-                    raise ValueError(f"{part}: a fill of another size")
+                    raise ValueError(f"{self.part}: a fill of another size")
                 self._memory = mmap.mmap(marks_fd, 0)
             finally:
                 os.close(marks_fd)
@@ -110,27 +113,22 @@ class Fill:
         self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, _HEADER)
 
     @classmethod
-    def make(cls, part: str, map_path: str, pieces: Pieces) -> Fill:
+    def make(cls, folder: Folder, key: str, pieces: Pieces) -> Fill:
         """Make both anew, the part last; the caller holds the key. Raises OSError (no room)."""
-        discard(part, map_path)
-        marks_fd = os.open(map_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        discard(folder, key)
+        # A full disk says so here, not in the middle of a download.
+        sizes = {map_name(key): _HEADER + pieces.count, part_name(key): pieces.size_bytes}
         try:
-            os.posix_fallocate(marks_fd, 0, _HEADER + pieces.count)
+            for name, size_bytes in sizes.items():
+                fd = folder.create(name)
+                try:
+                    os.posix_fallocate(fd, 0, size_bytes)
+                finally:
+                    os.close(fd)
+            return cls(folder, key, pieces)
         except BaseException:
-            discard(part, map_path)
+            discard(folder, key)
             raise
-        finally:
-            os.close(marks_fd)
-        fd = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            # A full disk says so here, not in the middle of a download.
-            os.posix_fallocate(fd, 0, pieces.size_bytes)
-        except BaseException:
-            discard(part, map_path)
-            raise
-        finally:
-            os.close(fd)
-        return cls(part, map_path, pieces)
 
     @property
     def is_whole(self) -> bool:
@@ -154,13 +152,17 @@ class Fill:
 
     @property
     def version(self) -> str | None:
-        """Of the object that all pieces are from; None before the first."""
+        """Of the object that all pieces are from; None before the first, and where it can't be read
+        any more: then the next answer decides, and samples are checked."""
         length = int.from_bytes(self._memory[:2], "little")
-        return self._memory[2 : 2 + length].decode("utf-8", "replace") if length else None
+        text = self._memory[_TEXT : _TEXT + length]
+        if not length or int.from_bytes(self._memory[2:_TEXT], "little") != crc32c(text):
+            return None
+        return text.decode("utf-8", "replace")
 
     def agree(self, version: str) -> bool:
         """Whether pieces of this version belong here; the first one decides."""
-        text = version.encode("utf-8", "replace")[: _HEADER - 2]
+        text = version.encode("utf-8", "replace")[: _HEADER - _TEXT]
         if not text:
             return True
         now = self.version
@@ -171,7 +173,8 @@ class Fill:
                 with locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part):
                     now = self.version
                     if now is None:
-                        self._memory[2 : 2 + len(text)] = text
+                        self._memory[_TEXT : _TEXT + len(text)] = text
+                        self._memory[2:_TEXT] = crc32c(text).to_bytes(4, "little")
                         self._memory[:2] = len(text).to_bytes(2, "little")
                         return True
             finally:
@@ -224,8 +227,17 @@ def fill_disk_bytes(size_bytes: int, pieces: int) -> int:
     return disk_bytes(size_bytes) + disk_bytes(_HEADER + pieces) + disk_bytes(extents)
 
 
-def discard(part: str, map_path: str) -> None:
+def part_name(key: str) -> str:
+    """The file that a blob is filled in."""
+    return f"{key}.part"
+
+
+def map_name(key: str) -> str:
+    """The marks of its pieces."""
+    return f"{key}.map"
+
+
+def discard(folder: Folder, key: str) -> None:
     """Remove a fill's files, the part first: a map alone is nothing."""
-    for path in (part, map_path):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
+    for name in (part_name(key), map_name(key)):
+        folder.remove(name)

@@ -1,9 +1,39 @@
-"""Folders of our own on the local disk."""
+"""Folders of our own on the local disk, held open; their files are reached by name from there.
+
+A cache may lie where other users can write, and the job may be root's. So a path is walked once:
+links on it must be this user's or root's, and what it ends at must be this user's own folder. From
+then on everything is opened relative to the descriptor, never through a link, made only where
+nothing was, and looked at behind the opening: a regular file of this user's, and for writing one
+that has no second name elsewhere.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
+import stat
+import sys
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_MOST_LINKS = 40
+_FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a pipe mustn't be waited for
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_WRITES = os.O_WRONLY | os.O_RDWR
+_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+class StrangeFileError(PermissionError):
+    """A link, another user's file, or something that is no file stands where one of ours belongs.
+
+    Caught by whoever opens it: a disk's trouble, as its base class.
+    """
 
 
 def make_private_folder(path: str) -> None:
@@ -13,3 +43,244 @@ def make_private_folder(path: str) -> None:
         make_private_folder(parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
+
+
+class Folder:
+    """An open folder. Raises OSError; StrangeFileError for what isn't ours.
+
+    path: for people. mode: of what is made in it; with group bits the folder is shared: what its
+    other members made there is taken as ours.
+    """
+
+    def __init__(self, fd: int, path: str, mode: int) -> None:
+        """fd: taken over."""
+        self.fd, self.path, self._mode = fd, path, mode
+        self._owner = os.fstat(fd).st_uid
+
+    @classmethod
+    def at(
+        cls, path: str, *, mode: int = 0o700, make: bool = False, reads_roots: bool = False
+    ) -> Folder:
+        """Open a folder by its path. make: with its parents, if it isn't there. reads_roots: one of
+        root's that only root may write is as good."""
+        folder = cls(_descend(path, mode if make else None), path, mode)
+        found = os.fstat(folder.fd)
+        if not (reads_roots and found.st_uid == 0 and not found.st_mode & _OTHERS_WRITE):
+            folder._check_owner(found, path)
+        return folder
+
+    def folder(self, name: str, *, make: bool = False) -> Folder:
+        """A folder in it."""
+        path = os.path.join(self.path, name)
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, 0o700, dir_fd=self.fd)
+                self._open_up(name)
+        try:
+            fd = os.open(name, _FOLDER, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENOTDIR):
+                reason = "a link or a file stands where a folder of the cache belongs"
+                raise _strange(reason, path) from None
+            raise
+        inside = Folder(fd, path, self._mode)
+        found = os.fstat(fd)
+        if found.st_uid != self._owner:
+            self._check_owner(found, path)
+        return inside
+
+    def _open_up(self, name: str) -> None:
+        if self._mode & 0o077:
+            os.chmod(name, self._mode & 0o7777, dir_fd=self.fd)
+
+    def _check_owner(self, found: os.stat_result, path: str) -> None:
+        if found.st_uid == os.geteuid():
+            return
+        is_member = found.st_gid in (os.getegid(), *os.getgroups())
+        if self._mode & stat.S_IWGRP and is_member and not found.st_mode & stat.S_IWOTH:
+            return
+        raise _strange(f"it belongs to another user (uid {found.st_uid})", path)
+
+    @property
+    def others_may_write(self) -> int | None:
+        """Its permission bits, where users may write that it wasn't made for."""
+        mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
+        return mode if mode & _OTHERS_WRITE & ~self._mode else None
+
+    # -- files
+
+    def open(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Descriptor of a file that is there."""
+        try:
+            fd = os.open(name, flags | _FILE, dir_fd=self.fd)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+                raise self._kind(name) from None
+            raise
+        try:
+            self._check_file(os.fstat(fd), name, writes=bool(flags & _WRITES))
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
+
+    def create(self, name: str) -> int:
+        """Descriptor of a new file, for reading and writing. Raises FileExistsError."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
+        fd = os.open(name, flags, 0o600, dir_fd=self.fd)
+        if self._mode & 0o077:
+            os.fchmod(fd, self._mode & 0o666)
+        return fd
+
+    def open_or_create(self, name: str) -> int:
+        """Descriptor for reading and writing of a file that is there, or is made empty."""
+        for _ in range(100):  # others may make and remove it at the same time
+            with contextlib.suppress(FileNotFoundError):
+                return self.open(name, os.O_RDWR)
+            with contextlib.suppress(FileExistsError):
+                return self.create(name)
+        raise _strange("it comes and goes", os.path.join(self.path, name))
+
+    def _check_file(self, found: os.stat_result, name: str, *, writes: bool) -> None:
+        path = os.path.join(self.path, name)
+        if not stat.S_ISREG(found.st_mode):
+            raise self._kind(name)
+        if found.st_uid != self._owner:
+            self._check_owner(found, path)
+        if writes and found.st_nlink > 1:
+            raise _strange("it has a second name elsewhere (a hard link)", path)
+
+    def _kind(self, name: str) -> StrangeFileError:
+        return _strange(
+            "a link or a folder stands where a file belongs", os.path.join(self.path, name)
+        )
+
+    def check(self, name: str) -> None:
+        """Raise StrangeFileError for what others could have put there; nothing if it isn't there.
+        For files that somebody else opens."""
+        with contextlib.suppress(FileNotFoundError):
+            self._check_file(self.stat(name), name, writes=True)
+
+    def stat(self, name: str) -> os.stat_result:
+        """Of the entry itself, never of what a link points at. Raises FileNotFoundError."""
+        return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+
+    def has(self, name: str) -> bool:
+        """Whether there is a regular file of that name."""
+        try:
+            return stat.S_ISREG(self.stat(name).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def is_folder(self, name: str) -> bool:
+        """Whether there is a folder of that name."""
+        try:
+            return stat.S_ISDIR(self.stat(name).st_mode)
+        except FileNotFoundError:
+            return False
+
+    def names(self) -> list[str]:
+        """Of all entries."""
+        return os.listdir(self.fd)
+
+    def files(self) -> dict[str, os.stat_result]:
+        """All regular files in it."""
+        found: dict[str, os.stat_result] = {}
+        with os.scandir(self.fd) as entries:
+            files = [entry for entry in entries if entry.is_file(follow_symlinks=False)]
+            while files:
+                with contextlib.suppress(FileNotFoundError):  # of the one that was popped
+                    while files:
+                        entry = files.pop()
+                        found[entry.name] = entry.stat(follow_symlinks=False)
+        return found
+
+    def read(self, name: str, most: int = 2**16) -> bytes:
+        """A small file's content."""
+        fd = self.open(name)
+        try:
+            return os.read(fd, most)
+        finally:
+            os.close(fd)
+
+    def write_whole(self, name: str, data: bytes) -> None:
+        """Put a small file in place, whole."""
+        temp = f"{name}.{os.getpid()}-{threading.get_ident()}"
+        self.remove(temp)
+        fd = self.create(temp)
+        try:
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+        os.replace(temp, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
+    def rename(self, name: str, to: Folder, new: str) -> None:
+        """Move an entry, over what stands there."""
+        os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=to.fd)
+
+    def remove(self, name: str) -> bool:
+        """Remove an entry, whatever it is; a link, not what it points at. False if it isn't
+        there."""
+        try:
+            os.unlink(name, dir_fd=self.fd)
+        except FileNotFoundError:
+            return False
+        except IsADirectoryError:
+            shutil.rmtree(name, dir_fd=self.fd)
+        return True
+
+    def __del__(
+        self,
+        close: Callable[[int], None] = os.close,
+        is_finalizing: Callable[[], bool] = sys.is_finalizing,
+    ) -> None:
+        if not is_finalizing():
+            close(self.fd)
+
+
+def _strange(reason: str, path: str) -> StrangeFileError:
+    return StrangeFileError(errno.EPERM, reason, path)
+
+
+def _descend(path: str, mode: int | None) -> int:
+    """Walk to a folder and open it; links of other users are refused. mode: make what is missing,
+    the last with these permissions."""
+    left = deque(part for part in os.path.abspath(path).split("/") if part)
+    at, links = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), 0
+    try:
+        while left:
+            name = left.popleft()
+            if mode is not None:
+                _make_missing(name, at, 0o700 if left else mode)
+            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
+            seen = os.fstat(found)
+            if not stat.S_ISLNK(seen.st_mode):
+                at, before = found, at
+                os.close(before)
+                continue
+            try:
+                links += 1
+                if seen.st_uid not in (0, os.geteuid()):
+                    raise _strange(f"{name} is a link of another user (uid {seen.st_uid})", path)
+                if links > _MOST_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                target = os.readlink("", dir_fd=found)
+            finally:
+                os.close(found)
+            if target.startswith("/"):
+                at, before = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), at
+                os.close(before)
+            left.extendleft(reversed([part for part in target.split("/") if part]))
+        return os.open(".", _FOLDER, dir_fd=at)
+    finally:
+        os.close(at)
+
+
+def _make_missing(name: str, at: int, mode: int) -> None:
+    try:
+        os.stat(name, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, 0o700, dir_fd=at)
+            if mode & 0o077:
+                os.chmod(name, mode & 0o7777, dir_fd=at)

@@ -1,10 +1,11 @@
 """A cache folder: what lies where, and whether it may be used.
 
-format.json          version of this layout
+format.json          version of this layout, with a checksum
 catalogue.db         SQLite: sizes, states, jobs; never read for a hit
 blobs/<key>          whole blobs; fills/<key>.part, .map: being filled
 trash/<key>-<inode>  dropped, but perhaps still mapped by someone
 unverified/<key>     blobs of before a reboot: their checksums are due
+boot                 the boot of the machine that blobs/ are of, with a checksum
 *.lock               see `cache.locks`
 indexes/, …          other modules' own, counted into the limit
 """
@@ -15,12 +16,13 @@ import contextlib
 import json
 import os
 import re
-import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from crc32c import crc32c
+
 from cache.errors import ConfigError
-from cache.folders import make_private_folder
+from cache.folders import Folder, StrangeFileError
+from cache.locks import ByteLocks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,8 +31,18 @@ FORMAT = 1
 """Version of the layout. A higher one is refused."""
 
 BLOCK = 4096
+_FOLDERS = ("blobs", "fills", "trash", "unverified")
+_CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
+_FILES = ("format.json", "boot", *_CATALOGUE, *(f"{n}.lock" for n in ("catalogue", "jobs")))
+_FILES += ("keys.lock", "readers.lock")
 _OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in paths
-_OURS = re.compile(r"[0-9a-f]+(\.part|\.map|-[0-9]+)?")
+_BLOB = re.compile(r"[0-9a-f]+")
+_OURS = {
+    "blobs": _BLOB,
+    "unverified": _BLOB,
+    "fills": re.compile(r"[0-9a-f]+\.(part|map)"),
+    "trash": re.compile(r"[0-9a-f]+-[0-9]+"),
+}
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _MOUNTS = "/proc/self/mountinfo"
 # fmt: off
@@ -43,100 +55,149 @@ _NETWORK = frozenset((
 # fmt: on
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """Paths of one cache folder."""
+    """An open cache folder and those in it.
 
-    root: str
+    make: with all that is missing. Raises OSError (StrangeFileError: not ours), ConfigError (a
+    newer format, a network file system).
+    """
 
-    @property
-    def catalogue(self) -> str:
-        return os.path.join(self.root, "catalogue.db")
+    def __init__(
+        self, root: str, *, mode: int = 0o700, make: bool = False, reads_roots: bool = False
+    ) -> None:
+        self.root = root
+        self.damage: list[str] = []
+        self.top = Folder.at(root, mode=mode, make=make, reads_roots=reads_roots)
+        if make:
+            refuse_network(root)
+            self.check_format()
+            self._clear()
+        self.blobs, self.fills, self.trash, self.unverified = (
+            self.top.folder(name, make=make) for name in _FOLDERS
+        )
+        if make and not self._has_format():
+            if self.top.has("format.json") and not self._is_of_old():
+                self.damage.append("format.json")
+            self.top.write_whole("format.json", _format_text(FORMAT))
 
-    @property
-    def format_file(self) -> str:
-        return os.path.join(self.root, "format.json")
-
-    @property
-    def boot_file(self) -> str:
-        return os.path.join(self.root, "boot")
-
-    def lock(self, name: str) -> str:
-        return os.path.join(self.root, f"{name}.lock")
-
-    def blob(self, key: str) -> str:
-        return os.path.join(self.root, "blobs", key)
-
-    def unverified(self, key: str) -> str:
-        return os.path.join(self.root, "unverified", key)
-
-    def part(self, key: str) -> str:
-        return os.path.join(self.root, "fills", f"{key}.part")
-
-    def map(self, key: str) -> str:
-        return os.path.join(self.root, "fills", f"{key}.map")
-
-    def trash(self, key: str, inode: int) -> str:
-        return os.path.join(self.root, "trash", f"{key}-{inode}")
-
-    def make(self, mode: int) -> None:
-        """Make the folders. Raises OSError, ConfigError (a newer format, a network file system)."""
-        make_private_folder(self.root)
-        refuse_network(self.root)
-        self.check_format()
-        for name in ("blobs", "fills", "trash", "unverified"):
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(os.path.join(self.root, name), mode)
-        if not os.path.exists(self.format_file):
-            write_small(self.format_file, json.dumps({"format": FORMAT}))
+    def _clear(self) -> None:
+        """Remove what stands where our folders and files belong and can't be one."""
+        for name in _FOLDERS:
+            if self.top.has(name):
+                self.top.remove(name)
+                self.damage.append(name)
+        for name in _FILES:
+            if self.top.is_folder(name):
+                self.top.remove(name)
+                self.damage.append(name)
 
     def check_format(self) -> None:
-        """Raise ConfigError for a cache of a newer version."""
+        """Raise ConfigError for a cache of a newer version. A file that no version wrote is damage,
+        not a version."""
         try:
-            with open(self.format_file, encoding="utf-8") as file:
-                found = json.load(file)["format"]
+            data = self.top.read("format.json")
+            found = json.loads(data)
+            version = found["format"]
         except FileNotFoundError:
             return
-        except (ValueError, KeyError, TypeError):
-            found = None
-        if found is None or int(found) > FORMAT:
+        except (StrangeFileError, ValueError, KeyError, TypeError, RecursionError):
+            return
+        if not isinstance(version, int) or version <= FORMAT:
+            return
+        if data == _format_text(version) or found == {"format": version}:
             raise ConfigError(
-                f"{self.root}: a cache of format {found}, wanted {FORMAT} or older: a newer "
+                f"{self.root}: a cache of format {version}, wanted {FORMAT} or older: a newer "
                 "Penstock made it. Upgrade penstock, or give another folder. Nothing was touched."
             )
 
+    def _has_format(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self.top.read("format.json") == _format_text(FORMAT)
+        return False
+
+    def _is_of_old(self) -> bool:
+        """Whether a version wrote it that knew of no checksum."""
+        return self.top.read("format.json") == json.dumps({"format": 1}).encode()
+
+    @property
+    def boot(self) -> str | None:
+        """The boot that the blobs are of; None without a file, "" from a damaged one."""
+        try:
+            text = self.top.read("boot").decode("ascii")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            return ""
+        found, _, crc = text.strip().rpartition(" ")
+        if crc == _crc(found):
+            return found
+        is_of_old = text.isprintable() and not re.search(r" [0-9a-f]{8}$", text)
+        return text.strip() if is_of_old else ""
+
+    def note_boot(self, boot: str) -> None:
+        """Write down what boot the blobs are of."""
+        self.top.write_whole("boot", f"{boot} {_crc(boot)}".encode())
+
+    def locks(self, name: str) -> ByteLocks:
+        """Locks on one of the lock files."""
+        return ByteLocks(self.top.open_or_create(f"{name}.lock"))
+
+    def blob(self, key: str) -> str:
+        """Path of a whole blob, for people and for those who read it by path."""
+        return os.path.join(self.root, "blobs", key)
+
     def names(self, folder: str) -> list[str]:
         """Names of our own files in one of the folders; whatever else lies there is left alone."""
-        return [
-            name for name in os.listdir(os.path.join(self.root, folder)) if _OURS.fullmatch(name)
-        ]
+        ours = _OURS[folder]
+        return [name for name in getattr(self, folder).names() if ours.fullmatch(name)]
 
-    def is_cache(self) -> bool:
-        """Whether this folder is one."""
-        return os.path.exists(self.format_file)
+    def blob_bytes(self) -> dict[str, int]:
+        """What each whole blob takes of the disk."""
+        found = self.blobs.files() | self.unverified.files()
+        return {name: taken_bytes(seen) for name, seen in found.items() if _BLOB.fullmatch(name)}
+
+    @staticmethod
+    def is_cache(root: str) -> bool:
+        """Whether a folder is a cache; a file that got lost is no matter."""
+        return any(
+            os.path.lexists(os.path.join(root, name)) for name in ("format.json", *_CATALOGUE)
+        )
 
     def others_bytes(self) -> int:
         """What other modules keep in the folder: indexes and reports."""
-        own = {"blobs", "fills", "trash", "unverified"}
         total = 0
-        with contextlib.suppress(OSError), os.scandir(self.root) as found:
+        with contextlib.suppress(OSError), os.scandir(self.top.fd) as found:
             for entry in found:
-                if entry.is_dir(follow_symlinks=False) and entry.name not in own:
-                    total += sum(_tree_bytes(entry.path))
+                if entry.is_dir(follow_symlinks=False) and entry.name not in _FOLDERS:
+                    total += sum(_tree_bytes(os.path.join(self.root, entry.name)))
         return total
 
+    def others_may_write(self) -> str | None:
+        """The first of the folders that users may write whom it isn't for, and its mode."""
+        for folder in (self.top, self.blobs, self.fills, self.trash, self.unverified):
+            mode = folder.others_may_write
+            if mode is not None:
+                return f"{folder.path} (mode {mode:04o})"
+        return None
 
-def write_small(path: str, text: str) -> None:
-    """Write a small file whole."""
-    temp = f"{path}.{os.getpid()}-{threading.get_ident()}"
-    with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-    os.replace(temp, path)
+
+def _crc(text: str) -> str:
+    return f"{crc32c(text.encode()):08x}"
+
+
+def _format_text(version: int) -> bytes:
+    """What stands in format.json: a version that no damage can make."""
+    return json.dumps({"crc32c": _crc(f"format {version}"), "format": version}).encode()
 
 
 def disk_bytes(size_bytes: int) -> int:
     """What a file of that size takes of the disk, in whole blocks."""
     return -(-size_bytes // BLOCK) * BLOCK
+
+
+def taken_bytes(found: os.stat_result) -> int:
+    """What a file takes of the disk, or will once it is written out."""
+    return max(disk_bytes(found.st_size), found.st_blocks * 512)
 
 
 def boot_id() -> str:

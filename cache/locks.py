@@ -37,9 +37,10 @@ class ByteLocks:
     holder, in the same process too.
     """
 
-    def __init__(self, path: str, *, create: bool = True) -> None:
+    def __init__(self, path: str | int, *, create: bool = True) -> None:
+        """path: or a descriptor, which is taken over."""
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._fd = os.open(path, flags, 0o600)
+        self._fd = path if isinstance(path, int) else os.open(path, flags, 0o600)
 
     @classmethod
     def beside(cls, fd: int) -> ByteLocks:
@@ -127,7 +128,8 @@ class ReaderLocks:
     is left to whoever is at work.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | int) -> None:
+        """path: or a descriptor, which is taken over."""
         self._locks = ByteLocks(path)
         self._counts: dict[int, int] = {}
         self._mutex = threading.Lock()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.fetch import Span
+from cache.fills import part_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 
     from cache.blob import BlobSource
     from cache.fills import Fill
+    from cache.folders import Folder
+    from cache.layout import Layout
     from cache.mapping import Map
-    from cache.shelf import Shelf
 
     Bytes = NDArray[np.uint8]
     Spans = Sequence[tuple[int, int]]
@@ -37,7 +39,7 @@ class CachedBlob:
 
     def __init__(
         self,
-        shelf: Shelf,
+        layout: Layout,
         source: BlobSource,
         mapped: Map,
         fill: Fill | None,
@@ -49,7 +51,7 @@ class CachedBlob:
         self.source = source
         self.fill = fill
         self.inode = inode
-        self._layout = shelf.layout
+        self._layout = layout
         self._publish, self._ensure = publish, ensure
         self._buffer = mapped.buffer()
         self._address = mapped.address
@@ -63,23 +65,26 @@ class CachedBlob:
     @property
     def has_name(self) -> bool:
         """False once it was taken out of the cache: its room is free when this is let go."""
-        path = self.path
-        with contextlib.suppress(FileNotFoundError):
-            return path is not None and os.stat(path).st_ino == self.inode
-        return False
+        return any(
+            _inode(folder, name) == self.inode
+            for folder, name in (
+                (self._layout.blobs, self.source.key),
+                (self._layout.fills, part_name(self.source.key)),
+            )
+        )
 
     def settle(self) -> None:
         """If the fill has become whole, publish it and forget it."""
         fill = self.fill
         if fill is not None and fill.is_whole:
             self._publish(fill, self.data)
-            if os.path.exists(self._layout.blob(self.source.key)):
+            if self._layout.blobs.has(self.source.key):
                 self.fill = None
 
     @property
     def path(self) -> bytes | None:
         whole, fill = self._layout.blob(self.source.key), self.fill
-        if fill is None or os.path.exists(whole):
+        if fill is None or self._layout.blobs.has(self.source.key):
             return os.fsencode(whole)
         return os.fsencode(fill.part)
 
@@ -100,14 +105,10 @@ class CachedBlob:
     def copies(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
         """The same by reading the file. Raises OSError, EOFError (the file is too short)."""
         found: list[Bytes] = []
-        if not self.has_name:  # taken out meanwhile: nobody can cut what has no name
+        fd = self._reopened()
+        if fd is None:  # taken out meanwhile: nobody can cut what has no name
             return [view.copy() for view in self.views(starts, ends)]
-        path = self.path
-        assert path is not None
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            if os.fstat(fd).st_ino != self.inode:
-                raise FileNotFoundError(f"{self.source.uri}: its copy was replaced")
             for start, end in zip(starts, ends, strict=True):
                 room = np.empty(end - start, np.uint8)
                 view, got = room.data, 0
@@ -120,6 +121,28 @@ class CachedBlob:
         finally:
             os.close(fd)
         return found
+
+    def _reopened(self) -> int | None:
+        """A descriptor of the file that is mapped; None if it has no name any more."""
+        key = self.source.key
+        # It may be published between the two looks.
+        for folder, name in (
+            (self._layout.blobs, key),
+            (self._layout.fills, part_name(key)),
+            (self._layout.blobs, key),
+        ):
+            with contextlib.suppress(FileNotFoundError):
+                fd = folder.open(name)
+                if os.fstat(fd).st_ino == self.inode:
+                    return fd
+                os.close(fd)
+        return None
+
+
+def _inode(folder: Folder, name: str) -> int | None:
+    with contextlib.suppress(FileNotFoundError):
+        return folder.stat(name).st_ino
+    return None
 
 
 class PassingBlob:

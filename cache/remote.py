@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from cache.fetch import Fetcher
     from cache.fills import Run
     from cache.mapping import Map
+    from cache.published import Published
     from cache.shelf import Shelf
     from cache.store import Answer
 
@@ -107,8 +108,7 @@ class Remote:
 
     def is_whole(self, source: BlobSource) -> bool:
         """Whether a blob is on the local disk, all of it."""
-        there = self._use(lambda shelf: os.path.exists(shelf.layout.blob(source.key)), writes=False)
-        return bool(there)
+        return bool(self._look(lambda cache: cache.has(source.key)))
 
     def keeps(self, key: str) -> bool:
         """Whether the cache would keep a blob of this key for one of the jobs here."""
@@ -120,25 +120,32 @@ class Remote:
         """How many were joined and not left."""
         return len(self._jobs)
 
-    def _use(self, act: Callable[[Shelf], Any], *, writes: bool = True) -> Any:
+    def _use(self, act: Callable[[Shelf], Any]) -> Any:
+        cache = self._open_cache()
+        return cache.use(act) if cache is not None else None
+
+    def _look(self, act: Callable[[Published], Any]) -> Any:
+        """What a disk that is full, or can't be written, may still do."""
+        cache = self._open_cache()
+        return cache.look(act) if cache is not None else None
+
+    def _open_cache(self) -> DiskCache | None:
         if self._closed:
             raise ClosedError(f"{self.label}: closed; make a new dataset.")
-        return self.cache.use(act, writes=writes) if self.cache is not None else None
+        return self.cache
 
     def _cached(self, source: BlobSource) -> CachedBlob | None:
         for _ in range(2):  # it may be published between the two looks
-            found: CachedBlob | None = self._use(
-                lambda shelf: self._find(shelf, source), writes=False
-            )
+            found: CachedBlob | None = self._look(lambda cache: self._find(cache, source))
             if found is None and self.keeps(source.key):
                 found = self._use(lambda shelf: self._begin(shelf, source))
             if found is not None:
                 return found
         return None
 
-    def _find(self, shelf: Shelf, source: BlobSource) -> CachedBlob | None:
-        mapped = shelf.published(source.key, source.size_bytes)
-        return None if mapped is None else self._blob(shelf, source, mapped, None)
+    def _find(self, cache: Published, source: BlobSource) -> CachedBlob | None:
+        mapped = cache.published(source.key, source.size_bytes)
+        return None if mapped is None else self._blob(cache, source, mapped, None)
 
     def _begin(self, shelf: Shelf, source: BlobSource) -> CachedBlob | None:
         begun = shelf.fill(source, group=self.group, pinned=bool(self._jobs))
@@ -148,12 +155,20 @@ class Remote:
         blob.settle()  # who fetched the last piece may have died before it published
         return blob
 
-    def _blob(self, shelf: Shelf, source: BlobSource, mapped: Map, fill: Fill | None) -> CachedBlob:
+    def _blob(
+        self, cache: Published, source: BlobSource, mapped: Map, fill: Fill | None
+    ) -> CachedBlob:
         def publish(fill: Fill, data: Bytes) -> None:
             self._use(lambda shelf: shelf.publish(source, fill, data, group=self.group, kept=False))
 
         return CachedBlob(
-            shelf, source, mapped, fill, inode=mapped.inode, publish=publish, ensure=self._ensure
+            cache.layout,
+            source,
+            mapped,
+            fill,
+            inode=mapped.inode,
+            publish=publish,
+            ensure=self._ensure,
         )
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> None:
@@ -543,8 +558,8 @@ class Remote:
     def object(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
         """Local path of a manifest or a sidecar, fetched if it isn't here. Raises FetchError."""
         source = self._object_source(path, size_bytes, version)
-        kept: str | None = self._use(
-            lambda shelf: self._held_object(shelf, source, size_bytes), writes=False
+        kept: str | None = self._look(
+            lambda cache: self._held_object(cache, source, size_bytes)
         ) or self._use(lambda shelf: self._keep_object(shelf, source, size_bytes))
         if kept is None:
             kept = self._own_object(source, size_bytes)
@@ -566,13 +581,15 @@ class Remote:
         part = Part(path=path, size_bytes=size_bytes or 0, version=None)
         return BlobSource(key=key, uri=uri, parts=(part,), size_bytes=size_bytes or 0)
 
-    def _held_object(self, shelf: Shelf, source: BlobSource, size_bytes: int | None) -> str | None:
+    def _held_object(
+        self, cache: Published, source: BlobSource, size_bytes: int | None
+    ) -> str | None:
         """The path of an object that is here; its map is held, so that it stays."""
-        path = shelf.layout.blob(source.key)
+        path = cache.layout.blob(source.key)
         with self._lock:
-            if source.key in self._objects and os.path.exists(path):
+            if source.key in self._objects and cache.has(source.key):
                 return path
-        mapped = shelf.published(source.key, size_bytes)
+        mapped = cache.published(source.key, size_bytes)
         if mapped is None:
             return None
         with self._lock:
@@ -605,7 +622,10 @@ class Remote:
     def _write_own(self, source: BlobSource, data: memoryview) -> str:
         path = os.path.join(self._own(), source.key)
         temp = f"{path}.{threading.get_ident()}"
-        with open(os.open(temp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temp)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with open(os.open(temp, flags, 0o600), "wb") as file:
             file.write(data)
         os.replace(temp, path)
         return path
@@ -625,10 +645,7 @@ class Remote:
         """What the store says of a name, None if it isn't there. Where the remote can't be asked,
         what it said last, with a warning. Raises FetchError."""
         name = "\0".join((self.fetcher.store.scope, self.fetcher.store.url, path))
-        known, before = self._use(lambda shelf: shelf.catalogue.recall(name), writes=False) or (
-            False,
-            None,
-        )
+        known, before = self._look(lambda cache: cache.recall(name)) or (False, None)
         try:
             found = self.fetcher.info(path, limit_s=_KNOWN_LIMIT_S if known else None)
         except FetchError as error:

@@ -14,92 +14,126 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from crc32c import crc32c
-
-from cache.catalogue import Catalogue, rebuilt
-from cache.errors import ConfigError, StalledError
-from cache.fills import Fill, Pieces, discard, fill_disk_bytes
-from cache.layout import Layout, boot_id, disk_bytes, write_small
-from cache.locks import ByteLocks, ReaderLocks, wait_for
+from cache.catalogue import Catalogue, is_damage
+from cache.errors import ConfigError
+from cache.fills import (
+    PIECE_BYTES,
+    Fill,
+    Pieces,
+    discard,
+    fill_disk_bytes,
+    map_name,
+    part_name,
+)
+from cache.folders import StrangeFileError
+from cache.layout import Layout, boot_id, taken_bytes
+from cache.locks import ReaderLocks
 from cache.mapping import Map
+from cache.published import Published, block_crcs, crcs_of
 from cache.sizes import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from cache.blob import BlobSource
     from cache.catalogue import Row
+    from cache.folders import Folder
 
 _log = logging.getLogger("penstock")
 
-CRC_BLOCK = 2**20
 # What the books' log, the folders themselves and the small files take beside the blobs.
 SLACK_BYTES = 320 * 2**10
 _LEAST_OWN_BYTES = 512 * 2**10
 _ENTRY_BYTES = 128  # of a folder, for each blob
 _KEY_TIMEOUT_S = 30.0
-_EVICTOR_S = 5.0
 _FREE_SHARE = 0.9
 _OPEN_BYTE = 0
 _USES_KEPT = 256
 
 
-class Shelf:
+class Shelf(Published):
     """One open of a cache folder by one process; safe for several threads.
 
     max_bytes: None takes the limit that the folder has, or most of the free space. Raises
     ConfigError (network file system, newer format, another limit in use), OSError, sqlite3.Error.
+    damage: what was found damaged and was made anew.
     """
 
+    can_write = True
+
     def __init__(self, root: str, *, max_bytes: int | None, mode: int = 0o700) -> None:
-        self.layout = Layout(root)
+        super().__init__(Layout(root, mode=mode, make=True))
+        self.damage = self.layout.damage
         self.evicted = 0
         self._used: dict[str, float] = {}
         self._full_until = 0.0
-        self.layout.make(mode)
-        self.catalogue = self._open_catalogue()
-        self.readers = ReaderLocks(self.layout.lock("readers"))
-        self._evictor = ByteLocks(self.layout.lock("readers"))
-        self.jobs = ByteLocks(self.layout.lock("jobs"))
-        self.max_bytes = self._agree_on_limit(max_bytes)
+        self.catalogue = Catalogue(self.layout.top)
+        if self.catalogue.damage is not None:
+            self.damage.append(f"catalogue.db ({self.catalogue.damage})")
+        self.readers: ReaderLocks = ReaderLocks(self.layout.top.open_or_create("readers.lock"))
+        self._evictor = self.layout.locks("readers")
+        self.jobs = self.layout.locks("jobs")
+        self._limit = 0
         self._others_bytes = self.layout.others_bytes()
-        self._note_boot()
-        self._has_old = bool(self.layout.names("unverified"))
-        self._look_over()
-
-    def _open_catalogue(self) -> Catalogue:
-        paths = self.layout.catalogue, self.layout.lock("catalogue")
+        self._has_old = False
         try:
-            return Catalogue(*paths)
+            self._begin(max_bytes)
         except sqlite3.DatabaseError as error:
-            if isinstance(error, sqlite3.OperationalError):  # busy, full, read-only: not damage
+            if not is_damage(error):
                 raise
-            _log.warning("%s is damaged (%s): it is made anew", self.layout.catalogue, error)
-            return rebuilt(*paths)
+            self.damage.append(f"catalogue.db ({error})")
+            self.catalogue.heal(error, lambda: None)
+            self._begin(max_bytes)
 
-    def _agree_on_limit(self, wanted: int | None) -> int:
-        # Every process that has the folder open holds this byte; who changes the limit is alone.
+    def _begin(self, max_bytes: int | None) -> None:
         with self.catalogue.writing():
-            known = self.catalogue.fact("max_bytes")
-            if wanted is None and known is None:
-                wanted = int(self._free_bytes() * _FREE_SHARE)
-            alone = self.jobs.lock(_OPEN_BYTE)
-            self.jobs.unlock(_OPEN_BYTE)
-            if wanted is not None and known != str(wanted):
-                if known is not None and not alone:
-                    raise ConfigError(
-                        f"{self.layout.root}: max_bytes: got {format_size(wanted)}, and running "
-                        f"jobs use this folder with {format_size(int(known))}: one folder, one "
-                        "limit. Give that one, another folder, or wait until they end."
-                    )
-                self.catalogue.set_fact("max_bytes", str(wanted))
-                known = str(wanted)
+            alone = self._is_alone()
+            self._limit = self._agree_on_limit(max_bytes, alone=alone)
+            self._note_boot(alone=alone)
             self.jobs.lock(_OPEN_BYTE, shared=True)
-        assert known is not None
-        return int(known)
+            self._has_old = bool(self.layout.names("unverified"))
+            self._look_over(alone=alone)
+
+    @property
+    def max_bytes(self) -> int:
+        """The limit."""
+        return self._limit
+
+    def _is_alone(self) -> bool:
+        # Every process that has the folder open holds this byte; who changes the limit is alone.
+        self.jobs.unlock(_OPEN_BYTE)
+        alone = self.jobs.lock(_OPEN_BYTE)
+        self.jobs.unlock(_OPEN_BYTE)
+        return alone
+
+    def _agree_on_limit(self, wanted: int | None, *, alone: bool) -> int:
+        try:
+            known = self.catalogue.fact("max_bytes")
+        except sqlite3.DatabaseError:
+            self.damage.append("its limit")
+            known = None
+        if known is not None and wanted in (None, known):
+            return known
+        if wanted is None:
+            wanted = int(self._free_bytes() * _FREE_SHARE)
+        if known is not None and not alone:
+            raise ConfigError(
+                f"{self.layout.root}: max_bytes: got {format_size(wanted)}, and running "
+                f"jobs use this folder with {format_size(known)}: one folder, one "
+                "limit. Give that one, another folder, or wait until they end."
+            )
+        self.catalogue.set_fact("max_bytes", wanted)
+        return wanted
+
+    def heal(self, error: Exception) -> None:
+        """Make the books anew, as they are damaged; the files are what counts."""
+        self.damage.append(f"catalogue.db ({error})")
+
+        def enter() -> None:
+            self.catalogue.set_fact("max_bytes", self._limit)
+            self.reconcile()
+
+        self.catalogue.heal(error, enter)
 
     def _free_bytes(self) -> int:
         found = os.statvfs(self.layout.root)
@@ -184,13 +218,13 @@ class Shelf:
             if row.kept:  # manifests and sidecars are small, and needed to read at all
                 continue
             with contextlib.suppress(FileNotFoundError):
-                self._to_trash(row.key, self.layout.blob(row.key))
+                self._to_trash(row.key, self.layout.blobs, row.key)
                 leaving += row.disk_bytes
 
-    def _to_trash(self, key: str, path: str) -> None:
-        trash = self.layout.trash(key, os.stat(path).st_ino)
-        os.rename(path, trash)
-        self.catalogue.to_trash(key, os.path.basename(trash))
+    def _to_trash(self, key: str, folder: Folder, name: str) -> None:
+        trash = f"{key}-{folder.stat(name).st_ino}"
+        folder.rename(name, self.layout.trash, trash)
+        self.catalogue.to_trash(key, trash)
 
     def evict_to(self, most_bytes: int, *, group: str | None = None) -> tuple[int, int]:
         """Take out blobs that no job pins or reads until at most so many bytes are left (of a
@@ -228,14 +262,13 @@ class Shelf:
 
     def _evict(self, row: Row) -> bool:
         """Remove a whole blob, unless someone has it mapped."""
-        for path in (self.layout.blob(row.key), self.layout.unverified(row.key)):
+        for folder in (self.layout.blobs, self.layout.unverified):
             with contextlib.suppress(FileNotFoundError):
-                inode = os.stat(path).st_ino
+                inode = folder.stat(row.key).st_ino
                 if not self._evictor.lock(inode):
                     return False
                 try:
-                    os.unlink(path)
-                    self.evicted += 1
+                    self.evicted += folder.remove(row.key)
                 finally:
                     self._evictor.unlock(inode)
         self.catalogue.remove(row.key)
@@ -248,18 +281,18 @@ class Shelf:
 
     def _bury(self, row: Row) -> bool:
         """Remove a fill that nobody works on."""
-        part = self.layout.part(row.key)
-        keys = ByteLocks(self.layout.lock("keys"))
+        fills = self.layout.fills
+        keys = self.layout.locks("keys")
         try:
             if not keys.lock(_offset(row.key)):
                 return False
             with contextlib.suppress(FileNotFoundError):
-                inode = os.stat(part).st_ino
+                inode = fills.stat(part_name(row.key)).st_ino
                 if not self._evictor.lock(inode):
                     return False
                 self._evictor.unlock(inode)  # nobody new can come: the key is ours
-            discard(part, self.layout.map(row.key))
-            if not os.path.exists(self.layout.blob(row.key)):
+            discard(fills, row.key)
+            if not self.has(row.key):
                 self.catalogue.remove(row.key)
                 return True
             return False
@@ -269,21 +302,19 @@ class Shelf:
     def empty_trash(self) -> None:
         """Remove what was dropped and is mapped by nobody any more."""
         for name in self.layout.names("trash"):
-            path = os.path.join(self.layout.root, "trash", name)
             try:
-                inode = os.stat(path).st_ino
+                inode = self.layout.trash.stat(name).st_ino
             except FileNotFoundError:
                 continue
             if self._evictor.lock(inode):
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(path)
+                self.layout.trash.remove(name)
                 self._evictor.unlock(inode)
                 self.catalogue.remove(name)
 
     def bury_dead_jobs(self) -> int:
         """Forget jobs whose process is gone; returns how many."""
         dead = 0
-        probe = ByteLocks(self.layout.lock("jobs"))
+        probe = self.layout.locks("jobs")
         try:
             for job in self.catalogue.jobs():
                 if probe.lock(job.id + 1):
@@ -299,57 +330,27 @@ class Shelf:
     @contextlib.contextmanager
     def holding(self, key: str, *, timeout_s: float = _KEY_TIMEOUT_S) -> Iterator[None]:
         """Hold a blob's key. Raises StalledError."""
-        keys = ByteLocks(self.layout.lock("keys"))
+        keys = self.layout.locks("keys")
         try:
             with keys.holding(_offset(key), timeout_s=timeout_s, what=f"blob {key}"):
                 yield
         finally:
             keys.close()
 
-    def published(self, key: str, size_bytes: int | None) -> Map | None:
-        """Map a whole blob; None if it isn't there. One of another size is dropped."""
-        path = self.layout.blob(key)
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            if self._has_old and self._verified(key):
-                return self.published(key, size_bytes)
-            return None
-        try:
-            found = os.fstat(fd)
-            if found.st_size == 0 or (size_bytes is not None and found.st_size != size_bytes):
-                self.drop(key)
-                return None
-            inode = found.st_ino
-            # An evictor holds it for a moment only, whether it takes the file or not.
-            try:
-                wait_for(lambda: self.readers.hold(inode), timeout_s=_EVICTOR_S, what=path)
-            except StalledError:
-                return None
-            if not os.fstat(fd).st_nlink:
-                self.readers.let_go(inode)
-                return None
-            try:
-                mapped = Map(fd, on_unmap=lambda: self.readers.let_go(inode))
-            except BaseException:
-                self.readers.let_go(inode)
-                raise
-        finally:
-            os.close(fd)
-        self._note_use(key)
-        return mapped
+    def _wrong(self, key: str) -> None:
+        self.drop(key)
 
-    def _verified(self, key: str) -> bool:
+    def _from_before(self, key: str) -> bool:
         """Take over a blob of before the last boot if its checksums are right."""
-        path = self.layout.unverified(key)
-        if not os.path.exists(path):
+        old = self.layout.unverified
+        if not self._has_old or not old.has(key):
             return False
         with self.holding(key):
             row = self.catalogue.row(key)
             try:
-                fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                fd = old.open(key)
             except FileNotFoundError:
-                return os.path.exists(self.layout.blob(key))
+                return self.has(key)
             try:
                 well = row is not None and row.crcs is not None and block_crcs(fd) == row.crcs
             except OSError:
@@ -357,31 +358,35 @@ class Shelf:
             finally:
                 os.close(fd)
             if well:
-                os.rename(path, self.layout.blob(key))
+                old.rename(key, self.layout.blobs, key)
             else:
-                _log.warning("%s: not whole after a reboot: it is fetched again", path)
+                _log.warning("%s/%s: not whole after a reboot: fetched again", old.path, key)
                 with self.catalogue.writing():
-                    os.unlink(path)
+                    old.remove(key)
                     self.catalogue.remove(key)
             return well
+
+    def recall(self, path: str) -> tuple[bool, tuple[int, str] | None]:
+        """See Published."""
+        return self.catalogue.recall(path)
 
     def fill(self, source: BlobSource, *, group: str, pinned: bool) -> tuple[Fill, Map] | None:
         """Open the fill of a blob, or begin it; None if there is no room, or it is published by
         now. pinned: room is looked for even if there was none a moment ago. Raises OSError (the
         disk is full, …)."""
         key, pieces = source.key, Pieces(source)
-        part, marks = self.layout.part(key), self.layout.map(key)
+        fills = self.layout.fills
         with self.holding(key):
-            if os.path.exists(self.layout.blob(key)) or not pieces.size_bytes:
+            if self.has(key) or not pieces.size_bytes:
                 return None
             try:
-                fill = Fill(part, marks, pieces)
-            except (FileNotFoundError, ValueError):
+                fill = Fill(fills, key, pieces)
+            except (FileNotFoundError, ValueError, StrangeFileError):
                 disk = fill_disk_bytes(pieces.size_bytes, pieces.count)
                 if not self._reserve(source, group=group, disk=disk, insist=pinned):
                     return None
                 try:
-                    fill = Fill.make(part, marks, pieces)
+                    fill = Fill.make(fills, key, pieces)
                 except BaseException:
                     self.catalogue.remove(key)
                     raise
@@ -407,25 +412,30 @@ class Shelf:
         nothing if another did."""
         key = source.key
         with self.holding(key):
+            fills = self.layout.fills
             try:
-                if os.stat(fill.part).st_ino != fill.inode or not fill.is_whole:
+                if fills.stat(part_name(key)).st_ino != fill.inode or not fill.is_whole:
                     return
             except FileNotFoundError:
                 return
-            crcs = _crcs_of(memoryview(data))
-            os.rename(fill.part, self.layout.blob(key))
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(fill.map_path)
+            crcs = crcs_of(memoryview(data))
+            self._publish(key)
+            fills.remove(map_name(key))
             self._enter(source, group=group, kept=kept, crcs=crcs)
 
+    def _publish(self, key: str) -> None:
+        if self.layout.blobs.is_folder(key):  # nothing of ours
+            self.layout.blobs.remove(key)
+        self.layout.fills.rename(part_name(key), self.layout.blobs, key)
+
     def _enter(self, source: BlobSource | Row, *, group: str, kept: bool, crcs: bytes) -> None:
-        size_bytes = os.stat(self.layout.blob(source.key)).st_size  # an object's wasn't known
+        found = self.layout.blobs.stat(source.key)
         self.catalogue.add(
             source.key,
             group=group,
             uri=source.uri,
-            size_bytes=size_bytes,
-            disk_bytes=disk_bytes(size_bytes),
+            size_bytes=found.st_size,  # an object's wasn't known
+            disk_bytes=taken_bytes(found),
             state="ready",
             kept=kept,
             crcs=crcs,
@@ -438,15 +448,16 @@ class Shelf:
             source, group=group, disk=disk, insist=True, kept=kept
         ):
             return False
-        part = self.layout.part(source.key)
+        fills = self.layout.fills
         try:
-            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            discard(fills, source.key)
+            with open(fills.create(part_name(source.key)), "wb") as file:
                 os.posix_fallocate(file.fileno(), 0, len(data))
                 file.write(data)
-            crcs = _crcs_of(data)
-            os.rename(part, self.layout.blob(source.key))
+            crcs = crcs_of(data)
+            self._publish(source.key)
         except BaseException:
-            discard(part, self.layout.map(source.key))
+            discard(fills, source.key)
             self.catalogue.remove(source.key)
             raise
         self._enter(source, group=group, kept=kept, crcs=crcs)
@@ -457,15 +468,19 @@ class Shelf:
         the wrong file, so that another's fresh one stays. False if it wasn't there."""
         dropped = False
         with self.holding(key), self.catalogue.writing():
-            for path in (self.layout.blob(key), self.layout.part(key), self.layout.unverified(key)):
+            at = self.layout
+            for folder, name in (
+                (at.blobs, key),
+                (at.fills, part_name(key)),
+                (at.unverified, key),
+            ):
                 with contextlib.suppress(FileNotFoundError):
-                    found = os.stat(path).st_ino
-                    if inode not in (None, found):
+                    if inode not in (None, folder.stat(name).st_ino):
                         continue
-                    self._to_trash(key, path)
+                    self._to_trash(key, folder, name)
                     dropped = True
             if dropped:
-                discard(self.layout.part(key), self.layout.map(key))
+                discard(at.fills, key)
                 self.catalogue.remove(key)
             self.empty_trash()
         return dropped
@@ -489,36 +504,48 @@ class Shelf:
 
     # -- order in the house
 
-    def _note_boot(self) -> None:
+    def _note_boot(self, *, alone: bool) -> None:
         """After a reboot blobs are to be verified at their first use, and fills are worth
-        nothing: nothing was forced to the disk."""
-        now = boot_id()
-        with self.catalogue.writing():
-            try:
-                with open(self.layout.boot_file, encoding="ascii") as file:
-                    before = file.read().strip()
-            except FileNotFoundError:
-                before = now
-            if before != now:
-                blobs = os.path.join(self.layout.root, "blobs")
-                for name in self.layout.names("blobs"):
-                    os.rename(os.path.join(blobs, name), self.layout.unverified(name))
-                for row in self.catalogue.rows(state="fill"):
-                    self._bury(row)
-            if before != now or not os.path.exists(self.layout.boot_file):
-                write_small(self.layout.boot_file, now)
+        nothing: nothing was forced to the disk. A note that can't be read may be of another boot,
+        unless a process is here that has seen it."""
+        now, before = boot_id(), self.layout.boot
+        if before == "":
+            self.damage.append("boot")
+        if before not in (None, now) and alone:
+            at = self.layout
+            for name in at.names("blobs"):
+                at.blobs.rename(name, at.unverified, name)
+            for row in self.catalogue.rows(state="fill"):
+                self._bury(row)
+        if before != now:
+            self.layout.note_boot(now)
 
-    def _look_over(self) -> None:
-        """Reconcile if something looks unfinished; cheap if all is well."""
-        counts = self.catalogue.counts()
-        names = [self.layout.names(folder) for folder in ("blobs", "unverified")]
-        fills = self.layout.names("fills")
-        trash = self.layout.names("trash")
-        as_told = sum(map(len, names)) == counts.get("ready", 0)
-        if not as_told or fills or trash or counts.get("fill") or counts.get("trash"):
+    def _look_over(self, *, alone: bool) -> None:
+        """Count anew what is used, and reconcile if something looks unfinished."""
+        try:
+            as_told = self._is_as_told(look=alone)
+        except sqlite3.DatabaseError as error:
+            if not is_damage(error):
+                raise
+            as_told = False
+        if not as_told:
             self.reconcile()
         if self.catalogue.used_bytes > self.budget_bytes:
             self.evict_to(self.budget_bytes)
+
+    def _is_as_told(self, *, look: bool) -> bool:
+        """Whether the books say what lies in the folder. look: at each file; who has the folder
+        open did that already."""
+        counts = self.catalogue.counts()
+        at, books = self.layout, self.catalogue
+        if at.names("fills") or at.names("trash") or counts.get("fill") or counts.get("trash"):
+            return False
+        if look:
+            if at.blob_bytes() != books.sizes("ready"):
+                return False
+        elif len(at.names("blobs")) + len(at.names("unverified")) != counts.get("ready", 0):
+            return False
+        return books.fact("used") == books.recount()
 
     def reconcile(self) -> int:
         """Bring books and files together; returns how many things were put right. Fills that
@@ -526,8 +553,7 @@ class Shelf:
         mended = 0
         with self.catalogue.writing():
             mended += self.bury_dead_jobs()
-            for row in self.catalogue.rows():
-                mended += self._mend_row(row)
+            mended += self._check_rows()
             rows = self.catalogue.rows()
             known = {row.key for row in rows}
             filling = {row.key for row in rows if row.state == "fill"}
@@ -545,40 +571,55 @@ class Shelf:
         self._others_bytes = self.layout.others_bytes()
         return mended
 
-    def _mend_row(self, row: Row) -> int:
-        blob = self.layout.blob(row.key)
+    def _check_rows(self) -> int:
+        wrong = self.catalogue.remove_wrong()
+        if wrong:
+            self.damage.append(f"catalogue.db ({wrong} of its rows)")
+        at = self.layout
+        sizes = at.blob_bytes()
+        return sum(self._mend_row(row, sizes) for row in self.catalogue.rows()) + wrong
+
+    def _mend_row(self, row: Row, sizes: dict[str, int]) -> int:
+        at = self.layout
         if row.state == "trash":
-            there = os.path.exists(os.path.join(self.layout.root, "trash", row.key))
+            there = at.trash.has(row.key)
         elif row.state == "ready":
-            there = os.path.exists(blob) or os.path.exists(self.layout.unverified(row.key))
-        elif os.path.exists(blob):  # killed between the rename and the books
-            with open(blob, "rb") as file:
-                crcs = block_crcs(file.fileno())
+            there = row.key in sizes
+            if there and sizes[row.key] != row.disk_bytes:
+                self.catalogue.resize(row, sizes[row.key])
+        elif at.blobs.has(row.key):  # killed between the rename and the books
+            fd = at.blobs.open(row.key)
+            try:
+                crcs = block_crcs(fd)
+            finally:
+                os.close(fd)
             self._enter(row, group=row.group, kept=row.kept, crcs=crcs)
             return 1
         else:
-            there = os.path.exists(self.layout.part(row.key)) or not self._bury(row)
+            there = at.fills.has(part_name(row.key)) or not self._bury(row)
         if not there:
             self.catalogue.remove(row.key)
         return int(not there)
 
     def _adopt(self, name: str, folder: str) -> int:
         """Enter a file that the books don't know."""
-        path = os.path.join(self.layout.root, folder, name)
+        place: Folder = getattr(self.layout, folder)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = place.open(name)
         except FileNotFoundError:
             return 0
+        except StrangeFileError:
+            return int(place.remove(name))
         try:
-            size_bytes = os.fstat(fd).st_size
+            found = os.fstat(fd)
         finally:
             os.close(fd)
         self.catalogue.add(
             name,
             group="",
             uri="",
-            size_bytes=size_bytes,
-            disk_bytes=disk_bytes(size_bytes),
+            size_bytes=found.st_size,
+            disk_bytes=taken_bytes(found),
             state="trash" if folder == "trash" else "ready",
             kept=False,
             crcs=None,  # nobody vouches for it: samples are checked anyway, a reboot ends it
@@ -590,37 +631,31 @@ class Shelf:
         key = name.partition(".")[0]
         if key in filling:
             return 0
-        keys = ByteLocks(self.layout.lock("keys"))
+        keys, fills = self.layout.locks("keys"), self.layout.fills
         try:
-            path = os.path.join(self.layout.root, "fills", name)
-            if not keys.lock(_offset(key)):
-                return 0
-            inode = os.stat(path).st_ino
-            if not self._evictor.lock(inode):
-                return 0
-            self._evictor.unlock(inode)
-            os.unlink(path)
+            found = fills.stat(name)
+            if not keys.lock(_offset(key)) or not self._evictor.lock(found.st_ino):
+                unknown = name == part_name(key) and self.catalogue.row(key) is None
+                return self._adopt_fill(key, found.st_size) if unknown else 0
+            self._evictor.unlock(found.st_ino)
+            return int(fills.remove(name))
         except FileNotFoundError:
             return 0
         finally:
             keys.close()
+
+    def _adopt_fill(self, key: str, size_bytes: int) -> int:
+        """Enter a fill that someone is at work on, and that new books don't know."""
+        self.catalogue.add(
+            key,
+            group="",
+            uri="",
+            size_bytes=size_bytes,
+            disk_bytes=fill_disk_bytes(size_bytes, size_bytes // PIECE_BYTES + 1),
+            state="fill",
+            kept=False,
+        )
         return 1
-
-
-def block_crcs(fd: int) -> bytes:
-    """CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
-    size_bytes = os.fstat(fd).st_size
-    room = bytearray(CRC_BLOCK)
-    found: NDArray[np.uint32] = np.zeros(-(-size_bytes // CRC_BLOCK), "<u4")
-    for i in range(len(found)):
-        got = os.preadv(fd, [room], i * CRC_BLOCK)
-        found[i] = crc32c(memoryview(room)[:got])
-    return found.tobytes()
-
-
-def _crcs_of(data: memoryview) -> bytes:
-    blocks = (data[at : at + CRC_BLOCK] for at in range(0, len(data), CRC_BLOCK))
-    return b"".join(int(crc32c(block)).to_bytes(4, "little") for block in blocks)
 
 
 def _offset(key: str) -> int:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cache.blob import BlobSource, Part
 from cache.fills import PIECE_BYTES, Fill, Pieces, cut, discard, merged
+from cache.folders import Folder
 from cache.remote import bridged
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def source(*sizes: int) -> BlobSource:
 
 
 def make(tmp_path: Path, blob: BlobSource) -> Fill:
-    return Fill.make(str(tmp_path / "x.part"), str(tmp_path / "x.map"), Pieces(blob))
+    return Fill.make(Folder.at(str(tmp_path)), "x", Pieces(blob))
 
 
 @settings(max_examples=150)
@@ -89,7 +90,7 @@ def test_writing_marks_and_reopening_goes_on(tmp_path: Path) -> None:
     fill.write((3, 4), memoryview(b"b" * 5))
     assert fill.agree("v1")
     fill.close()
-    again = Fill(str(tmp_path / "x.part"), str(tmp_path / "x.map"), Pieces(blob))
+    again = Fill(Folder.at(str(tmp_path)), "x", Pieces(blob))
     assert again.missing([(0, 4)]) == [(0, 1), (2, 3)]
     assert again.missing_bytes() == 2 * PIECE_BYTES
     assert again.version == "v1"
@@ -97,10 +98,10 @@ def test_writing_marks_and_reopening_goes_on(tmp_path: Path) -> None:
     assert not again.agree("v2")
     again.close()
     with pytest.raises(ValueError, match="another size"):
-        Fill(str(tmp_path / "x.part"), str(tmp_path / "x.map"), Pieces(source(77)))
-    discard(str(tmp_path / "x.part"), str(tmp_path / "x.map"))
+        Fill(Folder.at(str(tmp_path)), "x", Pieces(source(77)))
+    discard(Folder.at(str(tmp_path)), "x")
     with pytest.raises(FileNotFoundError):
-        Fill(str(tmp_path / "x.part"), str(tmp_path / "x.map"), Pieces(blob))
+        Fill(Folder.at(str(tmp_path)), "x", Pieces(blob))
 
 
 def test_one_fetches_while_others_keep_off(tmp_path: Path) -> None:
@@ -118,9 +119,7 @@ def test_one_fetches_while_others_keep_off(tmp_path: Path) -> None:
 def test_the_first_of_two_versions_decides(tmp_path: Path) -> None:
     blob = source(PIECE_BYTES)
     fill = make(tmp_path, blob)
-    others = [
-        Fill(str(tmp_path / "x.part"), str(tmp_path / "x.map"), Pieces(blob)) for _ in range(8)
-    ]
+    others = [Fill(Folder.at(str(tmp_path)), "x", Pieces(blob)) for _ in range(8)]
     agreed: list[str] = []
 
     def vote(number: int) -> None:
@@ -135,3 +134,17 @@ def test_the_first_of_two_versions_decides(tmp_path: Path) -> None:
     assert agreed == [fill.version]
     for one in (fill, *others):
         one.close()
+
+
+def test_a_version_that_was_damaged_is_decided_anew(tmp_path: Path) -> None:
+    fill = make(tmp_path, source(PIECE_BYTES))
+    assert fill.agree("v1")
+    for bit in range(8 * (6 + len("v1"))):
+        fill._memory[bit // 8] ^= 1 << bit % 8
+        assert fill.version in (None, "v1")
+        fill._memory[bit // 8] ^= 1 << bit % 8
+    fill._memory[7] ^= 4
+    assert fill.version is None
+    assert fill.agree("v1")
+    assert not fill.agree("v2")
+    fill.close()

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from cache.errors import ConfigError, StalledError
+from cache.folders import StrangeFileError
 from cache.layout import Layout, boot_id, is_network
 
 if TYPE_CHECKING:
@@ -61,24 +62,30 @@ class CacheFacts:
 
 def cache_facts(path: Path) -> CacheFacts | None:
     """Facts of a cache folder; None if the folder isn't one."""
-    layout = Layout(os.path.abspath(path))
-    if not layout.is_cache():
+    root = os.path.abspath(path)
+    if not Layout.is_cache(root):
         return None
-    folder = os.stat(layout.root)
+    folder = os.stat(root)
     found: dict[str, Any] = {
         "owner": folder.st_uid,
         "user": os.geteuid(),
         "mode": folder.st_mode & 0o7777,
-        "network": is_network(layout.root),
+        "network": is_network(root),
     }
     try:
+        layout = Layout(root)
         layout.check_format()
         found |= _books(layout)
     except ConfigError as error:
         found |= {"problem": str(error), "remedy": "Use another folder, or a newer penstock."}
+    except StrangeFileError as error:
+        found |= {
+            "problem": f"{error.filename}: {error.strerror}",
+            "remedy": "A job reads past such a folder. Give each user a folder of their own.",
+        }
     except (OSError, sqlite3.Error, StalledError) as error:
         found |= {
-            "problem": f"{layout.root}: its catalogue can't be read ({error})",
+            "problem": f"{root}: its catalogue can't be read ({error})",
             "remedy": "Check the folder's rights and disk. A damaged catalogue is made anew from "
             "the files by the next job that opens the cache.",
         }
@@ -88,15 +95,15 @@ def cache_facts(path: Path) -> CacheFacts | None:
 def _books(layout: Layout) -> dict[str, Any]:
     from cache.catalogue import Catalogue
 
-    if not os.path.exists(layout.catalogue):
+    if not layout.top.has("catalogue.db"):
         return {}
-    catalogue = Catalogue(layout.catalogue, layout.lock("catalogue"))
+    catalogue = Catalogue(layout.top, mend=False)
     try:
         limit = catalogue.fact("max_bytes")
         rows = catalogue.rows()
         blobs = sum(row.state == "ready" for row in rows)
         return {
-            "max_bytes": int(limit) if limit else None,
+            "max_bytes": limit,
             "used_bytes": catalogue.used_bytes,
             "blobs": blobs,
             "unverified": _unverified(layout, blobs),
@@ -109,18 +116,12 @@ def _books(layout: Layout) -> dict[str, Any]:
 
 def _unverified(layout: Layout, blobs: int) -> int:
     """After a boot that no job has seen yet it is all of them."""
-    try:
-        with open(layout.boot_file, encoding="ascii") as file:
-            seen = file.read().strip() == boot_id()
-    except FileNotFoundError:
-        seen = True
-    return len(_names(layout, "unverified")) if seen else blobs
+    seen = layout.boot in (None, boot_id())
+    return len(layout.names("unverified")) if seen else blobs
 
 
 def _jobs(layout: Layout, catalogue: Catalogue) -> dict[str, Any]:
-    from cache.locks import ByteLocks
-
-    locks = ByteLocks(layout.lock("jobs"))
+    locks = layout.locks("jobs")
     try:
         alive = [job for job in catalogue.jobs() if locks.is_held(job.id + 1)]
     finally:
@@ -143,19 +144,17 @@ def _jobs(layout: Layout, catalogue: Catalogue) -> dict[str, Any]:
 
 def _leftovers(layout: Layout, rows: list[Row]) -> dict[str, int]:
     """Fills that nobody works on, what was dropped, and files that the books don't know."""
-    from cache.locks import ByteLocks
-
     known = {row.key for row in rows}
     dead_fills = strays = leftover_bytes = 0
-    locks = ByteLocks(layout.lock("readers"))
+    locks = layout.locks("readers")
     try:
         for folder in ("blobs", "fills", "trash", "unverified"):
-            for name in _names(layout, folder):
+            for name in layout.names(folder):
                 is_stray = name.partition(".")[0] not in known
                 if not is_stray and folder in ("blobs", "unverified"):
                     continue
                 try:
-                    stat = os.lstat(os.path.join(layout.root, folder, name))
+                    stat = getattr(layout, folder).stat(name)
                 except FileNotFoundError:
                     continue
                 is_map = name.endswith(".map") and not is_stray  # counted with its fill
@@ -167,10 +166,3 @@ def _leftovers(layout: Layout, rows: list[Row]) -> dict[str, int]:
     finally:
         locks.close()
     return {"dead_fills": dead_fills, "strays": strays, "leftover_bytes": leftover_bytes}
-
-
-def _names(layout: Layout, folder: str) -> list[str]:
-    try:
-        return layout.names(folder)
-    except FileNotFoundError:
-        return []

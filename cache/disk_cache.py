@@ -24,6 +24,7 @@ import numpy as np
 from cache.catalogue import Job, is_damage, new_job
 from cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
 from cache.fills import fill_disk_bytes
+from cache.folders import StrangeFileError
 from cache.layout import disk_bytes
 from cache.published import Published
 from cache.shelf import Shelf
@@ -204,6 +205,8 @@ class DiskCache:
             return
         self._warned = True
         reason = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, StrangeFileError) and error.filename != self.path:
+            reason = f"{error.filename}: {reason}"
         warnings.warn(
             f"{self.path}: the cache can't be used ({reason}): what isn't in it comes from the "
             "remote each time. Look at the disk's space, inodes and rights (`penstock doctor "
@@ -217,14 +220,16 @@ class DiskCache:
         """Whether the folder opens and isn't resting after trouble."""
         return bool(self.use(lambda _: True))
 
-    def folder(self, name: str) -> str | None:
-        """A folder inside for other modules' files (indexes, reports), made; None if it can't."""
+    def folder(self, name: str, key: str) -> str | None:
+        """Path of the folder NAME/KEY inside for other modules' files (indexes), NAME made; of a
+        cache that can't be written only what is there. None if there is none."""
 
         def make(shelf: Shelf) -> str:
-            return shelf.layout.top.folder(name, make=True).path
+            return shelf.layout.top.folder(name, make=True).beneath(key)
 
         def find(cache: Published) -> str | None:
-            return cache.layout.top.folder(name).path if cache.layout.top.is_folder(name) else None
+            top = cache.layout.top
+            return top.folder(name).beneath(key) if top.is_folder(name) else None
 
         found: str | None = self.use(make) or self.look(find)
         return found

@@ -89,6 +89,12 @@ class Folder:
             self._check_owner(found, path)
         return inside
 
+    def beneath(self, name: str) -> str:
+        """Path of a folder in it, which needn't be there; if it is, it is ours."""
+        with contextlib.suppress(FileNotFoundError):
+            self.folder(name)
+        return os.path.join(self.path, name)
+
     def _open_up(self, name: str) -> None:
         if self._mode & 0o077:
             os.chmod(name, self._mode & 0o7777, dir_fd=self.fd)
@@ -124,21 +130,20 @@ class Folder:
             raise
         return fd
 
-    def create(self, name: str) -> int:
-        """Descriptor of a new file, for reading and writing. Raises FileExistsError."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE
-        fd = os.open(name, flags, 0o600, dir_fd=self.fd)
+    def create(self, name: str, flags: int = os.O_RDWR) -> int:
+        """Descriptor of a new file. Raises FileExistsError."""
+        fd = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=self.fd)
         if self._mode & 0o077:
             os.fchmod(fd, self._mode & 0o666)
         return fd
 
-    def open_or_create(self, name: str) -> int:
-        """Descriptor for reading and writing of a file that is there, or is made empty."""
+    def open_or_create(self, name: str, flags: int = os.O_RDWR) -> int:
+        """Descriptor of a file that is there, or is made empty."""
         for _ in range(100):  # others may make and remove it at the same time
             with contextlib.suppress(FileNotFoundError):
-                return self.open(name, os.O_RDWR)
+                return self.open(name, flags)
             with contextlib.suppress(FileExistsError):
-                return self.create(name)
+                return self.create(name, flags)
         raise _strange("it comes and goes", os.path.join(self.path, name))
 
     def _check_file(self, found: os.stat_result, name: str, *, writes: bool) -> None:

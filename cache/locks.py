@@ -39,7 +39,7 @@ class ByteLocks:
 
     def __init__(self, path: str | int, *, create: bool = True) -> None:
         """path: or a descriptor, which is taken over."""
-        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT | os.O_NOFOLLOW if create else 0)
         self._fd = path if isinstance(path, int) else os.open(path, flags, 0o600)
 
     @classmethod

@@ -9,7 +9,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from cache.errors import PenstockWarning
-from cache.folders import make_private_folder
+from cache.folders import Folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,8 +66,9 @@ class QuarantineFile:
 
 
 def _append(path: str, data: bytes) -> str:
-    make_private_folder(os.path.dirname(path))
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    above, name = os.path.split(path)
+    # Never through another user's link: a cache folder may lie where others can write.
+    fd = Folder.at(above, make=True).open_or_create(name, os.O_WRONLY | os.O_APPEND)
     try:
         os.write(fd, data)  # whole lines in one call: processes that share the file don't mix
     finally:

@@ -26,6 +26,7 @@ def write_whole(path: bytes, write: Callable[[bytes], None]) -> None:
     """Let write(temp path) make a file, then put it at `path`. Raises WriteError."""
     temp = temp_name(path)
     try:
+        _begin(temp)
         write(temp)
         fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -39,6 +40,14 @@ def write_whole(path: bytes, write: Callable[[bytes], None]) -> None:
     except BaseException:
         _unlink(temp)
         raise
+
+
+def _begin(temp: bytes) -> None:
+    """Make an empty file where nothing is: what stood there may be a link to something else."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temp)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(temp, flags, 0o666))
 
 
 def write_bytes(path: bytes, data: bytes) -> None:

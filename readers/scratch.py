@@ -6,11 +6,12 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-from cache.errors import ConfigError
-from cache.folders import make_private_folder
+from cache.errors import ConfigError, PenstockWarning
+from cache.folders import Folder, StrangeFileError, make_private_folder
 
 if TYPE_CHECKING:
     from cache.disk_cache import DiskCache
@@ -79,9 +80,26 @@ class Scratch:
         """Where the index of the dataset with this key is kept; of a remote one in a temporary
         folder where the cache's can't be used."""
         if self._disk is not None:
-            indexes = self._disk.folder("indexes") or self._temporary()
-            return os.fsencode(os.path.join(indexes, key))
-        return os.fsencode(os.path.join(self.folder(), "indexes", key))
+            place = self._disk.folder("indexes", key)
+        else:
+            place = self._checked(self.folder(), key)
+        return os.fsencode(place or os.path.join(self._temporary(), key))
+
+    def _checked(self, folder: str, key: str) -> str | None:
+        """The same in a folder that isn't open as a cache; None where others have a hand in it."""
+        try:
+            indexes = Folder.at(folder).folder("indexes", make=True)
+            return indexes.beneath(key)
+        except StrangeFileError as error:
+            warnings.warn(
+                f"{error.filename}: {error.strerror}, so no index is kept there. Give cache= a "
+                "folder of this user's.",
+                PenstockWarning,
+                stacklevel=2,
+            )
+            return None
+        except OSError:  # read-only: what is there may be read
+            return os.path.join(folder, "indexes", key)
 
 
 def _remove(path: str, owner: int) -> None:

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from cache.errors import PenstockWarning, PlanError
 from pipeline.agreement import ENDING_TIMEOUT_S, Agreement, check_same_plan, join
 from tests.test_bad_samples import build
+from tests.watchdog import PATIENCE_S
 
 
 def pair(store: Any = None) -> tuple[Agreement, Agreement]:
@@ -229,7 +230,7 @@ def two_ranks(path: Path, case: str) -> list[dict[str, Any]]:
     told = []
     try:
         for process in processes:
-            out, errors = process.communicate(timeout=90)
+            out, errors = process.communicate(timeout=PATIENCE_S)
             assert out, errors
             told.append(json.loads(out.splitlines()[-1]))
     finally:

@@ -38,6 +38,7 @@ from pipeline.cli import main
 from pipeline.world import World, usable_cores
 from readers import Dataset
 from tests.conftest import SAMPLES
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,7 +139,10 @@ def test_a_folder_is_no_picture(tmp_path: Path) -> None:
 
 def test_ctrl_c_ends_with_130_and_no_thread_is_left(pack: Path) -> None:
     job = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(pack)], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", INTERRUPTED, str(pack)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert job.returncode == 130, job.stderr
     assert "Traceback" not in job.stderr

@@ -24,6 +24,7 @@ from pipeline.cli.cache import ago
 from pipeline.cli.cache_facts import cache_facts
 from pipeline.cli.doctor_cache import cache_checks
 from pipeline.cli.machine import folder_facts
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +175,7 @@ def test_clear_asks_and_leaves_what_a_job_has_mapped(
 
 def test_clear_without_a_terminal_clears_nothing(root: Path) -> None:
     command = [sys.executable, "-m", "pipeline.cli", "cache", "clear", str(root)]
-    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+    run = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PATIENCE_S)
     assert run.returncode == 1
     assert len(os.listdir(root / "blobs")) == 6
 
@@ -293,7 +294,7 @@ def test_another_users_cache_is_left_alone(root: Path, mode: int) -> None:
                 [sys.executable, "-c", AS_NOBODY, moved, *command],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=PATIENCE_S,
             )
             assert run.returncode in (1, 2), run.stdout + run.stderr
             assert "Traceback" not in run.stderr

@@ -25,6 +25,7 @@ from readers import Dataset, build_index
 from tests import images, tars
 from tests.cache_jobs import CONTEXT, Job, Reader, finish, replace, run, start, write_objects
 from tests.servers import Faults, serving
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,7 +115,7 @@ def counted(server: Any) -> Iterator[list[int]]:
 
 def killed_then_finished(job: Job, victim: BaseProcess) -> None:
     """Behind a killed child: a second job serves right bytes, completes, leaves no litter."""
-    victim.join(60)
+    victim.join(PATIENCE_S)
     assert victim.exitcode in (-signal.SIGKILL, 0), victim.exitcode
     ((outcome),) = finish(replace(job, kill_at=0))
     assert (outcome.exit_code, outcome.wrong) == (0, 0)
@@ -137,7 +138,7 @@ def changes_of(job: Job) -> int:
     low = CONTEXT.Value("i", 0)
     process = CONTEXT.Process(target=_count, args=(job, low))
     process.start()
-    process.join(60)
+    process.join(PATIENCE_S)
     assert process.exitcode == 0
     return int(low.value)
 
@@ -200,7 +201,7 @@ def _killed_at_random(server: Any, job: Job, kills: int, *, seed: int = 0) -> No
                 victim = start(replace(one, seed=killed, span_bytes=(None, 16384)[killed % 2]))
                 victim.join(float(rng.uniform(0, took_s)))
                 victim.kill()
-                victim.join(60)
+                victim.join(PATIENCE_S)
                 if victim.exitcode != -signal.SIGKILL:
                     assert victim.exitcode == 0, "wrong bytes"
                     break
@@ -430,7 +431,11 @@ def test_200_flipped_bits_are_never_delivered(
             assert samples_of(remote, rows, mode) == wanted
 
 
-def test_a_killed_owner_delays_others_by_less_than_10_seconds(server: Any, job: Job) -> None:
+# The promise is 10 s; on a busy machine the end alone is looked at.
+@pytest.mark.parametrize("patience_s", [PATIENCE_S, pytest.param(10.0, marks=pytest.mark.timed)])
+def test_a_killed_owner_delays_others_by_less_than_10_seconds(
+    server: Any, job: Job, patience_s: float
+) -> None:
     one = replace(job, objects=job.objects[:1])
     server.reset()
     server.faults = Faults(p=1.0, kinds=("hang",), also="/d/00.bin", times=1)
@@ -442,8 +447,8 @@ def test_a_killed_owner_delays_others_by_less_than_10_seconds(server: Any, job: 
         waiting.join(0.5)
         assert waiting.is_alive()
         owner.kill()
-        owner.join(60)
-        waiting.join(10)
+        owner.join(PATIENCE_S)
+        waiting.join(patience_s)
         assert waiting.exitcode == 0
     finally:
         server.faults = Faults()

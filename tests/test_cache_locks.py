@@ -11,6 +11,7 @@ import pytest
 
 from cache.errors import StalledError
 from cache.locks import ByteLocks, ReaderLocks, wait_for
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +74,7 @@ def test_a_killed_holder_lets_go_at_once(tmp_path: Path) -> None:
         mine = ByteLocks(path)
         assert not mine.lock(3)
         child.kill()
-        child.wait(10)
+        child.wait(PATIENCE_S)
         assert mine.lock(3)
         mine.close()
 

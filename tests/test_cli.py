@@ -13,6 +13,7 @@ import pytest
 
 from tests.conftest import SAMPLES, write_photographs
 from tests.tars import tar_folder
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +24,7 @@ def penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[s
         [sys.executable, "-m", "pipeline.cli", *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_S,
     )
     assert run.returncode == code, run.stderr
     assert "Traceback" not in run.stderr
@@ -87,7 +88,7 @@ def test_wrong_use_is_told_with_its_exit_code(
         [sys.executable, "-m", "pipeline.cli", *(places.get(a, a) for a in arguments)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
         env={**os.environ, "COLUMNS": "200"},
     )
     assert run.returncode in (code if isinstance(code, tuple) else (code,)), run.stderr
@@ -109,7 +110,7 @@ def test_interrupted_is_130(folder: Path, tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
     )
-    _, err = job.communicate(timeout=60)
+    _, err = job.communicate(timeout=PATIENCE_S)
     assert job.returncode == 130
     assert "goes on from there" in err.replace("\n", " ")
 

@@ -25,6 +25,7 @@ from pipeline.cli.doctor_remote import (
 from pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind, hiding
 from pipeline.world import World
 from tests.servers import Faults, Server, serving
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -407,7 +408,7 @@ def test_files_that_hide_our_packages_are_found(tmp_path: Path) -> None:
 
 def doctor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline.cli", "doctor", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
 
 
 def test_this_machine_as_json_and_for_people(tmp_path: Path) -> None:

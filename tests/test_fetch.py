@@ -29,6 +29,7 @@ from cache.fetch_policy import (
 from cache.open_store import open_store
 from cache.store import Answer, ObjectInfo, RequestError
 from tests.servers import FAULTS, Faults, Server, serving
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -525,7 +526,7 @@ def test_ctrl_c_leaves_nothing_behind() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 0
     assert out.splitlines()[-1] == "left ['MainThread'] 0"
 
@@ -565,7 +566,7 @@ def test_a_forked_child_is_refused_with_the_remedy(server: Server, scheme: str, 
         [sys.executable, "-W", "ignore", "-c", _FORKED, url, repr(options)],
         stdout=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stdout) == (0, f"{code}\n")
 

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.watchdog import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent
 OURS = ("pipeline", "augment", "readers", "cache")
 # (package, or one module of it) -> what it may import of ours.
@@ -89,7 +91,7 @@ def test_import_is_light(package: str) -> None:
         "heavy = {'torch', 'nvidia.dali', 'zarr', 's3fs', 'obstore', 'PIL'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("package", OURS)
@@ -117,7 +119,11 @@ def test_a_users_own_module_that_hides_ours_is_named(
     (tmp_path / f"{hidden}.py").write_text("x = 1\n")
     (tmp_path / "train.py").write_text(f"import {first}\n")
     run = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert run.returncode == 1
     last = run.stderr.strip().splitlines()[-1]

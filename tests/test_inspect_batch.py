@@ -17,6 +17,7 @@ from pipeline.cli.inspect_batch import channels, contact_sheet, look, pictures
 from pipeline.loader import DataLoader
 from readers import Dataset
 from tests.conftest import SAMPLES, write_photographs
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,7 +27,7 @@ FIELDS = ("image", "label", "id")
 
 def inspect(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pipeline.cli", "inspect", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
 def test_it_is_the_batch_that_the_loader_gives(pack: Path) -> None:

@@ -17,12 +17,15 @@ import torch
 from pipeline import DataLoader
 from readers import Dataset
 from tests.torch_datasets import Noisy, Squares
+from tests.watchdog import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def shared_memory() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+    """What torch's processes that have ended left there. Others on this machine use it, too."""
+    names = [name for name in os.listdir("/dev/shm") if name.startswith("torch_")]
+    return {name for name in names if not psutil.pid_exists(int(name.split("_")[1]))}
 
 
 def children() -> list[Any]:
@@ -60,7 +63,7 @@ def test_a_killed_worker_ends_the_pass_with_the_reason(context: str) -> None:
     loader.close()
     del loader
     left = [p for p in children() if p not in before and _is_worker(p)]
-    assert not psutil.wait_procs(left, timeout=20)[1]
+    assert not psutil.wait_procs(left, timeout=PATIENCE_S)[1]
     assert shared_memory() <= memory
 
 
@@ -88,9 +91,9 @@ def test_workers_of_a_killed_parent_end() -> None:
     workers = [psutil.Process(pid) for pid in pids]
     assert len(workers) == 2
     parent.kill()
-    parent.wait(timeout=10)
+    parent.wait(timeout=PATIENCE_S)
     parent.stdout.close()
-    assert not psutil.wait_procs(workers, timeout=25)[1]
+    assert not psutil.wait_procs(workers, timeout=PATIENCE_S)[1]
     assert shared_memory() <= memory
 
 
@@ -125,8 +128,8 @@ def test_a_killed_rank_takes_the_others_with_it() -> None:
         )
     survivor = ranks[0]
     try:
-        _, told = survivor.communicate(timeout=50)
-        ranks[1].communicate(timeout=10)
+        _, told = survivor.communicate(timeout=PATIENCE_S)
+        ranks[1].communicate(timeout=PATIENCE_S)
     finally:
         for process in ranks:
             process.kill()

@@ -16,6 +16,7 @@ from augment import imagenet_train
 from cache.errors import CorruptSampleError
 from pipeline import DataLoader
 from readers import Dataset
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -156,7 +157,9 @@ UNCLOSED = """
 """
 
 
-def test_ctrl_c_ends_the_job_within_5_s(pack: Path) -> None:
+# The promise is 5 s; on a busy machine the end alone is looked at.
+@pytest.mark.parametrize("patience_s", [PATIENCE_S, pytest.param(5.0, marks=pytest.mark.timed)])
+def test_ctrl_c_ends_the_job_within_5_s(pack: Path, patience_s: float) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", JOB.format(body=FOR_EVER), str(pack)],
         stdout=subprocess.PIPE,
@@ -165,7 +168,7 @@ def test_ctrl_c_ends_the_job_within_5_s(pack: Path) -> None:
         assert job.stdout is not None
         assert job.stdout.readline() == "step\n"
         job.send_signal(signal.SIGINT)
-        out, _ = job.communicate(timeout=5)
+        out, _ = job.communicate(timeout=patience_s)
     assert job.returncode == 7
     assert out.splitlines()[-1] == "left []"
 
@@ -173,6 +176,6 @@ def test_ctrl_c_ends_the_job_within_5_s(pack: Path) -> None:
 def test_a_loader_that_nobody_closed_does_not_hang_the_exit(pack: Path) -> None:
     code = JOB.format(body=UNCLOSED)
     run = subprocess.run(
-        [sys.executable, "-c", code, str(pack)], capture_output=True, text=True, timeout=30
+        [sys.executable, "-c", code, str(pack)], capture_output=True, text=True, timeout=PATIENCE_S
     )
     assert (run.returncode, run.stderr) == (0, "")

@@ -22,6 +22,7 @@ from readers import Dataset
 from tests.conftest import SAMPLES
 from tests.servers import Faults, Server, serving
 from tests.servers.nginx import NGINX, nginx
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -243,7 +244,7 @@ def test_torch_workers_beside_a_used_store_work_or_are_refused(
         ],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
         env={**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONWARNINGS": "ignore"},
     )
     if (how, where) != ("fork", "made before"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cache.mapping import Map, map_file
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +52,6 @@ def test_a_cached_blob_that_lives_to_the_exit_says_nothing(tmp_path: Path, keepe
         [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "c"), keeper],
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=PATIENCE_S,
     )
     assert (done.returncode, done.stderr) == (0, "")

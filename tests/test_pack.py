@@ -28,6 +28,7 @@ from cache.errors import (
 from readers import Dataset, PackSummary, open_index, pack
 from readers.pack_plan import cut_evenly, plan_samples, shuffled
 from tests import images
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -206,7 +207,7 @@ def test_killed_it_goes_on_to_the_same_bytes(
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     make(folder, whole)
     child = [sys.executable, "-c", CHILD, str(folder), str(resumed), where, str(count)]
-    run = subprocess.run(child, cwd=ROOT, timeout=60, check=False)
+    run = subprocess.run(child, cwd=ROOT, timeout=PATIENCE_S, check=False)
     assert run.returncode == -9
     assert not (resumed / "_penstock" / "manifest.arrow").exists()
     with pytest.raises(DatasetNotFoundError):
@@ -224,7 +225,7 @@ def test_killed_anywhere_it_goes_on_to_the_same_bytes(
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     make(folder, whole)
     child = [sys.executable, "-c", CHILD, str(folder), str(resumed), where, str(count)]
-    assert subprocess.run(child, cwd=ROOT, timeout=60, check=False).returncode in (-9, 0)
+    assert subprocess.run(child, cwd=ROOT, timeout=PATIENCE_S, check=False).returncode in (-9, 0)
     make(folder, resumed)
     assert everything(resumed) == everything(whole)
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from tests.watchdog import PATIENCE_S
+
 ROOT = Path(__file__).resolve().parent.parent
 
 SCRIPT = """
@@ -79,7 +81,7 @@ def start(size: int, pack: Path, out: Path, *, wrong_seed: bool = False) -> list
 
 def finish(ranks: list[Any]) -> list[str]:
     try:
-        return [rank.communicate(timeout=55)[1] for rank in ranks]
+        return [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

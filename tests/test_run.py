@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pipeline.steps import Step
 
 WALK = Walk(samples=40, global_batch=10, drop_last=False)
-WAIT_S = 20
+WAIT_S = 300
 
 
 class NoBad:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cache.errors import ClosedError, StalledError
 from cache.threads import Ordered, Workers, ordered
+from tests.watchdog import PATIENCE_S
 
 
 @settings(max_examples=25, deadline=None)
@@ -89,4 +90,4 @@ def test_an_unclosed_pool_does_not_hang_the_exit() -> None:
         "run = ordered(lambda x: x, iter(int, 1), workers=2, ahead=4)\n"
         "next(run)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -18,6 +18,7 @@ from pipeline import DataLoader, World
 from readers import Dataset
 from tests.conftest import SAMPLES
 from tests.torch_datasets import Squares
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -280,7 +281,7 @@ def test_a_launcher_that_starts_its_group_late(pack: Path, tmp_path: Path) -> No
         for rank in (0, 1)
     ]
     try:
-        errors = [rank.communicate(timeout=100)[1] for rank in ranks]
+        errors = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

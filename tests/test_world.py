@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cache.errors import PlanError
 from pipeline.world import World, usable_cores
+from tests.watchdog import PATIENCE_S
 
 TORCHRUN = {"RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
 OPEN_MPI = {
@@ -238,7 +239,7 @@ def test_torch_s_own_group_is_read():
         "assert World.detect({'RANK': '2', 'WORLD_SIZE': '4'}) == World(0, 1)\n"
         "d.destroy_process_group()\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 def test_detecting_imports_nothing():
@@ -246,7 +247,7 @@ def test_detecting_imports_nothing():
         "import sys; from pipeline.world import World; World.detect(); "
         "sys.exit('torch' in sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
 
 
 # -- cores

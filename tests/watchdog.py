@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 MARK = "PENSTOCK_TEST_RUN"
 # Helpers of multiprocessing, which end with the process that they serve.
 HELPERS = ("multiprocessing.forkserver", "multiprocessing.resource_tracker")
+PATIENCE_S = 300.0
+"""For waits of tests that end by themselves: step_timeout ends one that doesn't, much sooner."""
 _GRACE_S = 10.0  # processes that are about to end may
 _LOOKS = 5  # in the time that a step has
 _COMPUTES = 0.02  # of a core: waits that wake up to look at a flag take a tenth of that

@@ -18,8 +18,9 @@ from pipeline.bad_samples import BadSamples
 from pipeline.batches import BatchReader
 from pipeline.bench.facts import Shards
 from pipeline.decoding import PREPARED_AHEAD
-from pipeline.order import Plan, default_lanes, default_window, label_spread
+from pipeline.order import Plan, default_lanes, default_window
 from pipeline.partners import PARTNERS_ELSEWHERE
+from pipeline.plan_advice import advice
 from pipeline.prefetch import Prefetch
 from pipeline.quarantine import QuarantineFile
 from pipeline.resident import Store
@@ -46,10 +47,6 @@ MAPPED_READ_THREADS = 1
 READ_THREADS = 4
 # A thread reads a batch; of a remote as many batches as hide its latency, up to so many.
 REMOTE_READ_THREADS = 32
-
-# Per-batch label counts vary this much more than in a full shuffle before we speak of it: below
-# that, BatchNorm's statistics move less than between two batches anyway.
-LOPSIDED_SPREAD = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +133,11 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     documents.
     """
     index = dataset.index
+    is_new = frozen is None
     frozen = frozen or freeze_plan(index, settings)
     plan = make_plan(index, frozen)
+    if is_new:
+        _warn_of_the_plan(index, settings, plan)
     walk = make_walk(dataset, settings)
     agreement = (
         join(
@@ -295,7 +295,7 @@ def make_plan(index: Index, frozen: PlanSettings) -> Plan:
 
 def freeze_plan(index: Index, settings: Settings) -> PlanSettings:
     """Plan settings for a job's first start: the user's, else from dataset and global batch."""
-    wanted, batch, shards = settings.wanted, settings.sizes.global_batch, len(index.sizes)
+    wanted, batch = settings.wanted, settings.sizes.global_batch
     if not settings.shuffle:
         for name in ("lanes", "window", "reshuffle"):
             if name in wanted:
@@ -304,7 +304,7 @@ def freeze_plan(index: Index, settings: Settings) -> PlanSettings:
                     "index order. Drop it, or pass shuffle=True."
                 )
         return PlanSettings(seed=settings.seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
-    frozen = shuffled_plan(
+    return shuffled_plan(
         index,
         seed=settings.seed,
         global_batch=batch,
@@ -312,9 +312,6 @@ def freeze_plan(index: Index, settings: Settings) -> PlanSettings:
         window=wanted.get("window"),
         reshuffle=wanted.get("reshuffle", 0.0),
     )
-    open_shards = min(frozen.lanes * frozen.window, shards)
-    _warn_if_lopsided(index, settings, open_shards=open_shards)
-    return frozen
 
 
 def shuffled_plan(
@@ -338,20 +335,21 @@ def shuffled_plan(
     return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
 
 
-def _warn_if_lopsided(index: Index, settings: Settings, *, open_shards: int) -> None:
-    if index.icc is None:
+def _warn_of_the_plan(index: Index, settings: Settings, plan: Plan) -> None:
+    """What the order costs this job, told once: by the first rank."""
+    world = settings.world
+    if world.rank or not settings.shuffle:
         return
-    mixed = max(1, open_shards // settings.world.size)  # what one rank mixes
-    spread = label_spread(settings.sizes.per_rank, index.icc, mixed, len(index.sizes))
-    if spread > LOPSIDED_SPREAD:
-        warnings.warn(
-            f"Labels cluster inside shards (ICC {index.icc:.2f}): with {mixed} of "
-            f"{len(index.sizes)} shards mixed, label counts of this rank's batches vary "
-            f"{spread:.1f} times as much as in a full shuffle, and BatchNorm sees that. "
-            "`penstock pack` shuffles for good; window= mixes more.",
-            PenstockWarning,
-            stacklevel=4,
-        )
+    words = advice(
+        plan,
+        icc=index.icc,
+        global_batch=settings.sizes.global_batch,
+        ranks=world.size,
+        nodes=-(-world.size // world.local_size),
+        chosen="lanes" not in settings.wanted,
+    )
+    for one in words:
+        warnings.warn(one, PenstockWarning, stacklevel=4)
 
 
 def _recipe(dataset: Dataset, settings: Settings) -> CheckedRecipe | None:

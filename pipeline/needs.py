@@ -60,27 +60,39 @@ def node_ranks(world: World) -> tuple[int, int]:
 
 
 def open_windows_bytes(
-    *, window: int, lanes: int, shard_bytes: float, share: float, node_bytes: int
+    *, open_shards: float, shard_bytes: float, share: float, node_bytes: int
 ) -> int:
     """Bytes of two open windows of a node: one that is read while the next one is fetched.
 
-    shard_bytes: mean of a shard; share: of the ranks that are on this node, 0 to 1; node_bytes:
-    of all shards that the node reads. Never more than 45 % of these: where windows are that wide (a
-    small dataset, unshuffled data), half a dataset in the cache is still worth having.
+    open_shards: that all ranks mix at a time; shard_bytes: mean of a shard; share: of the ranks
+    that are on this node, 0 to 1; node_bytes: of all shards that the node reads. Never more than
+    45 % of these: where windows are that wide (a small dataset, unshuffled data), half a dataset in
+    the cache is still worth having.
     """
-    windows = math.ceil(2 * window * lanes * shard_bytes * share)
+    windows = math.ceil(2 * open_shards * shard_bytes * share)
     return min(windows, int(MOST_ROOM * node_bytes))
 
 
-def check_room(max_bytes: int, needed_bytes: int, *, window: int, lanes: int) -> None:
-    """Raise ConfigError for a cache that can't hold two open windows."""
+def check_room(max_bytes: int, largest_bytes: int) -> None:
+    """Raise ConfigError for a cache that can't hold one shard."""
+    if max_bytes < largest_bytes:
+        raise ConfigError(
+            f"max_bytes: got {max_bytes} ({format_size(max_bytes)}), wanted at least "
+            f"{largest_bytes} ({format_size(largest_bytes)}), the dataset's largest shard: the "
+            "cache keeps whole shards. Give it more room, or leave cache= out to read from the "
+            "remote each time."
+        )
+
+
+def little_room_words(max_bytes: int, needed_bytes: int, *, window: int, lanes: int) -> str | None:
+    """What to say of a cache that can't hold two open windows; None for one that can."""
     if max_bytes >= needed_bytes:
-        return
-    raise ConfigError(
-        f"max_bytes: got {max_bytes} ({format_size(max_bytes)}), wanted at least {needed_bytes} "
-        f"({format_size(needed_bytes)}): two open windows of what this node reads "
-        f"(window={window}, lanes={lanes}). Give the cache more room, pass a smaller window= or "
-        "lanes=, or leave cache= out to read from the remote each time."
+        return None
+    return (
+        f"max_bytes={format_size(max_bytes)} is less than the {format_size(needed_bytes)} of two "
+        f"open windows of what this node reads (window={window}, lanes={lanes}): for want of room "
+        "many samples come by requests of their own, the first time and in each epoch. "
+        f"max_bytes={needed_bytes} or a smaller window= would make these fewer."
     )
 
 

@@ -37,7 +37,7 @@ import numpy as np
 from cache.errors import PlanError
 from cache.hashing import keyed_hash, unit
 from pipeline.lanes import Cut, Layout, cut, deal, lanes_of_slots, lay
-from pipeline.windows import Windows
+from pipeline.windows import Windows, window_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -115,6 +115,14 @@ class Plan:
         digest = hashlib.sha256(repr((*settings, len(self.sizes))).encode())
         digest.update(self.sizes.astype("<i8", copy=False).data)
         return digest.hexdigest()
+
+    @property
+    def open_shards(self) -> float:
+        """Mean shards that all lanes together mix at a time: W·L, or more where what is left of a
+        lane widens its windows. 1 in index order."""
+        if self.seed is None:
+            return 1.0
+        return len(self._filled) / window_count(self.samples // self.strands, self._window_rows())
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """(shard, row) of one rank's samples of the global batch [position, position + size).

@@ -13,18 +13,21 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import warnings
 from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cache.errors import PenstockError
+from cache.errors import PenstockError, PenstockWarning
+from cache.sizes import format_size
 from cache.threads import Workers
 from pipeline.needs import (
     LookAhead,
     Needs,
     Pace,
     check_room,
+    little_room_words,
     node_ranks,
     open_windows_bytes,
     room_for_fills,
@@ -70,7 +73,7 @@ class Share:
     leave(), beside those of other loaders of the same dataset.
 
     shards: that this node's ranks read in an epoch, int64, shape (n,). Raises ConfigError for a
-    limit below two open windows.
+    limit below one shard.
     """
 
     def __init__(
@@ -79,7 +82,6 @@ class Share:
         dataset: Dataset,
         plan: Plan,
         *,
-        frozen: PlanSettings,
         global_batch: int,
         world: World,
     ) -> None:
@@ -89,19 +91,45 @@ class Share:
         self.shards = plan.shards(global_batch, first=first, end=end, world=world.size)
         self._sizes = index.shard_bytes[self.shards]
         self.node_bytes = int(self._sizes.sum())
-        if remote.cache is not None and remote.cache.max_bytes is not None:
-            needed_bytes = open_windows_bytes(
-                window=frozen.window,
-                lanes=frozen.lanes,
+        self._tell_room(
+            open_windows_bytes(
+                open_shards=plan.open_shards,
                 shard_bytes=float(index.shard_bytes.mean()),
                 share=(end - first) / world.size,
                 node_bytes=self.node_bytes,
-            )
-            limit = remote.cache.max_bytes
-            check_room(limit, needed_bytes, window=frozen.window, lanes=frozen.lanes)
+            ),
+            plan,
+            is_told=world.rank == first,
+        )
         keys = index.keys()
         self._keys = [keys[shard] for shard in self.shards.tolist()]
         self._mine: Membership | None = None
+
+    def _tell_room(self, needed_bytes: int, plan: Plan, *, is_told: bool) -> None:
+        """Say what the order opens here: in the log, or where that is too much in a warning.
+
+        is_told: by this rank; one of a node does.
+        """
+        cache = self._remote.cache
+        if cache is None:
+            return
+        if cache.max_bytes is not None:
+            check_room(cache.max_bytes, int(self._sizes.max(initial=0)))
+        if not is_told:
+            return
+        log.info(
+            "this node keeps up to %s of its %s open (window=%d, lanes=%d)",
+            format_size(needed_bytes),
+            format_size(self.node_bytes),
+            plan.window,
+            plan.lanes,
+        )
+        if cache.max_bytes is not None and (
+            words := little_room_words(
+                cache.max_bytes, needed_bytes, window=plan.window, lanes=plan.lanes
+            )
+        ):
+            warnings.warn(words, PenstockWarning, stacklevel=6)
 
     @property
     def is_cached(self) -> bool:
@@ -152,9 +180,7 @@ class Prefetch:
         least_ahead: int,
     ) -> None:
         self._remote = remote
-        self._share = Share(
-            remote, dataset, plan, frozen=frozen, global_batch=walk.global_batch, world=world
-        )
+        self._share = Share(remote, dataset, plan, global_batch=walk.global_batch, world=world)
         self._look_ahead = LookAhead(least=least_ahead)
         self._least = least_ahead
         self._seen = remote.traffic()

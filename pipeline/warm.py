@@ -141,7 +141,7 @@ def warm(
         else PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
     )
     plan = make_plan(index, frozen)
-    share = Share(remote, dataset, plan, frozen=frozen, global_batch=batch, world=world)
+    share = Share(remote, dataset, plan, global_batch=batch, world=world)
     share.join()
     try:
         keys = index.keys()

@@ -35,6 +35,11 @@ _HIGH, _LOW = np.uint64(0xFFFFFFFF00000000), np.uint64(0xFFFFFFFF)
 _GROUP = 2**16  # samples that are sorted together: 16 bits of window, 32 of hash, 16 of index
 
 
+def window_count(shortest: int, rows: int) -> int:
+    """Windows of every strand: as many of so many rows as the shortest one has room for."""
+    return max(1, shortest // rows)
+
+
 _ZERO, _ONE = np.array(0, dtype=np.int64), np.array(1, dtype=np.int64)
 
 
@@ -52,7 +57,7 @@ class Windows:
         self._keys = keys
         self._strand_rows = strand_rows
         strands, shortest, longest = len(strand_rows), int(strand_rows.min()), strand_rows.max()
-        windows = max(1, shortest // rows)  # of every strand
+        windows = window_count(shortest, rows)
         rows = max(1, shortest // windows)
         self._shift = _shifts(strands, rows)
         self._is_one = windows == 1

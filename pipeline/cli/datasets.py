@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,7 +16,11 @@ from cache.sizes import format_size
 from pipeline.cli.inspect_batch import Recipe, look, open_with_ids, show
 from pipeline.cli.progress import SampleProgress
 from pipeline.order import default_lanes, default_window, label_spread
+from pipeline.plan_advice import usual_spread_words, usual_spreads
 from pipeline.world import World, usable_cores
+
+if TYPE_CHECKING:
+    from readers.index import Index
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 CacheFolder = Annotated[
@@ -86,6 +90,7 @@ def pack(
     same command goes on after the last finished shard. Under torchrun or Slurm each rank packs its
     share.
     """
+    from readers import open_index
     from readers import pack as pack_dataset
 
     world = World.detect()
@@ -107,6 +112,8 @@ def pack(
             cache=cache,
         )
     _report(asdict(summary), as_json=as_json, place=f"{dst.rstrip('/')}/_penstock")
+    if summary.complete:
+        _warn_of_labels(open_index(dst))
 
 
 def index(
@@ -205,7 +212,11 @@ def inspect(
         "label_spread": None
         if found.icc is None
         else label_spread(batch_size, found.icc, min(lanes * window, shards), shards),
+        "rank_label_spread": None
+        if found.icc is None
+        else usual_spreads(shards, icc=found.icc, shuffled=found.shuffled),
     }
+    _warn_of_labels(found)
     if as_json:
         typer.echo(json.dumps(facts))
         return
@@ -219,6 +230,15 @@ def inspect(
             "rewrites them without loss.",
             soft_wrap=True,
         )
+
+
+def _warn_of_labels(index: Index) -> None:
+    """Say where labels would make ranks lopsided, beside what a command prints."""
+    if index.icc is None:
+        return
+    spreads = usual_spreads(len(index.sizes), icc=index.icc, shuffled=index.shuffled)
+    if words := usual_spread_words(spreads, icc=index.icc):
+        Console(stderr=True).print(f"[yellow]{words}[/]", soft_wrap=True)
 
 
 def parse_options(pairs: list[str] | None) -> dict[str, Any] | None:
@@ -269,7 +289,7 @@ def _readable(name: str, value: Any) -> str:
     if name.endswith("bytes"):
         return format_size(value)
     if isinstance(value, dict):
-        return ", ".join(f"{k} {_readable(k, v)}" for k, v in value.items())
+        return ", ".join(f"{k} {_readable(str(k), v)}" for k, v in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(map(str, value))
     if isinstance(value, float):

@@ -36,13 +36,14 @@ from augment.culprits import (
 )
 from augment.draws import input_names
 from augment.nodes import Device, GraphPlan, describe
-from augment.verify import load_dali, read_header
+from augment.verify import disown_pipeline, load_dali, read_header
 from cache.errors import (
     ClosedError,
     ConfigError,
     DeviceError,
     PenstockError,
 )
+from cache.forks import watch
 from readers.types import Rejected
 
 if TYPE_CHECKING:
@@ -402,6 +403,11 @@ class _Pipe:
         with self._pipe:
             self._pipe.set_outputs(*describe(plan))
         self._pipe.build()
+        watch(self)
+
+    def disown(self) -> None:
+        """In a forked child: DALI's threads aren't there."""
+        disown_pipeline(self._pipe)
 
     def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:
         """Start one run. Returns what must stay alive until after the next take()."""

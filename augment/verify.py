@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from augment.culprits import failing_rows
 from cache.errors import ClosedError, ConfigError, MissingDependencyError
+from cache.forks import keep_for_ever, watch
 from readers.types import ImageFacts, Rejected
 
 if TYPE_CHECKING:
@@ -70,6 +71,12 @@ class ImageVerifier:
         dali = load_dali()
         self._tensor, self._tensors = dali.tensors.TensorCPU, dali.tensors.TensorListCPU
         self._pipe: Any = _decoder(dali, self._threads)
+        watch(self)
+
+    def disown(self) -> None:
+        """In a forked child this verifier is closed."""
+        pipe, self._pipe = self._pipe, None
+        disown_pipeline(pipe)
 
     def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
         """Facts of each sample that decodes, else why not; in the order of `samples`.
@@ -139,6 +146,15 @@ def verify_images(
     """
     with ImageVerifier(threads=threads, max_pixels=max_pixels) as verifier:
         return verifier(samples)
+
+
+def disown_pipeline(pipeline: Any) -> None:
+    """In a forked child: taken down, at exit too, a pipeline waits for threads that it has not
+    got here. So it never is."""
+    handle = getattr(pipeline, "_pipe", None)
+    if handle is not None:
+        keep_for_ever(handle)
+        pipeline._pipe = None
 
 
 def _decoder(dali: Any, threads: int) -> Any:

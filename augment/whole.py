@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 from augment.culprits import check_machine
 from augment.graph import checked_device
 from augment.nodes import GraphPlan, describe_whole
-from augment.verify import load_dali
+from augment.verify import disown_pipeline, load_dali
+from cache.forks import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -63,6 +64,11 @@ class WholeDecoder:
         with self._pipe:
             self._pipe.set_outputs(describe_whole(self._plan))
         self._pipe.build()
+        watch(self)
+
+    def disown(self) -> None:
+        """In a forked child: DALI's threads aren't there."""
+        disown_pipeline(self._pipe)
 
     def __call__(
         self, samples: Sequence[Encoded], pixels: Sequence[int]

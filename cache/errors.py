@@ -21,6 +21,7 @@
     ├── StalledError (TimeoutError)      a wait passed its limit
     ├── RankFailedError (RuntimeError)   another rank's loader failed; carries .rank
     └── ClosedError (RuntimeError)       used after close()
+        └── ForkedError                  used in a forked child of the process that made it
 
 A message says four things: what, got, wanted, do this.
 """
@@ -144,6 +145,10 @@ class RankFailedError(PenstockError, RuntimeError):
 
 class ClosedError(PenstockError, RuntimeError):
     """Used after close()."""
+
+
+class ForkedError(ClosedError):
+    """Used in a forked child of the process that made it: its threads aren't there."""
 
 
 class PenstockWarning(UserWarning):

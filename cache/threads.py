@@ -24,6 +24,7 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from cache.errors import ClosedError, StalledError
+from cache.forks import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
@@ -80,6 +81,10 @@ def _end_all() -> None:
         pool.join(deadline_s)
 
 
+# What a parent's threads wait for is nothing to a forked child, and may be shared with it.
+os.register_at_fork(after_in_child=_enders.clear)
+
+
 class _Task(Generic[T, U]):
     """A call and what becomes of it."""
 
@@ -127,7 +132,8 @@ class Workers:
         weakref.finalize(self, self._tasks.put, None).atexit = False
 
     def submit(self, fn: Callable[[T], U], item: T) -> futures.Future[U]:
-        """Run fn(item) on a thread. Raises ClosedError after close()."""
+        """Run fn(item) on a thread. Raises ClosedError after close(), ForkedError in a child."""
+        check_process(self.pid, "This pool of threads")
         task = _Task(fn, item)
         with self._lock:
             if self._closed:
@@ -145,7 +151,11 @@ class Workers:
         return task.future
 
     def close(self, *, timeout_s: float | None = None) -> None:
-        """Safe to call twice. timeout_s: wait no longer for what has started; it ends by itself."""
+        """Safe to call twice. timeout_s: wait no longer for what has started; it ends by itself.
+        In a forked child there is nothing to wait for."""
+        if os.getpid() != self.pid:
+            self._closed = True
+            return
         with self._lock:
             self._closed = True
         while True:
@@ -189,6 +199,7 @@ class Ordered(Generic[T, U]):
         self._timeout_s = timeout_s
         self._in_flight: deque[futures.Future[U]] = deque()
         self._closed = False
+        self._pid = os.getpid()
 
     def __iter__(self) -> Iterator[U]:
         return self
@@ -223,6 +234,7 @@ class Ordered(Generic[T, U]):
         """The next result of what is in flight; submits nothing. StopIteration if nothing is."""
         if not self._in_flight:
             raise StopIteration
+        check_process(self._pid, "This walk")
         future = self._in_flight.popleft()
         try:
             return future.result(timeout=self._timeout_s)
@@ -238,8 +250,11 @@ class Ordered(Generic[T, U]):
     def close(self, *, timeout_s: float | None = None) -> None:
         """Cancel what has not started, wait for what has, forget the results. timeout_s: wait no
         longer than that; what still runs ends by itself. A pop() that waits on another thread ends
-        with what it waited for, or with CancelledError."""
+        with what it waited for, or with CancelledError. In a forked child nothing is waited for."""
         self._closed = True
+        if os.getpid() != self._pid:
+            self._in_flight.clear()
+            return
         in_flight = list(self._in_flight)
         for future in in_flight:
             future.cancel()

@@ -17,6 +17,7 @@ import torch
 import torch.utils.data
 
 from cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning, ResumeError
+from cache.forks import watch
 from pipeline import arguments
 from pipeline.foreign_order import Mark, PlanOrder, TorchOrder, freeze
 from pipeline.foreign_pass import Pass
@@ -131,6 +132,11 @@ class ForeignEngine:
         self._kept: _Inner | None = None  # torch's loader with persistent workers
         self._told_epoch: int | None = None  # what a dataset with set_epoch was told last
         self._closed = False
+        watch(self)
+
+    def disown(self) -> None:
+        """In a forked child: passes and persistent workers are the parent's; new ones may begin."""
+        self._kept = self._latest = None
 
     def __len__(self) -> int:
         steps = self.steps()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 
 from cache.errors import WorkerError
+from cache.forks import check_process, watch
 from pipeline.foreign_order import Mark, freeze, thaw
 from pipeline.foreign_state import has_state
 from pipeline.foreign_stream import WorkerPosition
@@ -39,7 +41,16 @@ class Pass:
         self._said: list[Fetched] = []  # by workers, in front of the next batch that is read
         self._fed: deque[tuple[list[Fetched], Fetched]] = deque()
         self.is_over = False
+        self._pid = os.getpid()
+        self._inner: Any = None
+        watch(self)
         self._start(mark, restored=restored)
+
+    def disown(self) -> None:
+        """In a forked child: torch's workers are the parent's, and must live on."""
+        if self._settings.num_workers:
+            inner, self._inner = self._inner, iter(())
+            disown_workers(inner)
 
     def _start(self, mark: Mark, *, restored: bool) -> None:
         engine = self._engine
@@ -63,7 +74,7 @@ class Pass:
             # Workers that go on have their datasets' states already.
             current = restoring(self._stream, mark) if restored else self._stream
             inner.requests.current = current
-        self._inner: Any = iter(inner.loader)
+        self._inner = iter(inner.loader)
         self._is_drained = False
         self._failed = 0
         self._failure: Exception | None = None
@@ -99,6 +110,8 @@ class Pass:
 
     def __next__(self) -> Any:
         engine = self._engine
+        if self._settings.num_workers or self._settings.darkroom is not None:
+            check_process(self._pid, "This iterator")
         if self._handed_out_at is not None:
             engine.meter.step_s += time.perf_counter() - self._handed_out_at
             self._handed_out_at = None
@@ -255,6 +268,20 @@ def end_workers(inner: Any) -> None:
         worker.terminate()
     for worker in alive:
         worker.join(_END_S)
+
+
+def disown_workers(inner: Any) -> None:
+    """In a forked child: neither torch's iterator nor multiprocessing may end the workers.
+
+    Both would at the child's exit: by an event that the processes share, and by a signal.
+    """
+    if inner is None:  # the fork is that of its own first worker
+        return
+    from multiprocessing import process
+
+    inner._shutdown = True
+    for worker in inner._workers:
+        process._children.discard(worker)  # type: ignore[attr-defined]
 
 
 def restoring(stream: Iterable[Request], mark: Mark) -> Iterator[Request]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import torch
 
 from augment.mixing import mix_images, soft_targets
 from cache.errors import ClosedError, ConfigError, PlanError
+from cache.forks import check_process
 from pipeline import arguments
 from pipeline.build import (
     Built,
@@ -49,6 +51,7 @@ class NativeEngine:
     ) -> None:
         self.dataset = dataset
         self.has_begun = False  # a batch was handed out
+        self._pid = os.getpid()
         self._asked = settings  # by the user; a state may overrule some of it in _settings
         self._settings = settings
         self._batch_is_default = batch_is_default
@@ -211,6 +214,7 @@ class NativeEngine:
 
     def state_dict(self) -> dict[str, Any]:
         """What was handed out, as JSON types, under 1 kB. The same on every rank."""
+        check_process(self._pid, "This loader")
         built = self._built
         loaded = self._loaded.bad if self._loaded is not None and self._restored else 0
         return LoaderState(
@@ -292,6 +296,7 @@ class NativeEngine:
             self._run_finalizer()
 
     def _check_open(self) -> None:
+        check_process(self._pid, "This loader")
         if self._is_closed:
             raise ClosedError("This loader is closed; make a new one.")
 

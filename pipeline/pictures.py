@@ -18,6 +18,7 @@ from augment.draws import draw
 from augment.graph import Graph
 from augment.recipe import check_recipe
 from cache.errors import ConfigError, DatasetError
+from cache.forks import watch
 from readers.types import EncodedBatch, ImageRange
 
 if TYPE_CHECKING:
@@ -196,6 +197,11 @@ class Darkroom:
         }
         self._graph: Graph | None = None
         self._pixels = False
+        watch(self)
+
+    def disown(self) -> None:
+        """In a forked child: the graph is the parent's; the next batch gets one of its own."""
+        self._graph = None
 
     def feed(self, pictures: Pictures, *, ids: NDArray[np.int64], epoch: int) -> None:
         """Start decoding a batch. ids: int64, shape (n,)."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cache.errors import ClosedError, StalledError
+from cache.forks import watch
 from cache.heap import trim_heap
 from cache.threads import NAME_PREFIX, STALL_TIMEOUT_S, Workers
 from pipeline.decoding import Decoding
@@ -94,6 +95,12 @@ class Run:
         self._checked: Cursor | None = None
         # Registered after DALI was imported: it runs before DALI's own hook takes the graph away.
         atexit.register(self.close)
+        watch(self)
+
+    def disown(self) -> None:
+        """In a forked child: there is nothing to stop, and to close what is there would hang."""
+        self._closed = True
+        atexit.unregister(self.close)
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor, unless that is what is already under way."""

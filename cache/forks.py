@@ -1,0 +1,54 @@
+"""What os.fork() copies into a child, and the child must neither use nor take down.
+
+A forked child has the objects of its parent and none of its threads: whatever waits for one waits
+for ever, at interpreter exit too, and what ends processes or lets locks go would do so to the
+parent. So what owns such things is told in the child before anything else runs there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from typing import Any, Protocol
+
+from cache.errors import ForkedError
+
+
+class Owner(Protocol):
+    """Who has threads, processes or handles that a forked child doesn't."""
+
+    def disown(self) -> None:
+        """Called in the child: forget them, waiting for nothing and ending nothing."""
+
+
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def watch(owner: Owner) -> None:
+    """Tell an owner of each fork, as long as it lives."""
+    _owners.add(owner)
+
+
+def keep_for_ever(thing: object) -> None:
+    """Never destroy it: its destructor would wait for threads that this process hasn't got."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def check_process(pid: int, what: str) -> None:
+    """Raise ForkedError in any process but that of the pid."""
+    if os.getpid() != pid:
+        raise ForkedError(
+            f"{what} was made in process {pid}, and this is {os.getpid()}, a forked child of it: "
+            "its threads stayed behind. Make one in the child; start children that need none by "
+            '"spawn" or "forkserver", or before it is made.'
+        )
+
+
+def _in_child() -> None:
+    for owner in list(_owners):
+        owner.disown()
+    _owners.clear()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -19,7 +19,8 @@ import torch.utils.data
 from cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning, ResumeError
 from cache.forks import watch
 from pipeline import arguments
-from pipeline.foreign_order import Mark, PlanOrder, TorchOrder, freeze
+from pipeline.foreign_draws import cannot_repeat, freeze
+from pipeline.foreign_order import Mark, PlanOrder, TorchOrder
 from pipeline.foreign_pass import Pass
 from pipeline.foreign_state import has_state
 from pipeline.foreign_stream import IterableSource, WorkerPosition
@@ -396,6 +397,8 @@ class ForeignEngine:
             self._decided = True
             if live is not None:
                 live.decide(self._next)
+        if self._next.mixed is not None:
+            raise cannot_repeat(self._next.mixed)
         return {
             "version": STATE_VERSION,
             "kind": "torch",

@@ -7,7 +7,6 @@ same indices again and skipping what was handed out.
 
 from __future__ import annotations
 
-import base64
 import copy
 from collections import deque
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,7 @@ import torch.utils.data
 
 from cache.errors import ConfigError, PlanError, ResumeError
 from pipeline import arguments
+from pipeline.foreign_draws import NAMES, Draws, check_told
 from pipeline.foreign_state import copied, has_state, taken
 from pipeline.foreign_stream import WorkerPosition
 from pipeline.order import Plan, default_lanes, default_window
@@ -45,8 +45,9 @@ class Mark:
     """Where a pass stands: what of an epoch was handed out, and what its order was drawn from.
 
     batches: handed out on this rank. position: samples of the epoch over all ranks (plans only).
-    base_seed: torch's, of the workers. sampler_seed, rng, generator: what the sampler drew from: a
-    seed, the state of torch's default generator, or of the user's. sampler: its own state.
+    base_seed: torch's, of the workers. sampler_seed, rng, python_rng, numpy_rng, generator: what
+    the sampler drew from: a seed, the states of torch's, python's and numpy's generators, or of
+    the user's; mixed: that of them which can't be repeated. sampler: its own state.
     sampler_epoch, dataset_epoch: of a sampler or an iterable dataset with set_epoch. workers: of
     each torch worker (one without workers); next_worker: whose batch is due.
     """
@@ -57,6 +58,9 @@ class Mark:
     base_seed: int | None = None
     sampler_seed: int | None = None
     rng: str | None = None
+    python_rng: str | None = None
+    numpy_rng: str | None = None
+    mixed: str | None = None
     generator: str | None = None
     sampler: Any = None
     sampler_epoch: int | None = None
@@ -90,23 +94,8 @@ class Mark:
             raise ResumeError(
                 f"State is damaged ({error}). Start from an older checkpoint."
             ) from error
+        check_told({name: getattr(mark, name) for name in NAMES})
         return mark
-
-
-def freeze(state: torch.Tensor) -> str:
-    """A generator's state (uint8, shape (5056,)) as text."""
-    return base64.b64encode(state.numpy().tobytes()).decode("ascii")
-
-
-def thaw(text: str) -> torch.Tensor:
-    """The state behind `freeze`. Raises ResumeError."""
-    try:
-        raw = bytearray(base64.b64decode(text, validate=True))
-    except ValueError as error:
-        raise ResumeError(
-            f"State is damaged: a generator's state isn't base64 ({error})."
-        ) from error
-    return torch.frombuffer(raw, dtype=torch.uint8)
 
 
 class Order(Protocol):
@@ -324,9 +313,17 @@ class TorchOrder:
         generator = getattr(self.sampler, "generator", None)
         return generator if isinstance(generator, torch.Generator) else self.generator
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether nobody knows what it draws from before it has drawn."""
+        if _is_deterministic(self.sampler):
+            return False
+        is_torchs = type(self.sampler).__module__.startswith("torch.utils.data.")
+        return not is_torchs or self.own_generator() is None
+
     def decided(self, mark: Mark) -> Mark:
-        draws = self.own_generator() is None and not _is_deterministic(self.sampler)
-        if draws and mark.sampler_seed is None and mark.rng is None:
+        is_open = mark.sampler_seed is None and not any(getattr(mark, name) for name in NAMES)
+        if self.is_watched and is_open:
             mark = replace(mark, sampler_seed=fresh_seed())
         return mark
 
@@ -341,9 +338,9 @@ class TorchOrder:
 
 
 def _is_deterministic(sampler: Any) -> bool:
-    """Samplers of torch's that don't draw from a generator's state."""
+    """Samplers of torch's that don't draw from a generator's state; derived ones may."""
     kinds = (torch.utils.data.SequentialSampler, torch.utils.data.DistributedSampler)
-    return type(sampler) in kinds or isinstance(sampler, torch.utils.data.DistributedSampler)
+    return type(sampler) in kinds
 
 
 class _TorchStream:
@@ -377,12 +374,27 @@ class _TorchStream:
             self.drawn["sampler_seed"] = seed
             yield from _with_seed(order, seed)
             return
-        iterator = iter(order.indices)
-        if order.own_generator() is None and not _is_deterministic(order.sampler):
-            first, self.drawn["rng"] = _first_drawn(iterator, mark)
-            yield from first
-        # Not `yield from`: it would call iter() again, and some iterators begin anew then.
-        while (item := next(iterator, _DONE)) is not _DONE:
+        if not order.is_watched:
+            iterator = iter(order.indices)
+            # Not `yield from`: it would call iter() again, and some iterators begin anew then.
+            while (item := next(iterator, _DONE)) is not _DONE:
+                yield item
+            return
+        told = {name: getattr(mark, name) for name in NAMES}
+        draws = Draws(seed=mark.sampler_seed, told=told)
+        iterator = draws(lambda: iter(order.indices))
+        # One with a state of its own says itself where it is, once it has begun.
+        keeps_its_place = has_state(order.indices) or has_state(order.sampler)
+        is_first = True
+        while True:
+            if is_first or not keeps_its_place:
+                item = draws(lambda: next(iterator, _DONE))
+                self.drawn.update(draws.noted, mixed=draws.mixed)
+            else:
+                item = next(iterator, _DONE)
+            is_first = False
+            if item is _DONE:
+                return
             yield item
 
     def moved(self, mark: Mark) -> Mark:
@@ -406,26 +418,3 @@ def _with_seed(order: TorchOrder, seed: int) -> Iterator[Any]:
     indices = copy.copy(order.indices)
     indices.sampler = sampler
     return iter(indices)
-
-
-def _first_drawn(iterator: Iterator[Any], mark: Mark) -> tuple[list[Any], str | None]:
-    """The first item, drawn from the default generator as it is, or as the mark says it was.
-
-    Samplers draw all they need with their first item.
-    """
-    before = torch.get_rng_state()
-    forked = mark.rng is not None or mark.sampler_seed is not None
-    if mark.rng is not None:
-        torch.set_rng_state(thaw(mark.rng))
-    elif mark.sampler_seed is not None:
-        torch.default_generator.manual_seed(mark.sampler_seed)
-    drawn_from = torch.get_rng_state()
-    try:
-        item = next(iterator, _DONE)
-        first = [] if item is _DONE else [item]
-    finally:
-        if forked:
-            torch.set_rng_state(before)
-    if not forked and torch.equal(drawn_from, torch.get_rng_state()):
-        return first, None  # it doesn't draw from here
-    return first, freeze(drawn_from)

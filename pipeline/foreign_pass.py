@@ -15,7 +15,7 @@ import torch
 
 from cache.errors import WorkerError
 from cache.forks import check_process, watch
-from pipeline.foreign_order import Mark, freeze, thaw
+from pipeline.foreign_draws import freeze, thaw
 from pipeline.foreign_state import has_state
 from pipeline.foreign_stream import WorkerPosition
 from pipeline.worker import Fetched, Request
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from pipeline.foreign import ForeignEngine
-    from pipeline.foreign_order import Stream
+    from pipeline.foreign_order import Mark, Stream
 
 _END_S = 5.0  # for a worker that is told to end
 _FED_AHEAD = 2  # batches in DALI, as for native datasets
@@ -188,7 +188,7 @@ class Pass:
 
     def _note(self, said: list[Fetched]) -> None:
         """What workers said in front of a batch that is handed out now."""
-        if not self._engine.settings.tracks_workers:
+        if not self._settings.tracks_workers:
             return
         workers = list(self._mark.workers)
         for fetched in said:

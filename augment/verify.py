@@ -204,6 +204,11 @@ def read_header(sample: Encoded) -> Header | Rejected:
         header = Header(stream.height, stream.width, stream.num_channels, stream.codec_name)
     except (RuntimeError, ValueError):  # what nvImageCodec raises for bytes that it can't parse
         return Rejected("not an image of a format that DALI decodes")
+    except Exception as error:  # and what its binding does for files that it parses half-way
+        return Rejected(
+            f"its header can't be understood ({type(error).__name__}: {error}): convert it to "
+            "JPEG, PNG or WebP"
+        )
     if dtype not in _DECODABLE_DTYPES:
         return Rejected(f"its samples are {dtype}; DALI decodes {', '.join(_DECODABLE_DTYPES)}")
     return header

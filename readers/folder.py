@@ -8,6 +8,7 @@ shuffle window could mend that.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import stat
@@ -18,7 +19,7 @@ import numpy as np
 
 from cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from readers.names import is_passed_over, printable, unsafe_reason
-from readers.origin import LocalFolder, RemoteFolder, not_a_folder, nothing_there
+from readers.origin import LocalFolder, RemoteFolder, leads_to_folder, not_a_folder, nothing_there
 from readers.quarantine import Quarantined
 
 if TYPE_CHECKING:
@@ -134,6 +135,8 @@ def _walk_local(
     except (FileNotFoundError, NotADirectoryError):
         raise DatasetNotFoundError(nothing_there(printable(origin.root))) from None
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise DatasetNotFoundError(nothing_there(printable(origin.root))) from None
         raise _not_listed(origin.root, error) from error
     if not stat.S_ISDIR(root.st_mode):
         raise ConfigError(not_a_folder(printable(origin.root)))
@@ -157,7 +160,7 @@ def _walk_local(
             raise _not_listed(path, error) from error
         for entry in inside:
             name = os.path.join(folder, entry.name) if folder else entry.name
-            if entry.is_dir():
+            if leads_to_folder(entry):
                 stack.append((name, above | {identity}))
             elif isinstance(file := _local_file(name, entry), File):
                 yield file
@@ -171,6 +174,8 @@ def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> File | str:
     except FileNotFoundError:
         return "a symbolic link to nothing" if entry.is_symlink() else "it vanished while listed"
     except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "a symbolic link that leads back to itself"
         return f"can't be looked at ({error.strerror})"
     if not stat.S_ISREG(found.st_mode):
         return "not a regular file"

@@ -6,6 +6,7 @@ never becomes a local path.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import re
@@ -128,16 +129,22 @@ class LocalFolder:
             found = os.stat(os.path.join(self.root, name))
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
+            raise
         return (found.st_size, str(found.st_mtime_ns)) if stat.S_ISREG(found.st_mode) else None
 
     def top(self, wanted: Callable[[bytes], bool]) -> Top:
         top = Top(entries=[], missing=[], others=[], folders=[])
         try:
             with os.scandir(self.root) as found:
-                inside = sorted((entry.name, entry.is_dir()) for entry in found)
+                inside = sorted((entry.name, leads_to_folder(entry)) for entry in found)
         except (FileNotFoundError, NotADirectoryError):
             return top
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                return top
             raise DatasetError(
                 f"{self.url}: the folder can't be listed ({error.strerror}). Give this user the "
                 "right to read it."
@@ -329,6 +336,14 @@ def beside_url(url: str, selection: Selection | None, *, is_path: bool = False) 
     if not path or path.count("/") < roots:
         return None
     return f"{scheme}{mark}{path}{os.fsdecode(INDEX_SUFFIX)}{question}{query}"
+
+
+def leads_to_folder(entry: os.DirEntry[bytes]) -> bool:
+    """Whether it is a folder or leads to one; a link that loops leads to none."""
+    try:
+        return entry.is_dir()
+    except OSError:  # whoever looks at it as a file says why it can't be
+        return False
 
 
 def part(name: bytes, size_bytes: int, version: str) -> Part:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from cache.errors import MissingDependencyError
+from cache.errors import MissingDependencyError, PenstockError
 from readers.sniff import HEAD_BYTES, check_jpeg, sniff
 from readers.types import ImageFacts, Rejected
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from readers.types import Encoded, Verify
 
 _GROUP = "penstock.verify"
+_REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,12 +65,29 @@ def examine(samples: Sequence[Encoded | Rejected], verify: Verify) -> list[Check
     results = [_structure(sample) for sample in samples]
     good = [i for i, result in enumerate(results) if result is None]
     encoded = [sample for i in good if not isinstance(sample := samples[i], Rejected)]
-    for i, sample, verdict in zip(good, encoded, verify(encoded) if encoded else [], strict=True):
+    for i, sample, verdict in zip(good, encoded, _verdicts(encoded, verify), strict=True):
         if isinstance(verdict, ImageFacts):
             results[i] = Checked(crc32c=crc32c(sample), facts=verdict)
         else:
             results[i] = verdict
     return [result for result in results if result is not None]
+
+
+def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | Rejected]:
+    """What `verify` says; a sample over which it fails, whatever it raises, is rejected for that.
+    What isn't a sample's fault is raised: our own errors, and what the machine lacks."""
+    if not encoded:
+        return []
+    try:
+        return verify(encoded)
+    except (PenstockError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        if len(encoded) == 1:
+            reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
+            return [Rejected(f"the decoder failed over it ({type(error).__name__}: {reason})")]
+    half = len(encoded) // 2
+    return [*_verdicts(encoded[:half], verify), *_verdicts(encoded[half:], verify)]
 
 
 def _structure(sample: Encoded | Rejected) -> Checked | Rejected | None:

@@ -333,7 +333,8 @@ def _folder(folder: FolderFacts) -> Check:
             name="folder",
             status="warn",
             found=f"{folder.path}: read-only",
-            remedy="Fine for data: its index lies beside it. A cache needs a folder to write to.",
+            remedy="Fine for data: its index lies beside it, or where penstock index --out "
+            "says. A cache needs a folder to write to.",
         )
     return Check(name="folder", status="ok", found=f"{folder.path}: writable")
 

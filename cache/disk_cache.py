@@ -167,6 +167,7 @@ class DiskCache:
     def _open_shelf(self) -> None:
         try:
             shelf = Shelf(self.path, max_bytes=self._max_bytes, mode=self._mode)
+            exposed = shelf.layout.others_may_write()
         except TROUBLE as error:
             if isinstance(error, PenstockError) and not isinstance(error, StalledError):
                 raise
@@ -176,7 +177,6 @@ class DiskCache:
             return
         self._shelf, self._readable = shelf, None
         self._tell_damage(shelf)
-        exposed = shelf.layout.others_may_write()
         if exposed is not None:
             self._warn(
                 f"{exposed}: other users may write into this cache, so they can take files out of "

@@ -131,7 +131,7 @@ class Layout:
         found, _, crc = text.strip().rpartition(" ")
         if crc == _crc(found):
             return found
-        is_of_old = text.isprintable() and not re.search(r" [0-9a-f]{8}$", text)
+        is_of_old = text.strip().isprintable() and len(crc) != 8
         return text.strip() if is_of_old else ""
 
     def note_boot(self, boot: str) -> None:

@@ -177,7 +177,7 @@ def test_a_healthy_cache_and_store_have_no_remedy() -> None:
     [
         (broken(problem="format 9", remedy="Upgrade."), "cache", "fail", "format 9 Upgrade."),
         (broken(owner=7, user=8), "owner", "fail", "user 7, mode 0700; this is user 8"),
-        (broken(owner=7, user=0), "owner", "ok", "user 7"),
+        (broken(owner=7, user=0), "owner", "fail", "this is user 0"),
         (broken(mode=0o770), "owner", "warn", "chmod go-w"),
         (broken(max_bytes=None), "limit", "ok", "first job"),
         (broken(max_bytes=2**38), "limit", "warn", "evict"),

@@ -48,7 +48,7 @@ def _cache(cache: CacheFacts) -> Check:
 
 def _owner(cache: CacheFacts) -> Check:
     found = f"user {cache.owner}, mode {cache.mode:04o}"
-    if cache.owner != cache.user and cache.user != 0:
+    if cache.owner != cache.user:
         return Check(
             name="owner",
             status="fail",

@@ -1,7 +1,7 @@
 """Shuffling inside windows: samples of a strand change places with near ones only. Pure but cached.
 
 A window decides how many shards are open at once, and it turns over as a whole. Were all strands to
-turn over together, the demand for new shards would come in bursts of 11 times the consumption; so
+turn over together, the demand for new shards would come in bursts of 12 times the consumption; so
 their inner boundaries are shifted by up to half a window: evenly over all strands and, as a node
 reads strands in a row, nearly so over a node's. A strand's ends stay where they are: its first and
 last windows are half to one and a half times as long as the others, and a strand that is one window

@@ -34,8 +34,9 @@ from augment.culprits import (
     machine_error,
     reason_of,
 )
-from augment.draws import input_names
+from augment.draws import decodes_window, input_names
 from augment.nodes import Device, GraphPlan, describe
+from augment.region import way_for
 from augment.verify import disown_pipeline, load_dali, read_header
 from cache.errors import (
     ClosedError,
@@ -114,7 +115,12 @@ class Graph:
             pixels=pixels or resident,
             compiled=device == "cpu" and not constant_decode and resample_node.is_compiled(),
             resident=resident,
-            **checked_device(device, device_id),
+            **(where := checked_device(device, device_id)),
+            windows=(
+                way_for(recipe, **where)
+                if decodes_window(recipe) and not (pixels or resident or constant_decode)
+                else "decoder"
+            ),
         )
         self._pipe: _Pipe | None = _Pipe(self._plan)
         self._fed: deque[_Fed] = deque()
@@ -422,7 +428,9 @@ class _Pipe:
                 views = [tensor(view) for view in batch.encoded]
             encoded = self._tensors(views, contiguous=False)
         arguments = [self._tensors(draws[name]) for name in self._names]
-        self._pipe.feed_input("encoded", encoded)
+        # What lies scattered in the GPU's memory DALI copies into a batch: by one kernel, not by a
+        # copy each.
+        self._pipe.feed_input("encoded", encoded, use_copy_kernel=self._resident is not None)
         for name, argument in zip(self._names, arguments, strict=True):
             self._pipe.feed_input(name, argument)
         self._pipe.schedule_run()

@@ -20,7 +20,8 @@ Device = Literal["cpu", "cuda"]
 class GraphPlan:
     """All that a DALI pipeline is built from; the Graph's arguments, checked. pixels: samples come
     decoded, RGB, uint8 of shape (height, width, 3); resident: as `describe_whole` decodes them.
-    compiled: resize on the CPU by `resample_kernels`."""
+    compiled: resize on the CPU by `resample_kernels`. windows: "decoder" decodes them alone,
+    "slice" cuts them out of whole images."""
 
     recipe: CheckedRecipe
     batch_size: int
@@ -33,6 +34,7 @@ class GraphPlan:
     pixels: bool = False
     compiled: bool = False
     resident: bool = False
+    windows: Literal["decoder", "slice"] = "decoder"
 
 
 def describe(plan: GraphPlan) -> tuple[Any, ...]:
@@ -117,6 +119,8 @@ def _decoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
     if not decodes_window(plan.recipe):
         return fn.decoders.image(encoded, **options)
     window = {"start": inputs["start"], "shape": inputs["shape"], "axes": [0, 1]}
+    if plan.windows == "slice":
+        return fn.slice(fn.decoders.image(encoded, **options), **window)
     return fn.decoders.image_slice(encoded, **window, **options)
 
 
@@ -130,7 +134,13 @@ def _decode_options(plan: GraphPlan) -> dict[str, Any]:
         "adjust_orientation": True,  # the windows are in upright coordinates
     }
     if plan.device == "cuda":
+        decode = plan.recipe.decode
         options["device"] = "mixed"
+        if decode.hw_decoder_load is not None:
+            options["hw_decoder_load"] = decode.hw_decoder_load
+        if decode.preallocate is not None:
+            height, width = decode.preallocate
+            options |= {"preallocate_height_hint": height, "preallocate_width_hint": width}
         if plan.deterministic:
             # All by one decoder, and then with the CPU's chroma upsampling, as it costs nothing
             # that the hardware decoder would have saved.

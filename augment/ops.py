@@ -8,7 +8,7 @@ torchvision's, so that published recipes carry over.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, cast, get_args
 
 from augment.checks import (
@@ -32,6 +32,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 """Standard deviation of ImageNet's training images, R, G, B, in units of 0..1."""
 
 Color = Literal["rgb", "gray"]
+Windows = Literal["auto", "decoder", "slice"]
 DType = Literal["float32", "float16", "uint8"]
 Policy = Literal["imagenet", "cifar10", "svhn"]
 Size = int | tuple[int, int]
@@ -46,13 +47,29 @@ MAX_CLASSES = 2**24
 class Decode:
     """Encoded bytes to pixels, turned upright by EXIF, alpha dropped, 16 bit scaled to 8.
 
-    color: "rgb" (3 channels) or "gray" (1 channel, luma).
+    color: "rgb" (3 channels) or "gray" (1 channel, luma). The others don't change what is shown,
+    and pixels on a GPU by rounding at most. windows: "decoder" decodes a crop's window alone,
+    "slice" the whole image and cuts it: slower, for GPUs where the first doesn't work; "auto" tries
+    it out in a process of its own, once for each GPU. hw_decoder_load: share of a batch for the
+    GPU's JPEG unit, None: DALI's own. preallocate: (height, width) of the largest image, which its
+    decoder makes room for beforehand; None: as images come. What is best was not measured yet.
     """
 
     color: Color = "rgb"
+    _: KW_ONLY
+    windows: Windows = "auto"
+    hw_decoder_load: float | None = None
+    preallocate: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         one_of("Decode(color=...)", self.color, get_args(Color))
+        one_of("Decode(windows=...)", self.windows, get_args(Windows))
+        if self.hw_decoder_load is not None:
+            load = probability("Decode(hw_decoder_load=...)", self.hw_decoder_load)
+            object.__setattr__(self, "hw_decoder_load", load)
+        if self.preallocate is not None:
+            size = height_width("Decode(preallocate=...)", self.preallocate)
+            object.__setattr__(self, "preallocate", size)
 
     @property
     def channels(self) -> int:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 RUN_SAMPLES = 64  # as many as `ImageVerifier` decodes at once: more are not faster
 RUN_PIXELS = 2**24  # 50 MB of RGB
 IN_FLIGHT = 2
+HELD_RUNS = 1  # whose memory goes back to DALI when what copies it away was waited for
 
 
 class WholeDecoder:
@@ -72,11 +73,11 @@ class WholeDecoder:
 
     def __call__(
         self, samples: Sequence[Encoded], pixels: Sequence[int]
-    ) -> Iterator[tuple[int, Any]]:
-        """(row, image) of each sample that decodes, in any order; the others are left out.
+    ) -> Iterator[list[tuple[int, Any]]]:
+        """Runs of (row, image) of the samples that decode, in any order; the others are left out.
 
         pixels: of each sample, height times width. An image is uint8 of shape (height, width,
-        channels), a torch tensor on the device, valid until the next one is asked for. Take all of
+        channels), a torch tensor on the device, valid until the next run is asked for. Take all of
         them: the decoder is in step again at the end only. Raises DeviceError if memory was short
         or the device fails.
         """
@@ -100,7 +101,7 @@ class WholeDecoder:
         self._pipe.schedule_run()
         return views
 
-    def _taken(self, rows: list[int], failed: list[int]) -> Iterator[tuple[int, Any]]:
+    def _taken(self, rows: list[int], failed: list[int]) -> Iterator[list[tuple[int, Any]]]:
         import torch
         from torch.utils.dlpack import from_dlpack
 
@@ -112,8 +113,7 @@ class WholeDecoder:
             check_machine(error, remedy="resident=False, or a smaller batch")
             failed += rows
             return
-        for place, row in enumerate(rows):
-            yield row, from_dlpack(images[place])
+        yield [(row, from_dlpack(images[place])) for place, row in enumerate(rows)]
 
 
 def runs(pixels: Sequence[int]) -> Iterator[list[int]]:

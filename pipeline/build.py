@@ -18,6 +18,7 @@ from pipeline.bad_samples import BadSamples
 from pipeline.batches import BatchReader
 from pipeline.bench.facts import Shards
 from pipeline.decoding import PREPARED_AHEAD
+from pipeline.finish import Finish
 from pipeline.order import Plan, default_lanes, default_window
 from pipeline.partners import PARTNERS_ELSEWHERE
 from pipeline.plan_advice import advice
@@ -116,12 +117,11 @@ class Settings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """A loader's parts. mixer: of MixUp and CutMix. fingerprint: of dataset and plan, hex."""
+    """A loader's parts. fingerprint: of dataset and plan, hex."""
 
     run: Run
     walk: Walk
     meter: Meter
-    mixer: Mixer | None
     frozen: PlanSettings
     fingerprint: str
 
@@ -202,10 +202,11 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         made_ahead=graph is not None and settings.device.type == "cpu",
         prefetch=prefetch,
         timeout_s=settings.timeout_s or STALL_TIMEOUT_S,
+        finish=Finish(
+            dataset.fields, mixer=mixer, device=settings.device, pins=settings.pin_memory
+        ),
     )
-    return Built(
-        run=run, walk=walk, meter=meter, mixer=mixer, frozen=frozen, fingerprint=fingerprint
-    )
+    return Built(run=run, walk=walk, meter=meter, frozen=frozen, fingerprint=fingerprint)
 
 
 def check(dataset: Dataset, settings: Settings) -> PlanSettings:
@@ -418,6 +419,7 @@ def _store(
         recipe,
         share=share_of_rank(frozen, global_batch=walk.global_batch, world=world),
         cuda=device.type == "cuda",
+        fed_samples=settings.sizes.per_rank * settings.depth,
     )
     if max_bytes is None:
         return None

@@ -16,6 +16,8 @@ from cache.errors import ClosedError
 from cache.threads import Ordered
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from augment.graph import Decoded, Graph
@@ -32,13 +34,13 @@ PREPARED_AHEAD = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """One decoded batch: what was prepared for it, and the image tensor (None without images).
+    """One decoded batch: what was prepared for it, and the tensors that are handed out.
 
     read_s, decode_s: that making it waited for bytes and for DALI.
     """
 
     prepared: Prepared
-    images: torch.Tensor | None
+    tensors: tuple[torch.Tensor, ...]
     read_s: float
     decode_s: float
 
@@ -58,8 +60,11 @@ class Decoding:
         pool: Workers,
         prefetch: Prefetch | None,
         timeout_s: float,
+        finish: Callable[[Prepared, torch.Tensor | None], tuple[torch.Tensor, ...]] | None = None,
     ) -> None:
-        """depth: batches in DALI at once. pool: the reading threads."""
+        """depth: batches in DALI at once. pool: the reading threads. finish: makes what is handed
+        out; None: the images alone."""
+        self._finish = finish or _images_alone
         self._reader = reader
         self._walk = walk
         self._graph = graph
@@ -116,8 +121,8 @@ class Decoding:
         self._meter.load_s += prepared.load_s
         self._meter.bytes_disk += size_bytes
         self._read_on(prepared.step, size_bytes, read_s=read_s)
-        images = decoded.images if decoded else None
-        return Made(prepared=prepared, images=images, read_s=read_s, decode_s=decode_s)
+        tensors = self._finish(prepared, decoded.images if decoded else None)
+        return Made(prepared=prepared, tensors=tensors, read_s=read_s, decode_s=decode_s)
 
     def _read_on(self, step: Step, size_bytes: int, *, read_s: float) -> None:
         """Wake the readers. Last in making a batch: they hold the GIL for a moment, and woken
@@ -219,3 +224,7 @@ class Decoding:
         """Release the graph, behind stop()."""
         if self._graph:
             self._graph.close()
+
+
+def _images_alone(_: Prepared, images: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    return () if images is None else (images,)

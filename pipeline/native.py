@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from augment.mixing import mix_images, soft_targets
 from cache.errors import ClosedError, ConfigError, PlanError
 from cache.forks import check_process
 from pipeline import arguments
@@ -28,7 +27,6 @@ from pipeline.steps import Cursor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.run import Taken
     from pipeline.state import PlanSettings
     from pipeline.statistics import Statistics
     from pipeline.world import World
@@ -158,38 +156,14 @@ class NativeEngine:
                 "loader's position was set. Use one loader for each concurrent loop."
             )
         taken = built.run.take(self._cursor)
-        batch = self._tensors(taken, built)
         self._cursor = taken.prepared.step.then
         self._restored = False
         self.has_begun = True
-        return batch
+        return taken.tensors
 
     def _count_step(self, step_s: float) -> None:
         if self._built is not None:
             self._built.meter.step_s += step_s
-
-    def _tensors(self, taken: Taken, built: Built) -> Batch:
-        encoded, mix = taken.prepared.encoded, taken.prepared.mix
-        columns: dict[str, Any] = {**encoded.columns, "id": encoded.ids}
-        images, mixer = taken.images, built.mixer
-        if mix is not None and mixer is not None and images is not None:
-            images = mix_images(images, mix)
-            columns = {name: values[: len(images)] for name, values in columns.items()}
-            columns["label"] = soft_targets(encoded.columns["label"], mix, classes=mixer.classes)
-        tensors = [
-            images if field == "image" else self._place(torch.from_numpy(columns[field]))
-            for field in self.dataset.fields
-        ]
-        if taken.prepared.valid is not None:
-            tensors.append(self._place(torch.from_numpy(taken.prepared.valid)))
-        pins = self._settings.pin_memory and self._settings.device.type == "cpu"
-        if pins and torch.cuda.is_available():
-            tensors = [t.pin_memory() for t in tensors if t is not None]
-        return tuple(t for t in tensors if t is not None)
-
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
-        device = self._settings.device
-        return tensor if device.type == "cpu" else tensor.to(device, non_blocking=True)
 
     # -- epochs and state
 

@@ -210,32 +210,49 @@ class Store:
         pixels = [int(height) * int(width) for height, width in batch.dims[rows].tolist()]
         kept: set[int] = set()
         with self._on_stream():
-            for place, image in decoder([batch.encoded[row] for row in rows], pixels):
-                row = rows[place]
-                if tuple(image.shape) == (*batch.dims[row].tolist(), self._channels):
-                    self._keep(batch, row, image)
-                    kept.add(row)
+            for run in decoder([batch.encoded[row] for row in rows], pixels):
+                fitting = [
+                    (rows[place], image)
+                    for place, image in run
+                    if tuple(image.shape) == (*batch.dims[rows[place]].tolist(), self._channels)
+                ]
+                self._keep(batch, fitting)
+                kept.update(row for row, _ in fitting)
         for row in rows:
             if row not in kept:
                 self._begin[batch.ids[row]] = _REFUSED
 
-    def _keep(self, batch: EncodedBatch, row: int, image: torch.Tensor) -> None:
-        sample_id = int(batch.ids[row])
-        begin, end = self._used, self._used + image.numel()
+    def _keep(self, batch: EncodedBatch, run: list[tuple[int, torch.Tensor]]) -> None:
+        """Copy a run's images, by row, into the arena; then they are there for other threads."""
+        begins: list[int] = []
+        for _, image in run:
+            begins.append(self._used)
+            self._used += image.numel()
+            self._copy(image, begins[-1])
+        self._await_copies()
+        for (row, image), begin in zip(run, begins, strict=True):
+            sample_id = int(batch.ids[row])
+            if self._device.type == "cuda":
+                place = self._arena[begin : begin + image.numel()].view(image.shape)
+                self._wrapped[sample_id] = resident_tensor(place)
+            self._dims[sample_id] = batch.dims[row]
+            for name, values in batch.columns.items():
+                self._columns[name][sample_id] = values[row]
+            self._begin[sample_id] = begin  # last: from here on other threads take it as there
+        self._kept += len(run)
+
+    def _copy(self, image: torch.Tensor, begin: int) -> None:
+        end = begin + image.numel()
         if self._device.type == "cuda":
-            place = self._arena[begin:end].view(image.shape)
-            place.copy_(image)
-            # The image goes with this iteration, and what feeds from the arena waits for nothing.
-            self._stream.synchronize()
-            self._wrapped[sample_id] = resident_tensor(place)
+            self._arena[begin:end].view(image.shape).copy_(image, non_blocking=True)
         else:
             self._arena[begin:end] = image.numpy().reshape(-1)
-        self._used = end
-        self._kept += 1
-        self._dims[sample_id] = batch.dims[row]
-        for name, values in batch.columns.items():
-            self._columns[name][sample_id] = values[row]
-        self._begin[sample_id] = begin  # last: from here on other threads take it as there
+
+    def _await_copies(self) -> None:
+        """Once a run: its images go with the next one, and what feeds from the arena waits for
+        nothing."""
+        if self._device.type == "cuda":
+            self._stream.synchronize()
 
     def _has_arena(self) -> bool:
         """Whether there is room; where there is no memory by now, the job goes on without."""

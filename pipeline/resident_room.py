@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from augment.whole import IN_FLIGHT, RUN_PIXELS
+from augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS
 from cache.errors import ConfigError
 from cache.sizes import format_size
 from pipeline.world import available_memory_bytes
@@ -40,6 +40,9 @@ SPARE = 1.05
 # Beside its pixels: where they are, its size and label, and on CUDA the tensor that wraps them.
 SAMPLE_BYTES_CPU = 24
 SAMPLE_BYTES_CUDA = 512
+# Batches that were handed out: the user's, and one whose memory DALI has back only when the device
+# has done what was asked of it before the tensor went (DLPack; frees are ordered by streams).
+HANDED_OUT = 2
 
 _LOG = logging.getLogger("penstock")
 
@@ -86,11 +89,13 @@ def room_for(
 
 
 def dali_needs_bytes(recipe: CheckedRecipe, *, batch_size: int, depth: int) -> int:
-    """GPU memory for decoding and for batches in flight: runs of whole images and, for each batch
-    in DALI and one that was handed out, its tensors in float32 and once again on the way there."""
+    """GPU memory for decoding and for batches in flight: runs of whole images, in DALI and on their
+    way to the store, and, for each batch in DALI and those handed out, its tensors in float32 and
+    once again on the way there."""
     channels, height, width = recipe.shape
     batch_bytes = 4 * batch_size * channels * height * width
-    return IN_FLIGHT * RUN_PIXELS * recipe.decode.channels + 2 * (depth + 1) * batch_bytes
+    runs = (IN_FLIGHT + HELD_RUNS) * RUN_PIXELS * recipe.decode.channels
+    return runs + 2 * (depth + HANDED_OUT) * batch_bytes
 
 
 def share_of_rank(frozen: PlanSettings, *, global_batch: int, world: World) -> float:
@@ -127,23 +132,33 @@ def decoded_bytes(index: Index, *, channels: int, most: float, only_near: bool) 
 
 
 def resident_bytes(
-    mode: ResidentMode, room: Room, index: Index, recipe: CheckedRecipe, *, share: float, cuda: bool
+    mode: ResidentMode,
+    room: Room,
+    index: Index,
+    recipe: CheckedRecipe,
+    *,
+    share: float,
+    cuda: bool,
+    fed_samples: int = 0,
 ) -> int | None:
     """Bytes for the pixels that a rank keeps; None: none are kept.
 
-    share: of the samples, that this rank reads. Raises ConfigError where that was asked for and
-    doesn't fit.
+    share: of the samples, that this rank reads. fed_samples: of all batches in DALI; on CUDA it
+    copies their whole images into batches of its own. Raises ConfigError where that was asked for
+    and doesn't fit.
     """
     beside = index.samples * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
     left = room.most_bytes - beside
     spare = SPARE if share < 1 else 1.0
+    fed = SPARE * fed_samples / index.samples if cuda else 0.0  # of all images
     total = decoded_bytes(
         index,
         channels=recipe.decode.channels,
-        most=left / (share * spare),
+        most=left / (min(1.0, share * spare) + fed),
         only_near=mode == "auto",
     )
-    if total is not None and (needed := min(total, int(total * share * spare))) <= left:
+    needed = 0 if total is None else min(total, int(total * share * spare))
+    if total is not None and needed + int(total * fed) <= left:
         _LOG.info(
             "resident: %s of decoded images are kept in memory (%s)",
             format_size(needed),
@@ -154,11 +169,11 @@ def resident_bytes(
         assert total is not None
         raise ConfigError(
             f"resident=True: the decoded images of this rank take more than "
-            f"{format_size(int(total * share) + beside)}, and there is room for "
+            f"{format_size(int(total * (share + fed)) + beside)}, and there is room for "
             f"{format_size(room.most_bytes)} ({room.told}). Pass resident=False, or pack smaller "
             "images (`penstock pack --short-side`)."
         )
-    size = "unknown" if total is None else f"more than {format_size(int(total * share))}"
+    size = "unknown" if total is None else f"more than {format_size(int(total * (share + fed)))}"
     _LOG.info(
         "resident: no images are kept: their decoded size is %s, the room %s (%s)",
         size,

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from augment.graph import Graph
     from pipeline.batches import BatchReader, Prepared
     from pipeline.decoding import Made
+    from pipeline.finish import Finish
     from pipeline.prefetch import Prefetch
     from pipeline.resident_graph import ResidentGraph
     from pipeline.statistics import Meter
@@ -44,10 +45,10 @@ _DECODE_SPARE_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """One decoded batch: what was prepared for it, and the image tensor (None without images)."""
+    """One decoded batch: what was prepared for it, and the tensors that are handed out."""
 
     prepared: Prepared
-    images: torch.Tensor | None
+    tensors: tuple[torch.Tensor, ...]
 
 
 class Run:
@@ -66,8 +67,11 @@ class Run:
         made_ahead: bool,
         prefetch: Prefetch | None = None,
         timeout_s: float = STALL_TIMEOUT_S,
+        finish: Finish | None = None,
     ) -> None:
-        """depth: batches in DALI at once. made_ahead: one more waits, decoded."""
+        """depth: batches in DALI at once. made_ahead: one more waits, decoded. finish: makes what
+        is handed out, where batches are made; None: the images alone."""
+        self._finish = finish
         self._bad = reader.bad_samples
         self._endless = endless
         self._meter = meter
@@ -87,6 +91,7 @@ class Run:
             pool=self._readers,
             prefetch=prefetch,
             timeout_s=timeout_s,
+            finish=finish,
         )
         self._making: futures.Future[Made] | None = None
         self._next: Cursor | None = None
@@ -106,6 +111,8 @@ class Run:
         """Begin to read at a cursor, unless that is what is already under way."""
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
+        if self._finish is not None:
+            self._finish.begin()
         if cursor == self._next:
             if cursor.position == 0:
                 self._go_on(cursor)
@@ -171,7 +178,7 @@ class Run:
             if self._made_ahead:
                 self._make_ahead()
             self._next = then
-        return Taken(prepared, made.images)
+        return Taken(prepared, made.tensors)
 
     def _make_ahead(self) -> None:
         self._making = self._maker.submit(lambda _: self._decoding.make(), None)

@@ -26,6 +26,7 @@ MAY_IMPORT_DALI = {
     "augment/nodes.py",
     "augment/pixel_nodes.py",
     "augment/policy_nodes.py",
+    "augment/region_child.py",
     "augment/resample_node.py",
     "augment/verify.py",
     "pipeline/bench/peers/dali.py",

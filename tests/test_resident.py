@@ -543,9 +543,8 @@ class TestWholeDecoder:
         ]
         decoder = WholeDecoder(recipe, threads=2)
         for _ in range(2):
-            seen = {
-                row: tuple(image.shape) for row, image in decoder(samples, batch.dims.prod(axis=1))
-            }
+            taken = decoder(samples, batch.dims.prod(axis=1))
+            seen = {row: tuple(image.shape) for run in taken for row, image in run}
             assert seen == {
                 row: (*batch.dims[row].tolist(), 3) for row in range(90) if row not in bad
             }

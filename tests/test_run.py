@@ -123,8 +123,7 @@ def make(reader: Reader, graph: FakeGraph, *, ahead: bool = True, **options: Any
 
 
 def take(run: Run, cursor: Cursor) -> list[int]:
-    images = run.take(cursor).images
-    assert images is not None
+    (images,) = run.take(cursor).tensors
     return images.tolist()
 
 

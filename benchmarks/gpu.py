@@ -4,13 +4,15 @@ Each round plays, one after the other, in turning order: batches as fast as they
 ResNet-50 training step (bfloat16 autocast, channels-last, batch 256, SGD) on each batch, beside the
 same step on tensors that are there. Images/s, CPU-seconds per 1,000 images, the step's wait for
 data, what the GPU and its JPEG decoder were busy, and, paired inside the rounds, training with a
-loader to training without one. Writes benchmarks/results/gpu.json. Without a GPU nothing is
-measured, and the exit code is 1.
+loader to training without one. Each loader's round is a process of its own: one that crashes is
+told as such and left out, the others' table goes on. Writes benchmarks/results/gpu.json. Without a
+GPU nothing is measured, and the exit code is 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import time
@@ -21,14 +23,17 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 from rich.table import Table
 
+from augment.region import Way, found_way
 from benchmarks.data import Prepared, prepare
+from benchmarks.gpu_cases import Answer, Budget, ask, facts, has_cuda, refused
 from benchmarks.gpu_loaders import HW_LOADS, TITLES, Job, Name, opened
-from benchmarks.gpu_watch import gpu_facts, known_fields, watched
+from benchmarks.gpu_watch import known_fields, watched
 from benchmarks.record import RESULTS, write_result
+from pipeline.bench.children import tell
 from pipeline.bench.cpu import tree_cpu_s
 from pipeline.bench.machine import machine, versions
 from pipeline.bench.rounds import Figure
-from pipeline.bench.sameness import NotTheSameWorkError, differences, look
+from pipeline.bench.sameness import NotTheSameWorkError, Pixels, differences, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,12 +41,12 @@ if TYPE_CHECKING:
     import torch
 
     from benchmarks.gpu_loaders import Batches
-    from pipeline.bench.sameness import Pixels
 
     Step = Callable[[torch.Tensor, torch.Tensor], Any]
+    Case = dict[str, Any]
 
-NOT_MEASURED = "not measured: no CUDA device"
 ROUNDS = 5
+ROUND_S = 180.0  # a round's process; on a GPU one takes 20 to 40 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +83,8 @@ class GpuRound:
 def measure(
     prepared: Prepared,
     *,
-    make_step: Callable[[], Step],
+    play: Callable[[Case], Answer] | None = None,
+    stem: int = 64,
     device: str = "cuda",
     batch_size: int = 256,
     crop: int = 224,
@@ -91,10 +97,11 @@ def measure(
 ) -> Path:
     """Play the rounds, print the table, write the result. Returns its path.
 
-    make_step: called once, gives the training step. Raises NotTheSameWorkError where loaders'
-    tensors differ.
+    play: a case, by default in a process of its own. stem: of the ResNet-50, 64; fewer for tests.
+    Raises NotTheSameWorkError where loaders' tensors differ.
     """
     size = size or Size()
+    play = play or in_a_process
     job = Job(
         folder=prepared.images.train.absolute(),
         pack=prepared.pack.absolute(),
@@ -103,17 +110,36 @@ def measure(
         size=crop,
         threads=int(machine()["cores"]),
         largest=_largest(prepared),
+        windows=_windows(device),
     )
     told = prepared.record()
-    gpu = gpu_facts() if device.startswith("cuda") else {}
+    gpu = facts()
     console.print(f"{machine()}\n{gpu}\n{versions()}\n{told}", highlight=False, style="dim")
-    step = make_step()
     watch = known_fields() if device.startswith("cuda") else ()
     epoch = prepared.images.train_images // batch_size + 1
+    failed: dict[Name, str] = {}
+
+    def answer(do: str, name: Name, asked: Job, **more: Any) -> dict[str, Any] | None:
+        """What a case told; None where it failed, for good."""
+        if name in failed:
+            return None
+        case = {"do": do, "name": name, "job": _told_job(asked), "size": asdict(size), **more}
+        found = play(case)
+        if found.failed:
+            failed[name] = found.failed
+            console.print(f"{TITLES[name]}: {found.failed}", highlight=False)
+            return None
+        return dict(found.told)
+
     tried: dict[str, float] = {}
-    if "dali" in names:
-        job, tried = _tuned(job, size, hw_loads)
-    _check_same_work(names, job, size)
+    if "dali" in names and device.startswith("cuda"):
+        for load in hw_loads:
+            rate = answer("rate", "dali", replace(job, hw_load=load))
+            tried[str(load)] = rate["images_per_s"] if rate else 0.0
+        if tried:
+            job = replace(job, hw_load=float(max(tried, key=lambda load: tried[load])))
+    looks = {name: answer("look", name, job) for name in names if name != "synthetic"}
+    check_same_work({name: _pixels(found) for name, found in looks.items() if found})
     played: dict[Name, list[GpuRound]] = {name: [] for name in names}
     for number in range(rounds):
         for name in names if number % 2 == 0 else list(reversed(names)):
@@ -121,8 +147,12 @@ def measure(
                 asked = replace(job, seed=job.seed + number)
                 # What stays in memory is decoded in the first epoch; later ones are measured.
                 settle = max(size.settle, epoch if name == "penstock-resident" else 0)
-                sized = replace(size, settle=settle)
-                played[name].append(_round(name, asked, sized, step, watch=watch))
+                sized = asdict(replace(size, settle=settle))
+                found = answer("round", name, asked, watch=list(watch), stem=stem, size=sized)
+                if found:
+                    played[name].append(GpuRound(**found))
+    # A loader that crashed in a later round has no pairs there.
+    played = {name: rows for name, rows in played.items() if name not in failed}
     summary = summarise(played)
     console.print(_table(summary))
     record = {
@@ -132,10 +162,12 @@ def measure(
             "batch_size": batch_size,
             "size": crop,
             "threads": job.threads,
+            "windows": job.windows,
             "hw_decoder_load": job.hw_load,
             "hw_decoder_loads_tried": tried,
         },
         "round": asdict(size),
+        "failed": failed,
         "summary": summary,
         "rounds": {name: [asdict(r) for r in rows] for name, rows in played.items()},
     }
@@ -236,26 +268,8 @@ def _synchronise(job: Job) -> None:
         torch.cuda.synchronize(job.device)
 
 
-def _tuned(job: Job, size: Size, hw_loads: Sequence[float]) -> tuple[Job, dict[str, float]]:
-    """The job with the share for the hardware decoder at which DALI is fastest, and what was
-    tried: images/s by share."""
-    if not job.device.startswith("cuda") or not hw_loads:
-        return job, {}
-    tried = {}
-    for load in hw_loads:
-        with opened("dali", replace(job, hw_load=load)) as batches:
-            images, took_s, _ = _take(batches, job, size)
-            tried[load] = images / took_s
-    best = max(tried, key=lambda load: tried[load])
-    return replace(job, hw_load=best), {str(load): rate for load, rate in tried.items()}
-
-
-def _check_same_work(names: Sequence[Name], job: Job, size: Size) -> None:
-    looks: dict[Name, Pixels] = {}
-    for name in names:
-        if name != "synthetic":
-            with opened(name, job) as batches:
-                looks[name] = look([_copied(next(batches)) for _ in range(size.looked)])
+def check_same_work(looks: Mapping[Name, Pixels]) -> None:
+    """Raises NotTheSameWorkError where loaders' tensors differ from the first one's."""
     for name, pixels in looks.items():
         reference = next(iter(looks.values()))
         pooled = pixels.samples >= 256  # statistics of fewer say nothing
@@ -296,13 +310,6 @@ def _table(summary: Mapping[str, Mapping[str, Any]]) -> Table:
     return table
 
 
-def has_cuda() -> bool:
-    """Whether torch sees a GPU."""
-    import torch
-
-    return torch.cuda.is_available()
-
-
 def main(argv: list[str] | None = None) -> int:
     """Parse the command line and measure. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="benchmarks.gpu", description=__doc__)
@@ -313,13 +320,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--loaders", nargs="+", choices=get_args(Name), default=get_args(Name))
+    parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
+    if options.case:
+        tell(play_here(json.loads(options.case)))
+        return 0
     if not has_cuda():
-        print(NOT_MEASURED, file=sys.stderr)
-        return 1
+        return refused()
     path = measure(
         prepare(options.work, data=options.data),
-        make_step=_resnet50_step,
         batch_size=options.batch_size,
         names=options.loaders,
         rounds=2 if options.quick else options.rounds,
@@ -331,14 +340,56 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _resnet50_step() -> Step:
+def in_a_process(case: Case) -> Answer:
+    """A case in a process of its own."""
+    return ask("benchmarks.gpu", case, budget=Budget(None), timeout_s=ROUND_S)
+
+
+def play_here(case: Case) -> dict[str, Any]:
+    """A case in this process: JSON types in and out."""
+    name, size = case["name"], Size(**case["size"])
+    told = case["job"]
+    job = Job(
+        **{
+            **told,
+            "folder": Path(told["folder"]),
+            "pack": Path(told["pack"]),
+            "largest": tuple(told["largest"]),
+        }
+    )
+    if case["do"] == "rate":
+        with opened(name, job) as batches:
+            images, took_s, _ = _take(batches, job, size)
+        return {"images_per_s": images / took_s}
+    if case["do"] == "look":
+        with opened(name, job) as batches:
+            return asdict(look([_copied(next(batches)) for _ in range(size.looked)]))
+    step = _resnet50_step(job, stem=case["stem"])
+    return asdict(_round(name, job, size, step, watch=case["watch"]))
+
+
+def _told_job(job: Job) -> dict[str, Any]:
+    return {**asdict(job), "folder": str(job.folder), "pack": str(job.pack)}
+
+
+def _pixels(told: Mapping[str, Any]) -> Pixels:
+    found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
+    return Pixels(**found)
+
+
+def _windows(device: str) -> Way:
+    """How windows are decoded there, on our side and at the peer."""
+    return found_way(0) if device.startswith("cuda") else "decoder"
+
+
+def _resnet50_step(job: Job, *, stem: int) -> Step:
     import torch
 
     from benchmarks.resnet import resnet50, training_step
 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(7)
-    return training_step(resnet50(), device=torch.device("cuda"))
+    return training_step(resnet50(stem=stem), device=torch.device(job.device))
 
 
 if __name__ == "__main__":

@@ -41,7 +41,8 @@ class Job:
     """What every loader does. folder: `<class>/*.jpg`; pack: the same images.
 
     threads: CPU threads of a loader; hw_load: DALI's share for the hardware decoder; largest:
-    height and width that its decoder makes room for beforehand, 0 for none.
+    height and width that its decoder makes room for beforehand, 0 for none. windows: decoded
+    alone, or cut out of whole images, where a GPU can't do the first.
     """
 
     folder: Path
@@ -53,6 +54,7 @@ class Job:
     seed: int = 7
     hw_load: float = HW_LOADS[0]
     largest: tuple[int, int] = (0, 0)
+    windows: Literal["decoder", "slice"] = "decoder"
 
 
 class GpuLoader(Protocol):
@@ -86,7 +88,7 @@ class Penstock:
     """Penstock as its documentation tells to use it on a GPU."""
 
     def __init__(self, job: Job, *, resident: bool = False) -> None:
-        from augment import imagenet_train
+        from augment import Decode, imagenet_train
         from pipeline import DataLoader
         from readers import Dataset
 
@@ -97,7 +99,7 @@ class Penstock:
             num_workers=job.threads,
             drop_last=True,
             seed=job.seed,
-            augment=imagenet_train(job.size),
+            augment=(Decode(windows=job.windows), *imagenet_train(job.size)[1:]),
             device=job.device,
             resident=resident,
         )
@@ -155,20 +157,24 @@ def dali_pipeline(job: Job) -> Any:
         encoded, labels = fn.readers.file(
             files=files.paths, labels=files.labels, random_shuffle=True, name="reader"
         )
-        images = fn.decoders.image_random_crop(
-            encoded,
-            output_type=types.RGB,
-            random_area=list(AREA),
-            random_aspect_ratio=list(RATIO),
-            num_attempts=10,
-            **decoding,
-        )
-        images = fn.resize(  # without the filter where few crops need it: faster
-            images,
-            size=[job.size, job.size],
-            interp_type=types.INTERP_LINEAR,
-            antialias=job.size < SMALL_CROP,
-        )
+        crops: dict[str, Any] = {
+            "random_area": list(AREA),
+            "random_aspect_ratio": list(RATIO),
+            "num_attempts": 10,
+        }
+        resized: dict[str, Any] = {  # without the filter where few crops need it: faster
+            "size": [job.size, job.size],
+            "interp_type": types.INTERP_LINEAR,
+            "antialias": job.size < SMALL_CROP,
+        }
+        if job.windows == "slice":
+            images = fn.decoders.image(encoded, output_type=types.RGB, **decoding)
+            images = fn.random_resized_crop(images, **crops, **resized)
+        else:
+            images = fn.decoders.image_random_crop(
+                encoded, output_type=types.RGB, **crops, **decoding
+            )
+            images = fn.resize(images, **resized)
         images = fn.crop_mirror_normalize(
             images,
             dtype=types.FLOAT,

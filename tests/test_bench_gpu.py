@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -17,7 +17,8 @@ from rich.console import Console
 from augment import imagenet_eval
 from benchmarks import gpu, gpu_watch
 from benchmarks.data import Prepared, prepare
-from benchmarks.gpu_loaders import Job, Name, dali_decoding, opened
+from benchmarks.gpu_cases import Answer
+from benchmarks.gpu_loaders import Job, Name, dali_decoding, dali_pipeline
 from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.resnet import resnet50, training_step
 from pipeline import DataLoader
@@ -60,8 +61,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def tiny_step(device: str = "cpu") -> gpu.Step:
-    return training_step(resnet50(classes=CLASSES, stem=2), device=torch.device(device))
+def here(case: dict[str, Any]) -> Answer:
+    """A case in this process, by way of JSON."""
+    return Answer(told=json.loads(json.dumps(gpu.play_here(json.loads(json.dumps(case))))))
 
 
 # --- the model -----------------------------------------------------------------------------------
@@ -94,7 +96,8 @@ def test_a_step_learns() -> None:
 def test_rounds_are_played_and_written(prepared: Prepared, tmp_path: Path) -> None:
     path = gpu.measure(
         prepared,
-        make_step=tiny_step,
+        play=here,
+        stem=2,
         device="cpu",
         batch_size=8,
         crop=32,
@@ -114,13 +117,66 @@ def test_rounds_are_played_and_written(prepared: Prepared, tmp_path: Path) -> No
     assert str(prepared.pack.parent) not in path.read_text()
 
 
-def test_different_work_is_not_compared(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = iter([16, 32])
-    monkeypatch.setattr(
-        gpu, "opened", lambda name, asked: opened(name, replace(asked, size=next(sizes)))
-    )
+def test_different_work_is_not_compared(job: Job) -> None:
+    looks = {}
+    for name, size in (("penstock", 16), ("dali", 32)):
+        told = here(case_of("look", name, replace(job, size=size))).told
+        looks[name] = gpu._pixels(told)
     with pytest.raises(NotTheSameWorkError, match="shape"):
-        gpu._check_same_work(("penstock", "dali"), job, TINY)
+        gpu.check_same_work(looks)  # type: ignore[arg-type]
+
+
+def case_of(do: str, name: str, job: Job) -> dict[str, Any]:
+    return {"do": do, "name": name, "job": gpu._told_job(job), "size": asdict(TINY)}
+
+
+def test_a_loader_that_crashes_is_told_and_the_others_go_on(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def crashing(case: dict[str, Any]) -> Answer:
+        asked.append((case["do"], case["name"]))
+        if case["name"] == "dali" and case["do"] == "round" and asked.count(asked[-1]) == 2:
+            return Answer(failed="crashed by SIGSEGV")
+        return here(case)
+
+    path = gpu.measure(
+        prepared,
+        play=crashing,
+        stem=2,
+        device="cpu",
+        batch_size=8,
+        crop=32,
+        names=NAMES,
+        rounds=3,
+        size=TINY,
+        results=tmp_path,
+        console=(console := Console(file=io.StringIO(), width=200)),
+    )
+    told = json.loads(path.read_text())
+    assert told["failed"] == {"dali": "crashed by SIGSEGV"}
+    assert set(told["summary"]) == {"synthetic", "penstock"}
+    assert len(told["rounds"]["penstock"]) == 3
+    assert asked.count(("round", "dali")) == 2
+    assert "crashed by SIGSEGV" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_case_is_a_process(job: Job) -> None:
+    answer = gpu.in_a_process(case_of("look", "penstock", job))
+    assert not answer.failed
+    assert gpu._pixels(answer.told).shape == (8, 3, 32, 32)
+    broken = gpu.in_a_process(case_of("look", "nobody", job))
+    assert "KeyError: 'nobody'" in broken.failed
+
+
+@pytest.mark.parametrize("windows", ["decoder", "slice"])
+def test_the_peer_goes_the_way_of_windows_too(job: Job, windows: Any) -> None:
+    pipe = dali_pipeline(replace(job, windows=windows))
+    pipe.build()
+    operators = " ".join(operator.name for operator in pipe._ops)
+    assert ("RandomResizedCrop" in operators) == (windows == "slice")
+    assert ("ImageRandomCrop" in operators) == (windows == "decoder")
 
 
 rounds = st.lists(
@@ -264,7 +320,7 @@ def test_a_batch_belongs_to_the_stream_that_is_current(cuda_loader: DataLoader) 
 def test_the_benchmark_runs_on_cuda(prepared: Prepared, tmp_path: Path) -> None:
     path = gpu.measure(
         prepared,
-        make_step=lambda: tiny_step("cuda"),
+        stem=2,
         batch_size=8,
         crop=32,
         rounds=1,

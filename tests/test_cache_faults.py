@@ -245,7 +245,7 @@ def test_eight_processes_fetch_each_byte_once_in_20_rounds(server: Any, job: Job
     _crowd(server, job, 20)
 
 
-def _watch(folder: str, processes: list[BaseProcess], seconds: float = 120) -> int:
+def _watch(folder: str, processes: list[BaseProcess], seconds: float = PATIENCE_S) -> int:
     """The most that a folder took of the disk while these ran, looked at every 10 ms."""
     most, end_s = 0, time.monotonic() + seconds
     pids = [process.pid for process in processes if process.pid]

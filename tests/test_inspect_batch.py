@@ -13,6 +13,7 @@ from PIL import Image
 
 from augment import Normalize, imagenet_train
 from cache.errors import ConfigError
+from pipeline.cli import main
 from pipeline.cli.inspect_batch import channels, contact_sheet, look, pictures
 from pipeline.loader import DataLoader
 from readers import Dataset
@@ -97,7 +98,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
         assert min(sheet.size) > 200
 
 
-def test_wrong_use_is_told(tmp_path: Path) -> None:
+def test_wrong_use_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = write_photographs(tmp_path / "in", samples=4, classes=2)
     for arguments, told in (
         (("--out", tmp_path / "x.png"), "--batch"),
@@ -105,7 +106,7 @@ def test_wrong_use_is_told(tmp_path: Path) -> None:
         (("--batch", 2, "--augment", "imagenet", "--out", tmp_path / "x.nope"), ".png"),
         (("--batch", 2, "--augment", "sepia"), "imagenet-eval"),
     ):
-        run = inspect(folder, *arguments)
-        assert run.returncode == 2, run.stderr
-        assert told in run.stderr
-        assert "Traceback" not in run.stderr
+        assert main(["inspect", *map(str, (folder, *arguments))]) == 2
+        shown = capsys.readouterr().err
+        assert told in shown
+        assert "Traceback" not in shown

@@ -171,6 +171,11 @@ class Remote:
             ensure=self._ensure,
         )
 
+    def check(self, source: BlobSource) -> None:
+        """Drop a whole blob whose bytes aren't those that came: by the checksums of its blocks, for
+        who reads where samples have none. One that nobody has checksums of goes too."""
+        self._use(lambda shelf: shelf.check(source.key))
+
     def drop(self, source: BlobSource, *, inode: int | None = None) -> None:
         """Forget a blob whose bytes were wrong; the next open fetches it again. inode: of the file
         that was wrong (CachedBlob.inode)."""

@@ -366,6 +366,23 @@ class Shelf(Published):
                     self.catalogue.remove(key)
             return well
 
+    def check(self, key: str) -> None:
+        """Drop a whole blob whose checksums are wrong, or that has none."""
+        try:
+            fd = self.layout.blobs.open(key)
+        except FileNotFoundError:
+            return
+        except StrangeFileError:
+            self.drop(key)
+            return
+        try:
+            row, inode = self.catalogue.row(key), os.fstat(fd).st_ino
+            well = row is not None and row.crcs is not None and block_crcs(fd) == row.crcs
+        finally:
+            os.close(fd)
+        if not well:
+            self.drop(key, inode=inode)
+
     def recall(self, path: str) -> tuple[bool, tuple[int, str] | None]:
         """See Published."""
         return self.catalogue.recall(path)

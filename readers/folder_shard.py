@@ -98,6 +98,14 @@ def read_sidecar(path: bytes, *, etag: str) -> SidecarContent:
         raise torn(path, error) from error
 
 
+def is_sidecar(path: bytes, etag: str) -> bool:
+    """Whether a file is what the manifest promises. Raises OSError."""
+    try:
+        return _etag(read_buffer(path)) == etag
+    except ValueError:  # empty
+        return False
+
+
 def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
     """A sidecar's columns, with or without labels; raises as read_sidecar does."""
     try:

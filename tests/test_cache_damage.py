@@ -13,6 +13,8 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import fsspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -26,6 +28,8 @@ from cache.fetch_policy import FetchPolicy
 from cache.layout import Layout, _format_text, boot_id
 from cache.remote import Remote
 from cache.shelf import Shelf
+from readers import Dataset
+from tests import images, tars
 from tests.stores import MemoryStore
 
 if TYPE_CHECKING:
@@ -408,3 +412,41 @@ def test_60_calls_of_the_disk_that_fail(
     with playing(filled, most=0) as job:
         job.epoch(random.Random(3))
     in_order(filled, 8 * MIB)
+
+
+# -- what is kept in a cache folder beside blobs
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_an_index_in_the_cache_is_made_anew_from_right_bytes(tmp_path: Path, kind: str) -> None:
+    """Its parts and its manifest are damaged, and so is the copy of the data that it is made of."""
+    make = images.class_folder if kind == "folder" else tars.tar_folder
+    make(tmp_path / "set", samples=40)
+    rng, root = random.Random(5), tmp_path / "cache"
+
+    def everything() -> list[Any]:
+        cache = DiskCache(root, max_bytes=32 * MIB)
+        files = fsspec.filesystem("file", skip_instance_cache=True)
+        with Dataset(tmp_path / "set", cache=cache, filesystem=files) as dataset:
+            dataset.open(verify=images.verify)
+            sizes = enumerate(dataset.index.sizes.tolist())
+            rows = np.array([(shard, row) for shard, count in sizes for row in range(count)])
+            found = dataset.read(rows)
+        cache.close()
+        return list(zip(map(bytes, found.encoded), found.columns["label"].tolist(), strict=True))
+
+    wanted = everything()
+    assert len(wanted) > 35
+    for name in ("*.arrow", "manifest.arrow", "sidecars/*"):
+        for path in (root / "indexes").rglob(name):
+            if path.is_file():
+                _turn(path, rng)
+        for path in (root / "blobs").iterdir():
+            _turn(path, rng)
+        assert everything() == wanted
+
+
+def _turn(path: Path, rng: random.Random) -> None:
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)

@@ -107,6 +107,7 @@ def build_folder_index(
         quarantined=len(quarantined),
         directories=directories,
         listing=listing.fingerprint(),
+        passed_over=listing.passed_over,
     )
     write_manifest(os.path.join(folder, MANIFEST), manifest)
     sweep_sidecars(folder, keep=set(names))

@@ -12,7 +12,7 @@ import errno
 import hashlib
 import os
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +21,7 @@ from cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from readers.names import is_passed_over, printable, unsafe_reason
 from readers.origin import LocalFolder, RemoteFolder, leads_to_folder, not_a_folder, nothing_there
 from readers.quarantine import Quarantined
+from readers.unread import check_layout
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -54,7 +55,7 @@ class Listing:
     files: sorted by class, folder and name, as bytes. sizes: bytes, int64, shape (files,).
     labels: int64, shape (files,), or None without class folders; classes: names by label.
     directories: modification time in ns of each local folder that was listed, by name.
-    quarantined: what can't be a candidate.
+    quarantined: what can't be a candidate. passed_over: files of other kinds, by extension.
     """
 
     files: list[File]
@@ -63,6 +64,7 @@ class Listing:
     classes: tuple[str, ...]
     directories: Mapping[bytes, int]
     quarantined: list[Quarantined]
+    passed_over: dict[str, int] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
         """Changes with any name, size, time, version: hex, 64 characters."""
@@ -92,7 +94,10 @@ def list_folder(origin: Origin) -> Listing:
             f"{origin.url}: the folder is empty. Wanted images, in one sub-folder a class or "
             "directly."
         )
-    return _arrange(found, directories, quarantined)
+    listing = _arrange(found, directories, quarantined)
+    names = [file.name for file in found]
+    passed_over = check_layout(origin.url, names, listing.classes)
+    return replace(listing, passed_over=dict(passed_over))
 
 
 def _arrange(

@@ -22,6 +22,7 @@ from cache.layout import is_network
 from cache.secrets import redact
 from readers.names import INDEX_SUFFIX, printable
 from readers.tar_urls import Selection, select_tars
+from readers.unread import way_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -362,13 +363,21 @@ def nothing_there(url: str) -> str:
     return (
         f"{url}: there is nothing. Wanted an image folder (<class>/<image>), a folder of *.tar "
         "files, or a pack made by `penstock pack`. Check the path for a typing error or a missing "
-        "mount."
+        "mount." + _way(url)
     )
 
 
 def not_a_folder(url: str) -> str:
     """The message for a file where a folder should be."""
-    return f"{url}: this is a file, wanted the folder that holds the dataset. Give its folder."
+    return (
+        f"{url}: this is a file, wanted the folder that holds the dataset. Give its folder."
+        + _way(url)
+    )
+
+
+def _way(url: str) -> str:
+    way = way_for(os.fsencode(url.partition("?")[0]))
+    return f" {way}" if way else ""
 
 
 def local_path(url: Url) -> bytes | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from readers.names import printable
+from readers.unread import way_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,10 +33,12 @@ def quarantine_lines(quarantined: Sequence[Quarantined]) -> bytes:
 
 def nothing_decodes(url: str, quarantined: Sequence[Quarantined], *, shown: int = 3) -> str:
     """The message for a dataset without one good image; names the first few."""
+    ways = [way for q in quarantined if (way := way_for(q.name))]
     first = "; ".join(f"{printable(q.name)}: {q.reason}" for q in quarantined[:shown])
     more = len(quarantined) - shown
     return (
         f"{url}: none of {len(quarantined)} files is an image that decodes ({first}"
         f"{f'; and {more} more' if more > 0 else ''}). Wanted images, one sub-folder a "
         "class or none, or *.tar files directly in the folder, or a pack."
+        + (f" {ways[0]}" if ways else "")
     )

@@ -24,6 +24,7 @@ from readers.names import is_passed_over, printable, unsafe_reason
 from readers.quarantine import Quarantined
 from readers.tar_format import COMPRESSED, Member, compressed, members
 from readers.tar_remote import open_tar
+from readers.unread import warn_of_members
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,6 +42,7 @@ _IMAGES = frozenset(
     )
 )
 _LABEL, _JSON, _TAR = "cls", "json", "tar"
+_ODD = "a label that isn't an integer"
 _LABEL_BYTES = 32
 _JSON_BYTES = 2**20
 _INTEGER = re.compile(rb"[+-]?[0-9]{1,19}")
@@ -192,6 +194,7 @@ class _Contents:
     loose: dict[bytes, Member] = field(default_factory=dict)
     quarantined: list[Quarantined] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
+    odd_labels: int = 0
 
     def refuse(self, name: bytes, reason: str) -> None:
         self.quarantined.append(Quarantined(name=_below(self.entry, name), reason=reason))
@@ -210,11 +213,13 @@ def list_samples(origin: Origin, archives: Sequence[Entry], *, workers: int) -> 
 
     contents = list(ordered(read, archives, workers=workers, ahead=workers + 2, name="tar-list"))
     _settle_labels(contents)
+    passed = sum((content.passed_over for content in contents), Counter[str]())
+    is_labelled = any(s.label is not None for content in contents for s in content.samples)
+    # Beside labels that are read, json is what else is known of a sample.
+    left = {e: n for e, n in _most_common(passed).items() if not (is_labelled and e == _JSON)}
+    warn_of_members(origin.url, left, sum(content.odd_labels for content in contents))
     samples = [sample for content in contents for sample in content.samples]
     labels = [sample.label for sample in samples if sample.label is not None]
-    counts: Counter[str] = Counter()
-    for content in contents:
-        counts.update(content.passed_over)
     return TarListing(
         archives=archives,
         bounds=np.cumsum([0, *(len(content.samples) for content in contents)], dtype=np.int64),
@@ -224,7 +229,7 @@ def list_samples(origin: Origin, archives: Sequence[Entry], *, workers: int) -> 
         sizes=np.array([sample.image.end - sample.image.start for sample in samples], np.int64),
         labels=np.array(labels, np.int64) if labels else None,
         quarantined=[q for content in contents for q in content.quarantined],
-        passed_over=_most_common(counts),
+        passed_over=_most_common(passed),
     )
 
 
@@ -256,7 +261,10 @@ def _contents(entry: Entry, opened: AnyTar) -> _Contents:
         else:
             groups.setdefault(found[1], {}).setdefault(extension, []).append(member)
             if extension in (_LABEL, _JSON):
-                labels[member.start] = _read_label(member, extension, opened)
+                labels[member.start] = label = _read_label(member, extension, opened)
+                if label is _ODD:
+                    contents.odd_labels += 1
+                    labels[member.start] = None
     if count == 0:
         reason = "an archive without members"
         contents.quarantined.append(Quarantined(name=entry.name, reason=reason))
@@ -320,13 +328,15 @@ def _read_label(member: Member, extension: str, opened: AnyTar) -> int | str | N
     )
 
 
-def _json_label(text: bytes) -> int | None:
+def _json_label(text: bytes) -> int | str | None:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):  # not JSON, or nested to crash a parser: no label in it
         return None
     label = value.get("label") if isinstance(value, dict) else None
-    return label if type(label) is int and _fits(label) else None
+    if label is not None and not (type(label) is int and _fits(label)):
+        return _ODD
+    return label
 
 
 def _fits(label: int) -> bool:

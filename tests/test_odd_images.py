@@ -104,8 +104,9 @@ def test_the_command_line_shows_no_traceback(
 @pytest.mark.parametrize(
     "kind", [TypeError, ValueError, SystemError, RuntimeError, KeyError, ZeroDivisionError]
 )
-def test_whatever_a_decoder_raises_is_a_reason(folder: Path, kind: type[Exception]) -> None:
+def test_whatever_a_decoder_raises_is_a_reason(tmp_path: Path, kind: type[Exception]) -> None:
     """Of the file that it raises for, however many come with it."""
+    folder = images.write_folder(tmp_path / "set", PLAIN)
 
     def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
         if any(bytes(sample) == PLAIN["b.png"] for sample in samples):

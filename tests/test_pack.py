@@ -332,6 +332,7 @@ def a_torn_pack(dst: Path, folder: Path) -> None:
         a_torn_pack,
     ],
 )
+@pytest.mark.filterwarnings("ignore:.*left out")
 def test_a_destination_with_other_data_is_left_alone(
     folder: Path,
     tmp_path: Path,

@@ -272,6 +272,7 @@ def test_the_first_batch_fetches_little_more_than_its_bytes(tmp_path: Path) -> N
         assert server.bytes_sent < int(index.shard_bytes.sum()) / 4
 
 
+@pytest.mark.filterwarnings("ignore:.*left out")
 def test_keys_are_agreed_on_without_any_request(server: Server, tmp_path: Path) -> None:
     for kind in KINDS:
         url = f"{server.url}/{KINDS[kind]}"

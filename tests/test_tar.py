@@ -30,6 +30,9 @@ from tests import images, tars
 
 JPEG = images.jpeg(1)
 
+# Some of these have further members; test_unread.py has the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:.*left out")
+
 
 def opened(url: object, **options: object) -> Dataset:
     """A dataset whose index is built by Pillow."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures as futures
+import contextlib
 import multiprocessing
 import os
 import queue
@@ -45,7 +46,11 @@ call, and is cut off: the cache and the writers of files stand a kill at any mom
 LEAVE_TIMEOUT_S = 1.0
 """So long who leaves early (an error, Ctrl-C) waits for what has started."""
 
+LONGEST_WAIT_S = 1.0
+"""A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
+
 _pools: weakref.WeakSet[Workers] = weakref.WeakSet()
+_closers: list[Callable[[], object]] = []
 _enders: weakref.WeakSet[Ender] = weakref.WeakSet()
 
 
@@ -61,6 +66,28 @@ def end_at_exit(ender: Ender) -> None:
     _enders.add(ender)
 
 
+def close_at_exit(close: Callable[[], object]) -> None:
+    """Have `close` called at the interpreter's end, behind all enders, the newest first."""
+    _closers.append(close)
+
+
+def not_at_exit(close: Callable[[], object]) -> None:
+    """It is closed already. Safe to call twice."""
+    with contextlib.suppress(ValueError):
+        _closers.remove(close)
+
+
+def result_of(future: futures.Future[T], *, timeout_s: float) -> T:
+    """A future's result, in waits that Ctrl-C ends. Raises futures.TimeoutError."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= LONGEST_WAIT_S:
+            return future.result(timeout=max(0.0, left_s))
+        if futures.wait([future], timeout=LONGEST_WAIT_S).done:
+            return future.result()
+
+
 class _Exit:
     """Whether the interpreter is ending: its daemon threads may never get on again."""
 
@@ -73,6 +100,8 @@ def _end_all() -> None:
     _Exit.has_begun = True
     for ender in list(_enders):
         ender.end()
+    while _closers:
+        _closers.pop()()
     deadline_s = time.monotonic() + EXIT_TIMEOUT_S
     pools = [pool for pool in list(_pools) if pool.pid == pid]
     for pool in pools:
@@ -237,7 +266,7 @@ class Ordered(Generic[T, U]):
         check_process(self._pid, "This walk")
         future = self._in_flight.popleft()
         try:
-            return future.result(timeout=self._timeout_s)
+            return result_of(future, timeout_s=self._timeout_s)
         except futures.TimeoutError as error:
             if future.done():  # the work itself raised a TimeoutError: that is the better message
                 raise

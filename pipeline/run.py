@@ -11,7 +11,6 @@ itself, as tensors belong to the stream that is current where they are taken.
 
 from __future__ import annotations
 
-import atexit
 import concurrent.futures as futures
 import math
 import threading
@@ -22,7 +21,14 @@ from typing import TYPE_CHECKING
 from cache.errors import ClosedError, StalledError
 from cache.forks import watch
 from cache.heap import trim_heap
-from cache.threads import NAME_PREFIX, STALL_TIMEOUT_S, Workers
+from cache.threads import (
+    NAME_PREFIX,
+    STALL_TIMEOUT_S,
+    Workers,
+    close_at_exit,
+    not_at_exit,
+    result_of,
+)
 from pipeline.decoding import Decoding
 
 if TYPE_CHECKING:
@@ -99,13 +105,13 @@ class Run:
         self._after: Cursor | None = None  # the place behind the last batch that was handed out
         self._checked: Cursor | None = None
         # Registered after DALI was imported: it runs before DALI's own hook takes the graph away.
-        atexit.register(self.close)
+        close_at_exit(self.close)
         watch(self)
 
     def disown(self) -> None:
         """In a forked child: there is nothing to stop, and to close what is there would hang."""
         self._closed = True
-        atexit.unregister(self.close)
+        not_at_exit(self.close)
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor, unless that is what is already under way."""
@@ -187,7 +193,7 @@ class Run:
         """The batch that is being made. Raises StalledError if DALI doesn't come back."""
         assert self._making is not None
         try:
-            made = self._making.result(timeout=self._timeout_s + _DECODE_SPARE_S)
+            made = result_of(self._making, timeout_s=self._timeout_s + _DECODE_SPARE_S)
         except futures.TimeoutError as error:
             if self._making.done():  # the work itself raised it
                 raise
@@ -251,7 +257,7 @@ class Run:
             return
         self._closed = True
         self._close_until_s = time.monotonic() + _REMOTE_CLOSE_S
-        atexit.unregister(self.close)
+        not_at_exit(self.close)
         is_ours = threading.current_thread().name.startswith(NAME_PREFIX)
         try:
             self._stop()

@@ -179,7 +179,7 @@ class Fetcher:
         requests = (
             _Request(
                 number=number,
-                uri=self._uri(span.path),
+                uri=self.uri(span.path),
                 run=partial(
                     self.store.read, span.path, (span.start, span.end), version=span.version
                 ),
@@ -285,7 +285,7 @@ class Fetcher:
         answers: list[T] = []
         request = _Request(
             number=0,
-            uri=self._uri(path),
+            uri=self.uri(path),
             run=run,
             size_bytes=size_bytes,
             may_hedge=may_hedge,
@@ -298,7 +298,8 @@ class Fetcher:
         )
         return answers[0]
 
-    def _uri(self, path: str) -> str:
+    def uri(self, path: str) -> str:
+        """An object's name in errors."""
         shown = path.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
         return f"{self.store.url.rstrip('/')}/{shown}" if shown else self.store.url
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import email.utils
+import errno
 import os
 import threading
 import time
@@ -31,6 +32,14 @@ _TIME_KEYS = (
     "modified",
     "created",
 )
+_REFUSED = frozenset(
+    {errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTSUP, errno.EROFS, errno.EINVAL}
+)
+_UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
+_FILE_REMEDIES: dict[Failure, str] = {
+    "denied": "Give this user the right to read it (and the folders above it).",
+    "transient": "Look whether the disk or the mount is well (`ls`, `dmesg`), or mount it again.",
+}
 _ONE_AT_A_TIME = frozenset({"ftp", "libarchive", "smb", "tar", "zip"})
 """One connection or one open file behind all calls, and no lock of their own."""
 
@@ -78,6 +87,7 @@ class FsspecStore:
         self._timeout_s = timeout_s
         names = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
         self._is_http = bool({"http", "https"} & set(names))
+        self._is_local = bool({"file", "local"} & set(names))
         self._lock: Any = (
             threading.Lock() if _ONE_AT_A_TIME & set(names) else contextlib.nullcontext()
         )
@@ -88,6 +98,9 @@ class FsspecStore:
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects below a folder; none if it isn't there. Raises RequestError."""
+        if self._is_local:
+            yield from self._walk_mount(prefix)
+            return
         try:
             found = self._call("find", self._full(prefix), detail=True)
         except RequestError as error:
@@ -98,6 +111,16 @@ class FsspecStore:
             path = self._path(name)
             if self._is_object(name, prefix) and info.get("type") != "directory":
                 yield self._measured(path, info)
+
+    def _walk_mount(self, prefix: str) -> Iterator[ObjectInfo]:
+        """A folder by folder: fsspec's own walk leaves out what it can't list, a stale folder as
+        well as a denied one."""
+        waiting = [prefix]
+        while waiting:
+            folder = waiting.pop()
+            objects, folders = self.top(folder)
+            yield from objects
+            waiting += [f"{folder}/{name}" if folder else name for name in folders]
 
     def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names of its folders. Raises RequestError."""
@@ -243,7 +266,11 @@ def failed_request(error: Exception, secrets: tuple[str, ...]) -> RequestError:
     headers = next((told for cause in chain if (told := _headers(cause))), {})
     kind = _kind(error, status)
     after_s = retry_after_s(headers) if kind in ("throttled", "transient") else None
-    return RequestError(kind, clean_message(error, secrets), retry_after_s=after_s)
+    text = clean_message(error, secrets)
+    # No status and an errno: of a file on a mount, where there are no credentials to check.
+    is_of_a_file = not status and isinstance(error, OSError) and bool(error.errno)
+    remedy = _FILE_REMEDIES.get(kind) if is_of_a_file else None
+    return RequestError(kind, text, retry_after_s=after_s, remedy=remedy)
 
 
 def _kind(error: Exception, status: int) -> Failure:
@@ -257,15 +284,21 @@ def _kind(error: Exception, status: int) -> Failure:
         return "throttled"
     if status >= 500 or status in (408, 425):
         return "transient"
-    if status >= 300 or isinstance(
-        error,
-        TypeError
-        | ValueError
-        | LookupError
-        | AttributeError
-        | NotImplementedError
-        | ImportError
-        | IsADirectoryError,
+    if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+        return "unreachable"
+    if (
+        status >= 300
+        or getattr(error, "errno", None) in _REFUSED
+        or isinstance(
+            error,
+            TypeError
+            | ValueError
+            | LookupError
+            | AttributeError
+            | NotImplementedError
+            | ImportError
+            | IsADirectoryError,
+        )
     ):
         return "refused"
     return "transient"

@@ -32,6 +32,7 @@ from cache.errors import (
     StalledError,
 )
 from cache.fetch import Span
+from cache.fill_failures import FillFailures
 from cache.fills import Claims, Fill, cut
 from cache.locks import wait_for
 from cache.open_blob import CachedBlob, PassingBlob
@@ -68,16 +69,21 @@ _KNOWN_LIMIT_S = 5.0
 _OTHERS_S = 15.0
 
 
+_ALL: Run = (0, 1)
+"""The one piece of an object that is fetched whole."""
+
+
 class _Stopped(Exception):
     """A fill was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One range to fetch, and what to do with it."""
+    """One range to fetch, and what to do with it. place: key of the blob and pieces, of a fill."""
 
     span: Span
     take: Callable[[Answer], None]
+    place: tuple[str, Run] | None = None
 
 
 class Remote:
@@ -99,6 +105,7 @@ class Remote:
         self._own_finalizer: weakref.finalize[..., Remote] | None = None
         self._offline = False
         self._closed = False
+        self._failures = FillFailures()
 
     # -- blobs
 
@@ -267,9 +274,18 @@ class Remote:
     def _fetch(self, tasks: Sequence[_Task], *, urgent: bool = True) -> None:
         if tasks:
             spans = [task.span for task in tasks]
-            self.fetcher.fetch(
-                spans, lambda number, answer: tasks[number].take(answer), urgent=urgent
-            )
+            try:
+                self.fetcher.fetch(
+                    spans, lambda number, answer: tasks[number].take(answer), urgent=urgent
+                )
+            except FetchError as error:
+                failed = [
+                    task.place
+                    for task in tasks
+                    if task.place is not None and self._uri(task.span.path) == error.uri
+                ]
+                self._failures.note(failed, error)
+                raise
 
     # -- passing blobs
 
@@ -353,11 +369,18 @@ class Remote:
     ) -> None:
         """Fetch pieces until none of the runs misses any, and the tasks once beside the first."""
         first: Sequence[_Task] = tasks
-        moved_s = time.monotonic()
+        moved_s = began_s = time.monotonic()
 
         def settled() -> bool:
             nonlocal first, moved_s
             while True:
+                wanted = (
+                    (blob.source.key, fill.missing(runs))
+                    for blob, runs in filling
+                    if (fill := blob.fill) is not None
+                )
+                if (failed := self._failures.since(began_s, wanted)) is not None:
+                    raise failed
                 # A stopped process may hold pieces for ever. Fetching them twice is no harm.
                 force = time.monotonic() - moved_s > _OTHERS_S
                 done, fetched = self._round(filling, first, force=force)
@@ -378,10 +401,14 @@ class Remote:
             yield
         except ObjectChangedError as error:
             for blob in blobs:
-                names = {f"{self.fetcher.store.url}/{part.path}" for part in blob.source.parts}
+                names = {self._uri(part.path) for part in blob.source.parts}
                 if error.uri in (*names, blob.source.uri) and blob.fill is not None:
                     self._use(partial(_drop, key=blob.source.key, inode=blob.inode))
             raise
+
+    def _uri(self, path: str) -> str:
+        """As the errors of a fetch name an object."""
+        return self.fetcher.uri(path)
 
     @property
     def _patience_s(self) -> float:
@@ -467,7 +494,8 @@ class Remote:
             low, high = (start, end) if fill.pieces.single else (0, end - start)
             version = part.version or (fill.version if fill.pieces.single else None)
             span = Span(path=part.path, start=low, end=high, version=version)
-            yield _Task(span, self._take_piece(source, fill, one, part, stop))
+            take = self._take_piece(source, fill, one, part, stop)
+            yield _Task(span, take, (source.key, one))
 
     def _take_piece(
         self,
@@ -605,11 +633,18 @@ class Remote:
 
     def _keep_object(self, shelf: Shelf, source: BlobSource, size_bytes: int | None) -> str | None:
         # One of the node fetches it, the others wait.
+        began_s = time.monotonic()
         with shelf.holding(source.key, timeout_s=self._patience_s):
             held = self._held_object(shelf, source, size_bytes)
             if held is not None:
                 return held
-            answer = self.fetcher.whole(source.parts[0].path, size_bytes=size_bytes)
+            if (failed := self._failures.since(began_s, [(source.key, [_ALL])])) is not None:
+                raise failed
+            try:
+                answer = self.fetcher.whole(source.parts[0].path, size_bytes=size_bytes)
+            except FetchError as error:
+                self._failures.note([(source.key, _ALL)], error)
+                raise
             data = memoryview(answer.data)
             if not shelf.put(source, data, group=self.group, kept=True):
                 return self._write_own(source, data)

@@ -69,6 +69,9 @@ def end_at_exit(ender: Ender) -> None:
 def close_at_exit(close: Callable[[], object]) -> None:
     """Have `close` called at the interpreter's end, behind all enders, the newest first."""
     _closers.append(close)
+    # The newest hook runs first: DALI's wants its pipelines gone, torch's its own things alive.
+    atexit.unregister(_end_all)
+    atexit.register(_end_all)
 
 
 def not_at_exit(close: Callable[[], object]) -> None:

@@ -19,7 +19,14 @@ import numpy as np
 
 from cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from readers.names import is_passed_over, printable, unsafe_reason
-from readers.origin import LocalFolder, RemoteFolder, leads_to_folder, not_a_folder, nothing_there
+from readers.origin import (
+    LocalFolder,
+    RemoteFolder,
+    leads_to_folder,
+    not_a_folder,
+    not_seen,
+    nothing_there,
+)
 from readers.quarantine import Quarantined
 from readers.unread import check_layout
 
@@ -181,6 +188,9 @@ def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> File | str:
     except OSError as error:
         if error.errno == errno.ELOOP:
             return "a symbolic link that leads back to itself"
+        # A file that is denied is told and left out; a mount that fails is no file's fault.
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+            raise not_seen(entry.path, error) from error
         return f"can't be looked at ({error.strerror})"
     if not stat.S_ISREG(found.st_mode):
         return "not a regular file"

@@ -128,12 +128,10 @@ class LocalFolder:
     def find(self, name: bytes) -> tuple[int, str] | None:
         try:
             found = os.stat(os.path.join(self.root, name))
-        except (FileNotFoundError, NotADirectoryError):
-            return None
         except OSError as error:
-            if error.errno == errno.ELOOP:
+            if error.errno in NOT_THERE:
                 return None
-            raise
+            raise not_seen(os.path.join(self.root, name), error) from error
         return (found.st_size, str(found.st_mtime_ns)) if stat.S_ISREG(found.st_mode) else None
 
     def top(self, wanted: Callable[[bytes], bool]) -> Top:
@@ -162,8 +160,10 @@ class LocalFolder:
     def entry(self, name: bytes) -> Entry | None:
         try:
             found = os.stat(os.path.join(self.root, name))
-        except OSError:
-            return None
+        except OSError as error:
+            if error.errno in NOT_THERE:
+                return None
+            raise not_seen(os.path.join(self.root, name), error) from error
         if not stat.S_ISREG(found.st_mode):
             return None
         return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
@@ -364,6 +364,19 @@ def nothing_there(url: str) -> str:
         f"{url}: there is nothing. Wanted an image folder (<class>/<image>), a folder of *.tar "
         "files, or a pack made by `penstock pack`. Check the path for a typing error or a missing "
         "mount." + _way(url)
+    )
+
+
+NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""What says that a name leads to nothing. All else (EIO, ESTALE, EACCES …) says that it can't be
+known: taken for nothing, it would change the dataset, or its index."""
+
+
+def not_seen(path: bytes, error: OSError) -> DatasetError:
+    """The error for a path of which the file system doesn't say whether it is there."""
+    return DatasetError(
+        f"{printable(path)}: can't be looked at ({error.strerror or error}). Look whether the "
+        "mount is well, and whether this user may read it and the folders above it."
     )
 
 

@@ -374,16 +374,9 @@ class Remote:
         def settled() -> bool:
             nonlocal first, moved_s
             while True:
-                wanted = (
-                    (blob.source.key, fill.missing(runs))
-                    for blob, runs in filling
-                    if (fill := blob.fill) is not None
-                )
-                if (failed := self._failures.since(began_s, wanted)) is not None:
-                    raise failed
                 # A stopped process may hold pieces for ever. Fetching them twice is no harm.
                 force = time.monotonic() - moved_s > _OTHERS_S
-                done, fetched = self._round(filling, first, force=force)
+                done, fetched = self._round(filling, first, force=force, began_s=began_s)
                 first = ()
                 if done or not fetched:
                     return done
@@ -424,9 +417,10 @@ class Remote:
         extra: Sequence[_Task],
         *,
         force: bool,
+        began_s: float,
     ) -> tuple[bool, bool]:
         """Claim what nobody fetches and fetch it: (nothing is missing any more, something came).
-        force: fetch what others are at, too."""
+        force: fetch what others are at, too; began_s: since when this is waited for."""
         tasks = list(extra)
         with contextlib.ExitStack() as held:
             for blob, runs in filling:
@@ -439,6 +433,14 @@ class Remote:
                     if claims.claim(run) or force:
                         for one in fill.missing([run]):
                             tasks += self._piece_tasks(blob, fill, one, None)
+            # Behind the claims: what was just let go may have failed.
+            wanted = (
+                (blob.source.key, fill.missing(runs))
+                for blob, runs in filling
+                if (fill := blob.fill) is not None
+            )
+            if (failed := self._failures.since(began_s, wanted)) is not None:
+                raise failed
             self._fetch(tasks)
         left = any((fill := blob.fill) and fill.missing(runs) for blob, runs in filling)
         return not left, bool(tasks)

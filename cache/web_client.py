@@ -88,12 +88,20 @@ class Proxies:
         return found if "://" in found else f"http://{found}"
 
 
+class _StaleError(RequestError):
+    """A kept connection turned out to be closed, before anything of an answer came."""
+
+    def __init__(self) -> None:
+        super().__init__("transient", "the server closed the connection")
+
+
 class _Connection:
-    """One connection. peer: the address, None behind a proxy; buffer: what is read ahead."""
+    """One connection. is_kept: it had a request before; buffer: what is read ahead."""
 
     def __init__(self, sock: socket.socket, *, is_public: bool) -> None:
         self.sock = sock
         self.is_public = is_public
+        self.is_kept = False
         self.idle_s = 0.0
         self.prefix = ""  # of targets, for a proxy
         self.more = ""  # headers, for a proxy
@@ -305,7 +313,12 @@ class WebClient:
         only the origin gets; own: of this request, which all get. Raises RequestError."""
         deadline_s = time.monotonic() + self._timeout_s
         for _ in range(MOST_REDIRECTS + 1):
-            reply = self._ask_once(place, method, headers, own, body, deadline_s)
+            try:
+                reply = self._ask_once(place, method, headers, own, body, deadline_s)
+            except _StaleError:  # a server may close a connection while a request is on its way
+                reply = self._ask_once(
+                    place, method, headers, own, body, deadline_s, may_be_kept=False
+                )
             location = reply.headers.get("location")
             if reply.status not in _REDIRECTS or location is None:
                 return reply
@@ -345,9 +358,14 @@ class WebClient:
         own: Mapping[str, str],
         body: Any,
         deadline_s: float,
+        *,
+        may_be_kept: bool = True,
     ) -> Reply:
         origin = _origin(place.url)
-        connection = self._take(origin, only_public=place.from_public)
+        if may_be_kept:
+            connection = self._take(origin, only_public=place.from_public)
+        else:
+            connection = self._connect(origin, only_public=place.from_public)
         try:
             with self._explained(origin):
                 lines = [
@@ -361,7 +379,12 @@ class WebClient:
                 if body or method == "PUT":
                     lines.append(f"Content-Length: {len(body)}\r\n")
                 connection.sock.settimeout(self._patience_s(deadline_s))
-                connection.sock.sendall("".join([*lines, "\r\n"]).encode("latin-1"))
+                try:
+                    connection.sock.sendall("".join([*lines, "\r\n"]).encode("latin-1"))
+                except (ConnectionResetError, BrokenPipeError):
+                    if connection.is_kept and not self._is_cut:
+                        raise _StaleError from None
+                    raise
                 for start in range(0, len(body), _STEP):
                     connection.sock.settimeout(self._patience_s(deadline_s))
                     connection.sock.sendall(memoryview(body)[start : start + _STEP])
@@ -387,6 +410,8 @@ class WebClient:
                     buffer.extend(bytes(len(buffer)))
                 with memoryview(buffer) as view:
                     got = self._receive(connection, view[there:], deadline_s)
+                if not got and not there and connection.is_kept:
+                    raise _StaleError
                 if not got:
                     raise RequestError(
                         "transient", "the connection ended before the answer's head was there"
@@ -405,6 +430,11 @@ class WebClient:
             if not got and self._is_cut:
                 raise RequestError("refused", "closed")
             return got
+        except (ConnectionResetError, BrokenPipeError) as error:
+            # As if it had ended in peace: whoever reads knows what is missing.
+            if self._is_cut:
+                raise self._failure(error, None) from None
+            return 0
         except (OSError, ValueError) as error:
             raise self._failure(error, None) from None
 
@@ -467,6 +497,7 @@ class WebClient:
             keep = keep and not self._is_cut
             if keep:
                 connection.idle_s = time.monotonic()
+                connection.is_kept = True
                 if len(connection.buffer) != _FIRST_READ:
                     connection.buffer = bytearray(_FIRST_READ)
                 self._idle.setdefault(origin, []).append(connection)

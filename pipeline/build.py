@@ -7,6 +7,8 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from augment.graph import Graph
 from augment.mixing import Mixer, mixer_of
 from augment.recipe import CheckedRecipe, check_recipe
@@ -325,7 +327,7 @@ def shuffled_plan(
     reshuffle: float = 0.0,
 ) -> PlanSettings:
     """Plan settings of a shuffled job: what isn't given follows from dataset and global batch."""
-    shards = len(index.sizes)
+    shards = int(np.count_nonzero(index.sizes))
     lanes = int(lanes or default_lanes(global_batch, shards))
     window = int(
         window

@@ -80,14 +80,17 @@ def deal(
     runs, whose lowest bit says which of a pair is in the first half.
     """
     count, runs = len(hashes), halves * len(swaps)
-    run = np.arange(count, dtype=np.int64) * runs // count
-    size = np.bincount(run, minlength=runs)
+    run = np.arange(runs + 1, dtype=np.int64)
+    size = np.diff(-(-run * count // runs))
     order = np.argsort(_grouped_keys(size, hashes), kind="stable")
-    turn = np.arange(count, dtype=np.int64) - np.repeat(np.cumsum(size) - size, size)
-    swapped = (swaps & np.uint64(1)).astype(np.int64)
-    half = (run + swapped[run // halves]) % halves
-    turn += half * int(size.max())
-    return order[np.argsort(turn * runs + run, kind="stable")]
+    swapped = np.repeat((swaps & np.uint64(1)).astype(np.int64), halves)
+    half = (run[:-1] + swapped) % halves
+    # The place in the stream: half, turn and run as one number.
+    place = np.arange(count, dtype=np.int64)
+    place -= np.repeat(np.cumsum(size) - size, size)
+    place *= runs
+    place += np.repeat(half * int(size.max()) * runs + run[:-1], size)
+    return order[np.argsort(place, kind="stable")]
 
 
 def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) -> Cut:

@@ -70,13 +70,13 @@ class Plan:
     left of a lane widens its windows, up to twice; W of a lane's shards or more is the whole lane.
     reshuffle: share of the shards, 0 to 1, that take another place among the lanes in each epoch.
 
-    Memory is O(shards + lanes), plus about 12 bytes for each sample of W·L mean shards. The layouts
+    Memory is O(shards + lanes), plus 9 bytes for each sample of W·L mean shards. The layouts
     of two epochs and two windows a strand are kept: walkers that are further apart in the stream
     should have a Plan each, lest they recompute one another's. Raises PlanError for values out of
     range.
 
-    Attributes: samples (N), sizes (int64, read-only), seed, lanes, strands (of all lanes), window,
-    reshuffle.
+    Attributes: samples (N), sizes (int64, read-only), seed, lanes, strands (of all lanes: 2L, or L
+    where a lane has fewer than 4 shards), window, reshuffle.
     """
 
     def __init__(
@@ -93,8 +93,8 @@ class Plan:
         self.lanes = 1 if ordered else lanes
         self.window = 1 if ordered else window
         self.reshuffle = 0.0 if ordered else float(reshuffle)
-        self._filled = np.flatnonzero(self.sizes).astype(np.int64)
-        split = not ordered and len(self._filled) >= SHARDS_PER_LANE * self.lanes
+        self._filled = int(np.count_nonzero(self.sizes))
+        split = not ordered and self._filled >= SHARDS_PER_LANE * self.lanes
         self._lanes = np.array(self.lanes, dtype=np.int64)
         self.strands = 2 * self.lanes if split else self.lanes
         self._first_id = np.cumsum(self.sizes) - self.sizes
@@ -122,7 +122,7 @@ class Plan:
         lane widens its windows. 1 in index order."""
         if self.seed is None:
             return 1.0
-        return len(self._filled) / window_count(self.samples // self.strands, self._window_rows())
+        return self._filled / window_count(self.samples // self.strands, self._window_rows())
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """(shard, row) of one rank's samples of the global batch [position, position + size).
@@ -168,7 +168,7 @@ class Plan:
         if not 0 <= first < end <= world:
             raise PlanError(f"ranks [{first}, {end}): wanted some within [0, {world}).")
         if self.reshuffle or not self.samples:
-            return self._filled
+            return self._filled_shards()
         count = min(_whole("global_batch", global_batch, at_least=1), self.samples)
         low, high = first * count // world, end * count // world
         begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
@@ -218,10 +218,14 @@ class Plan:
         )
         return _Epoch(layout=lay(pieces, hashes), strand_start=start, windows=windows)
 
+    def _filled_shards(self) -> Ints:
+        """Shards that hold a sample; made anew, as most plans need them once."""
+        return np.flatnonzero(self.sizes).astype(np.int64, copy=False)
+
     def _window_rows(self) -> int:
         """Rows of a strand that W mean shards of its lane stand for."""
         mixed = self.window * self.samples * self.lanes
-        return max(1, mixed // (max(1, len(self._filled)) * self.strands))
+        return max(1, mixed // (max(1, self._filled) * self.strands))
 
     def _cut_shards(self, epoch: int | None) -> Cut:
         """Strands from the shards' order: of the job (None), or of an epoch that moves some.
@@ -230,7 +234,7 @@ class Plan:
         else an epoch would cost a walk through all earlier ones. Those that move change places with
         one another, so the others stay where they are.
         """
-        shards = self._filled
+        shards = self._filled_shards()
         if self.seed is not None and len(shards):
             pairs = np.arange(max(1, len(shards) // self.strands))
             order = deal(
@@ -242,7 +246,8 @@ class Plan:
         if self.seed is not None and epoch is not None:
             moves = unit(keyed_hash(self.seed, _MOVES, epoch, shards)) < self.reshuffle
             movers = shards[moves]
-            shards[moves] = movers[np.argsort(keyed_hash(self.seed, _MOVED, epoch, movers))]
+            keys = keyed_hash(self.seed, _MOVED, epoch, movers)
+            shards[moves] = movers[np.argsort(keys, kind="stable")]
         return cut(self.sizes, shards, strands=self.strands)
 
 

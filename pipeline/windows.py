@@ -56,25 +56,31 @@ class Windows:
     def __init__(self, *, keys: tuple[int, ...], strand_rows: Ints, rows: int) -> None:
         self._keys = keys
         self._strand_rows = strand_rows
-        strands, shortest, longest = len(strand_rows), int(strand_rows.min()), strand_rows.max()
-        windows = window_count(shortest, rows)
+        strands, shortest = len(strand_rows), int(strand_rows.min())
+        windows = window_count(shortest, rows)  # of every strand
         rows = max(1, shortest // windows)
         self._shift = _shifts(strands, rows)
         self._is_one = windows == 1
-        last = int(longest) - (windows - 1) * rows
-        most = last if self._is_one else max(rows, last) + rows // 2 + 1
-        if most > MAX_WINDOW:
+        # A strand has a place for even and one for odd windows, so long as its longest of either
+        # kind. The even ones lie together, so that the odd half takes no memory (not even of a huge
+        # page) before the first turnover.
+        if self._is_one:
+            room = strand_rows
+        else:
+            room = np.full(2 * strands, rows, dtype=np.int64)
+            room[:strands] += np.maximum(self._shift, 0)
+            last = slice(strands, None) if windows % 2 == 0 else slice(strands)
+            room[last] = np.maximum(room[last], strand_rows - (windows - 1) * rows - self._shift)
+        if room.max() > MAX_WINDOW:
             raise PlanError(
-                f"A window opens {most} samples in one lane, and {MAX_WINDOW} is the limit. Pass a "
-                "smaller window or more lanes."
+                f"A window opens {room.max()} samples in one lane, and {MAX_WINDOW} is the limit. "
+                "Pass a smaller window or more lanes."
             )
+        self._begin = np.cumsum(room) - room
+        self._table = np.empty(int(room.sum()), dtype=np.uint32)
+        self._held = np.full(len(room), -1, dtype=np.int64)
         self._rows, self._last_window = _scalar(rows), _scalar(windows - 1)
-        # A strand has a place for even and one for odd windows. The even ones lie together, so that
-        # the odd half takes no memory (not even of a huge page) before the first turnover.
-        places = strands * min(windows, 2)
-        self._strands, self._most = _scalar(strands), _scalar(most)
-        self._table = np.empty(places * most, dtype=np.uint32)
-        self._held = np.full(places, -1, dtype=np.int64)
+        self._strands = _scalar(strands)
 
     def shuffled(self, strand: Ints, offset: Ints) -> Ints:
         """Where in its strand the sample comes from that stands at `offset`: int64, shape (n,).
@@ -92,7 +98,7 @@ class Windows:
             start = self._start(window, shift)
         within = offset - start
         place = self._place(strand, window)
-        index = self._table[place * self._most + within]
+        index = self._table[self._begin[place] + within]
         stale = self._held[place] != window
         if np.count_nonzero(stale):
             index[stale] = self._computed(strand[stale], window[stale], within[stale])
@@ -132,7 +138,7 @@ class Windows:
             begin = np.cumsum(lengths) - lengths
             found[order[here]] = permuted[begin[run[here] - group.start] + within[order[here]]]
             # Of several windows for one place the last stays: so numpy assigns.
-            self._table[_ranges(place[group] * self._most, lengths)] = permuted
+            self._table[_ranges(self._begin[place[group]], lengths)] = permuted
         self._held[place] = window
         return found
 

@@ -19,7 +19,7 @@ import torch.utils.data
 from cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning, ResumeError
 from cache.forks import watch
 from pipeline import arguments
-from pipeline.foreign_draws import cannot_repeat, freeze
+from pipeline.foreign_draws import NAMES, cannot_repeat, freeze
 from pipeline.foreign_order import Mark, PlanOrder, TorchOrder
 from pipeline.foreign_pass import Pass
 from pipeline.foreign_state import has_state
@@ -426,12 +426,24 @@ class ForeignEngine:
         if self.settings.num_workers or self._source is None or self._restored:
             return mark
         if self.settings.order is None:
+            self._warn_if_mixed(self._source.mixed)
             position = self._source.position(mark.batches, is_live=is_live)
             return mark if position is None else replace(mark, workers=(position,))
         state = self._source.state()
         if not state:
             return mark
         return replace(mark, workers=(WorkerPosition(batches=mark.batches, state=state),))
+
+    def _warn_if_mixed(self, name: str | None) -> None:
+        if name is not None:
+            warnings.warn(
+                f"{type(self.settings.dataset).__name__} draws from {NAMES[name]} as it is read, "
+                "and others drew from it in between. Behind a resume its random numbers are "
+                "others, and so are its samples if it draws their order there: give it a generator "
+                "of its own that its state_dict() keeps, or num_workers=1.",
+                PenstockWarning,
+                stacklevel=5,
+            )
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly behind the last batch that was handed out when the state was taken."""

@@ -185,6 +185,50 @@ class Draws:
         self._left[name] = after
 
 
+class Chance:
+    """Random numbers of a stream that is replayed, from the states that it began with.
+
+    told: those of a stream that goes on, by name. in_main: others draw from the generators too, so
+    one that goes on draws beside them; a worker's are the stream's own.
+    """
+
+    def __init__(self, told: dict[str, str] | None, *, in_main: bool) -> None:
+        self._told = told or {}
+        self._draws = Draws(seed=None, told=dict(self._told)) if in_main else None
+        if not in_main:
+            for name, text in self._told.items():
+                _KINDS[name].put(_KINDS[name].thaw(text))
+        self._before = {} if in_main else _states()
+        self._is_watched = in_main
+
+    def __call__(self, draw: Callable[[], T]) -> T:
+        """What draw() gives."""
+        return self._draws(draw) if self._draws is not None and self._is_watched else draw()
+
+    def noted(self, *, is_over: bool) -> dict[str, str] | None:
+        """Frozen states, asked for behind each batch: what was drawn from as it was at first, or
+        in a worker's stream that is over as it is now."""
+        if self._draws is not None:
+            noted = {**self._told, **self._draws.noted}
+            self._is_watched = bool(noted)  # its first batch drew nothing: nor will the others
+            return None if is_over else noted or None
+        now = _states()
+        wanted = now if is_over else self._before
+        drawn = [name for name in now if now[name] != self._before[name]]
+        return {
+            name: _KINDS[name].freeze(wanted[name]) for name in drawn if wanted[name] is not None
+        } or None
+
+    @property
+    def mixed(self) -> str | None:
+        """The generator that others drew from in between."""
+        return None if self._draws is None else self._draws.mixed
+
+
+def _states() -> dict[str, Any]:
+    return {name: kind.now() for name, kind in _KINDS.items()}
+
+
 def check_told(told: dict[str, str | None]) -> None:
     """Raise ResumeError for what `Draws.noted` can't have given."""
     for name, text in told.items():

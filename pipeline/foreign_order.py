@@ -94,7 +94,11 @@ class Mark:
             raise ResumeError(
                 f"State is damaged ({error}). Start from an older checkpoint."
             ) from error
-        check_told({name: getattr(mark, name) for name in NAMES})
+        for told in (
+            {name: getattr(mark, name) for name in NAMES},
+            *(worker.rng for worker in mark.workers if worker.rng is not None),
+        ):
+            check_told(told)
         return mark
 
 

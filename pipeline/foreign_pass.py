@@ -275,7 +275,7 @@ def disown_workers(inner: Any) -> None:
 
     Both would at the child's exit: by an event that the processes share, and by a signal.
     """
-    if inner is None:  # the fork is that of its own first worker
+    if not hasattr(inner, "_workers"):  # none yet, as this is the fork of the first; or no more
         return
     from multiprocessing import process
 

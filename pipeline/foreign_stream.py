@@ -15,6 +15,7 @@ import torch
 import torch.utils.data
 
 from cache.hashing import keyed_hash
+from pipeline.foreign_draws import Chance
 from pipeline.foreign_state import begun_with, copied, has_exact_state, has_state, taken
 from pipeline.worker import Fetched, Snapshots, collated, fresh_seed, seed_all, worker_id
 
@@ -36,7 +37,8 @@ class WorkerPosition:
     batches: handed out of it in this epoch. state: the dataset's behind the last of these but
     `since`; None if it has none or none was taken yet (then `since` equals `batches`). over:
     nothing more comes of it in this epoch. past: the state is of the pass before, which ended or
-    was left there; the epoch begins anew behind it.
+    was left there; the epoch begins anew behind it. rng: without any state, of the process's
+    generators those that the stream drew from, as they were at its start, or if it is over now.
     """
 
     batches: int = 0
@@ -44,6 +46,7 @@ class WorkerPosition:
     state: dict[str, Any] | None = None
     over: bool = False
     past: Past | None = None
+    rng: dict[str, str] | None = None
 
     def __post_init__(self) -> None:
         if self.past not in (None, "ended", "left"):
@@ -55,21 +58,29 @@ class WorkerPosition:
         """Behind one batch more."""
         if fetched.state is not None:
             return WorkerPosition(batches=self.batches + 1, state=fetched.state, over=fetched.over)
-        return replace(self, batches=self.batches + 1, since=self.since + 1, over=fetched.over)
+        return replace(
+            self,
+            batches=self.batches + 1,
+            since=self.since + 1,
+            over=fetched.over,
+            rng=fetched.rng if fetched.over or fetched.rng is not None else self.rng,
+        )
 
     def noted(self, fetched: Fetched) -> WorkerPosition:
         """With what a worker said between two batches."""
         if fetched.past is not None:
-            return WorkerPosition(state=fetched.state, past=fetched.past)
+            return WorkerPosition(state=fetched.state, past=fetched.past, rng=fetched.rng)
         if not fetched.over:
             return self
         if fetched.state is None:
-            return replace(self, over=True)
+            return replace(self, over=True, rng=fetched.rng)
         return WorkerPosition(batches=self.batches, state=fetched.state, over=True)
 
     def next_epoch(self) -> WorkerPosition:
         """At the start of the next epoch, in a worker that goes on."""
-        return WorkerPosition(state=self.state, past="ended" if self.over else "left")
+        if self.over:
+            return WorkerPosition(state=self.state, past="ended", rng=self.rng)
+        return WorkerPosition(state=self.state, past="left")
 
 
 class IterableSource(torch.utils.data.IterableDataset[Fetched]):
@@ -116,6 +127,7 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         self._over = False
         self._past: Past | None = None  # how the latest pass that began ended so far
         self._owed: WorkerPosition | None = None  # the next pass begins behind it
+        self._chance: Chance | None = None  # what it draws from
         self._prepared: Any = None  # the next pass's iterator, if its state was asked for already
         self._start: WorkerPosition | None = None  # of the next pass, if that was asked for
         if behind is not None and not self._positions:
@@ -135,8 +147,16 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
             seed_all(int(keyed_hash(seed, int(self._epoch[0]), rank, worker)))
         if worker < first:
             yield Fetched(worker=worker, void=True)
-        if self._persistent and self._past is not None and self._owed is None:
-            yield Fetched(worker=worker, void=True, past=self._past, state=self._state_or_none())
+        if self._persistent and self._past is not None:
+            # From each worker: torch asks them by turns.
+            position = self._owed or WorkerPosition(state=self._state_or_none(), past=self._past)
+            yield Fetched(
+                worker=worker,
+                void=True,
+                past=position.past,
+                state=position.state,
+                rng=position.rng,
+            )
         position = positions[worker] if positions else WorkerPosition()
         self._begun = True
         if position.over:  # the next pass begins behind it
@@ -147,23 +167,32 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
             position, self._owed = self._owed, None
         yield from self._batches(worker, position)
 
+    @property
+    def mixed(self) -> str | None:
+        """A generator that the stream and others draw from by turns, without workers."""
+        return None if self._chance is None else self._chance.mixed
+
     def forget(self) -> None:
         """The dataset is to stand elsewhere now."""
         self._owed = None
 
     def _batches(self, worker: int, position: WorkerPosition) -> Iterator[Fetched]:
+        info = torch.utils.data.get_worker_info()
+        in_main, streams = info is None, 1 if info is None else info.num_workers
+        # A worker's first pass begins with its seed.
+        goes_on = self._persistent and self._past is not None
+        chance = self._chance = Chance(position.rng, in_main=in_main)
         self._over, self._past = False, "left"
-        iterator = self._begin(position)
+        iterator = chance(lambda: self._begin(position))
+        is_stateful = self._is_stateful()
+        is_watched = not is_stateful and self._seed is None
         for _ in range(position.since):
             if self._over:
                 break
-            self._next(iterator)
-        info = torch.utils.data.get_worker_info()
-        in_main, streams = info is None, 1 if info is None else info.num_workers
-        is_stateful = not in_main and self._is_stateful()
+            chance(lambda: self._next(iterator))
         snapshots = Snapshots()
         number = position.batches
-        while not self._over and (samples := self._next(iterator)):
+        while not self._over and (samples := chance(lambda: self._next(iterator))):
             if self._batch_size is None:
                 batch = self._collate(samples[0])
             else:
@@ -171,8 +200,9 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
             begin = number * (self._batch_size or 1)
             ids = [(begin + i) * streams + worker for i in range(len(samples))]
             number += 1
-            takes = is_stateful and (self._over or snapshots.due())
+            takes = is_stateful and not in_main and (self._over or snapshots.due())
             state = snapshots.take(self.state) if takes else None
+            watches = is_watched and (self._persistent if self._over else in_main or goes_on)
             yield Fetched(
                 batch=batch,
                 samples=len(samples),
@@ -180,9 +210,13 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
                 worker=worker,
                 state=state,
                 over=self._over,
+                rng=chance.noted(is_over=self._over) if watches else None,
             )
+            goes_on = False  # it has been said
         if self._persistent:
-            yield Fetched(worker=worker, void=True, over=True, state=self._state_or_none())
+            rng = chance.noted(is_over=True) if is_watched else None
+            state = self._state_or_none()
+            yield Fetched(worker=worker, void=True, over=True, state=state, rng=rng)
 
     def _begin(self, position: WorkerPosition) -> Any:
         """The pass's iterator at a position, but for the batches since its state."""

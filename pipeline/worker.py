@@ -50,7 +50,7 @@ class Fetched:
 
     ids: of its samples: their indices; in a stream their places among all workers' streams. void:
     no batch, what a worker has to say between two. over: its stream is at its end. past: the state
-    is of the pass before, and how that ended.
+    is of the pass before, and how that ended. rng: what the stream drew from (`WorkerPosition`).
     """
 
     batch: Any = None
@@ -61,6 +61,7 @@ class Fetched:
     void: bool = False
     over: bool = False
     past: Literal["ended", "left"] | None = None
+    rng: dict[str, str] | None = None
 
     def pin_memory(self) -> Fetched:
         """torch's pinning thread calls this."""

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import copy
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
 
 from cache.errors import DatasetError, PenstockWarning
 from pipeline import DataLoader
-from tests.stream_datasets import KINDS, Told
+from tests.stream_datasets import KINDS, Chancy, Told
 from tests.torch_datasets import Sized, Squares, Streams
 
 EPOCHS = 3
-SIZES = [8, 3]  # of the workers' parts; one batch is short, and one worker ends before the other
+SIZES = [9, 4]  # of the workers' parts; one batch is short, and one worker ends before the other
 
 
 def make(kind: str, *, batch_size: int | None = 3, **options: Any) -> DataLoader:
@@ -56,7 +58,7 @@ def check(kind: str, cuts: Any, **options: Any) -> None:
     loader = make(kind, **options)
     whole = rest(loader)
     loader.close()
-    assert {n % 100 for batch in whole for n in batch} == set(range(11)) or kind == "drawn"
+    assert {n % 100 for batch in whole for n in batch} == set(range(13)) or kind == "drawn"
     for cut in cuts:
         if cut > len(whole):
             break
@@ -107,7 +109,7 @@ def test_with_workers_from_every_place(kind: str, persistent: bool, batch_size: 
 def test_a_dataset_that_iter_begins_anew_is_asked_once_a_pass(workers: int) -> None:
     loader = make("restarting", num_workers=workers)
     for _ in range(2):
-        assert sorted(n for batch in loader for n in numbers(batch)) == list(range(11))
+        assert sorted(n for batch in loader for n in numbers(batch)) == list(range(13))
 
 
 def test_a_state_does_not_change_behind_its_owners_back() -> None:
@@ -313,3 +315,62 @@ def test_snapshot_every_n_steps_changes_nothing() -> None:
         loader.snapshot_every_n_steps = 7
         states.append(loader.state_dict())
     assert states[0] == states[1] == states[2]
+
+
+def seed_all(seed: int) -> None:
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
+@pytest.mark.parametrize("cut", range(5))
+def test_a_stream_that_shuffles_by_the_processs_generators_goes_on(cut: int) -> None:
+    seed_all(1)
+    loader = DataLoader(Chancy([11]), 3)
+    seen, state = [], loader.state_dict()
+    for batch in loader:
+        if len(seen) == cut:
+            break
+        seen.append(numbers(batch))
+        state = loader.state_dict()
+    seed_all(1)
+    whole = [numbers(batch) for batch in DataLoader(Chancy([11]), 3)]
+    for _ in range(2 if 0 < cut < 4 else 0):
+        seed_all(99)
+        again = DataLoader(Chancy([11]), 3)
+        again.load_state_dict(state)
+        left = []
+        for batch in again:
+            left.append(numbers(batch))
+            random.random()  # the training loop's own draws, beside a resumed stream
+        assert left == whole[cut:]
+
+
+@pytest.mark.parametrize("cut", [1, 3, 5, 8, 9, 10])
+def test_workers_that_go_on_shuffle_on_behind_a_resume(cut: int) -> None:
+    def make() -> DataLoader:
+        return DataLoader(Chancy([5, 3]), 2, num_workers=2, persistent_workers=True)
+
+    seed_all(1)
+    loader = make()
+    whole = rest(loader)
+    loader.close()
+    seed_all(1)
+    loader = make()
+    seen, state = stopped(loader, cut)
+    loader.close()
+    assert seen == whole[:cut]
+    seed_all(99)
+    loader = make()
+    loader.load_state_dict(state)
+    assert rest(loader) == whole[cut:]
+    loader.close()
+
+
+def test_a_stream_that_shares_a_generator_with_others_is_warned_of() -> None:
+    batches = iter(loader := DataLoader(Chancy([11]), 3))
+    for _ in range(3):
+        next(batches)
+        np.random.rand()
+    with pytest.warns(PenstockWarning, match="Chancy draws from numpy's global generator"):
+        loader.state_dict()

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
+
+from cache.secrets import ShownOnly
 
 if TYPE_CHECKING:
     from cache.disk_cache import DiskCache as DiskCache
 
 __all__ = ["DiskCache"]
+
+logging.getLogger("penstock").addFilter(ShownOnly())
 
 
 def __getattr__(name: str) -> object:

@@ -28,9 +28,21 @@ A message says four things: what, got, wanted, do this.
 
 from __future__ import annotations
 
+from cache.secrets import shown
+
 
 class PenstockError(Exception):
-    """Base of all errors that Penstock raises on purpose."""
+    """Base of all errors that Penstock raises on purpose.
+
+    What a message says of URLs and of names from elsewhere is fit to be shown: no credentials, no
+    control characters.
+    """
+
+    _has_lines = False
+
+    def __init__(self, *args: object) -> None:
+        one_line = not self._has_lines
+        super().__init__(*(shown(a, one_line=one_line) if isinstance(a, str) else a for a in args))
 
 
 class ConfigError(PenstockError, ValueError):
@@ -81,6 +93,8 @@ class TooManyBadSamplesError(DatasetError):
     sample_ids: the bad ones that this rank and the one that passed the limit know of.
     """
 
+    _has_lines = True
+
     def __init__(self, message: str, *, sample_ids: tuple[int, ...]) -> None:
         super().__init__(message)
         self.sample_ids = sample_ids
@@ -128,6 +142,8 @@ class DeviceError(PenstockError, RuntimeError):
 class WorkerError(PenstockError, RuntimeError):
     """A worker process of a torch dataset died."""
 
+    _has_lines = True
+
 
 class StalledError(PenstockError, TimeoutError):
     """A wait passed its time limit."""
@@ -137,6 +153,8 @@ class StalledError(PenstockError, TimeoutError):
 
 class RankFailedError(PenstockError, RuntimeError):
     """Another rank's loader failed, so this one stops at the same step. rank: which one."""
+
+    _has_lines = True
 
     def __init__(self, message: str, *, rank: int) -> None:
         super().__init__(message)
@@ -153,3 +171,6 @@ class ForkedError(ClosedError):
 
 class PenstockWarning(UserWarning):
     """The one warning class: something works, but not as well as it could."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shown(a, one_line=False) if isinstance(a, str) else a for a in args))

@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 # The user of abfs://container@account is the container: shown unless a password follows.
-_USER_INFO = re.compile(r"(?<=://)(?<!abfs://)(?<!abfss://)[^/@\s]*@|(?<=://)[^/@:\s]*:[^/@\s]*@")
+# All up to the last "@" before a slash; else a password with slashes, which is no port.
+_SCHEME = r"([A-Za-z][A-Za-z0-9+.\-]*)://"
+_LOGIN = re.compile(
+    _SCHEME + r"(?:([^/?#\s'\"<>]*)@|([^/@:?#\s]+:(?!\d{1,5}(?:/|$))[^@?#\s'\"<>]*)@)"
+)
+_LEADING_LOGIN = re.compile(
+    _SCHEME + r"(?:((?:(?!: )[^/?#\n])*)@|"
+    r"([^/@:?#\s]+:(?!\s|\d{1,5}(?:[/\s]|$))(?:(?!: )[^?#\n])*)@)(?=[^\s@/]+(?:/|$|\?))"
+)
 _QUERY = re.compile(r"(://[^\s?'\"]*)\?[^\s'\"<>]*")
 _SECRET_NAME = re.compile(r"key|secret|token|password|passwd|credential|sas|auth|sign|cookie", re.I)
 # Of signed URLs: AWS, Google, Azure and CloudFront put these into the query.
@@ -24,8 +33,58 @@ _SHORTEST_SECRET = 4
 
 
 def redact(text: str) -> str:
-    """`text` with user names, passwords and query strings (signatures) of its URLs left out."""
-    return _QUERY.sub(r"\1", _USER_INFO.sub("", text))
+    """`text` with user names, passwords and query strings (signatures) of its URLs left out.
+
+    A password may hold "@", ":" or "/", and a space where the text begins with its URL.
+    """
+    if "://" not in text:
+        return text
+    if leading := _LEADING_LOGIN.match(text):
+        text = _without_login(leading) + text[leading.end() :]
+    return _QUERY.sub(r"\1", _LOGIN.sub(_without_login, text))
+
+
+def _without_login(found: re.Match[str]) -> str:
+    scheme, login = found[1], next((each for each in found.groups()[1:] if each), "")
+    if scheme.lower() in ("abfs", "abfss") and ":" not in login:
+        return found[0]  # the container of abfs://container@account
+    return f"{scheme}://"
+
+
+def escape(text: str) -> str:
+    """`text` on one line: control, bidirectional and other characters that aren't shown, and
+    bytes that weren't UTF-8, become backslash escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escaped(c) for c in text)
+
+
+def _escaped(c: str) -> str:
+    code = ord(c)
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that wasn't UTF-8, as surrogateescape carries it
+        return f"\\x{code - 0xDC00:02x}"
+    return c.encode("unicode_escape").decode("ascii")
+
+
+def shown(text: str, *, one_line: bool = True) -> str:
+    """`text` as it may be shown: without credentials, and without what a terminal would obey."""
+    text = redact(text)
+    return escape(text) if one_line else "\n".join(map(escape, text.split("\n")))
+
+
+class ShownOnly(logging.Filter):
+    """Keeps credentials and control characters out of log lines, whoever logs them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Clean the values that go into the line; lets all pass."""
+        if isinstance(record.args, tuple):
+            record.args = tuple(map(_shown_value, record.args))
+        record.msg = shown(str(record.msg), one_line=False)
+        return True
+
+
+def _shown_value(value: object) -> object:
+    return shown(str(value)) if isinstance(value, str | BaseException) else value
 
 
 def hide(text: str, secrets: tuple[str, ...]) -> str:
@@ -46,6 +105,8 @@ def url_secrets(url: str) -> tuple[str, ...]:
     try:
         parts = urlsplit(url)
         found = {parts.username or "", parts.password or "", parts.query}
+        found |= {unquote(text) for text in found}
+        found |= {quote(text, safe="") for text in found}
     except ValueError:  # not a URL; whoever opens it says so
         return ()
     found |= {value for _, value in parse_qsl(parts.query)}

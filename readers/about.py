@@ -51,7 +51,8 @@ class About:
     of what a pack was made from; settings: what a pack was asked to be; directories: name and
     modification time in ns of each listed folder (local folders); listing: fingerprint of what an
     index was built over, hex; passed_over: members of tar files that are no part of a sample, by
-    extension; progressive: JPEGs of that kind, None where nobody counted.
+    extension; progressive: JPEGs of that kind, None where nobody counted; overhead_bytes: of a
+    pack's shard beside its images, at most.
     """
 
     kind: Kind
@@ -72,6 +73,7 @@ class About:
     listing: str = ""
     passed_over: dict[str, int] = field(default_factory=dict)
     progressive: int | None = None
+    overhead_bytes: int | None = None
 
 
 def load_values(text: bytes) -> dict[str, Any]:
@@ -175,5 +177,6 @@ _RIGHT: dict[str, Callable[[Any], bool]] = {
     "directories": _is_list(_is_time),
     "listing": lambda value: _is_text(value) and bool(_LISTING.fullmatch(value)),
     "passed_over": _is_counts,
+    "overhead_bytes": lambda value: value is None or _is_count(value),
     "progressive": lambda value: value is None or _is_count(value),
 }

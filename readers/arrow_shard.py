@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 
 from cache.errors import CorruptShardError, IndexChangedError
 from readers.atomic import write_whole
@@ -38,8 +39,12 @@ _COLUMNS = {
     "codec": "string",
     "crc32c": "uint32",
     "source": "int64",
+    "name": "large_binary",
 }
+_OPTIONAL = frozenset(("label", "name"))
+_NAMES_SUM = b"penstock.names.crc32c"
 
+_JOINT = b"\0"
 _REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
 
 
@@ -48,7 +53,7 @@ class ShardContent:
     """What goes into a shard; all of n samples.
 
     images: encoded bytes; heights, widths: oriented, in pixels; source: the sample's id in the
-    source index; labels: None for a set without.
+    source index; labels: None for a set without; names: of the samples in the source.
     """
 
     images: Sequence[Encoded]
@@ -59,6 +64,7 @@ class ShardContent:
     crcs: NDArray[np.uint32]
     source: NDArray[np.int64]
     labels: NDArray[np.int64] | None
+    names: Sequence[bytes]
 
 
 def write_shard(path: bytes, content: ShardContent) -> int:
@@ -73,10 +79,16 @@ def write_shard(path: bytes, content: ShardContent) -> int:
         "codec": pa.array(list(content.codecs), pa.string()),
         "crc32c": pa.array(content.crcs, pa.uint32()),
         "source": pa.array(content.source, pa.int64()),
+        "name": pa.array(list(content.names), pa.large_binary()),
     }
-    batch = pa.record_batch(columns).replace_schema_metadata({"penstock.shard": str(FORMAT)})
+    metadata = {b"penstock.shard": str(FORMAT).encode(), _NAMES_SUM: _sum_of(content.names)}
+    batch = pa.record_batch(columns).replace_schema_metadata(metadata)
     write_whole(path, lambda temp: write_batch(temp, batch))
     return os.stat(path).st_size
+
+
+def _sum_of(names: Sequence[bytes]) -> bytes:
+    return f"{crc32c(_JOINT.join(names)):08x}".encode()
 
 
 def _large_binary(images: Sequence[Encoded]) -> Any:
@@ -97,7 +109,7 @@ class ArrowColumns:
 
     def _parse(self, buffer: Any, samples: int, sums: Sums) -> None:
         """Raises one of BROKEN."""
-        self._batch = batch = only_batch(buffer, _COLUMNS, optional=frozenset(("label",)))
+        self._batch = batch = only_batch(buffer, _COLUMNS, optional=_OPTIONAL)
         if batch.num_rows != samples:
             raise ValueError(f"{batch.num_rows} samples, the manifest says {samples}")
         _, offsets, flat = batch.column("image").buffers()
@@ -114,6 +126,15 @@ class ArrowColumns:
         """Each sample's id in the index that the pack was made from, int64, shape (samples,)."""
         source: NDArray[np.int64] = self._batch.column("source").to_numpy()
         return source
+
+    def source_names(self) -> list[bytes] | None:
+        """Each sample's name in what the pack was made from; None in a pack that doesn't keep them,
+        or where they were damaged."""
+        if "name" not in self._batch.schema.names:
+            return None
+        names: list[bytes] = self._batch.column("name").to_pylist()
+        told = (self._batch.schema.metadata or {}).get(_NAMES_SUM)
+        return names if told == _sum_of(names) else None
 
     def codecs(self) -> list[str]:
         """Each sample's codec."""

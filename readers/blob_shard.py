@@ -97,13 +97,24 @@ class ArrowBlob(BlobShard, ArrowColumns):
     manifest's sums, and then all is asked for.
     """
 
-    def __init__(self, remote: Remote, blob: Blob, *, samples: int, sums: Sums, shown: str) -> None:
-        """samples, sums: what the manifest promises; shown: the shard's name for people. Raises
-        CorruptShardError, FetchError."""
+    def __init__(
+        self,
+        remote: Remote,
+        blob: Blob,
+        *,
+        samples: int,
+        sums: Sums,
+        shown: str,
+        overhead_bytes: int | None = None,
+    ) -> None:
+        """samples, sums: what the manifest promises; shown: the shard's name for people;
+        overhead_bytes: what stands beside the images, at most. Raises CorruptShardError,
+        FetchError."""
         self._shown = shown
         size_bytes = blob.source.size_bytes
         head = min(size_bytes, _HEAD_BYTES + _HEAD_SAMPLE_BYTES * samples)
-        tail = max(head, size_bytes - _TAIL_BYTES - _TAIL_SAMPLE_BYTES * samples)
+        behind = overhead_bytes or _TAIL_BYTES + _TAIL_SAMPLE_BYTES * samples
+        tail = max(head, size_bytes - behind)
         try:
             self._read(blob, [(0, head), (tail, size_bytes)], samples, sums)
             start, end = self._file_offset, self._file_offset + self._flat_bytes

@@ -11,10 +11,19 @@ import numpy as np
 
 from cache.blob import READ_MODE, ReadMode
 from cache.counters import Traffic, TrafficMeter
-from cache.errors import ClosedError, ConfigError, CorruptSampleError, IndexChangedError
+from cache.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptSampleError,
+    DatasetError,
+    FetchError,
+    IndexChangedError,
+)
+from readers.arrow_shard import ArrowColumns
 from readers.blocks import Blocks
 from readers.folder_shard import REINDEX
 from readers.loading import Visit, checksums, load_blobs, load_local
+from readers.names import printable
 from readers.open_shards import OpenShards
 from readers.opening import Format, Opener
 from readers.origin import locate, show
@@ -239,7 +248,8 @@ class Dataset:
         return self._batch(index, rows, order, visit.table, encoded)
 
     def names(self, ids: Iterable[int] | NDArray[np.int64]) -> list[str]:
-        """The samples' names for people: file names below the folder, or shard and row of a pack.
+        """The samples' names for people: file names below the folder; of a pack those in what it
+        was made from, or where it doesn't tell them, shard and row.
 
         Raises ConfigError for ids that don't exist.
         """
@@ -249,11 +259,28 @@ class Dataset:
             raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")
         shards = np.searchsorted(index.starts, wanted, side="right") - 1
         rows = wanted - index.starts[shards]
-        if index.kind == "arrow":  # no need to open it
-            pairs = zip(shards.tolist(), rows.tolist(), strict=True)
-            return [f"{index.shard_name(shard)}[{row}]" for shard, row in pairs]
+        if index.kind == "arrow":
+            return self._source_names(index, shards, rows)
         opened = self._opened().get(shards.tolist())
         return [shard.name(row) for shard, row in zip(opened, rows.tolist(), strict=True)]
+
+    def _source_names(
+        self, index: Index, shards: NDArray[np.int64], rows: NDArray[np.int64]
+    ) -> list[str]:
+        """A shard at a time: only one's names are in memory."""
+        names = [""] * len(shards)
+        for number in np.unique(shards).tolist():
+            try:
+                (shard,) = self._opened().get([number])
+                known = shard.source_names() if isinstance(shard, ArrowColumns) else None
+            except (DatasetError, FetchError):  # the names of its samples are asked for a report
+                known = None
+            for place in np.flatnonzero(shards == number).tolist():
+                row = int(rows[place])
+                names[place] = (
+                    f"{index.shard_name(number)}[{row}]" if known is None else printable(known[row])
+                )
+        return names
 
     def close(self) -> None:
         """Unmap shards and remove temporary downloads; views that were handed out stay valid. Safe

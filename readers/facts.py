@@ -48,7 +48,8 @@ class Sums:
 class ShardFacts:
     """One shard's contribution. size_bytes: of its samples (a folder) or its file (a pack); labels:
     samples by label, None without labels; images, channels, codecs: over its samples; progressive:
-    JPEGs of that kind, None where nobody counted."""
+    JPEGs of that kind, None where nobody counted; overhead_bytes: of a pack's shard beside its
+    images."""
 
     samples: int
     size_bytes: int
@@ -58,6 +59,7 @@ class ShardFacts:
     channels: tuple[int, ...]
     codecs: tuple[str, ...]
     progressive: int | None = None
+    overhead_bytes: int | None = None
 
 
 def shard_facts(
@@ -70,6 +72,7 @@ def shard_facts(
     codecs: Sequence[str],
     labels: NDArray[np.int64] | None,
     progressive: int | None = None,
+    overhead_bytes: int | None = None,
 ) -> ShardFacts:
     """Sum up one shard; arrays of shape (samples,), samples ≥ 1."""
     return ShardFacts(
@@ -86,6 +89,7 @@ def shard_facts(
         channels=tuple(sorted({int(c) for c in channels})),
         codecs=tuple(sorted(set(codecs))),
         progressive=progressive,
+        overhead_bytes=overhead_bytes,
     )
 
 

@@ -187,6 +187,7 @@ class Index:
                 samples=int(self.sizes[shard]),
                 sums=self.manifest.sums(shard),
                 shown=printable(self.manifest.names[shard]),
+                overhead_bytes=self.about.overhead_bytes,
             )
         if self.kind == "tar":
             tar = self.sidecars.archive(shard)

@@ -97,6 +97,7 @@ def join_manifest(
     DatasetError for more than a manifest may say."""
     labels = [f.labels for f in facts if f.labels is not None]
     fields = ("image", "label") if labels else ("image",)
+    overheads = [f.overhead_bytes for f in facts if f.overhead_bytes is not None]
     samples = np.array([f.samples for f in facts], np.int64)
     crcs = np.array([f.sums.samples for f in facts], np.uint32)
     columns_crcs = np.array([f.sums.columns for f in facts], np.uint32)
@@ -114,6 +115,7 @@ def join_manifest(
         codecs=tuple(sorted({c for f in facts for c in f.codecs})),
         quarantined=quarantined,
         progressive=_total([f.progressive for f in facts]),
+        overhead_bytes=max(overheads) if len(overheads) == len(facts) else None,
         **more,
     )
     manifest = Manifest(

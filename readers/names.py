@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from cache.secrets import escape
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -16,23 +18,12 @@ INDEX_SUFFIX = b".penstock"
 
 _LONGEST_NAME = 4096
 _UNSAFE = re.compile(rb"(?:^|[\0/])\.{0,2}(?:[\0/]|$)")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\\]")
 
 
 def printable(name: bytes) -> str:
     """A name on one line of valid text: control characters, backslashes and bytes that aren't UTF-8
     become backslash escapes."""
-    text = name.decode("utf-8", "surrogateescape")
-    return text if text.isprintable() and "\\" not in text else "".join(map(_escape, text))
-
-
-def _escape(c: str) -> str:
-    code = ord(c)
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that wasn't UTF-8, as surrogateescape carries it
-        return f"\\x{code - 0xDC00:02x}"
-    if _CONTROL.match(c):
-        return c.encode("unicode_escape").decode("ascii")
-    return c
+    return escape(name.decode("utf-8", "surrogateescape").replace("\\", "\\\\"))
 
 
 def unsafe_reason(name: bytes) -> str | None:

@@ -167,6 +167,7 @@ def _part(value: Mapping[str, Any]) -> Part:
             channels=tuple(facts["channels"]),
             codecs=tuple(facts["codecs"]),
             progressive=facts.get("progressive"),
+            overhead_bytes=facts.get("overhead_bytes"),
         )
     rejected = [
         (i, Quarantined(name=os.fsencode(name), reason=reason))

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """Some samples of one shard to be, with what was found. positions: int64, shape (n,)."""
+    """Some samples of one shard to be, with what was found. positions: int64, shape (n,); names: in
+    the source."""
 
     positions: NDArray[np.int64]
     samples: list[Encoded | Rejected]
     results: list[Checked | Rejected]
+    names: list[bytes]
 
 
 class PackSource(Protocol):
@@ -90,7 +92,12 @@ class FolderSource:
             raise TypeError("a folder's images are verified")
         for chunk in read_chunks(self._origin, self._listing, jobs, workers=workers):
             results = examine(chunk.samples, verify)
-            yield Judged(positions=chunk.positions, samples=chunk.samples, results=results)
+            yield Judged(
+                positions=chunk.positions,
+                samples=chunk.samples,
+                results=results,
+                names=[self.name(position) for position in chunk.positions.tolist()],
+            )
 
     def name(self, position: int) -> bytes:
         return self._listing.files[position].name
@@ -123,7 +130,12 @@ class TarSource:
             raise TypeError("images of tar files are verified")
         for chunk in read_tar_chunks(self._origin, self._listing, jobs, workers=workers):
             results = examine(chunk.samples, verify)
-            yield Judged(positions=chunk.positions, samples=chunk.samples, results=results)
+            yield Judged(
+                positions=chunk.positions,
+                samples=chunk.samples,
+                results=results,
+                names=[self.name(position) for position in chunk.positions.tolist()],
+            )
 
     def name(self, position: int) -> bytes:
         return self._listing.shown(position)
@@ -170,11 +182,13 @@ class PackedSource:
         shards = np.searchsorted(self._index.starts, ids, side="right") - 1
         samples: list[Encoded | Rejected] = [Rejected("")] * len(ids)
         results: list[Checked | Rejected] = [Rejected("")] * len(ids)
+        names = [b""] * len(ids)
         for number in np.unique(shards).tolist():
             places = np.flatnonzero(shards == number)
             rows = ids[places] - self._index.starts[number]
             shard, spans, images = self._images(number, rows)
             codecs, channels = shard.codecs(), shard.channels()
+            known = shard.source_names()
             for place, row, span, image in zip(
                 places.tolist(), rows.tolist(), spans.tolist(), images, strict=True
             ):
@@ -186,8 +200,9 @@ class PackedSource:
                     channels=int(channels[row]),
                     codec=codecs[row],
                 )
+                names[place] = known[row] if known is not None else shard.name(row).encode()
                 samples[place], results[place] = image, Checked(crc32c=span[CRC], facts=facts)
-        return Judged(positions=ids, samples=samples, results=results)
+        return Judged(positions=ids, samples=samples, results=results, names=names)
 
     def _images(
         self, number: int, rows: NDArray[np.int64]

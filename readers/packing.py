@@ -190,6 +190,7 @@ class _Made:
     positions: NDArray[np.int64]
     samples: list[Encoded | Rejected]
     results: list[Checked | Rejected]
+    names: list[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -236,13 +237,17 @@ class _Packer:
             positions = self.plan.shards.positions(shard)
             samples: list[Encoded | Rejected] = []
             results: list[Checked | Rejected] = []
+            names: list[bytes] = []
             while len(samples) < len(positions):
                 some = next(judged)
+                names += some.names
                 for sample, result in self._transcoded(some):
                     samples.append(sample)
                     results.append(result)
                 reporter.done(len(some.positions), int(self.source.sizes[some.positions].sum()))
-            yield _Made(shard=shard, positions=positions, samples=samples, results=results)
+            yield _Made(
+                shard=shard, positions=positions, samples=samples, results=results, names=names
+            )
 
     def _transcoded(self, some: Judged) -> Iterator[_Pair]:
         pairs = zip(some.samples, some.results, strict=True)
@@ -263,8 +268,9 @@ class _Packer:
         content = self._content(made, made.positions[good]) if good.any() else None
         facts = None
         if content is not None:
+            size_bytes = write_shard(self.folder.shard(made.shard), content)
             facts = shard_facts(
-                size_bytes=write_shard(self.folder.shard(made.shard), content),
+                size_bytes=size_bytes,
                 crcs=content.crcs,
                 heights=content.heights,
                 widths=content.widths,
@@ -272,6 +278,7 @@ class _Packer:
                 codecs=content.codecs,
                 labels=content.labels,
                 progressive=sum(map(is_progressive, content.images)),
+                overhead_bytes=size_bytes - sum(map(len, content.images)),
             )
         rejected = [
             (
@@ -299,6 +306,11 @@ class _Packer:
             crcs=np.array([c.crc32c for c in checked], np.uint32),
             source=self.plan.source_ids[positions],
             labels=None if labels is None else labels[positions],
+            names=[
+                name
+                for name, result in zip(made.names, made.results, strict=True)
+                if isinstance(result, Checked)
+            ],
         )
 
     def finish(self) -> Manifest | None:

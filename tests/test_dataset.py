@@ -204,8 +204,12 @@ def test_rows_that_arent_there(built: Path, bad: tuple[int, int]) -> None:
             dataset.names([SAMPLES])
 
 
-def test_names_of_a_pack_tell_shard_and_row(built: Path) -> None:
-    with Dataset(built / "pack") as dataset:
+def test_names_of_a_pack_are_the_sources_or_where_they_are_damaged_shard_and_row(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Dataset(built / "pack") as dataset, Dataset(built / "set") as source:
+        assert sorted(dataset.names(range(SAMPLES))) == sorted(source.names(range(SAMPLES)))
+        monkeypatch.setattr("readers.arrow_shard._sum_of", lambda _: b"other")
         assert dataset.names([0, 1]) == ["shard-000000.arrow[0]", "shard-000000.arrow[1]"]
 
 

@@ -121,7 +121,7 @@ def test_any_arrow_tool_opens_a_shard(folder: Path, tmp_path: Path) -> None:
     make(folder, tmp_path / "pack")
     with pa.memory_map(str(tmp_path / "pack" / "shard-000000.arrow")) as file:
         table = pa.ipc.open_file(file).read_all()
-    names = ["image", "label", "height", "width", "channels", "codec", "crc32c", "source"]
+    names = ["image", "label", "height", "width", "channels", "codec", "crc32c", "source", "name"]
     assert table.column_names == names
     assert table.schema.field("image").type == pa.large_binary()
     assert table["codec"].to_pylist() == ["jpeg"] * table.num_rows
@@ -456,3 +456,30 @@ def test_the_shuffle_never_changes() -> None:
 
 
 SHUFFLED = [1, 4, 5, 7, 6, 9, 0, 3, 2, 8]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_pack_tells_the_names_of_its_source_and_so_does_a_pack_of_it(
+    tmp_path: Path, shuffle: bool
+) -> None:
+    files = {f"class-{i % 3}/{i:02d} \u00e9\n.jpg": images.jpeg(i) for i in range(12)}
+    root = images.write_folder(tmp_path / "set", files | {"class-0/bad.jpg": b"no image"})
+    first, second = tmp_path / "first", tmp_path / "second"
+    pack(root, first, shuffle=shuffle, seed=1, shard_bytes=3000, verify=images.verify)
+    pack(first, second, shuffle=shuffle, seed=2, shard_bytes=4000)
+    with Dataset(root) as source, Dataset(first) as packed, Dataset(second) as again:
+        source.open(verify=images.verify)
+        known = dict(zip(source.names(range(12)), contents(source), strict=True))
+        for dataset in (packed, again):
+            names = dataset.names(range(12))
+            assert dict(zip(names, contents(dataset), strict=True)) == known
+            assert dataset.names([7, 3, 7]) == [names[7], names[3], names[7]]
+        assert (again.names(range(12)) == packed.names(range(12))) is not shuffle
+    with Dataset(f"file://{second}", cache=tmp_path / "cache") as dataset:
+        assert sorted(dataset.names(range(12))) == sorted(known)
+
+
+def contents(dataset: Dataset) -> list[bytes]:
+    sizes = dataset.index.sizes.tolist()
+    rows = np.array([(s, r) for s, n in enumerate(sizes) for r in range(n)], np.int64)
+    return [bytes(sample) for sample in dataset.read(rows).encoded]

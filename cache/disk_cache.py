@@ -172,7 +172,7 @@ class DiskCache:
             if isinstance(error, PenstockError) and not isinstance(error, StalledError):
                 raise
             if self._readable is None:  # what was published needs no database
-                self._readable = Published.at(self.path)
+                self._readable = Published.at(self.path, mode=self._mode)
             self.give_up(error)
             return
         self._shelf, self._readable = shelf, None

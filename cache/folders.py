@@ -257,6 +257,8 @@ def _descend(path: str, mode: int | None) -> int:
             name = left.popleft()
             if mode is not None:
                 _make_missing(name, at, 0o700 if left else mode)
+            with contextlib.suppress(OSError):  # what is mounted when it is looked into, is now
+                os.stat(f"{name}/.", dir_fd=at)
             found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
             seen = os.fstat(found)
             if not stat.S_ISLNK(seen.st_mode):

@@ -37,11 +37,11 @@ class Published:
         self.readers: ReaderLocks | None = None
 
     @classmethod
-    def at(cls, root: str) -> Published | None:
+    def at(cls, root: str, *, mode: int = 0o700) -> Published | None:
         """A folder of this user's, or of root's alone; None if it isn't a cache or can't be
         read. Raises ConfigError for a newer format."""
         try:
-            layout = Layout(root, reads_roots=True)
+            layout = Layout(root, mode=mode, reads_roots=True)
             layout.check_format()
         except OSError:
             return None

@@ -19,7 +19,9 @@ import contextlib
 import math
 import os
 import re
+import threading
 import time
+from collections import OrderedDict
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -47,6 +49,7 @@ _RANGES_UNSUPPORTED = 4
 """Whole answers to ranges in a row, with no right one ever, after which a server is believed not
 to know ranges at all."""
 _SIGNED_FOR = timedelta(hours=1)
+_URL_S, _URLS = 60.0, 4096
 _MAYBE_THE_URL = ("none", "AccessDenied", "ExpiredToken", "InvalidToken")
 """Codes of a refusal that a request with signed headers may not meet; none of an empty answer."""
 _UNSIGNED_AFTER = 2
@@ -98,13 +101,28 @@ class UnsignableError(Exception):
 
 
 class Signer:
-    """URLs of keys. anonymous: without the signature."""
+    """URLs of keys, each used for a minute. anonymous: without the signature."""
 
     def __init__(self, store: Any, *, anonymous: bool) -> None:
         self._store = store
         self._anonymous = anonymous
+        self._lock = threading.Lock()
+        self._signed: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
 
     def __call__(self, method: str, key: str) -> str:
+        now_s = time.monotonic()
+        with self._lock:
+            url, until_s = self._signed.get((method, key), ("", 0.0))
+        if now_s < until_s:
+            return url
+        url = self._sign(method, key)
+        with self._lock:
+            self._signed[method, key] = url, now_s + _URL_S
+            while len(self._signed) > _URLS:
+                self._signed.popitem(last=False)
+        return url
+
+    def _sign(self, method: str, key: str) -> str:
         import obstore
 
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit, urlunsplit
 
@@ -50,6 +51,7 @@ def origin_of(url: str) -> Origin:
     return Origin(scheme, host.lower().rstrip("."), parts.port or _PORTS[scheme])
 
 
+@lru_cache(maxsize=1024)
 def target_of(url: str) -> str:
     """What a request line asks an origin for: path and query, of characters that one may hold."""
     parts = urlsplit(url)

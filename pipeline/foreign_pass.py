@@ -13,16 +13,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from cache.errors import WorkerError
 from cache.forks import check_process, watch
 from pipeline.foreign_draws import freeze, thaw
 from pipeline.foreign_state import has_state
 from pipeline.foreign_stream import WorkerPosition
-from pipeline.worker import Fetched, Request
+from pipeline.lost_workers import Asked, error_of, forget
+from pipeline.worker import Fetched, Request, described
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from cache.errors import WorkerError
     from pipeline.foreign import ForeignEngine
     from pipeline.foreign_order import Mark, Stream
 
@@ -69,15 +70,18 @@ class Pass:
         mark = replace(mark, dataset_epoch=engine.dataset_epoch())
         inner = engine.inner(mark)
         self._stream: Stream | None = None
+        self._asked: Asked | None = None
         if settings.order is not None and inner.requests is not None:
             self._stream = settings.order.begin(mark)
             # Workers that go on have their datasets' states already.
-            current = restoring(self._stream, mark) if restored else self._stream
-            inner.requests.current = current
+            current = restoring(self._stream, mark) if restored else iter(self._stream)
+            self._asked = Asked()
+            inner.requests.current = self._asked.noted(current)
         self._inner = iter(inner.loader)
         self._is_drained = False
         self._failed = 0
         self._failure: Exception | None = None
+        self._lost: WorkerError | None = None
         base_seed = getattr(self._inner, "_base_seed", None)
         if mark.base_seed is None and isinstance(base_seed, int):
             mark = replace(mark, base_seed=base_seed)
@@ -168,23 +172,40 @@ class Pass:
 
     def _next_fetched(self) -> Fetched:
         try:
-            fetched: Fetched = next(self._inner)
+            fetched = self._received()
             while fetched.void:
                 self._said.append(fetched)
-                fetched = next(self._inner)
+                fetched = self._received()
         except StopIteration:
             raise
         except Exception as error:  # raised again; who goes on behind it goes on with the next
             self._failed += 1
-            # A batch's memory is asked for from the worker; torch sees later that it is gone.
-            is_cut_off = isinstance(error, ConnectionError | EOFError)
-            if self._settings.num_workers == 0 or not is_cut_off:
+            better = self._better(error)
+            if self._asked is not None:
+                self._asked.came_back()
+            if better is None:
                 raise
-            raise WorkerError(
-                "A DataLoader worker was killed or exited while it handed over a batch. Often the "
-                "machine is short of memory (see `dmesg`): use fewer workers or smaller batches."
-            ) from error
+            self._lost = better
+            raise better from error
         return fetched
+
+    def _received(self) -> Fetched:
+        if self._lost is not None:  # what its worker was to read will never come
+            raise self._lost
+        fetched: Fetched = next(self._inner)
+        if self._asked is not None:
+            self._asked.came_back()
+        return fetched
+
+    def _better(self, error: Exception) -> WorkerError | None:
+        """An error that names the samples that a dead worker was reading, if one has died."""
+        settings = self._settings
+        if settings.num_workers == 0:
+            return None
+        handed_out = {number: worker.batches for number, worker in enumerate(self._mark.workers)}
+        return error_of(
+            error, self._inner, self._asked, streams=handed_out, name=described(settings.dataset)
+        )
 
     def _note(self, said: list[Fetched]) -> None:
         """What workers said in front of a batch that is handed out now."""
@@ -258,11 +279,7 @@ def end_workers(inner: Any) -> None:
         return
     with contextlib.suppress(RuntimeError):
         shutdown()
-    if getattr(inner, "_worker_pids_set", False):  # cut short: the handler mustn't see the rest
-        from torch.utils.data._utils import signal_handling
-
-        signal_handling._remove_worker_pids(id(inner))  # type: ignore[attr-defined]
-        inner._worker_pids_set = False
+    forget(inner)  # cut short: the handler mustn't see the rest
     alive = [worker for worker in inner._workers if worker.is_alive()]
     for worker in alive:
         worker.terminate()

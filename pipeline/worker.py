@@ -224,7 +224,7 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
         try:
             return self.dataset[index]
         except Exception as error:  # raised again, with the sample named
-            error.add_note(f"while reading sample {index!r} of {_described(self.dataset)}")
+            error.add_note(f"while reading sample {index!r} of {described(self.dataset)}")
             raise
 
     def state(self) -> dict[str, Any]:
@@ -267,7 +267,8 @@ def _culprit(collate: Collate, samples: Any) -> int | None:
     return None
 
 
-def _described(dataset: Any) -> str:
+def described(dataset: Any) -> str:
+    """A dataset for people."""
     name = type(dataset).__name__
     try:
         return f"{name} of {len(dataset)} samples"

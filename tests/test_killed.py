@@ -8,16 +8,21 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 import torch
+import torch.utils.data
 
+from cache.errors import WorkerError
 from pipeline import DataLoader
 from readers import Dataset
 from tests.torch_datasets import Noisy, Squares
 from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,13 +63,34 @@ def _is_worker(process: psutil.Process) -> bool:
 def test_a_killed_worker_ends_the_pass_with_the_reason(context: str) -> None:
     before, memory = children(), shared_memory()
     loader = DataLoader(_Deadly(64), 2, num_workers=2, multiprocessing_context=context)
-    with pytest.raises(RuntimeError, match=r"worker .*(killed|exited)"):
+    said = r"worker 0 \(pid \d+\) was killed by SIGKILL while it had to read samples .*8, 9"
+    with pytest.raises(WorkerError, match=said):
         list(loader)
     loader.close()
     del loader
     left = [p for p in children() if p not in before and _is_worker(p)]
     assert not psutil.wait_procs(left, timeout=PATIENCE_S)[1]
     assert shared_memory() <= memory
+
+
+class _DeadlyStream(torch.utils.data.IterableDataset[int]):
+    """Its worker 1 dies in its third batch of two."""
+
+    def __iter__(self) -> Iterator[int]:
+        worker = torch.utils.data.get_worker_info()
+        for number in range(20):
+            if worker is not None and worker.id == 1 and number == 5:
+                os._exit(7)
+            yield number
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_worker_of_a_stream_that_dies_names_its_batch() -> None:
+    loader = DataLoader(_DeadlyStream(), 2, num_workers=2)
+    said = r"worker 1 \(pid \d+\) exited with status 7 while it had to read batches [12] to 2 of"
+    with pytest.raises(WorkerError, match=said):
+        list(loader)
+    loader.close()
 
 
 PARENT = """

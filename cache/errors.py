@@ -17,6 +17,7 @@
     ├── ResumeError (ValueError)         a state that can't be honoured
     ├── MissingDependencyError (ImportError)   an optional package; names the extra
     ├── DeviceError (RuntimeError)       the GPU, its driver or DALI failed; no sample is to blame
+    ├── NotPicklableError (TypeError)     something that lives in one process
     ├── WorkerError (RuntimeError)       a worker process died
     ├── StalledError (TimeoutError)      a wait passed its limit
     ├── RankFailedError (RuntimeError)   another rank's loader failed; carries .rank
@@ -137,6 +138,10 @@ class MissingDependencyError(PenstockError, ImportError):
 
 class DeviceError(PenstockError, RuntimeError):
     """The GPU, its driver, DALI or memory failed; no sample's bytes are to blame."""
+
+
+class NotPicklableError(PenstockError, TypeError):
+    """It lives in one process, and can't be sent to another."""
 
 
 class WorkerError(PenstockError, RuntimeError):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import warnings
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from cache.errors import ConfigError, PenstockWarning, PlanError
 
 if TYPE_CHECKING:
     import torch
 
+    from augment import Operation
     from pipeline.world import World
 
 _LOG = logging.getLogger("penstock")
@@ -223,6 +225,31 @@ def check_timeout(value: object) -> None:
 def check_epoch(value: object) -> None:
     """An integer ≥ 0."""
     _check_count("epoch", value, least=0)
+
+
+def checked_augment(value: Any) -> tuple[Operation, ...] | None:
+    """Operations, or None. Raises ConfigError for what isn't; whether they fit comes later."""
+    from augment import Operation
+
+    if value is None:
+        return None
+    wanted = (
+        "wanted operations in a list or tuple, such as imagenet_train(224) or [Resize(256), "
+        "Normalize()]"
+    )
+    if isinstance(value, get_args(Operation)):
+        raise ConfigError(f"augment: got the operation {value!r} alone, {wanted}. Put it in [...].")
+    own = (
+        "A function of yours goes into the dataset's __getitem__ (torch datasets), onto the batch "
+        "in your loop, or, made of DALI's nodes, into the list as Apply(function)"
+    )
+    if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
+        raise ConfigError(f"augment: got {value!r}, {wanted}. {own}.")
+    operations = tuple(value)
+    for place, operation in enumerate(operations):
+        if not isinstance(operation, get_args(Operation)):
+            raise ConfigError(f"augment: got {operation!r} at place {place}, {wanted}. {own}.")
+    return operations
 
 
 def check_seed(value: object) -> None:

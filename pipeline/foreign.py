@@ -24,6 +24,7 @@ from pipeline.foreign_order import Mark, PlanOrder, TorchOrder
 from pipeline.foreign_pass import Pass
 from pipeline.foreign_state import has_state
 from pipeline.foreign_stream import IterableSource, WorkerPosition
+from pipeline.state import not_torchs
 from pipeline.statistics import Meter
 from pipeline.worker import MapSource, WorkerInit, as_it_is, fresh_seed
 
@@ -467,10 +468,7 @@ class ForeignEngine:
     def _checked(self, state: Any) -> Mark:
         settings = self.settings
         if not isinstance(state, dict) or state.get("kind") != "torch":
-            raise ResumeError(
-                "This isn't the state of a loader over a torch dataset. Pass what "
-                "loader.state_dict() returned; a native dataset's state needs a native dataset."
-            )
+            raise not_torchs(state)
         if state.get("version") != STATE_VERSION:
             raise ResumeError(
                 f"State version {state.get('version')!r} can't be read: this Penstock writes and "

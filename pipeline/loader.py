@@ -23,6 +23,7 @@ from pipeline import arguments, attributes
 from pipeline.asked import Asked, Whereabouts
 from pipeline.foreign import ForeignEngine, ForeignSettings
 from pipeline.foreign_order import TorchOrder, plan_order
+from pipeline.given import check_dataset
 from pipeline.native import NativeEngine
 from pipeline.pictures import Darkroom, Split, needs_our_loader
 from pipeline.sampler import PlanBatches, PlanSampler
@@ -140,6 +141,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         arguments.check_counts(lanes=lanes, window=window)
         arguments.check_share("max_bad", max_bad)
         arguments.check_seed(seed)
+        augment = arguments.checked_augment(augment)
         # What the user spelt out is never overruled by a default, nor by a state.
         wanted: dict[str, int | float] = {
             name: value
@@ -175,7 +177,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             drop_last=bool(drop_last),
             wanted=wanted,
             seed=seed,
-            augment=None if augment is None else tuple(augment),
+            augment=augment,
             global_batch_size=global_batch_size,
             pad=pad,
             max_bad=max_bad,
@@ -188,6 +190,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         if isinstance(dataset, Dataset):
             self._init_native(dataset, torchs)
         else:
+            check_dataset(dataset)
             arguments.refuse_native(
                 {"deterministic": deterministic and augment is None, "read": read != READ_MODE}
                 | {"resident=True": resident is True}

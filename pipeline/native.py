@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 
-from cache.errors import ClosedError, ConfigError, PlanError
+from cache.errors import ClosedError, ConfigError, NotPicklableError, PlanError
 from cache.forks import check_process
 from pipeline import arguments
 from pipeline.build import (
@@ -64,6 +64,15 @@ class NativeEngine:
         else:
             self._frozen = check(dataset, settings)
             self._walk = make_walk(dataset, settings)
+
+    def __getstate__(self) -> NoReturn:
+        """Always raises NotPicklableError."""
+        raise NotPicklableError(
+            "A DataLoader over a native dataset can't be pickled (nor deep-copied): its threads "
+            "and DALI's belong to this process. Pickle its dataset and its state_dict(), and make "
+            'the loader where it is used: with a trainer that spawns (strategy="ddp_spawn"), in '
+            "train_dataloader()."
+        )
 
     @property
     def batch_size(self) -> int:

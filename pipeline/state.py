@@ -8,6 +8,27 @@ from typing import Any
 from cache.errors import ResumeError
 
 STATE_VERSION = 2
+NATIVE, TORCH = "a loader over a native dataset", "a loader over a torch dataset"
+_REMEDY = "Pass the state that this loader's own state_dict() returned, or start without one."
+
+
+def owner_of(state: object) -> str | None:
+    """Whose state it seems to be; None: nobody's that is known."""
+    if not isinstance(state, dict):
+        return None
+    if state.get("kind") == "torch":
+        return TORCH
+    if "dataset" in state and "plan" in state:
+        return NATIVE
+    theirs = ("_snapshot", "_sampler_iter_state", "_num_yielded", "_iterator_finished")
+    return "torchdata's StatefulDataLoader" if any(name in state for name in theirs) else None
+
+
+def not_torchs(state: object) -> ResumeError:
+    """The error for what isn't the state of a loader over a torch dataset."""
+    owner = owner_of(state)
+    got = f"is the state of {owner}" if owner else f"({type(state).__name__}) is no loader's state"
+    return ResumeError(f"This {got}, and this loader reads a torch dataset. {_REMEDY}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +72,11 @@ class LoaderState:
             raise ResumeError(
                 f"A loader state is a dict, got {type(state).__name__}. Pass what "
                 "loader.state_dict() returned."
+            )
+        if (owner := owner_of(state)) not in (None, NATIVE):
+            raise ResumeError(
+                f"This is the state of {owner}, and this loader reads a native dataset, whose "
+                f"places are others. {_REMEDY}"
             )
         version = state.get("version")
         if version != STATE_VERSION:

@@ -242,29 +242,44 @@ def collated(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
     try:
         return collate(samples)
     except Exception as error:  # raised again, with the samples named
-        culprit = _culprit(collate, samples)
-        if culprit is not None and len(names) == len(samples):
-            error.add_note(
-                f"while collating: sample {names[culprit]!r} doesn't go with the others of its "
-                "batch (their shapes, types or keys differ)"
-            )
+        told = _culprit(collate, samples) if len(names) == len(samples) else None
+        if told is not None:
+            place, why = told
+            error.add_note(f"while collating: sample {names[place]!r} {why}")
         else:
             listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
             error.add_note(f"while collating the samples {listed}")
         raise
 
 
-def _culprit(collate: Collate, samples: Any) -> int | None:
-    """The place of a sample that can't be collated alone, or not with the first."""
+def _culprit(collate: Collate, samples: Any) -> tuple[int, str] | None:
+    """The place of the one sample that can't be collated, alone or with the others, and which of
+    the two; None where it isn't one, but all of them, or the function itself."""
     if not isinstance(samples, list):
         return None
-    pairs = [[sample] for sample in samples] + [[samples[0], sample] for sample in samples]
-    for i, part in enumerate(pairs):
+
+    def works(*places: int) -> bool:
         try:
-            collate(part)
-        except Exception:  # which one fails is the question
-            return i % len(samples)
-    return None
+            collate([samples[place] for place in places])
+        except Exception:  # whether it fails is the question
+            return False
+        return True
+
+    alone = [works(place) for place in range(len(samples))]
+    if not all(alone):
+        first = alone.index(False)
+        return (
+            (first, "can't be collated: its type is the reason, or its content")
+            if any(alone)
+            else None
+        )
+    if len(samples) < 2 or not works(0, 0):  # a function that wants a batch of one size, say
+        return None
+    odd = [place for place in range(1, len(samples)) if not works(0, place)]
+    if len(odd) == len(samples) - 1 > 1:  # the first goes with none: it, or none with any other
+        odd = [0] if all(works(1, place) for place in range(2, len(samples))) else []
+    why = "doesn't go with the others of its batch (their shapes, types or keys differ)"
+    return (odd[0], why) if odd else None
 
 
 def described(dataset: Any) -> str:

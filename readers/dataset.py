@@ -194,12 +194,14 @@ class Dataset:
         return self.index.samples
 
     def __getitem__(self, index: object) -> NoReturn:
-        """Always raises ConfigError: a framework has built a loader of its own around this."""
+        """Always raises ConfigError: samples are read by shards, through the loader."""
         raise ConfigError(
             f"Sample {index!r} of {self.url} was asked for by index. A native dataset is read by "
-            "Penstock's DataLoader only; here a framework has rebuilt that loader as torch's own, "
-            "which would shard again and leave out decoding. See docs/trainers.md for what to "
-            "switch off, such as `ignore_data_skip=True` in the HF Trainer."
+            "shards, through Penstock's DataLoader only: loop over DataLoader(dataset, ...), and "
+            "for a part or a mixture of datasets make folders or packs of their own. If a "
+            "framework asked, it has rebuilt that loader as torch's own, which would shard again "
+            "and leave out decoding: docs/trainers.md says what to switch off, such as "
+            "`ignore_data_skip=True` in the HF Trainer."
         )
 
     def __repr__(self) -> str:

@@ -76,6 +76,44 @@ def test_every_sample_once_an_epoch_and_exact_resume(
     assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
 
 
+@pytest.mark.parametrize("made", ["script", "hook"])
+@pytest.mark.parametrize("kind", ["native", "torch", "plain"])
+def test_a_trainer_that_starts_its_processes_itself(
+    kind: str, made: str, images: Path, tmp_path: Path
+) -> None:
+    """`python train.py` with Lightning's devices=2: a rank is known in fit() only."""
+    if importlib.util.find_spec("lightning") is None:
+        pytest.skip("lightning isn't installed")
+    script = ROOT / "tests" / "trainers" / "jobs" / "lightning_script.py"
+    launchers = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK")
+    clean = {name: value for name, value in os.environ.items() if name not in launchers}
+    ways = ("whole",) if kind == "plain" else ("whole", "stopped", "resumed")
+    for way in ways:
+        done = subprocess.run(
+            [sys.executable, str(script), kind, str(images), str(tmp_path), way, made],
+            cwd=ROOT,
+            env={**clean, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-8000:]
+    ranks = [
+        {way: json.loads((tmp_path / f"{way}-{rank}.json").read_text()) for way in ways}
+        for rank in (0, 1)
+    ]
+    for epoch in range(EPOCHS):
+        part = slice(epoch * STEPS, (epoch + 1) * STEPS)
+        batches = [batch for rank in ranks for batch in rank["whole"]["batches"][part]]
+        assert sorted(i for batch in batches for i in batch) == list(range(SAMPLES))
+    for rank in ranks:
+        assert {told["steps"] for told in rank.values()} == {STEPS}
+        assert len(rank["whole"]["batches"]) == EPOCHS * STEPS
+        if "resumed" in rank:
+            parts = rank["stopped"]["batches"] + rank["resumed"]["batches"]
+            assert parts == rank["whole"]["batches"]
+
+
 def run(job: Job, kind: str, images: Path, out: Path) -> list[dict[str, Batches]]:
     """What each rank noted; the resumed job must go on where the stopped one was."""
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={job.ranks}"]

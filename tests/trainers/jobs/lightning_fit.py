@@ -35,7 +35,13 @@ class Module(lightning.LightningModule):
 
 def train(loader: Any, record: Record, *, stop: int | None, resume: bool, folder: Path) -> None:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    trainer = lightning.Trainer(
+    trainer = make_trainer(ranks=ranks, stop=stop, folder=folder)
+    checkpoint = str(folder / f"{CHECKPOINT}.ckpt") if resume else None
+    trainer.fit(Module(record), loader, ckpt_path=checkpoint)
+
+
+def make_trainer(*, ranks: int, stop: int | None, folder: Path) -> lightning.Trainer:
+    return lightning.Trainer(
         accelerator="cpu",
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
@@ -48,8 +54,6 @@ def train(loader: Any, record: Record, *, stop: int | None, resume: bool, folder
         enable_model_summary=False,
         default_root_dir=folder,
     )
-    checkpoint = str(folder / f"{CHECKPOINT}.ckpt") if resume else None
-    trainer.fit(Module(record), loader, ckpt_path=checkpoint)
 
 
 def checkpoints(folder: Path, step: int) -> ModelCheckpoint:

@@ -354,9 +354,30 @@ def _by_fsspec(
     )
 
 
+def _plain_web(
+    url: str, fs: Any, options: Mapping[str, Any], secrets: tuple[str, ...]
+) -> Store | None:
+    """fsspec's http as our own, which bounds answers and gives redirects no login; None where it
+    holds what only it understands (a session, cookies, request arguments)."""
+    if (
+        type(fs).__module__ != "fsspec.implementations.http"
+        or type(fs).__name__ != "HTTPFileSystem"
+    ):
+        return None
+    if getattr(fs, "encoded", False):
+        return None
+    secrets = tuple(sorted({*secrets, *find_secrets(options)}, key=len, reverse=True))
+    try:
+        return _http(url, options, fetch_policy(options), secrets)
+    except ConfigError:
+        return None
+
+
 def _passed(url: str, fs: Any, secrets: tuple[str, ...]) -> Store:
     """A user's own file system object."""
     options = dict(getattr(fs, "storage_options", None) or {})
+    if (web := _plain_web(url, fs, options, secrets)) is not None:
+        return web
     secrets = tuple(sorted({*secrets, *find_secrets(options)}, key=len, reverse=True))
     return FsspecStore(
         fs,

@@ -71,6 +71,21 @@ def test_another_origin_sees_no_login(what: str, status: int) -> None:
         assert SECRET not in str([asked.headers for asked in cdn.asked])
 
 
+@pytest.mark.parametrize("what", ["info", "range", "whole", "walk"])
+def test_fsspecs_http_gives_nothing_away_either(what: str) -> None:
+    pytest.importorskip("aiohttp")
+    import fsspec
+
+    with scripted(of_a_cdn) as cdn, scripted(lambda t, a: t.redirect(cdn.url + a.path)) as hub:
+        fs = fsspec.filesystem("http", skip_instance_cache=True, headers=HEADERS)
+        store = open_store(hub.url, {}, filesystem=fs)
+        use(store, what)
+        store.close()
+        assert hub.seen("x-api-key") == [SECRET] * len(hub.asked)
+        assert cdn.asked
+        assert SECRET not in str([asked.headers for asked in cdn.asked])
+
+
 @pytest.mark.parametrize("throttle", [429, 503])
 @pytest.mark.parametrize("scheme", ["http", "s3"])
 def test_what_follows_a_throttled_request_carries_no_login_either(

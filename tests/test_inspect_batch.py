@@ -102,7 +102,6 @@ def test_wrong_use_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     folder = write_photographs(tmp_path / "in", samples=4, classes=2)
     for arguments, told in (
         (("--out", tmp_path / "x.png"), "--batch"),
-        (("--batch", 2), "RandomResizedCrop"),
         (("--batch", 2, "--augment", "imagenet", "--out", tmp_path / "x.nope"), ".png"),
         (("--batch", 2, "--augment", "sepia"), "imagenet-eval"),
     ):
@@ -110,3 +109,29 @@ def test_wrong_use_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         shown = capsys.readouterr().err
         assert told in shown
         assert "Traceback" not in shown
+
+
+def test_images_of_different_sizes_are_shown_without_a_recipe(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from pipeline.cli.main import main
+    from tests import images
+
+    root = images.class_folder(tmp_path / "set", samples=6)
+    assert main(["inspect", str(root), "--batch", "4", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["tensors"][0]["shape"] == [4, 3, 224, 224]
+    assert "sizes differ" in told["augment"]
+
+
+@pytest.mark.parametrize("command", ["", "pack", "index", "inspect", "warm", "cache", "doctor"])
+def test_short_help_is_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from pipeline.cli.main import main
+
+    texts = []
+    for flag in ("-h", "--help"):
+        assert main([*command.split(), flag]) == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] != ""
+    if not command:
+        assert "--install-completion" in texts[0]

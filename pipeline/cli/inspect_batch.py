@@ -28,6 +28,7 @@ Recipe = Literal["imagenet", "imagenet-eval", "none"]
 MOST_SAMPLES = 1024
 _SHEET_PIXELS = 1800  # about the width of a screen
 _LARGEST_CELL = 256
+_SQUARE = 224
 _CAPTION_PIXELS = 16
 _GAP = 4
 
@@ -100,7 +101,7 @@ def look(
     dataset: with "id" among its fields. Shuffled where the recipe is one for training. Raises what
     the loader raises, ConfigError for a dataset without images or a size out of range.
     """
-    from augment import Normalize
+    from augment import Decode, Normalize, Resize
     from pipeline.loader import DataLoader
     from pipeline.world import World
 
@@ -109,6 +110,11 @@ def look(
     if "image" not in dataset.fields:
         raise ConfigError("--batch shows images, and this dataset has none: leave it out.")
     ops = operations(recipe)
+    told: str = recipe
+    if ops is None and dataset.index.images.fixed is None:
+        # Images of different sizes make no tensor: the whole of each, squeezed, is what fits.
+        ops = (Decode(), Resize((_SQUARE, _SQUARE)))
+        told = f"none, all resized to {_SQUARE} x {_SQUARE} since their sizes differ"
     with DataLoader(
         dataset,
         batch_size=min(size, len(dataset)),
@@ -123,7 +129,7 @@ def look(
     report = BatchReport(
         seed=seed,
         epoch=epoch,
-        augment=recipe,
+        augment=told,
         tensors=[
             Tensor(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).split(".")[-1])
             for name, tensor in batch.items()

@@ -28,7 +28,8 @@ app = typer.Typer(
     help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets, measure "
     "what feeds a job.",
     no_args_is_help=True,
-    add_completion=False,
+    add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )

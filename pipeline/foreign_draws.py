@@ -205,13 +205,19 @@ class Chance:
         """What draw() gives."""
         return self._draws(draw) if self._draws is not None and self._is_watched else draw()
 
+    def rest(self) -> None:
+        """Its draws are nobody's business."""
+        self._draws = None
+
     def noted(self, *, is_over: bool) -> dict[str, str] | None:
         """Frozen states, asked for behind each batch: what was drawn from as it was at first, or
         in a worker's stream that is over as it is now."""
         if self._draws is not None:
+            if not self._is_watched or is_over:
+                return None
             noted = {**self._told, **self._draws.noted}
             self._is_watched = bool(noted)  # its first batch drew nothing: nor will the others
-            return None if is_over else noted or None
+            return noted or None
         now = _states()
         wanted = now if is_over else self._before
         drawn = [name for name in now if now[name] != self._before[name]]

@@ -87,6 +87,8 @@ class Mark:
             given = copied(dict(values))
             workers = tuple(WorkerPosition(**worker) for worker in given.pop("workers"))
             mark = cls(workers=workers, **given)
+            for worker in workers:
+                worker.check()
             counts = (mark.epoch, mark.batches, mark.position, mark.next_worker)
             if any(type(count) is not int or count < 0 for count in counts):
                 raise ValueError(f"counts are {counts}")

@@ -209,7 +209,7 @@ class Pass:
 
     def _note(self, said: list[Fetched]) -> None:
         """What workers said in front of a batch that is handed out now."""
-        if not self._settings.tracks_workers:
+        if not said or not self._settings.tracks_workers:
             return
         workers = list(self._mark.workers)
         for fetched in said:

@@ -48,7 +48,8 @@ class WorkerPosition:
     past: Past | None = None
     rng: dict[str, str] | None = None
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Raise ValueError for what no worker's stream can be at."""
         if self.past not in (None, "ended", "left"):
             raise ValueError(f"past is {self.past!r}")
         if any(type(count) is not int or count < 0 for count in (self.batches, self.since)):
@@ -186,6 +187,8 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         iterator = chance(lambda: self._begin(position))
         is_stateful = self._is_stateful()
         is_watched = not is_stateful and self._seed is None
+        if not is_watched:
+            chance.rest()
         for _ in range(position.since):
             if self._over:
                 break
@@ -260,14 +263,11 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
 
     def _next(self, iterator: Any) -> list[Any]:
         """Samples of the next batch; none at the end."""
-        samples: list[Any] = []
-        # iter() is never called again: there are iterators that begin anew then.
-        for _ in range(self._batch_size or 1):
-            try:
-                samples.append(next(iterator))
-            except StopIteration:
-                self._over, self._past = True, "ended"
-                break
+        wanted = self._batch_size or 1
+        # iter() is never called again, as islice() would: there are iterators that begin anew then.
+        samples = list(map(next, itertools.repeat(iterator, wanted)))
+        if len(samples) < wanted:
+            self._over, self._past = True, "ended"
         return [] if self._drop_last and self._over else samples
 
     def _is_stateful(self) -> bool:

@@ -283,6 +283,12 @@ def test_a_state_of_other_data_or_another_seed() -> None:
 
 
 def test_damaged_marks_are_refused() -> None:
+    stream = MAKERS["stream"](0).state_dict()
+    for odd in ({"past": "soon"}, {"since": -1}, {"batches": "1"}):
+        worker = {"batches": 0, "since": 0, "state": None, **odd}
+        mark = {**stream["mark"], "workers": [worker]}
+        with pytest.raises(ResumeError, match="damaged"):
+            MAKERS["stream"](0).load_state_dict({**stream, "mark": mark})
     state = MAKERS["shuffled"](0).state_dict()
     for mark in (None, {}, {**state["mark"], "batches": -1}, {**state["mark"], "more": 1}):
         with pytest.raises(ResumeError, match="damaged"):

@@ -327,7 +327,8 @@ def seed_all(seed: int) -> None:
 def test_a_stream_that_shuffles_by_the_processs_generators_goes_on(cut: int) -> None:
     seed_all(1)
     loader = DataLoader(Chancy([11]), 3)
-    seen, state = [], loader.state_dict()
+    seen: list[Any] = []
+    state = loader.state_dict()
     for batch in loader:
         if len(seen) == cut:
             break

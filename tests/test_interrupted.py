@@ -45,14 +45,16 @@ if __name__ == "__main__":
     from pipeline import DataLoader
     loader = DataLoader(dataset, batch_size=4, seed=1, shuffle=True, drop_last=True,
                         augment=imagenet_eval(32, resize=36))
-    for number, batch in enumerate(loader):
-        print("batch", flush=True)
-        if phase == "close":
-            sys.stdin.readline()  # until a request hangs
-            loader.close()
-            dataset.close()
-            print("closed", flush=True)
-            sys.exit(0)
+    try:
+        for batch in loader:
+            pass
+    except (KeyboardInterrupt, RuntimeError):  # of Condition.wait at its very beginning
+        if phase != "close":
+            raise
+        loader.close()
+        dataset.close()
+        print("closed", flush=True)
+        sys.exit(0)
     print("done", flush=True)
 """
 
@@ -69,7 +71,7 @@ def hangs(phase: str, asked: Asked, count: int) -> bool:
         return is_manifest and asked.method == "GET"
     if phase == "index":
         return asked.path.endswith(".jpg") and asked.method == "GET"
-    if phase in ("mid-epoch", "close"):
+    if phase == "mid-epoch":
         return is_range and not is_manifest and count > 12
     return is_range and not is_manifest
 
@@ -116,7 +118,6 @@ def job(phase: str, url: str, place: Path, server: ScriptedServer) -> subprocess
     program.write_text(JOB)
     return subprocess.Popen(
         [sys.executable, str(program), phase, url, str(place / "cache"), server.url],
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -174,10 +175,6 @@ def test_close_ends_while_requests_hang(pack: Path, tmp_path: Path) -> None:
     files = Files(pack.parent, "close", drips=True)
     with scripted(files) as server:
         process = job("close", f"{server.url}/{pack.name}", tmp_path, server)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stdout.readline() == "batch\n"
         assert files.hung.wait(GUARD_S)
-        stdin = process.stdin
-        out, err = end(process, lambda: (stdin.write("now\n"), stdin.flush()))
+        out, err = end(process, lambda: process.send_signal(signal.SIGINT))
     assert (process.returncode, out) == (0, "closed\n"), err

@@ -37,7 +37,7 @@ from augment.culprits import (
 from augment.draws import decodes_window, input_names
 from augment.nodes import Device, GraphPlan, describe
 from augment.region import way_for
-from augment.verify import disown_pipeline, load_dali, read_header
+from augment.verify import disown_pipeline, load_dali, read_header, safe_header
 from cache.errors import (
     ClosedError,
     ConfigError,
@@ -498,10 +498,11 @@ def checked_device(device: str, device_id: int | None) -> _OnDevice:
 
 
 def bad_headers(batch: EncodedBatch) -> dict[int, str]:
-    """Rows that would crash DALI, and why: no header, or one of another size than was stored."""
+    """Rows that would crash DALI, and why: no header, one of another size than was stored, or a
+    JPEG 2000 file that Pillow can't decode."""
     bad: dict[int, str] = {}
     for row, (sample, dims) in enumerate(zip(batch.encoded, batch.dims.tolist(), strict=True)):
-        header = read_header(sample)
+        header = safe_header(sample)
         if isinstance(header, Rejected):
             bad[row] = header.reason
         # Stored dims are upright, these may not be.

@@ -1,9 +1,10 @@
 """Full decodes of images, once, before they may enter a dataset.
 
 The header is read first: a file that claims 65,535 x 65,535 pixels is turned away before anything
-of that size is reserved, and one without a readable header would crash DALI (see `graph`). The rest
-is decoded whole, in groups that are bounded in pixels; a group that fails is halved until each
-culprit stands alone, so good images are never lost with bad ones.
+of that size is reserved, and one without a readable header would crash DALI (see `graph`), as
+would some damaged JPEG 2000 files, which Pillow therefore decodes first. The rest is decoded
+whole, in groups that are bounded in pixels; a group that fails is halved until each culprit stands
+alone, so good images are never lost with bad ones.
 
 What no decode can find: damage inside a JPEG's scan that keeps its structure decodes to wrong
 pixels. libjpeg and nvImageCodec write what they dislike straight to the process's stderr.
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from augment.culprits import failing_rows
+from augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
 from cache.errors import ClosedError, ConfigError, MissingDependencyError
 from cache.forks import keep_for_ever, watch
 from readers.types import ImageFacts, Rejected
@@ -178,7 +180,7 @@ def _decoder(dali: Any, threads: int) -> Any:
 
 
 def _capped_header(sample: Encoded, max_pixels: int) -> Header | Rejected:
-    header = read_header(sample)
+    header = safe_header(sample, max_pixels=max_pixels)
     if isinstance(header, Header) and not 1 <= header.pixels <= max_pixels:
         return Rejected(
             f"its header says {header.width} x {header.height} pixels; wanted 1 to {max_pixels:,} "
@@ -190,6 +192,13 @@ def _capped_header(sample: Encoded, max_pixels: int) -> Header | Rejected:
 def _facts(shape: tuple[int, int], header: Header) -> ImageFacts:
     height, width = shape
     return ImageFacts(height=height, width=width, channels=header.channels, codec=header.codec)
+
+
+def safe_header(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Header | Rejected:
+    """As `read_header`, of bytes that nobody has verified: JPEG 2000, which may end the process,
+    is decoded whole by Pillow before, up to max_pixels. Raises MissingDependencyError."""
+    refusal = jpeg2000_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
+    return read_header(sample) if refusal is None else refusal
 
 
 def read_header(sample: Encoded) -> Header | Rejected:

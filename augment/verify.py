@@ -12,7 +12,6 @@ pixels. libjpeg and nvImageCodec write what they dislike straight to the process
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from augment.culprits import failing_rows
 from augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
 from cache.errors import ClosedError, ConfigError, MissingDependencyError
 from cache.forks import keep_for_ever, watch
+from cache.limits import usable_cores
 from readers.types import ImageFacts, Rejected
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class ImageVerifier:
 
         Raises ConfigError, MissingDependencyError (no DALI).
         """
-        cores = len(os.sched_getaffinity(0))
+        cores = usable_cores()
         self._threads = cores if threads is None else threads
         if self._threads < 1 or max_pixels < 1:
             raise ConfigError(

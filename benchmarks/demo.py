@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -27,6 +26,7 @@ from benchmarks.proof import Verdict, kill_and_resume, train
 from benchmarks.record import write_result
 from benchmarks.train import Job
 from cache.errors import ConfigError, PenstockError
+from cache.limits import usable_cores
 from cache.sizes import format_size
 from pipeline.bench.machine import machine
 from pipeline.bench.peers.registry import TITLES
@@ -355,7 +355,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     # Into a file or a log: wide enough for the table, where rich would take 80 columns.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    workers = len(os.sched_getaffinity(0))
+    workers = usable_cores()
     try:
         exact = demo(options.out, data=options.data, scale=Scale(workers=workers), console=console)
     except PenstockError as error:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
-import os
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -104,11 +103,12 @@ def run(job: Job, *, tell: Tell) -> None:
     import torch
 
     from augment import imagenet_train
+    from cache.limits import usable_cores
     from pipeline import DataLoader
     from readers import Dataset
 
     # Half of the cores for the step and DALI's threads beside it: more would wait for one another.
-    torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
+    torch.set_num_threads(max(1, usable_cores() // 2))
     torch.manual_seed(job.seed)
     torch.use_deterministic_algorithms(True)
     model = small_cnn(job.classes)

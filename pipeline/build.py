@@ -13,6 +13,7 @@ from augment.graph import Graph
 from augment.mixing import Mixer, mixer_of
 from augment.recipe import CheckedRecipe, check_recipe
 from cache.errors import ConfigError, PenstockError, PenstockWarning, PlanError
+from cache.limits import usable_cores
 from cache.threads import STALL_TIMEOUT_S
 from pipeline.agreement import Agreement, check_same_plan, join
 from pipeline.arguments import BatchSizes, batch_sizes
@@ -33,13 +34,13 @@ from pipeline.run import Run
 from pipeline.state import LoaderState, PlanSettings
 from pipeline.statistics import Meter
 from pipeline.steps import Walk
-from pipeline.world import World, usable_cores
 
 if TYPE_CHECKING:
     import torch
 
     from augment import Operation
     from cache.blob import ReadMode
+    from pipeline.world import World
     from readers import Dataset
     from readers.index import Index
 

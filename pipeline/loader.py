@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _DatasetKind
 
 from cache.blob import READ_MODE, ReadMode
 from cache.errors import ClosedError, ConfigError, PlanError
+from cache.limits import usable_cores
 from pipeline import arguments, attributes
 from pipeline.asked import Asked, Whereabouts
 from pipeline.foreign import ForeignEngine, ForeignSettings
@@ -27,7 +28,7 @@ from pipeline.given import check_dataset
 from pipeline.native import NativeEngine
 from pipeline.pictures import Darkroom, Split, needs_our_loader
 from pipeline.sampler import PlanBatches, PlanSampler
-from pipeline.world import local_rank, usable_cores
+from pipeline.world import local_rank
 from readers import Dataset
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Literal
 
 from augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS
 from cache.errors import ConfigError
+from cache.limits import available_memory_bytes
 from cache.sizes import format_size
-from pipeline.world import available_memory_bytes
 from readers.shard import HEIGHT, WIDTH
 
 if TYPE_CHECKING:

@@ -1,6 +1,7 @@
-"""Which rank of how many this process is, and how many cores it may use.
+"""Which rank of how many this process is.
 
-The only module that asks the environment and the operating system's limits. A running process
+The only module of the library that asks the environment; the operating system's limits are
+`cache.limits`. A running process
 group knows best; before there is one, the launcher's variables say the same. What a job scheduler
 sets for a whole job isn't believed: under Slurm a batch script has SLURM_PROCID=0 and SLURM_NTASKS
 of 8 though it runs once, and a loader that took itself for rank 0 of 8 would skip most of the data.
@@ -12,13 +13,12 @@ import os
 import re
 import sys
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cache.errors import PlanError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 _REMEDY = "Correct or unset it, or pass world=World(rank, size)."
 # Some trainers' launchers (Lightning's) tell their children all but the rank.
@@ -114,54 +114,6 @@ def local_rank(environ: Mapping[str, str] | None = None) -> int:
         return told.local_rank
     alone = environ.get("LOCAL_RANK", "").strip()
     return int(alone) if alone.isdecimal() else 0
-
-
-def usable_cores(*, root: Path = Path("/")) -> int:
-    """Cores that this process may use: its CPU affinity, and the CPU quota of its control groups.
-
-    A quota counts in whole cores, rounded down, since a thread more would be throttled; at least 1.
-    Reads both versions of control groups; one that can't be read limits nothing. root: where /proc
-    and /sys are looked for.
-    """
-    quotas = (int(cores) for cores in _quotas(root))
-    return max(1, min(len(os.sched_getaffinity(0)), *quotas, sys.maxsize))
-
-
-def available_memory_bytes(*, root: Path = Path("/")) -> int:
-    """Memory that this process may still take: the kernel's estimate for the machine, and what its
-    control groups leave, files that they could drop counted as free.
-
-    Reads both versions of control groups; one that can't be read limits nothing, and a machine that
-    doesn't tell has nothing to give: 0. root: where /proc and /sys are looked for.
-    """
-    told = _numbers(_read(root / "proc/meminfo").replace(":", "").replace(" kB", ""))
-    machine = 1024 * told.get("MemAvailable", 0)
-    return max(0, min(machine, *_memory_left(root), sys.maxsize))
-
-
-def _memory_left(root: Path) -> Iterator[int]:
-    """Bytes that the control groups of this process leave, of its own and of all above it."""
-    files = {
-        True: ("memory.max", "memory.current", "inactive_file"),
-        False: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
-    }
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        limit, usage, droppable = files[not controllers]
-        mount = root / "sys/fs/cgroup" / controllers
-        for folder in _upward(mount, path):
-            words = _read(folder / limit).strip(), _read(folder / usage).strip()
-            if all(word.isdecimal() for word in words):
-                files_bytes = _numbers(_read(folder / "memory.stat")).get(droppable, 0)
-                yield int(words[0]) - int(words[1]) + files_bytes
-
-
-def _numbers(text: str) -> dict[str, int]:
-    """Of lines "name number"."""
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
 
 
 def _process_group() -> tuple[int, int] | None:
@@ -311,41 +263,3 @@ def _number(environ: Mapping[str, str], name: str) -> int:
 
 def _first(environ: Mapping[str, str], *names: str) -> str | None:
     return next((name for name in names if name in environ), None)
-
-
-def _quotas(root: Path) -> Iterator[float]:
-    """CPU quotas in cores of this process's control group and of all above it."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = (*line.split(":", 2), "", "")[:3]
-        if not controllers:
-            for folder in _upward(root / "sys/fs/cgroup", path):
-                yield from _quota(_read(folder / "cpu.max").split())
-        elif "cpu" in controllers.split(","):
-            for mount in {controllers, "cpu"}:
-                for folder in _upward(root / "sys/fs/cgroup" / mount, path):
-                    quota = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-                    yield from _quota([text.strip() for text in quota])
-
-
-def _upward(mount: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it, up to the mount point.
-
-    In a container the path may be the host's and not exist below the mount; then only the mount
-    itself, which is the container's group, has something to read.
-    """
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-    for depth in range(len(parts), -1, -1):
-        yield mount.joinpath(*parts[:depth])
-
-
-def _quota(words: list[str]) -> Iterator[float]:
-    """Cores of "quota period" in microseconds; none for "max" and -1, which mean no limit."""
-    if len(words) == 2 and words[0].isdecimal() and words[1].isdecimal() and int(words[1]):
-        yield int(words[0]) / int(words[1])
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""

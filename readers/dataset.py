@@ -19,6 +19,7 @@ from cache.errors import (
     FetchError,
     IndexChangedError,
 )
+from cache.limits import usable_cores
 from readers.arrow_shard import ArrowColumns
 from readers.blocks import Blocks
 from readers.folder_shard import REINDEX
@@ -30,7 +31,6 @@ from readers.origin import locate, show
 from readers.scratch import Scratch
 from readers.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from readers.types import EncodedBatch
-from readers.verify import default_workers
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -132,7 +132,7 @@ class Dataset:
                     scratch=self._scratch,
                     index=self._index_folder,
                     verify=verify,
-                    workers=workers or default_workers(),
+                    workers=workers or usable_cores(),
                 )
                 try:
                     index = opener.open(self._format)

@@ -30,6 +30,7 @@ from cache.errors import (
     IndexChangedError,
     PenstockWarning,
 )
+from cache.limits import usable_cores
 from readers.atomic import locked
 from readers.build import build_folder_index, known_files, refresh_directories
 from readers.folder import changed_directories, list_folder
@@ -43,7 +44,7 @@ from readers.places import Places, read_own, upload
 from readers.scratch import Scratch
 from readers.tar_listing import holds_tars
 from readers.tar_opening import TarOpener
-from readers.verify import default_workers, find_verify
+from readers.verify import find_verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -107,7 +108,7 @@ def open_index(
         scratch=scratch,
         index=index,
         verify=verify,
-        workers=workers or default_workers(),
+        workers=workers or usable_cores(),
     )
     return opener.open(format)
 
@@ -139,7 +140,7 @@ def build_index(
         scratch=scratch,
         index=out,
         verify=verify,
-        workers=workers or default_workers(),
+        workers=workers or usable_cores(),
         progress=progress,
     )
     try:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cache.errors import ConfigError, DatasetNotFoundError, PenstockError
+from cache.limits import usable_cores
 from cache.sizes import parse_size
 from cache.threads import ordered
 from readers.arrow_shard import ArrowShard, ShardContent, write_shard
@@ -35,7 +36,7 @@ from readers.scratch import Scratch
 from readers.sniff import is_progressive
 from readers.transcode import Transcode
 from readers.types import Rejected
-from readers.verify import Checked, default_workers, find_verify
+from readers.verify import Checked, find_verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -113,7 +114,7 @@ def pack(
     origin = locate(src, storage_options=storage_options, scratch=scratch, filesystem=filesystem)
     try:
         root = _destination(dst, origin)
-        threads = workers or default_workers()
+        threads = workers or usable_cores()
         job = _Job(
             shuffle=shuffle,
             seed=seed,

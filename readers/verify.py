@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from cache.errors import MissingDependencyError, PenstockError
+from cache.limits import usable_cores
 from readers.sniff import HEAD_BYTES, check_jpeg, sniff
 from readers.types import ImageFacts, Rejected
 
@@ -35,11 +35,6 @@ class Checked:
     facts: ImageFacts
 
 
-def default_workers() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
-
-
 def find_verify(*, workers: int | None = None) -> Verify:
     """The installed decoder, to run on `workers` threads. Raises MissingDependencyError."""
     remedy = (
@@ -57,7 +52,7 @@ def find_verify(*, workers: int | None = None) -> Verify:
         raise MissingDependencyError(
             f"The image verifier can't load ({error}). {remedy}"
         ) from error
-    return functools.partial(verify, threads=workers or default_workers())
+    return functools.partial(verify, threads=workers or usable_cores())
 
 
 def examine(samples: Sequence[Encoded | Rejected], verify: Verify) -> list[Checked | Rejected]:

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from augment import CenterCrop, Resize, imagenet_train
 from cache.errors import ConfigError, MissingDependencyError, PlanError, RecipeError
+from cache.limits import usable_cores
 from pipeline.bench import plot as plots
 from pipeline.bench.accelerators import accelerator
 from pipeline.bench.bench import About, Result, _as_at_first
@@ -35,7 +36,7 @@ from pipeline.bench.report import as_json, show
 from pipeline.bench.sameness import NotTheSameWorkError
 from pipeline.bench.tune import Axis, Setup, Trial, Tuned
 from pipeline.cli import main
-from pipeline.world import World, usable_cores
+from pipeline.world import World
 from readers import Dataset
 from tests.conftest import SAMPLES
 from tests.watchdog import PATIENCE_S

@@ -18,7 +18,14 @@ OURS = ("pipeline", "augment", "readers", "cache")
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "cache": ("cache",),
     "readers": ("readers", "cache"),
-    "augment": ("augment", "readers", "cache.errors", "cache.forks", "cache.hashing"),
+    "augment": (
+        "augment",
+        "readers",
+        "cache.errors",
+        "cache.forks",
+        "cache.hashing",
+        "cache.limits",
+    ),
     "pipeline": ("pipeline", "augment", "readers", "cache"),
 }
 MAY_IMPORT_DALI = {

@@ -25,11 +25,11 @@ from PIL import Image
 from augment import imagenet_eval, imagenet_train
 from augment.recipe import check_recipe
 from cache import DiskCache
+from cache.limits import usable_cores
 from pipeline import DataLoader
 from pipeline.bench.ceilings import measure_ceilings
 from pipeline.bench.diagnosis import diagnose
 from pipeline.bench.facts import Cores
-from pipeline.world import usable_cores
 from readers import Dataset, pack
 from tests.servers import Faults, serving
 

@@ -37,6 +37,7 @@ from benchmarks import resident as benchmark
 from benchmarks.photographs import PHOTOGRAPHS
 from cache import DiskCache
 from cache.errors import ConfigError
+from cache.limits import available_memory_bytes
 from pipeline import DataLoader, World
 from pipeline.order import Plan
 from pipeline.resident import Store
@@ -51,7 +52,6 @@ from pipeline.resident_room import (
 )
 from pipeline.state import PlanSettings
 from pipeline.steps import Cursor, Walk
-from pipeline.world import available_memory_bytes
 from readers import Dataset
 from readers.types import EncodedBatch, ImageFacts, ImageRange, Rejected
 from tests.conftest import SAMPLES, photograph

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,10 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from augment.verify import ImageVerifier
 from cache.errors import PlanError
-from pipeline.world import World, usable_cores
+from cache.limits import usable_cores
+from pipeline.bench.machine import machine as bench_machine
+from pipeline.cli.machine import gather
+from pipeline.world import World
+from readers.verify import find_verify
 from tests.watchdog import PATIENCE_S
 
+REPOSITORY = Path(__file__).resolve().parent.parent
 TORCHRUN = {"RANK": "11", "WORLD_SIZE": "16", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "11",
@@ -321,6 +328,34 @@ def test_usable_cores_are_affinity_and_quota(machine, cgroup, files, cores):
 def test_usable_cores_are_at_least_one_and_at_most_the_affinity(tmp_path):
     assert usable_cores(root=tmp_path / "nothing") == len(os.sched_getaffinity(0))
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
+
+
+def test_whatever_counts_cores_asks_for_the_quota_too(machine, monkeypatch):
+    """Indexing and packing on first use as well: more threads would only be throttled."""
+    pytest.importorskip("nvidia.dali")
+    root = machine("0::/\n", {"sys/fs/cgroup/cpu.max": "300000 100000\n"})
+    monkeypatch.setattr("cache.limits.ROOT", root)
+    assert usable_cores() == 3
+    assert find_verify().keywords == {"threads": 3}
+    with ImageVerifier() as verifier:
+        assert verifier._threads == 3
+    assert bench_machine()["cores"] == 3
+    facts = gather()
+    assert (facts.affinity, facts.usable) == (16, 3)
+
+
+def test_one_module_asks_how_many_cores_there_are():
+    """Besides the one that tells a core from another, and the doctor, who tells why they are few.
+
+    One for the affinity alone would forget the control groups.
+    """
+    asking = {
+        str(path.relative_to(REPOSITORY))
+        for folder in ("augment", "benchmarks", "cache", "pipeline", "readers")
+        for path in (REPOSITORY / folder).rglob("*.py")
+        if re.search(r"sched_getaffinity|cpu_count", path.read_text())
+    }
+    assert asking == {"cache/limits.py", "pipeline/cores.py", "pipeline/cli/machine.py"}
 
 
 def test_control_groups_that_cannot_be_read_limit_nothing(tmp_path, monkeypatch):

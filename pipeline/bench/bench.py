@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from cache.errors import PenstockError
+from cache.limits import usable_cores
 from pipeline.bench.ceilings import measure_ceilings
 from pipeline.bench.compare import ROUND, ROUNDS, compare_url
 from pipeline.bench.diagnosis import Diagnosis, diagnose
 from pipeline.bench.play import Played, floor_au, import_all, play
 from pipeline.bench.tune import Setup, Tuned, axes_for, tune
-from pipeline.world import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -22,6 +22,7 @@ import numpy as np
 from augment.ops import CenterCrop, Decode, RandomResizedCrop, Resize
 from augment.recipe import check_recipe
 from cache.errors import ConfigError
+from cache.limits import usable_cores
 from cache.threads import Ordered, Workers
 from pipeline.bench.facts import Ceilings, Rate
 from pipeline.bench.progressive import progressive_cost
@@ -33,7 +34,6 @@ from pipeline.build import (
     make_plan,
     shuffled_plan,
 )
-from pipeline.world import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from augment.ops import RandomResizedCrop, imagenet_train
 from cache.errors import ConfigError
+from cache.limits import usable_cores
 from pipeline.bench.export import export_files
 from pipeline.bench.peers.registry import OURS, split_installed
 from pipeline.bench.peers.work import Work, list_files
@@ -104,7 +104,7 @@ def compare_url(
             scratch=Path(place),
             batch_size=batch_size,
             size=crop,
-            workers=workers or len(os.sched_getaffinity(0)),
+            workers=workers or usable_cores(),
             seed=seed,
         )
         played = ["penstock", *there]

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from cache.blob import READ_MODE
 from cache.errors import ConfigError, PlanError, RecipeError
+from cache.limits import usable_cores
 from pipeline.bench.accelerators import accelerator as accelerator_named
 from pipeline.bench.tune import Setup
-from pipeline.world import World, usable_cores
+from pipeline.world import World
 from readers.origin import show
 
 if TYPE_CHECKING:

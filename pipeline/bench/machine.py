@@ -9,6 +9,8 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from cache.limits import usable_cores
+
 _DISTRIBUTIONS = {
     "penstock": ("penstock",),
     "torch": ("torch",),
@@ -24,7 +26,7 @@ def machine() -> dict[str, Any]:
     models = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": usable_cores(),
         "processor": models[0] if models else platform.processor() or platform.machine(),
         "memory_gib": round(memory / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
+from cache.limits import usable_cores
 from cache.sizes import format_size
 from pipeline.bench.diagnosis import ceiling_of
 from pipeline.bench.machine import machine, versions
 from pipeline.bench.tune import BUSY_NOISE
-from pipeline.world import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

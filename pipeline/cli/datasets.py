@@ -12,12 +12,13 @@ from rich.console import Console
 from rich.table import Table
 
 from cache.errors import ConfigError
+from cache.limits import usable_cores
 from cache.sizes import format_size
 from pipeline.cli.inspect_batch import Recipe, look, open_with_ids, show
 from pipeline.cli.progress import SampleProgress
 from pipeline.order import default_lanes, default_window, label_spread
 from pipeline.plan_advice import usual_spread_words, usual_spreads
-from pipeline.world import World, usable_cores
+from pipeline.world import World
 
 if TYPE_CHECKING:
     from readers.index import Index

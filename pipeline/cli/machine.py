@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from cache.errors import PlanError
+from cache.limits import usable_cores
 from pipeline.cli.cache_facts import CacheFacts, cache_facts
-from pipeline.world import World, usable_cores
+from pipeline.world import World
 
 OURS = ("pipeline", "readers", "cache", "augment")
 

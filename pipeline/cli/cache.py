@@ -21,6 +21,7 @@ from rich.table import Table
 from cache.errors import ConfigError, PenstockError, WriteError
 from cache.sizes import format_size, parse_size
 from pipeline.cli.check import count
+from pipeline.cli.examples import epilog
 from pipeline.cli.progress import ByteProgress
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on std
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]
 
 
-@app.command("ls")
+@app.command("ls", epilog=epilog("cache ls"))
 def list_(
     folder: Folder,
     label: Annotated[
@@ -73,7 +74,7 @@ def list_(
     console.print(f"{count(len(blobs), 'blob')}, {format_size(total_bytes)}")
 
 
-@app.command("stat")
+@app.command("stat", epilog=epilog("cache stat"))
 def stat(folder: Folder, as_json: Json = False) -> None:
     """Limit, use, datasets and the jobs that share the folder now."""
     from cache import admin
@@ -86,7 +87,7 @@ def stat(folder: Folder, as_json: Json = False) -> None:
     _print_summary(summary)
 
 
-@app.command("verify")
+@app.command("verify", epilog=epilog("cache verify"))
 def verify(folder: Folder, as_json: Json = False) -> None:
     """Read every whole blob and check it. A bad one is dropped: the next job fetches it again.
 
@@ -114,7 +115,7 @@ def verify(folder: Folder, as_json: Json = False) -> None:
         raise typer.Exit(1)
 
 
-@app.command("evict")
+@app.command("evict", epilog=epilog("cache evict"))
 def evict(
     folder: Folder,
     to: Annotated[
@@ -155,7 +156,7 @@ def evict(
         )
 
 
-@app.command("clear")
+@app.command("clear", epilog=epilog("cache clear"))
 def clear(
     folder: Folder,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")] = False,
@@ -185,7 +186,7 @@ def clear(
         )
 
 
-@app.command("gc")
+@app.command("gc", epilog=epilog("cache gc"))
 def gc(folder: Folder, as_json: Json = False) -> None:
     """Put the folder in order: fills and jobs of dead processes, trash, files of no catalogue.
 

@@ -19,6 +19,7 @@ from pipeline.cli import datasets
 from pipeline.cli.bench import bench
 from pipeline.cli.cache import app as cache_app
 from pipeline.cli.doctor import doctor
+from pipeline.cli.examples import epilog
 from pipeline.cli.warm import warm
 
 INTERRUPTED = 130
@@ -33,12 +34,12 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("pack")(datasets.pack)
-app.command("index")(datasets.index)
-app.command("inspect")(datasets.inspect)
-app.command("warm")(warm)
-app.command("bench")(bench)
-app.command("doctor")(doctor)
+app.command("pack", epilog=epilog("pack"))(datasets.pack)
+app.command("index", epilog=epilog("index"))(datasets.index)
+app.command("inspect", epilog=epilog("inspect"))(datasets.inspect)
+app.command("warm", epilog=epilog("warm"))(warm)
+app.command("bench", epilog=epilog("bench"))(bench)
+app.command("doctor", epilog=epilog("doctor"))(doctor)
 app.add_typer(cache_app)
 
 

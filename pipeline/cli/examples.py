@@ -1,0 +1,67 @@
+"""Examples that each command's help ends with; a test parses all of them and runs those that need
+neither a store nor minutes."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "pack": (
+            "penstock pack photos photos-pack",
+            "penstock pack photos photos-small --short-side 256 --quality 90",
+            "penstock pack s3://bucket/photos photos-pack --cache cached",
+        ),
+        "index": (
+            "penstock index photos",
+            "penstock index photos --out photos-index",
+            "penstock index s3://bucket/photos --out s3://bucket/photos.penstock",
+        ),
+        "inspect": (
+            "penstock inspect photos-pack",
+            "penstock inspect photos --index photos-index --json",
+            "penstock inspect photos --batch 8 --augment imagenet --out sheet.png",
+        ),
+        "warm": (
+            "penstock warm s3://bucket/photos-pack --cache cached --dry-run",
+            "penstock warm s3://bucket/photos-pack --cache cached --max-bytes 500GB",
+            "penstock warm s3://bucket/photos-pack --cache cached --nodes 4 --node-rank 0",
+        ),
+        "bench": (
+            "penstock bench photos-pack",
+            "penstock bench photos-pack --accelerator h100-resnet50 --tune",
+            "penstock bench photos --against torch,dali --plot bench.png",
+        ),
+        "doctor": (
+            "penstock doctor",
+            "penstock doctor cached",
+            "penstock doctor --url s3://bucket/photos -o region=eu-central-1",
+        ),
+        "cache ls": (
+            "penstock cache ls cached",
+            "penstock cache ls cached --dataset photos --json",
+        ),
+        "cache stat": ("penstock cache stat cached",),
+        "cache verify": ("penstock cache verify cached",),
+        "cache evict": (
+            "penstock cache evict cached --to 500GB",
+            "penstock cache evict cached --dataset s3://bucket/photos-pack",
+        ),
+        "cache clear": (
+            "penstock cache clear cached",
+            "penstock cache clear cached --yes",
+        ),
+        "cache gc": ("penstock cache gc cached",),
+    }
+)
+"""By command. `photos` is an image folder, `cached` a cache folder; pack and index make the rest
+before others read it, in this order."""
+
+
+def epilog(command: str) -> str:
+    """What stands below the options of a command; a blank line is how typer breaks one."""
+    return "\n\n".join(("[bold]Examples[/bold]", *EXAMPLES[command]))

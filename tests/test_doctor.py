@@ -22,7 +22,8 @@ from pipeline.cli.doctor_remote import (
     remote_checks,
     remote_facts,
 )
-from pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind, hiding
+from pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind
+from pipeline.cli.packages import PackageFacts, hiding
 from pipeline.world import World
 from tests.servers import Faults, Server, serving
 from tests.watchdog import PATIENCE_S
@@ -46,7 +47,7 @@ HEALTHY = Facts(
     python=(3, 11, 7),
     system="Linux",
     machine="x86_64",
-    hiding=(),
+    packages=PackageFacts(source="wheel"),
     torch=Module(version="2.13.0+cu130", cuda="13.0"),
     dali=Module(version="2.4.0", cuda="13.0"),
     dali_builds=("nvidia-dali-cuda130",),
@@ -97,7 +98,12 @@ def test_a_healthy_machine_has_no_remedy() -> None:
     [
         (broken(python=(3, 10, 4)), "python", "fail", "3.11"),
         (broken(system="Darwin"), "python", "fail", "Linux"),
-        (broken(hiding=("/job/cache.py",)), "packages", "warn", "/job/cache.py"),
+        (
+            broken(packages=PackageFacts(hiding=("/job/cache.py",))),
+            "packages",
+            "warn",
+            "/job/cache.py",
+        ),
         (broken(torch=Module()), "torch", "fail", "pip install torch"),
         (
             broken(torch=Module(version="2.13.0", error="OSError: libc10")),

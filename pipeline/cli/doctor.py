@@ -20,6 +20,7 @@ from pipeline.cli.check import Check
 from pipeline.cli.check import count as _count
 from pipeline.cli.datasets import StoreOptions, parse_options
 from pipeline.cli.doctor_cache import cache_checks
+from pipeline.cli.doctor_packages import package_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -82,7 +83,7 @@ def doctor(
 def checks(facts: Facts) -> Iterator[Check]:
     """Judge a machine, in the order in which its faults would show."""
     yield _python(facts)
-    yield _packages(facts)
+    yield from package_checks(facts.packages)
     yield _torch(facts)
     yield _dali(facts)
     yield _decoding(facts)
@@ -111,17 +112,6 @@ def _python(facts: Facts) -> Check:
     if facts.system != "Linux":
         return Check(name="python", status="fail", found=found, remedy="DALI needs Linux.")
     return Check(name="python", status="ok", found=found)
-
-
-def _packages(facts: Facts) -> Check:
-    if not facts.hiding:
-        return Check(name="packages", status="ok", found="nothing hides them in this folder")
-    return Check(
-        name="packages",
-        status="warn",
-        found=f"hidden from scripts in this folder by {', '.join(facts.hiding)}",
-        remedy="Rename these, or keep training scripts in another folder.",
-    )
 
 
 def _torch(facts: Facts) -> Check:

@@ -26,9 +26,8 @@ import numpy as np
 from cache.errors import PlanError
 from cache.limits import usable_cores
 from pipeline.cli.cache_facts import CacheFacts, cache_facts
+from pipeline.cli.packages import PackageFacts, package_facts
 from pipeline.world import World
-
-OURS = ("pipeline", "readers", "cache", "augment")
 
 # By the variable that shows the launcher; in the order in which World.detect asks.
 _LAUNCHERS = (
@@ -78,7 +77,6 @@ class FolderFacts:
 class Facts:
     """All that the checks look at.
 
-    hiding: files that Python would find instead of ours, if started in this folder.
     dali_builds: names of the installed DALI distributions.
     decoded: whether DALI decoded a small JPEG; decode_error: why not, None if it wasn't tried.
     gpu_devices: device files of GPUs. driver_cuda: newest CUDA version of the driver as (13, 0).
@@ -91,7 +89,7 @@ class Facts:
     python: tuple[int, int, int]
     system: str
     machine: str
-    hiding: tuple[str, ...]
+    packages: PackageFacts
     torch: Module
     dali: Module
     dali_builds: tuple[str, ...]
@@ -123,7 +121,7 @@ def gather(folder: Path | None = None) -> Facts:
         python=sys.version_info[:3],
         system=platform.system(),
         machine=platform.machine(),
-        hiding=hiding(Path.cwd()),
+        packages=package_facts(Path.cwd()),
         torch=torch_module,
         dali=dali,
         dali_builds=dali_builds,
@@ -145,16 +143,6 @@ def gather(folder: Path | None = None) -> Facts:
         folder=folder_facts(folder) if folder else None,
         cache=cache_facts(folder) if folder else None,
     )
-
-
-def hiding(folder: Path) -> tuple[str, ...]:
-    """Files and packages in a folder that hide ours from a script started there."""
-    home = Path(__file__).resolve().parents[2]
-    if folder.resolve() == home:
-        return ()
-    candidates = [folder / f"{name}.py" for name in OURS]
-    candidates += [folder / name / "__init__.py" for name in OURS]
-    return tuple(str(path) for path in candidates if path.exists())
 
 
 def folder_facts(path: Path, *, mounts: str | None = None) -> FolderFacts:

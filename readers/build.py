@@ -122,6 +122,26 @@ def build_folder_index(
     return manifest
 
 
+def judge_shard(
+    origin: Origin,
+    listing: Listing,
+    positions: NDArray[np.int64],
+    *,
+    verify: Verify,
+    workers: int,
+) -> tuple[SidecarContent, ShardFacts] | None:
+    """One virtual shard's sidecar, as build_folder_index makes it; None if nothing of it decodes.
+    Raises what reading raises."""
+    results: list[Checked | Rejected] = []
+    for chunk in read_chunks(origin, listing, iter([(0, positions)]), workers=workers):
+        results += examine(chunk.samples, verify)
+    good = [i for i, result in enumerate(results) if isinstance(result, Checked)]
+    if not good:
+        return None
+    content = _sidecar(listing, positions[good], [r for r in results if isinstance(r, Checked)])
+    return content, _facts(content)
+
+
 def known_files(manifest: Manifest, folder: bytes) -> dict[bytes, Known]:
     """What an index says of its files, by name. Raises what read_sidecar raises."""
     known: dict[bytes, Known] = {}

@@ -16,9 +16,9 @@ from readers.arrow_shard import ArrowShard
 from readers.blob_names import BlobNames
 from readers.blob_shard import ArrowBlob, BlobShard, FilesBlob
 from readers.folder_shard import FolderShard, folder_table
-from readers.names import OWN_FOLDER, printable
+from readers.names import OWN_FOLDER, below, printable
 from readers.origin import LocalFolder, RemoteFolder
-from readers.sidecars import Sidecars, below
+from readers.sidecars import Sidecars
 from readers.tar_shard import TarShard, tar_table
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cache.remote import Remote
     from readers.about import About, Kind
     from readers.manifest import Manifest
+    from readers.mending import Mender
     from readers.origin import Origin
     from readers.scratch import Scratch
     from readers.types import ImageRange
@@ -200,12 +201,18 @@ class Index:
 
 
 def opened(
-    manifest: Manifest, *, origin: Origin, place: bytes | RemoteFolder | None, scratch: Scratch
+    manifest: Manifest,
+    *,
+    origin: Origin,
+    place: bytes | RemoteFolder | None,
+    scratch: Scratch,
+    mender: Mender | None = None,
 ) -> Index:
     """An index from its manifest. place: where manifest and sidecars are, a local or a remote
-    folder; None for a pack's own. scratch: kept alive as long as the index."""
+    folder; None for a pack's own. scratch: kept alive as long as the index. mender: see
+    Sidecars."""
     ends = np.cumsum(manifest.samples, dtype=np.int64)
-    sidecars = Sidecars(manifest=manifest, place=place)
+    sidecars = Sidecars(manifest=manifest, place=place, mender=mender)
     if place is None:
         shown = f"{origin.url}/{OWN_FOLDER.decode()}"
     else:

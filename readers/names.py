@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 
+from cache.errors import CorruptShardError
 from cache.secrets import escape
 
 if TYPE_CHECKING:
@@ -51,3 +53,16 @@ def are_unsafe(names: Sequence[bytes]) -> bool:
 def is_passed_over(part: bytes) -> bool:
     """Dot-files, dot-folders, our own folder and indexes are no part of a dataset."""
     return part.startswith(b".") or part == OWN_FOLDER or part.endswith(INDEX_SUFFIX)
+
+
+def below(root: bytes, name: bytes) -> bytes:
+    """The path of a file that a manifest names. Raises CorruptShardError where a link of a folder
+    on the way leads out of root; the file itself may be one, as the Hugging Face cache has it."""
+    path = os.path.join(root, name)
+    folder, real = os.path.realpath(os.path.dirname(path)), os.path.realpath(root)
+    if folder != real and not folder.startswith(os.path.join(real, b"")):
+        raise CorruptShardError(
+            f"{printable(path)}: leads out of the dataset by a symbolic link. Put the files where "
+            "the manifest says, or make the dataset again."
+        )
+    return path

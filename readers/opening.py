@@ -37,10 +37,11 @@ from readers.folder import changed_directories, list_folder
 from readers.folder_shard import REINDEX
 from readers.index import opened
 from readers.manifest import MANIFEST, Manifest, read_manifest
+from readers.mending import Mender
 from readers.names import OWN_FOLDER, printable
 from readers.origin import LocalFolder, locate
 from readers.places import Folder as Folder
-from readers.places import Places, read_own, upload
+from readers.places import Places, is_kept, read_own, upload
 from readers.scratch import Scratch
 from readers.tar_listing import holds_tars
 from readers.tar_opening import TarOpener
@@ -271,7 +272,18 @@ class Opener:
         return self._opened(built, place if to is None else to)
 
     def _opened(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:
-        return opened(manifest, origin=self.origin, place=place, scratch=self.scratch)
+        mender = None
+        if isinstance(place, bytes) and is_kept(place):
+            mender = Mender(
+                manifest,
+                origin=self.origin,
+                place=place,
+                verify=self.verify,
+                workers=self.workers,
+            )
+        return opened(
+            manifest, origin=self.origin, place=place, scratch=self.scratch, mender=mender
+        )
 
     def _warn_of_lost_copies(self) -> None:
         if not self.origin.is_local and not self.scratch.is_kept:
@@ -366,7 +378,7 @@ class Opener:
         path = origin.file(name, size_bytes=size_bytes, version=version)
         try:
             return read_manifest(path, remedy=remedy, mapped=origin.is_local)
-        except CorruptShardError:
+        except (CorruptShardError, FileNotFoundError):  # gone since it was fetched
             if not origin.drop(name, size_bytes=size_bytes, version=version):
                 raise
         path = origin.file(name, size_bytes=size_bytes, version=version)

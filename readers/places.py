@@ -21,7 +21,7 @@ from cache.folders import make_private_folder
 from readers.atomic import make_folder, write_bytes
 from readers.folder_shard import REINDEX, is_sidecar
 from readers.home import user_cache
-from readers.manifest import MANIFEST, Manifest, read_manifest
+from readers.manifest import MANIFEST, MAX_READ_BYTES, Manifest, read_manifest
 from readers.names import printable
 from readers.origin import LocalFolder, RemoteFolder, local_path, show
 from readers.quarantine import QUARANTINE
@@ -167,8 +167,11 @@ def upload(built: Manifest, place: bytes, to: RemoteFolder) -> None:
 def read_own(place: bytes) -> Manifest | None:
     """The index in `place`; None if there is none, or a torn one, which is ours to replace. Raises
     ConfigError (a pack's)."""
+    path = os.path.join(place, MANIFEST)
     try:
-        manifest = read_manifest(os.path.join(place, MANIFEST), remedy=REINDEX)
+        # What we alone keep may be damaged under a live job, and is no part of the data.
+        is_mapped = not is_kept(place) or _is_large(path)
+        manifest = read_manifest(path, remedy=REINDEX, mapped=is_mapped)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except CorruptShardError as error:
@@ -179,10 +182,22 @@ def read_own(place: bytes) -> Manifest | None:
             f"{printable(place)}: this is a pack's own folder, wanted one for an index. Give "
             "index= another folder."
         )
-    if os.path.basename(os.path.dirname(place)) == _KEPT and not _is_whole(manifest, place):
+    if is_kept(place) and not _is_whole(manifest, place):
         _log.warning("%s: a part of the index is torn. It is built anew.", printable(place))
         return None
     return manifest
+
+
+def _is_large(path: bytes) -> bool:
+    try:
+        return os.stat(path).st_size > MAX_READ_BYTES
+    except OSError:  # whoever reads it says what is wrong
+        return False
+
+
+def is_kept(place: bytes) -> bool:
+    """Whether it is in a cache folder or in the user's cache directory."""
+    return os.path.basename(os.path.dirname(place)) == _KEPT
 
 
 def _is_whole(manifest: Manifest, place: bytes) -> bool:

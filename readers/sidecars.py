@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from cache.errors import CorruptShardError
+from cache.errors import CorruptShardError, IndexChangedError
 from readers.folder_shard import REINDEX, read_sidecar
-from readers.names import printable
+from readers.mending import warn_of_damage
+from readers.names import below, printable
 from readers.origin import part
 from readers.tar_shard import read_tar_sidecar
 
@@ -18,11 +19,14 @@ if TYPE_CHECKING:
     from cache.blob import Part
     from readers.folder_shard import SidecarContent
     from readers.manifest import Manifest
+    from readers.mending import Mender
     from readers.origin import RemoteFolder
     from readers.tar_shard import TarSidecar
 
 T = TypeVar("T")
 S = TypeVar("S", covariant=True)
+
+_FETCHES = 3
 
 
 class _Reader(Protocol[S]):
@@ -31,11 +35,14 @@ class _Reader(Protocol[S]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sidecars:
-    """place: where they are, a local or a remote folder; None for a pack, which has none. Each
-    method raises CorruptShardError, IndexChangedError, FetchError."""
+    """place: where they are, a local or a remote folder; None for a pack, which has none. mender:
+    makes damaged ones anew, of an index that only we keep. Each method raises CorruptShardError,
+    IndexChangedError, FetchError."""
 
     manifest: Manifest
     place: bytes | RemoteFolder | None
+    mender: Mender | None = None
+    told: threading.Event = field(default_factory=threading.Event)
 
     @property
     def are_local(self) -> bool:
@@ -78,24 +85,23 @@ class Sidecars:
         if place is None:
             raise TypeError("a pack has no sidecars")
         if isinstance(place, bytes):
-            return read(below(place, name), etag=etag)
+            folder = place
+
+            def here() -> T:
+                return read(below(folder, name), etag=etag)
+
+            return here() if self.mender is None else self.mender.read(shard, here)
         # The fingerprint is part of the version: an index built anew has other sidecars.
         version = self.manifest.about.fingerprint
-        try:
-            return read(place.file(name, size_bytes=None, version=version), etag=etag)
-        except CorruptShardError:
-            place.drop(name, size_bytes=None, version=version)
+        for _ in range(_FETCHES - 1):
+            try:
+                return read(place.file(name, size_bytes=None, version=version), etag=etag)
+            except (CorruptShardError, IndexChangedError) as error:  # the copy is damaged, or gone
+                self._warn(place, error)
+                place.drop(name, size_bytes=None, version=version)
         return read(place.file(name, size_bytes=None, version=version), etag=etag)
 
-
-def below(root: bytes, name: bytes) -> bytes:
-    """The path of a file that a manifest names. Raises CorruptShardError where a link of a folder
-    on the way leads out of root; the file itself may be one, as the Hugging Face cache has it."""
-    path = os.path.join(root, name)
-    folder, real = os.path.realpath(os.path.dirname(path)), os.path.realpath(root)
-    if folder != real and not folder.startswith(os.path.join(real, b"")):
-        raise CorruptShardError(
-            f"{printable(path)}: leads out of the dataset by a symbolic link. Put the files where "
-            "the manifest says, or make the dataset again."
-        )
-    return path
+    def _warn(self, place: RemoteFolder, error: Exception) -> None:
+        if not self.told.is_set():
+            self.told.set()
+            warn_of_damage(place.url, error)

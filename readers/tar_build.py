@@ -18,6 +18,7 @@ from readers.progress import Reporter
 from readers.quarantine import QUARANTINE, Quarantined, nothing_decodes, quarantine_lines
 from readers.sniff import is_progressive
 from readers.tar_intake import read_tar_chunks
+from readers.tar_listing import list_samples
 from readers.tar_shard import TarSidecar, write_tar_sidecar
 from readers.types import Rejected
 from readers.verify import Checked, examine
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from readers.origin import Origin
+    from readers.origin import Entry, Origin
     from readers.tar_listing import TarListing
     from readers.types import Progress, Verify
 
@@ -104,6 +105,25 @@ def build_tar_index(
         reporter.seconds,
     )
     return manifest
+
+
+def judge_archive(
+    origin: Origin, archives: Sequence[Entry], number: int, *, verify: Verify, workers: int
+) -> tuple[TarSidecar, ShardFacts] | None:
+    """One archive's sidecar, as build_tar_index makes it of these archives; None if it has no
+    samples. Raises what reading raises."""
+    listing = list_samples(origin, archives, workers=workers, warns=False)
+    start, end = listing.bounds[number : number + 2].tolist()
+    positions = np.arange(start, end, dtype=np.int64)
+    results: list[Checked | Rejected] = []
+    for chunk in read_tar_chunks(origin, listing, iter([(number, positions)]), workers=workers):
+        results += examine(chunk.samples, verify)
+    good = [i for i, result in enumerate(results) if isinstance(result, Checked)]
+    if not good:
+        return None
+    checked = [result for result in results if isinstance(result, Checked)]
+    content = _sidecar(listing, number, positions[good], checked)
+    return content, _facts(content, 0)
 
 
 def _judged(

@@ -200,8 +200,11 @@ class _Contents:
         self.quarantined.append(Quarantined(name=_below(self.entry, name), reason=reason))
 
 
-def list_samples(origin: Origin, archives: Sequence[Entry], *, workers: int) -> TarListing:
-    """Read all headers and labels; remote archives are fetched whole for that.
+def list_samples(
+    origin: Origin, archives: Sequence[Entry], *, workers: int, warns: bool = True
+) -> TarListing:
+    """Read all headers and labels; remote archives are fetched whole for that. warns: of members
+    that are left out.
 
     Raises DatasetError (an archive is torn, damaged or compressed), IndexChangedError (it changed
     meanwhile), FetchError.
@@ -217,7 +220,8 @@ def list_samples(origin: Origin, archives: Sequence[Entry], *, workers: int) -> 
     is_labelled = any(s.label is not None for content in contents for s in content.samples)
     # Beside labels that are read, json is what else is known of a sample.
     left = {e: n for e, n in _most_common(passed).items() if not (is_labelled and e == _JSON)}
-    warn_of_members(origin.url, left, sum(content.odd_labels for content in contents))
+    if warns:
+        warn_of_members(origin.url, left, sum(content.odd_labels for content in contents))
     samples = [sample for content in contents for sample in content.samples]
     labels = [sample.label for sample in samples if sample.label is not None]
     return TarListing(

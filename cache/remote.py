@@ -179,8 +179,9 @@ class Remote:
         )
 
     def check(self, source: BlobSource) -> None:
-        """Drop a whole blob whose bytes aren't those that came: by the checksums of its blocks, for
-        who reads where samples have none. One that nobody has checksums of goes too."""
+        """Drop a blob whose bytes aren't those that came: by the checksums of its blocks, for who
+        reads where samples have none. What nobody has checksums of goes too, as a fill that was
+        begun."""
         self._use(lambda shelf: shelf.check(source.key))
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> None:

@@ -367,12 +367,10 @@ class Shelf(Published):
             return well
 
     def check(self, key: str) -> None:
-        """Drop a whole blob whose checksums are wrong, or that has none."""
+        """Drop a blob whose checksums are wrong, or that has none, as a fill that was begun."""
         try:
             fd = self.layout.blobs.open(key)
-        except FileNotFoundError:
-            return
-        except StrangeFileError:
+        except (FileNotFoundError, StrangeFileError):
             self.drop(key)
             return
         try:

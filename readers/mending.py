@@ -31,6 +31,7 @@ from readers.manifest import MANIFEST, read_manifest, write_manifest
 from readers.names import below, printable
 from readers.tar_build import judge_archive
 from readers.tar_listing import list_archives
+from readers.tar_remote import drop_copy
 from readers.tar_shard import write_tar_sidecar
 from readers.verify import find_verify
 
@@ -136,18 +137,22 @@ class Mender:
                 yield found
 
     def _archive(self, shard: int) -> Iterator[tuple[TarSidecar, ShardFacts]]:
-        """By itself first; with all others where what they hold says what is a sample here."""
+        """By itself first, then without the cache's copy; with all others where what they hold says
+        what is a sample here."""
         if self._archives is None:
             self._archives = list_archives(self._origin)
         name = self._manifest.names[shard]
         here = [i for i, e in enumerate(self._archives) if e.identity.encode() + b".arrow" in name]
         if not here:
             return
-        for archives in ([self._archives[here[0]]], self._archives):
+        entry = self._archives[here[0]]
+        for archives, drops in (([entry], False), ([entry], True), (self._archives, False)):
+            if drops:
+                drop_copy(self._origin, entry)
             found = judge_archive(
                 self._origin,
                 archives,
-                archives.index(self._archives[here[0]]),
+                archives.index(entry),
                 verify=self._checks(),
                 workers=self._workers,
             )

@@ -23,7 +23,7 @@ from cache.threads import ordered
 from readers.names import is_passed_over, printable, unsafe_reason
 from readers.quarantine import Quarantined
 from readers.tar_format import COMPRESSED, Member, compressed, members
-from readers.tar_remote import open_tar
+from readers.tar_remote import drop_copy, is_here, open_tar
 from readers.unread import warn_of_members
 
 if TYPE_CHECKING:
@@ -210,9 +210,19 @@ def list_samples(
     meanwhile), FetchError.
     """
 
-    def read(entry: Entry) -> _Contents:
+    def read_once(entry: Entry) -> _Contents:
         with open_tar(origin, entry, whole=True) as opened:
             return _contents(entry, opened)
+
+    def read(entry: Entry) -> _Contents:
+        was_here = is_here(origin, entry)
+        try:
+            return read_once(entry)
+        except DatasetError:
+            if not was_here:
+                raise
+        drop_copy(origin, entry)
+        return read_once(entry)
 
     contents = list(ordered(read, archives, workers=workers, ahead=workers + 2, name="tar-list"))
     _settle_labels(contents)

@@ -53,6 +53,18 @@ def open_tar(origin: Origin, entry: Entry, *, whole: bool = False) -> AnyTar:
     raise TypeError(f"unknown origin {origin!r}")
 
 
+def is_here(origin: Origin, entry: Entry) -> bool:
+    """Whether the cache holds a remote archive."""
+    return isinstance(origin, RemoteFolder) and origin.remote.is_whole(origin.archive(entry))
+
+
+def drop_copy(origin: Origin, entry: Entry) -> None:
+    """Forget what the cache holds of a remote archive: it was damaged before it was whole, when it
+    had no checksums yet."""
+    if isinstance(origin, RemoteFolder):
+        origin.remote.drop(origin.archive(entry))
+
+
 class LocalTar(OpenTar):
     """A file."""
 

@@ -26,7 +26,7 @@ from readers.folder_shard import REINDEX
 from readers.loading import Visit, checksums, load_blobs, load_local
 from readers.names import printable
 from readers.open_shards import OpenShards
-from readers.opening import Format, Opener
+from readers.opening import Format, Opener, check_format
 from readers.origin import locate, show
 from readers.scratch import Scratch
 from readers.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
@@ -87,8 +87,7 @@ class Dataset:
         filesystem: Any | None = None,
     ) -> None:
         self.url = show(url)
-        if format not in get_args(Format):
-            raise ConfigError(f"format: got {format!r}, wanted one of {list(get_args(Format))}.")
+        check_format(format)
         self._wanted = _checked_fields(fields)
         self._scratch = Scratch(cache)
         self._source, self._format, self._index_folder = url, format, index

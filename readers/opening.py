@@ -117,6 +117,7 @@ def open_index(
 def build_index(
     url: Url,
     *,
+    format: Format = "auto",
     out: Folder | None = None,
     cache: DiskCache | Folder | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -128,10 +129,11 @@ def build_index(
     """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
     index says.
 
-    out: folder for the index, of remote data also a URL of the same store; None is beside local
-    data, else the cache folder, else the user's cache directory. progress: called as progress(done
-    samples, total samples, done bytes). The rest, and what is raised, as for open_index. A pack has
-    its index already: ConfigError.
+    format: "folder" or "tar", where a folder holds images and tar files. out: folder for the index,
+    of remote data also a URL of the same store; None is beside local data, else the cache folder,
+    else the user's cache directory. progress: called as progress(done samples, total samples, done
+    bytes). The rest, and what is raised, as for open_index. A pack has its index already:
+    ConfigError.
     """
     began = time.monotonic()
     scratch = Scratch(cache)
@@ -145,7 +147,7 @@ def build_index(
         progress=progress,
     )
     try:
-        built = opener.rebuild()
+        built = opener.rebuild(format)
         return IndexSummary(
             samples=built.samples,
             shards=len(built.sizes),
@@ -157,6 +159,12 @@ def build_index(
     finally:
         origin.close()
         scratch.close()
+
+
+def check_format(format: str) -> None:
+    """Raises ConfigError for a format that isn't one."""
+    if format not in get_args(Format):
+        raise ConfigError(f"format: got {format!r}, wanted one of {list(get_args(Format))}.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,8 +185,7 @@ class Opener:
 
     def open(self, format: Format) -> Index:
         """See open_index."""
-        if format not in get_args(Format):
-            raise ConfigError(f"format: got {format!r}, wanted one of {list(get_args(Format))}.")
+        check_format(format)
         self._warn_of_lost_copies()
         packed = self.open_pack(format) if format in ("auto", "arrow") else None
         if packed is not None:
@@ -253,15 +260,18 @@ class Opener:
                     f"the manifest says ({wanted:,} bytes). {_REPACK}"
                 )
 
-    def rebuild(self) -> Index:
+    def rebuild(self, format: Format) -> Index:
         """See build_index."""
+        check_format(format)
+        if format == "arrow":
+            raise ConfigError('format: got "arrow", which is a pack, and a pack has its index.')
         if self._inside() is not None or self._looks_packed():
             raise ConfigError(
                 f"{self.origin.url} is a pack, and a pack has its index: nothing to do."
             )
         places, to = self.places.for_upload()
         # What is at `index=` now is replaced, whatever it is.
-        if replace(self, index=None, seen=dict(self.seen)).is_tar("auto"):
+        if replace(self, index=None, seen=dict(self.seen)).is_tar(format):
             built, place = replace(self._tar(), places=places).rebuild()
         else:
             place, listing = self._make_place(places, list_folder(self.origin))

@@ -26,7 +26,7 @@ from readers.atomic import locked, make_folder, write_bytes
 from readers.facts import shard_facts
 from readers.manifest import FORMAT, MANIFEST, Manifest, join_manifest, write_manifest
 from readers.names import printable
-from readers.opening import Opener
+from readers.opening import Opener, check_format
 from readers.origin import LocalFolder, local_path, locate, show
 from readers.pack_parts import PackFolder, Part, shard_name
 from readers.pack_source import FolderSource, PackedSource, TarSource
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cache.disk_cache import DiskCache
-    from readers.opening import Folder
+    from readers.opening import Folder, Format
     from readers.origin import Origin, Url
     from readers.pack_plan import PackPlan
     from readers.pack_source import Judged, PackSource
@@ -74,6 +74,7 @@ def pack(
     src: Url,
     dst: Folder,
     *,
+    format: Format = "auto",
     shuffle: bool = True,
     seed: int = 0,
     shard_bytes: int | str = "64MiB",
@@ -91,7 +92,8 @@ def pack(
 ) -> PackSummary:
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
-    src: image folder, tar files or pack, local or behind a URL. shuffle: False keeps the ids of the
+    src: image folder, tar files or pack, local or behind a URL. format: which of them ("folder",
+    "tar", "arrow") where src holds more than one kind. shuffle: False keeps the ids of the
     source's index. shard_bytes: mean bytes of a shard, counted before images are rewritten.
     short_side: images with a longer one are rewritten as baseline JPEGs of this short side (pixels,
     upright, quality 92 unless told); others stay as they are. quality: of what is rewritten, 1 to
@@ -110,6 +112,7 @@ def pack(
     wanted_bytes = parse_size(shard_bytes, what="shard_bytes")
     transcode = Transcode(short_side=short_side, quality=quality, baseline=baseline)
     _check_share(rank, size)
+    check_format(format)
     scratch = Scratch(cache)
     origin = locate(src, storage_options=storage_options, scratch=scratch, filesystem=filesystem)
     try:
@@ -126,7 +129,7 @@ def pack(
             size=size,
             progress=progress,
         )
-        return job.run(_source(origin, scratch, workers=threads), root, began)
+        return job.run(_source(origin, scratch, format=format, workers=threads), root, began)
     finally:
         origin.close()
         scratch.close()
@@ -404,12 +407,12 @@ def _destination(dst: Folder, origin: Origin) -> bytes:
     return root
 
 
-def _source(origin: Origin, scratch: Scratch, *, workers: int) -> PackSource:
+def _source(origin: Origin, scratch: Scratch, *, format: Format, workers: int) -> PackSource:
     opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
-    index = opener.open_pack("auto")
+    index = opener.open_pack(format) if format in ("auto", "arrow") else None
     if index is not None:
         return PackedSource(index)
-    if opener.is_tar("auto"):
+    if opener.is_tar(format):
         return TarSource(origin, workers=workers)
     return FolderSource(origin)
 

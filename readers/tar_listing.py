@@ -82,8 +82,8 @@ def holds_tars(origin: Origin) -> bool:
         beside = printable((folders + images)[0])
         raise ConfigError(
             f"{origin.url}: holds tar files, and {beside} beside them. Say which are the dataset: "
-            'format="tar" or format="folder"; or give the tar files as a pattern, such as '
-            "train-{000000..000009}.tar."
+            'format="tar" or format="folder" (--format); or give the tar files as a pattern, such '
+            "as train-{000000..000009}.tar."
         )
     return True
 

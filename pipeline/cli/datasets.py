@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console
@@ -33,6 +33,10 @@ StoreOptions = Annotated[
     typer.Option(
         "--storage-option", "-o", help="KEY=VALUE for the file system (fsspec), repeatable."
     ),
+]
+Format = Annotated[
+    Literal["auto", "folder", "tar"],
+    typer.Option("--format", help="What to read where a folder holds images and tar files."),
 ]
 Workers = Annotated[
     int, typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default=True)
@@ -80,6 +84,7 @@ def pack(
             "times as fast. Needs the extra 'transcode'.",
         ),
     ] = False,
+    format: Format = "auto",
     workers: Workers = 0,
     cache: CacheFolder = None,
     storage_option: StoreOptions = None,
@@ -99,6 +104,7 @@ def pack(
         summary = pack_dataset(
             src,
             dst,
+            format=format,
             shuffle=shuffle,
             seed=seed,
             shard_bytes=shard_bytes,
@@ -126,6 +132,7 @@ def index(
             "beside local data (photos.penstock), or in --cache, or in the user's cache directory."
         ),
     ] = None,
+    format: Format = "auto",
     workers: Workers = 0,
     cache: CacheFolder = None,
     storage_option: StoreOptions = None,
@@ -140,6 +147,7 @@ def index(
     with SampleProgress("index") as progress:
         summary = build_index(
             url,
+            format=format,
             out=out,
             cache=cache,
             workers=workers or usable_cores(),
@@ -169,6 +177,7 @@ def inspect(
     out: Annotated[
         Path | None, typer.Option(help="With --batch: contact sheet to write, as contact.png.")
     ] = None,
+    format: Format = "auto",
     cache: CacheFolder = None,
     storage_option: StoreOptions = None,
     as_json: Json = False,
@@ -178,14 +187,20 @@ def inspect(
         raise ConfigError("--out is the contact sheet of --batch N: pass that too.")
     if batch is not None:
         options = parse_options(storage_option)
-        with open_with_ids(url, index=index_folder, cache=cache, options=options) as dataset:
+        with open_with_ids(
+            url, format=format, index=index_folder, cache=cache, options=options
+        ) as dataset:
             report, images = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
         show(url, report, images, out=out, as_json=as_json)
         return
     from readers import open_index
 
     found = open_index(
-        url, index=index_folder, cache=cache, storage_options=parse_options(storage_option)
+        url,
+        format=format,
+        index=index_folder,
+        cache=cache,
+        storage_options=parse_options(storage_option),
     )
     shards = len(found.sizes)
     lanes = default_lanes(batch_size, shards)

@@ -83,14 +83,21 @@ def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
 
 
 def open_with_ids(
-    url: str, *, index: str | None, cache: Path | None, options: dict[str, Any] | None
+    url: str,
+    *,
+    format: Literal["auto", "folder", "tar"],
+    index: str | None,
+    cache: Path | None,
+    options: dict[str, Any] | None,
 ) -> Dataset:
     """The dataset with all its fields, and "id"."""
     from readers import Dataset
 
-    with Dataset(url, index=index, cache=cache, storage_options=options) as found:
+    with Dataset(url, format=format, index=index, cache=cache, storage_options=options) as found:
         fields = (*found.fields, "id")
-    return Dataset(url, fields=fields, index=index, cache=cache, storage_options=options)
+    return Dataset(
+        url, format=format, fields=fields, index=index, cache=cache, storage_options=options
+    )
 
 
 def look(

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from cache.sizes import format_size
-from pipeline.cli.datasets import Json, StoreOptions, parse_options
+from pipeline.cli.datasets import Format, Json, StoreOptions, parse_options
 from pipeline.cli.progress import ByteProgress
 from pipeline.world import World
 
@@ -67,6 +67,7 @@ def warm(
     ] = 0.0,
     workers: Annotated[int, typer.Option(min=1, help="Shards that are fetched at a time.")] = 4,
     index_folder: IndexFolder = None,
+    format: Format = "auto",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only tell what would be fetched, and if it fits.")
     ] = False,
@@ -87,7 +88,11 @@ def warm(
     world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
     kept = DiskCache(cache, max_bytes=max_bytes) if max_bytes else DiskCache.at(cache)
     dataset = Dataset(
-        url, cache=kept, index=index_folder, storage_options=parse_options(storage_option)
+        url,
+        format=format,
+        cache=kept,
+        index=index_folder,
+        storage_options=parse_options(storage_option),
     )
     with dataset, ByteProgress("warm") as bar:
 

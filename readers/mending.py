@@ -93,7 +93,7 @@ class Mender:
             return cast("T", content)
 
     def _warn(self, error: Exception) -> None:
-        _log.warning("%s It is made anew.", error)
+        _log.info("A part of the index is made anew: %s", error)
         if not self._has_warned:
             self._has_warned = True
             warn_of_damage(self._origin.url, error)
@@ -176,7 +176,7 @@ class Mender:
                     return write_sidecar(path, content) == etag
                 return write_tar_sidecar(path, content) == etag
         except (CorruptShardError, DestinationError, WriteError, OSError) as error:
-            _log.warning("%s It stays in memory.", error)
+            _log.info("What was made anew stays in memory: %s", error)
             return False
 
     def _is_ours(self, shard: int) -> bool:

@@ -7,6 +7,7 @@ be given to it.
 
 from __future__ import annotations
 
+import contextlib
 import io
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ from cache.errors import MissingDependencyError
 from readers.types import Rejected
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from readers.types import Encoded
 
 _HEAD_BYTES = 8
@@ -48,7 +51,8 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejected | None:
                 return Rejected(
                     f"its header says {width} x {height} pixels; wanted 1 to {max_pixels:,} in all"
                 )
-            image.load()
+            with _strictly():
+                image.load()
     except MemoryError:
         raise
     except Exception as error:  # each layer of Pillow raises its own kinds
@@ -58,3 +62,20 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejected | None:
             f"({type(error).__name__}: {reason})"
         )
     return None
+
+
+@contextlib.contextmanager
+def _strictly() -> Iterator[None]:
+    """Pillow passes over what is missing where a program has told it to, as many training scripts
+    do: not here. Pillow knows no other way than its module's own switch."""
+    from PIL import ImageFile
+
+    told = ImageFile.LOAD_TRUNCATED_IMAGES
+    if not told:  # nothing is written where nothing need be: other threads read it
+        yield
+        return
+    ImageFile.LOAD_TRUNCATED_IMAGES = False
+    try:
+        yield
+    finally:
+        ImageFile.LOAD_TRUNCATED_IMAGES = told

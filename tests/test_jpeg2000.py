@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from PIL import Image, features
+from PIL import Image, ImageFile, features
 
 from augment import verify as module
 from augment.graph import bad_headers
@@ -138,6 +138,16 @@ def test_an_index_has_a_line_for_each(tmp_path: Path) -> None:
     assert summary.samples + summary.quarantined == 1 + len(files)
     assert summary.samples >= 1
     assert summary.quarantined > len(files) // 2
+
+
+def test_a_script_that_lets_pillow_load_truncated_files_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    for data in (KINDS["jp2"][:300], KINDS["jp2"][:400], KINDS["code stream"][:300]):
+        assert jpeg2000_refusal(array(data), max_pixels=10_000) is not None
+        assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+    assert jpeg2000_refusal(array(KINDS["jp2"]), max_pixels=10_000) is None
 
 
 def test_the_size_is_held_against_the_limit_before_a_pixel_is_decoded() -> None:

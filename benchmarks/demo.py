@@ -134,9 +134,8 @@ def _photographs(out: Path, data: Path | None, scale: Scale, console: Console) -
 def _pack(src: Path, dst: Path, console: Console) -> Path:
     shutil.rmtree(dst, ignore_errors=True)
     words = ["penstock", "pack", str(src), str(dst), "--shard-bytes", SHARD_BYTES]
-    _heading(console, 2, " ".join(words))
-    script = Path(sys.executable).with_name(words[0])
-    done = subprocess.run([script, *words[1:], "--json"], stdout=subprocess.PIPE, check=False)
+    _heading(console, 2, " ".join([command(), *words[1:]]))
+    done = subprocess.run([command(), *words[1:], "--json"], stdout=subprocess.PIPE, check=False)
     if done.returncode:
         raise ConfigError(
             f"`{' '.join(words)}` ended with {done.returncode}, wanted 0; why stands above."
@@ -148,6 +147,12 @@ def _pack(src: Path, dst: Path, console: Console) -> Path:
         f"{told['seconds']:.1f} s"
     )
     return dst
+
+
+def command() -> str:
+    """`penstock` as this environment has it, to be typed where the demo was started."""
+    script = Path(sys.executable).with_name("penstock")
+    return str(script.relative_to(Path.cwd()) if script.is_relative_to(Path.cwd()) else script)
 
 
 def _train(job: Job, console: Console) -> None:
@@ -309,6 +314,7 @@ def _summary(
     console: Console,
 ) -> None:
     console.rule()
+    penstock = command()
     exact = "bit for bit" if verdict.exact else "[red]NOT exactly[/red]"
     console.print(
         f"Packed, trained, killed and resumed {exact}, and compared, in "
@@ -317,11 +323,13 @@ def _summary(
         f"  where the time went  {pictures[1]}\n"
         f"  the figures          {result}\n"
         f"  checkpoints, logs    {out / 'run'}\n"
-        "Next, with your own images (one folder a class):\n"
-        "  make demo DATA=/path/to/images\n"
-        "  penstock pack /path/to/images /path/to/pack\n"
-        "  penstock inspect /path/to/pack",
+        "Look closer:\n"
+        f"  {penstock} inspect {out / 'pack'} --batch 16 --out {out / 'seen.png'}\n"
+        f"  {penstock} bench {out / 'pack'} --step-ms 125\n"
+        "The same with your own images (one folder a class):\n"
+        "  make demo DATA=/path/to/images",
         highlight=False,
+        soft_wrap=True,  # a command is copied whole
     )
 
 

@@ -133,7 +133,8 @@ def make_photographs(
         train_images=train_images,
         eval_images=eval_images,
         image_bytes=written_bytes,
-        origin=f"{len(PHOTOGRAPHS)} photographs of scikit-image and scikit-learn",
+        origin=f"crops of {len(PHOTOGRAPHS)} photographs that scikit-image and scikit-learn ship, "
+        "with grain added",
     )
     _write_record(record, settings, made)
     return made

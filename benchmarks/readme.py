@@ -71,6 +71,8 @@ def about(told: Mapping[str, Any], result: Path) -> str:
     images = f"{data['images']:,} JPEGs of {data['mean_bytes'] / 1000:.0f} kB"
     if data.get("short_side"):
         images += f" with a short side of {data['short_side']} pixels"
+    if data.get("origin"):
+        images += f" ({data['origin']})"
     listed = ", ".join(f"{name} {version}" for name, version in told["versions"].items())
     return (
         f"{told['date'][:10]}, {here['cores']} cores of {here['processor']}, {here['system']}: "

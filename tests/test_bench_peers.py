@@ -319,7 +319,7 @@ RESULT: dict[str, Any] = {
     "date": "2026-01-02T03:04:05+00:00",
     "machine": {"cores": 2, "processor": "A Processor", "memory_gib": 23.5, "system": "Linux 6"},
     "versions": {"python": "3.11", "torch": "2.13"},
-    "dataset": {"images": 3072, "mean_bytes": 40123, "short_side": None},
+    "dataset": {"images": 3072, "mean_bytes": 40123, "short_side": None, "origin": "of 3 cats"},
     "work": {"batch_size": 128, "size": 224, "workers": 2, "seed": 7},
     "round": {"stepped": 12, "step_ms": 240.4},
     "rounds_played": 5,
@@ -351,7 +351,7 @@ def a_result(tmp_path: Path, speeds: dict[str, float]) -> Path:
 def test_the_readmes_table_says_what_was_measured(tmp_path: Path) -> None:
     text = readme.table(a_result(tmp_path, {"penstock": 1234, "webdataset": 411, "dali": 617}))
     assert "2026-01-02, 2 cores of A Processor" in text
-    assert "3,072 JPEGs of 40 kB" in text
+    assert "3,072 JPEGs of 40 kB (of 3 cats), " in text
     assert "python 3.11, torch 2.13" in text
     rows = [line for line in text.splitlines() if line.startswith("| ")]
     assert [row.count("|") for row in rows] == [7] * 4  # with the head

@@ -290,9 +290,9 @@ def test_damaged_marks_are_refused() -> None:
         with pytest.raises(ResumeError, match="damaged"):
             MAKERS["stream"](0).load_state_dict({**stream, "mark": mark})
     state = MAKERS["shuffled"](0).state_dict()
-    for mark in (None, {}, {**state["mark"], "batches": -1}, {**state["mark"], "more": 1}):
+    for odd_mark in (None, {}, {**state["mark"], "batches": -1}, {**state["mark"], "more": 1}):
         with pytest.raises(ResumeError, match="damaged"):
-            MAKERS["shuffled"](0).load_state_dict({**state, "mark": mark})
+            MAKERS["shuffled"](0).load_state_dict({**state, "mark": odd_mark})
 
 
 # -- seed=: our order over ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -87,9 +88,15 @@ class _DeadlyStream(torch.utils.data.IterableDataset[int]):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_worker_of_a_stream_that_dies_names_its_batch() -> None:
     loader = DataLoader(_DeadlyStream(), 2, num_workers=2)
-    said = r"worker 1 \(pid \d+\) exited with status 7 while it had to read batches [12] to 2 of"
-    with pytest.raises(WorkerError, match=said):
+    with pytest.raises(WorkerError) as caught:
         list(loader)
+    said = (
+        r"worker 1 \(pid \d+\) exited with status 7 while it had to read batches (\d+) to (\d+) of"
+    )
+    found = re.search(said, str(caught.value))
+    assert found is not None, caught.value
+    # It has two requests at a time, and how soon it gets the next one is the main process's affair.
+    assert int(found[1]) <= 2 <= int(found[2]) <= int(found[1]) + 2
     loader.close()
 
 

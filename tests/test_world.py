@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -336,7 +337,8 @@ def test_whatever_counts_cores_asks_for_the_quota_too(machine, monkeypatch):
     root = machine("0::/\n", {"sys/fs/cgroup/cpu.max": "300000 100000\n"})
     monkeypatch.setattr("cache.limits.ROOT", root)
     assert usable_cores() == 3
-    assert find_verify().keywords == {"threads": 3}
+    verify: Any = find_verify()
+    assert verify.keywords == {"threads": 3}
     with ImageVerifier() as verifier:
         assert verifier._threads == 3
     assert bench_machine()["cores"] == 3

@@ -22,11 +22,8 @@ from cache.errors import ClosedError, ConfigError, PlanError
 from cache.limits import usable_cores
 from pipeline import arguments, attributes
 from pipeline.asked import Asked, Whereabouts
-from pipeline.foreign import ForeignEngine, ForeignSettings
-from pipeline.foreign_order import TorchOrder, plan_order
 from pipeline.given import check_dataset
 from pipeline.native import NativeEngine
-from pipeline.pictures import Darkroom, Split, needs_our_loader
 from pipeline.sampler import PlanBatches, PlanSampler
 from pipeline.world import local_rank
 from readers import Dataset
@@ -38,19 +35,19 @@ if TYPE_CHECKING:
 
     from augment import Operation
     from pipeline.build import Settings
+    from pipeline.foreign import ForeignEngine, ForeignSettings
     from pipeline.foreign_order import Order, PlanOrder
+    from pipeline.pictures import Darkroom
     from pipeline.resident_room import ResidentMode
     from pipeline.statistics import Statistics
     from pipeline.world import World
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
+    Engine = NativeEngine | ForeignEngine
 else:
     from typing import TypeVar
 
     T_co = TypeVar("T_co", covariant=True)
-
-
-Engine = NativeEngine | ForeignEngine
 
 
 class DataLoader(torch.utils.data.DataLoader[T_co]):
@@ -242,6 +239,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         return self._asked.native_settings(self._where, device=self._device, live=live)
 
     def _init_foreign(self, dataset: Any, torchs: dict[str, Any]) -> None:
+        # Here and below: a native loader starts without these modules.
+        from pipeline.foreign import ForeignEngine
+        from pipeline.pictures import needs_our_loader
+
         asked = self._asked
         is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
         sampler: PlanSampler | None = None
@@ -284,6 +285,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 object.__setattr__(self, "batch_sampler", batches)
 
     def _plan_order(self, dataset: Any) -> PlanOrder:
+        from pipeline.foreign_order import plan_order
+
         asked = self._asked
         assert self._plan_of is not None
         return plan_order(
@@ -297,6 +300,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _foreign_settings(self, *, order: Order | None) -> ForeignSettings:
         """What the engine works by now. order: None for a new one."""
+        from pipeline.foreign import ForeignSettings
+        from pipeline.foreign_order import TorchOrder
+        from pipeline.pictures import Split
+
         is_map = not isinstance(self.dataset, torch.utils.data.IterableDataset)
         if order is None and self._plan_of is not None:
             order = self._plan_order(self.dataset)
@@ -321,6 +328,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
     def _make_darkroom(self) -> Darkroom:
+        from pipeline.pictures import Darkroom
+
         asked, world = self._asked, self._where.world
         if self.batch_size is None:
             raise ConfigError(
@@ -353,6 +362,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     keeps_workers=engine.keeps_workers,
                 )
                 if name == "collate_fn":
+                    from pipeline.pictures import needs_our_loader
+
                     self._collate = value
                     value = value if self._darkroom is None else needs_our_loader
         super().__setattr__(name, value)

@@ -7,7 +7,6 @@ from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING
 
 from cache.errors import ClosedError
-from cache.open_blob import CachedBlob
 from cache.threads import ordered
 from readers.blob_shard import BlobShard
 
@@ -95,6 +94,8 @@ class OpenShards:
         remote = self._index.remote
         if remote is None:
             return
+        from cache.open_blob import CachedBlob  # local datasets start without the cache's modules
+
         with self._lock:
             held = list(self._held.items())
         gone = []

@@ -27,7 +27,7 @@ def _refuse_hidden_packages() -> None:
 
 _refuse_hidden_packages()
 
-from augment.ops import (  # noqa: E402  (only once the floors below are known to be ours)
+from penstock.augment.ops import (  # noqa: E402  (only once the floors below are known to be ours)
     IMAGENET_MEAN,
     IMAGENET_STD,
     Apply,

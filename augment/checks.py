@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from numbers import Real
 from typing import cast
 
-from cache.errors import RecipeError
+from penstock.cache.errors import RecipeError
 
 # libjpeg's own limit; a larger output is a slip of the keyboard, not a training image.
 MAX_SIZE_PX = 65_535

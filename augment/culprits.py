@@ -13,7 +13,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, Literal
 
-from cache.errors import CorruptSampleError, DeviceError
+from penstock.cache.errors import CorruptSampleError, DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,17 +18,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augment.ops import CenterCrop, RandomHorizontalFlip, RandomResizedCrop
-from augment.pixels import step_draws, step_inputs
-from cache.hashing import keyed_hash, splitmix64, unit
+from penstock.augment.ops import CenterCrop, RandomHorizontalFlip, RandomResizedCrop
+from penstock.augment.pixels import step_draws, step_inputs
+from penstock.cache.base.hashing import keyed_hash, splitmix64, unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from numpy.typing import NDArray
 
-    from augment.pixels import Mirror, Step
-    from augment.recipe import CheckedRecipe, Stage, Window
+    from penstock.augment.pixels import Mirror, Step
+    from penstock.augment.recipe import CheckedRecipe, Stage, Window
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

@@ -23,8 +23,8 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from augment import resample_node
-from augment.culprits import (
+from penstock.augment import resample_node
+from penstock.augment.culprits import (
     NO_IMAGE,
     check_machine,
     corrupt,
@@ -34,27 +34,27 @@ from augment.culprits import (
     machine_error,
     reason_of,
 )
-from augment.draws import decodes_window, input_names
-from augment.nodes import Device, GraphPlan, describe
-from augment.region import way_for
-from augment.verify import disown_pipeline, load_dali, read_header, safe_header
-from cache.errors import (
+from penstock.augment.draws import decodes_window, input_names
+from penstock.augment.nodes import Device, GraphPlan, describe
+from penstock.augment.region import way_for
+from penstock.augment.verify import disown_pipeline, load_dali, read_header, safe_header
+from penstock.cache.errors import (
     ClosedError,
     ConfigError,
     DeviceError,
     PenstockError,
 )
-from cache.forks import watch
-from readers.types import Rejected
+from penstock.cache.forks import watch
+from penstock.readers.types import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import torch
 
-    from augment.draws import Draws
-    from augment.recipe import CheckedRecipe
-    from readers.types import EncodedBatch
+    from penstock.augment.draws import Draws
+    from penstock.augment.recipe import CheckedRecipe
+    from penstock.readers.types import EncodedBatch
 
 _LOG = logging.getLogger("penstock")
 

@@ -11,13 +11,13 @@ import contextlib
 import io
 from typing import TYPE_CHECKING
 
-from cache.errors import MissingDependencyError
-from readers.types import Rejected
+from penstock.cache.errors import MissingDependencyError
+from penstock.readers.types import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from readers.types import Encoded
+    from penstock.readers.types import Encoded
 
 _HEAD_BYTES = 8
 _REASON_CHARACTERS = 200

@@ -1,6 +1,6 @@
 """MixUp and CutMix: a batch of decoded images and class numbers to mixed images and soft targets.
 
-Who is mixed with whom is the order's business (`pipeline.partners`): partners are neighbours in it,
+Who is mixed with whom is the order's business (`penstock.pipeline.plan.partners`): partners are neighbours in it,
 so that a rank reads at most two samples more than its own. (A batch turned around, as torchvision's
 is, would make every rank read twice as much.) The shares are keyed by (seed, epoch, sample id), so
 a sample's mixed pixels are the same at any world size, and after any restart, for the same global
@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augment.ops import CutMix, Mixing
-from cache.errors import ConfigError
-from cache.hashing import keyed_hash, unit
+from penstock.augment.ops import CutMix, Mixing
+from penstock.cache.errors import ConfigError
+from penstock.cache.base.hashing import keyed_hash, unit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from augment.recipe import CheckedRecipe
+    from penstock.augment.recipe import CheckedRecipe
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]

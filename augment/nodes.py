@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from augment import resample_node
-from augment.draws import decodes_window, drawn_steps, input_names, resizes_region
-from augment.pixels import step_inputs, step_nodes
+from penstock.augment import resample_node
+from penstock.augment.draws import decodes_window, drawn_steps, input_names, resizes_region
+from penstock.augment.pixels import step_inputs, step_nodes
 
 if TYPE_CHECKING:
-    from augment.ops import DType
-    from augment.recipe import CheckedRecipe, Stage
+    from penstock.augment.ops import DType
+    from penstock.augment.recipe import CheckedRecipe, Stage
 
 Device = Literal["cpu", "cuda"]
 

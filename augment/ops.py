@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, cast, get_args
 
-from augment.checks import (
+from penstock.augment.checks import (
     fill_value,
     flag,
     height_width,
@@ -23,7 +23,7 @@ from augment.checks import (
     spread,
     whole,
 )
-from cache.errors import RecipeError
+from penstock.cache.errors import RecipeError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 """Mean of ImageNet's training images, R, G, B, in units of 0..1."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from augment.culprits import check_machine, reason_of
-from cache.errors import RecipeError
+from penstock.augment.culprits import check_machine, reason_of
+from penstock.cache.errors import RecipeError
 
 if TYPE_CHECKING:
-    from augment.ops import Apply, ColorJitter, GaussianBlur, RandomErasing, RandomRotation
-    from augment.pixels import Shape
+    from penstock.augment.ops import Apply, ColorJitter, GaussianBlur, RandomErasing, RandomRotation
+    from penstock.augment.pixels import Shape
 
     Nodes = dict[str, Any]
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augment import pixel_nodes, policies, policy_nodes
-from augment.ops import (
+from penstock.augment import pixel_nodes, policies, policy_nodes
+from penstock.augment.ops import (
     Apply,
     AutoAugment,
     ColorJitter,
@@ -30,14 +30,14 @@ from augment.ops import (
     RandomRotation,
     TrivialAugmentWide,
 )
-from cache.errors import RecipeError
+from penstock.cache.errors import RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
-    from augment.policies import Uniform
+    from penstock.augment.policies import Uniform
 
     Floats = NDArray[np.float64]
     Arrays = dict[str, NDArray[Any]]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from augment.ops import AutoAugment, RandAugment, TrivialAugmentWide
+from penstock.augment.ops import AutoAugment, RandAugment, TrivialAugmentWide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

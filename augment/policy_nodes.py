@@ -26,13 +26,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from augment.pixel_nodes import contrast
-from augment.policies import KINDS, steps
+from penstock.augment.pixel_nodes import contrast
+from penstock.augment.policies import KINDS, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from augment.policies import Policy
+    from penstock.augment.policies import Policy
 
 _MAX = 255
 

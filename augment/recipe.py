@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from augment.ops import (
+from penstock.augment.ops import (
     Cast,
     CenterCrop,
     CutMix,
@@ -29,9 +29,9 @@ from augment.ops import (
     Resize,
     Size,
 )
-from augment.pixels import PIXELS, Mirror, Shape, Step, check_pixels, place_mirrors
-from cache.errors import RecipeError
-from readers.types import ImageRange
+from penstock.augment.pixels import PIXELS, Mirror, Shape, Step, check_pixels, place_mirrors
+from penstock.cache.errors import RecipeError
+from penstock.readers.types import ImageRange
 
 Antialias = bool | Literal["auto"]
 _GEOMETRIC = (Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augment.recipe import CheckedRecipe
+    from penstock.augment.recipe import CheckedRecipe
 
 Way = Literal["decoder", "slice"]
 

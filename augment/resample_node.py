@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from augment.ops import Normalize
+    from penstock.augment.ops import Normalize
 
 _LOG = logging.getLogger("penstock")
 
@@ -25,7 +25,7 @@ def _operator() -> tuple[type[Any], type[Any]] | None:
     try:
         from nvidia.dali.plugin.numba import NumbaFunction
 
-        from augment import resample_kernels as kernels
+        from penstock.augment import resample_kernels as kernels
     except ImportError as error:  # numba is optional, and refuses a numpy that it doesn't know
         _LOG.info("resizing by DALI's own operators: the compiled pass can't be had (%s)", error)
         return None

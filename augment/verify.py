@@ -16,18 +16,18 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from augment.culprits import failing_rows
-from augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
-from cache.errors import ClosedError, ConfigError, MissingDependencyError
-from cache.forks import keep_for_ever, watch
-from cache.limits import usable_cores
-from readers.types import ImageFacts, Rejected
+from penstock.augment.culprits import failing_rows
+from penstock.augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
+from penstock.cache.errors import ClosedError, ConfigError, MissingDependencyError
+from penstock.cache.forks import keep_for_ever, watch
+from penstock.cache.base.limits import usable_cores
+from penstock.readers.types import ImageFacts, Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-    from readers.types import Encoded
+    from penstock.readers.types import Encoded
 
 MAX_PIXELS = 2**27
 """Pixels of the largest image that is decoded: 134 million, 400 MB of RGB."""

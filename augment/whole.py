@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from augment.culprits import check_machine
-from augment.graph import checked_device
-from augment.nodes import GraphPlan, describe_whole
-from augment.verify import disown_pipeline, load_dali
-from cache.forks import watch
+from penstock.augment.culprits import check_machine
+from penstock.augment.graph import checked_device
+from penstock.augment.nodes import GraphPlan, describe_whole
+from penstock.augment.verify import disown_pipeline, load_dali
+from penstock.cache.forks import watch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from augment.recipe import CheckedRecipe
-    from readers.types import Encoded
+    from penstock.augment.recipe import CheckedRecipe
+    from penstock.readers.types import Encoded
 
 RUN_SAMPLES = 64  # as many as `ImageVerifier` decodes at once: more are not faster
 RUN_PIXELS = 2**24  # 50 MB of RGB

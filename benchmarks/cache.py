@@ -25,9 +25,9 @@ from rich.table import Table
 
 from benchmarks.data import Prepared, prepare
 from benchmarks.record import RESULTS, write_result
-from cache.errors import MissingDependencyError
-from pipeline.bench.machine import machine, versions
-from pipeline.bench.rounds import Figure
+from penstock.cache.errors import MissingDependencyError
+from penstock.pipeline.bench.machine import machine, versions
+from penstock.pipeline.bench.rounds import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +88,7 @@ def measure(
 ) -> Path:
     """Play the rounds, print the table, write the result; returns its path. Raises
     MissingDependencyError without nginx."""
-    from readers import pack
+    from penstock.readers import pack
     from tests.servers.nginx import NGINX, nginx
 
     if NGINX is None:
@@ -202,7 +202,7 @@ class _Bench:
         return self.pack_bytes / samples * self._batch_size if samples else record["samples"]
 
     def _samples(self) -> range:
-        from readers import open_index
+        from penstock.readers import open_index
 
         return range(open_index(str(self._root / "pack")).samples)
 

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from cache import DiskCache
+from penstock.cache import DiskCache
 
 
 def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
@@ -17,9 +17,9 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
     url, cache, max_bytes (0: no cache), batch_size, epochs, step_s (of an emulated accelerator),
     window (batches over which demand is compared with consumption).
     """
-    from augment import imagenet_train
-    from pipeline import DataLoader
-    from readers import Dataset
+    from penstock.augment import imagenet_train
+    from penstock.pipeline import DataLoader
+    from penstock.readers import Dataset
 
     kept = DiskCache(task["cache"], max_bytes=task["max_bytes"]) if task["max_bytes"] else None
     records = []
@@ -89,11 +89,11 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
 
     url, names, sizes, cache ("" for none).
     """
-    from cache.blob import BlobSource, Part, blob_key
-    from cache.fetch import Fetcher, Span
-    from cache.open_store import open_store
-    from cache.remote import Remote
-    from cache.threads import ordered
+    from penstock.cache.base.blob import BlobSource, Part, blob_key
+    from penstock.cache.fetch.fetcher import Fetcher, Span
+    from penstock.cache.stores.opening import open_store
+    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.threads import ordered
 
     fetcher = Fetcher(open_store(task["url"], {}))
     objects = list(zip(task["names"], task["sizes"], strict=True))

@@ -22,14 +22,14 @@ from benchmarks.data import Prepared, prepare
 from benchmarks.demo import comparison_table, ratio_lines
 from benchmarks.readme import rewrite, table
 from benchmarks.record import RESULTS, write_result
-from cache.errors import ConfigError, PenstockError
-from pipeline.bench.export import export_files
-from pipeline.bench.machine import machine, versions
-from pipeline.bench.peers.images import fastest, has_opencv
-from pipeline.bench.peers.registry import ADAPTERS, PEERS, split_installed
-from pipeline.bench.peers.work import Work
-from pipeline.bench.player import RoundSize
-from pipeline.bench.rounds import compare, comparison_record
+from penstock.cache.errors import ConfigError, PenstockError
+from penstock.pipeline.bench.export import export_files
+from penstock.pipeline.bench.machine import machine, versions
+from penstock.pipeline.bench.peers.images import fastest, has_opencv
+from penstock.pipeline.bench.peers.registry import ADAPTERS, PEERS, split_installed
+from penstock.pipeline.bench.peers.work import Work
+from penstock.pipeline.bench.player import RoundSize
+from penstock.pipeline.bench.rounds import compare, comparison_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,7 @@ def original(prepared: Prepared) -> Case:
 def short_side_256(prepared: Prepared, place: Path) -> Case:
     """The same images with a short side of 256, packed by Penstock; peers read the pack's own
     JPEGs, so that all decode the same bytes."""
-    from readers import Dataset, pack
+    from penstock.readers import Dataset, pack
 
     packed, folder = place / "pack", place / "files"
     shutil.rmtree(place, ignore_errors=True)

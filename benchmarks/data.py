@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.photographs import ImageSet, borrow_images, make_photographs
-from cache.errors import DestinationError
-from pipeline.bench.machine import machine
+from penstock.cache.errors import DestinationError
+from penstock.pipeline.bench.machine import machine
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +38,7 @@ def prepare(
     out: Path, *, data: Path | None = None, train_images: int = 3072, eval_images: int = 480
 ) -> Prepared:
     """Make or take the images and pack them below `out`; what an earlier call made is kept."""
-    from readers import pack
+    from penstock.readers import pack
 
     workers = int(machine()["cores"])
     if data is None:

@@ -25,19 +25,19 @@ from benchmarks.photographs import ImageSet, borrow_images, make_photographs
 from benchmarks.proof import Verdict, kill_and_resume, train
 from benchmarks.record import write_result
 from benchmarks.train import Job
-from cache.errors import ConfigError, PenstockError
-from cache.limits import usable_cores
-from cache.sizes import format_size
-from pipeline.bench.machine import machine
-from pipeline.bench.peers.registry import TITLES
-from pipeline.bench.peers.work import Work
-from pipeline.bench.player import RoundSize
-from pipeline.bench.rounds import ACCELERATOR_SHARE, compare, comparison_record
+from penstock.cache.errors import ConfigError, PenstockError
+from penstock.cache.base.limits import usable_cores
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.bench.machine import machine
+from penstock.pipeline.bench.peers.registry import TITLES
+from penstock.pipeline.bench.peers.work import Work
+from penstock.pipeline.bench.player import RoundSize
+from penstock.pipeline.bench.rounds import ACCELERATOR_SHARE, compare, comparison_record
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from pipeline.bench.rounds import Comparison
+    from penstock.pipeline.bench.rounds import Comparison
 
 
 PEERS: tuple[str, ...] = ("penstock", "torch")
@@ -174,7 +174,7 @@ def _train(job: Job, console: Console) -> None:
 
 def _kill_and_resume(whole: Job, console: Console) -> Verdict:
     """The same job, killed in the middle of its second epoch (of its first, if it has but one)."""
-    from readers import Dataset
+    from penstock.readers import Dataset
 
     _heading(console, 4, "The same job once more: SIGKILL in mid-epoch, then resumed")
     steps = len(Dataset(whole.train)) // whole.batch_size
@@ -271,10 +271,10 @@ def ratio_lines(done: Comparison) -> list[str]:
 
 
 def _pictures(out: Path, done: Comparison, work: Work, images: ImageSet) -> Sequence[Path]:
-    from augment import imagenet_train
+    from penstock.augment import imagenet_train
     from benchmarks.pictures import contact_sheet, where_time_went
-    from pipeline import DataLoader
-    from readers import Dataset
+    from penstock.pipeline import DataLoader
+    from penstock.readers import Dataset
 
     dataset = Dataset(str(work.pack))
     with DataLoader(

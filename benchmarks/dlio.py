@@ -35,9 +35,9 @@ from benchmarks.dlio_jobs import (
     pace_of,
 )
 from benchmarks.record import RESULTS, write_result
-from pipeline.bench.children import Child
-from pipeline.bench.machine import machine, versions
-from pipeline.bench.rounds import Figure
+from penstock.pipeline.bench.children import Child
+from penstock.pipeline.bench.machine import machine, versions
+from penstock.pipeline.bench.rounds import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

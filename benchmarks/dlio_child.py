@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from benchmarks.dlio_data import files_below
-from pipeline.bench.children import tell
-from pipeline.bench.play import play
+from penstock.pipeline.bench.children import tell
+from penstock.pipeline.bench.play import play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     import torch
 
-    from pipeline.statistics import Statistics
+    from penstock.pipeline.report.statistics import Statistics
 
 LoaderName = Literal["penstock", "torch", "floor"]
 Work = Literal["bytes", "decode", "arrays"]
@@ -98,7 +98,7 @@ class WithStatistics:
         return iter(self._batches)
 
     def statistics(self) -> Statistics:
-        from pipeline.statistics import Meter
+        from penstock.pipeline.report.statistics import Meter
 
         return Meter(decode_threads=0, device="cpu").snapshot()
 
@@ -111,9 +111,9 @@ class Native:
     """Penstock over a pack. Closing it closes the dataset too: mapped files can't be forgotten."""
 
     def __init__(self, task: Task) -> None:
-        from augment import imagenet_train
-        from pipeline import DataLoader
-        from readers import Dataset
+        from penstock.augment import imagenet_train
+        from penstock.pipeline import DataLoader
+        from penstock.readers import Dataset
 
         decodes = task.work == "decode"
         # Without "image" nothing is decoded, but every sample's bytes are read and checksummed.
@@ -145,9 +145,9 @@ def torch_dataset(task: Task) -> Any:
         return Arrays(task.files, window_bytes=task.window_bytes)
     if task.work == "bytes":
         return EncodedFiles(task.files)
-    from pipeline.bench.peers.images import Crop, fastest
-    from pipeline.bench.peers.torch_loader import FolderImages
-    from pipeline.bench.peers.work import list_files
+    from penstock.pipeline.bench.peers.images import Crop, fastest
+    from penstock.pipeline.bench.peers.torch_loader import FolderImages
+    from penstock.pipeline.bench.peers.work import list_files
 
     return FolderImages(list_files(Path(task.files)), Crop(CROP, decoder=fastest()))
 
@@ -166,7 +166,7 @@ def torchs_options(task: Task) -> dict[str, Any]:
 def penstock(task: Task) -> Any:
     if task.work != "arrays":
         return Native(task)
-    from pipeline import DataLoader
+    from penstock.pipeline import DataLoader
 
     return DataLoader(torch_dataset(task), seed=task.seed, **torchs_options(task))
 
@@ -174,7 +174,7 @@ def penstock(task: Task) -> Any:
 def torchs(task: Task) -> Any:
     from torch.utils.data import DataLoader
 
-    from pipeline.bench.peers.images import one_thread
+    from penstock.pipeline.bench.peers.images import one_thread
 
     options = torchs_options(task) | {"worker_init_fn": one_thread}
     return WithStatistics(DataLoader(torch_dataset(task), **options))
@@ -204,7 +204,7 @@ LOADERS: dict[LoaderName, Callable[[Task], Any]] = {
 def raw_read(folder: Path, *, request_bytes: int, seconds: float) -> tuple[int, float]:
     """(bytes, seconds) of reading the files below in requests of that size, in random order, by
     four threads: what the disk can give anybody who reads so. Ends with the data, or the time."""
-    from cache.threads import ordered
+    from penstock.cache.threads import ordered
 
     size = min(request_bytes, _RAW_MOST_BYTES)
     opened = {path: os.open(path, os.O_RDONLY) for path in files_below(folder)}

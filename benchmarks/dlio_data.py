@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from benchmarks.photographs import PHOTOGRAPHS, _grain, _noise, _open
-from cache.errors import ConfigError
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -106,7 +106,7 @@ def _write_arrays(made: Made) -> None:
 
 
 def _write_jpegs(made: Made, *, workers: int) -> None:
-    from readers import pack
+    from penstock.readers import pack
 
     pictures = [
         jpeg_of(made.sample_bytes, number=number, seed=7)

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from cache.errors import ConfigError
-from pipeline.bench.accelerators import Accelerator, accelerator
-from pipeline.bench.play import SETTLE_BATCHES
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.accelerators import Accelerator, accelerator
+from penstock.pipeline.bench.play import SETTLE_BATCHES
 
 if TYPE_CHECKING:
     from benchmarks.dlio_child import Work

@@ -23,17 +23,17 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from augment.region import Way, found_way
+from penstock.augment.region import Way, found_way
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_cases import Answer, Budget, ask, facts, has_cuda, refused
 from benchmarks.gpu_loaders import HW_LOADS, TITLES, Job, Name, opened
 from benchmarks.gpu_watch import known_fields, watched
 from benchmarks.record import RESULTS, write_result
-from pipeline.bench.children import tell
-from pipeline.bench.cpu import tree_cpu_s
-from pipeline.bench.machine import machine, versions
-from pipeline.bench.rounds import Figure
-from pipeline.bench.sameness import NotTheSameWorkError, Pixels, differences, look
+from penstock.pipeline.bench.children import tell
+from penstock.pipeline.bench.cpu import tree_cpu_s
+from penstock.pipeline.bench.machine import machine, versions
+from penstock.pipeline.bench.rounds import Figure
+from penstock.pipeline.bench.sameness import NotTheSameWorkError, Pixels, differences, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -288,7 +288,7 @@ def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, tor
 
 def _largest(prepared: Prepared) -> tuple[int, int]:
     """Height and width of the largest image: what a decoder that makes room beforehand needs."""
-    from readers import Dataset
+    from penstock.readers import Dataset
 
     with Dataset(prepared.pack) as dataset:
         images = dataset.index.images

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from benchmarks.data import prepare
 from benchmarks.record import RESULTS, write_result
-from pipeline.bench.children import Child, tell
+from penstock.pipeline.bench.children import Child, tell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -69,9 +69,9 @@ def _line(sizes: NDArray[np.float64]) -> float:
 
 def iterate(pack: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
     """In a child: the resident memory after every epoch, and what is held before and after."""
-    from augment import imagenet_train
-    from pipeline import DataLoader
-    from readers import Dataset
+    from penstock.augment import imagenet_train
+    from penstock.pipeline import DataLoader
+    from penstock.readers import Dataset
 
     def loader(seed: int) -> DataLoader:
         return DataLoader(

@@ -36,15 +36,15 @@ def measure(
 
     Beside it the parts of the threads that run Python, and what the samples' checksums cost alone.
     """
-    from augment import imagenet_train
-    from augment.graph import Graph
-    from pipeline import DataLoader
-    from readers import Dataset
+    from penstock.augment import imagenet_train
+    from penstock.augment.graph import Graph
+    from penstock.pipeline import DataLoader
+    from penstock.readers import Dataset
 
     constant = functools.partial(Graph, constant_decode=True)
     # The loader offers no such switch, rightly: it is put in where the loader finds its graph.
     with (
-        mock.patch("pipeline.build.Graph", constant),
+        mock.patch("penstock.pipeline.feed.build.Graph", constant),
         DataLoader(
             Dataset(str(prepared.pack)),
             batch_size=batch_size,
@@ -107,8 +107,8 @@ def _checksum_us(prepared: Prepared, *, samples: int = 256) -> float:
     """CPU microseconds that CRC-32C of a sample takes by itself."""
     from crc32c import crc32c
 
-    from pipeline.order import Plan
-    from readers import Dataset
+    from penstock.pipeline.plan.order import Plan
+    from penstock.readers import Dataset
 
     dataset = Dataset(str(prepared.pack))
     rows = Plan(dataset.index.sizes, seed=7, lanes=1, window=1).batch(0, 0, samples)

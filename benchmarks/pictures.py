@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pipeline.bench.peers.registry import TITLES
-from pipeline.bench.peers.work import DEVIATION, MEAN
+from penstock.pipeline.bench.peers.registry import TITLES
+from penstock.pipeline.bench.peers.work import DEVIATION, MEAN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
-    from pipeline.bench.rounds import Comparison
+    from penstock.pipeline.bench.rounds import Comparison
 
 INK = "#22303c"
 FAINT = "#8795a1"

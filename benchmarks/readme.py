@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from cache.errors import ConfigError
-from pipeline.bench.peers.registry import ADAPTERS, TITLES
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.peers.registry import ADAPTERS, TITLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.record import RESULTS, write_result
-from pipeline.bench.children import Child, tell
+from penstock.pipeline.bench.children import Child, tell
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def memory_kib(field: str) -> int:
 
 def resume_at(start: Start) -> dict[str, float]:
     """Seconds of Plan(...) and of its first batch, and by how many MB memory rose at its peak."""
-    from pipeline.order import Plan
+    from penstock.pipeline.plan.order import Plan
 
     sizes = uneven_sizes(start.samples, start.shards)
     before = memory_kib("VmRSS")

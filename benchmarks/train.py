@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pipeline.bench.children import tell
+from penstock.pipeline.bench.children import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from pipeline import DataLoader
+    from penstock.pipeline import DataLoader
 
     Tell = Callable[[dict[str, Any]], None]
 
@@ -102,10 +102,10 @@ def run(job: Job, *, tell: Tell) -> None:
     """Train; go on from the checkpoint in job.out if there is one. tell: receives each event."""
     import torch
 
-    from augment import imagenet_train
-    from cache.limits import usable_cores
-    from pipeline import DataLoader
-    from readers import Dataset
+    from penstock.augment import imagenet_train
+    from penstock.cache.base.limits import usable_cores
+    from penstock.pipeline import DataLoader
+    from penstock.readers import Dataset
 
     # Half of the cores for the step and DALI's threads beside it: more would wait for one another.
     torch.set_num_threads(max(1, usable_cores() // 2))
@@ -200,9 +200,9 @@ def accuracy(job: Job, model: nn.Module) -> float:
     """Share of the evaluation images that the model labels rightly; each is seen exactly once."""
     import torch
 
-    from augment import imagenet_eval
-    from pipeline import DataLoader
-    from readers import Dataset
+    from penstock.augment import imagenet_eval
+    from penstock.pipeline import DataLoader
+    from penstock.readers import Dataset
 
     model.eval()
     right = seen = 0

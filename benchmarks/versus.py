@@ -30,10 +30,10 @@ from rich.table import Table
 
 from benchmarks.photographs import borrow_images, make_photographs
 from benchmarks.record import RESULTS, write_result
-from cache.errors import ConfigError, PenstockError
-from pipeline.bench.children import ChildFailedError
-from pipeline.bench.machine import machine
-from pipeline.bench.rounds import Figure
+from penstock.cache.errors import ConfigError, PenstockError
+from penstock.pipeline.bench.children import ChildFailedError
+from penstock.pipeline.bench.machine import machine
+from penstock.pipeline.bench.rounds import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from cache.secrets import ShownOnly
+from penstock.cache.secrets import ShownOnly
 
 if TYPE_CHECKING:
-    from cache.disk_cache import DiskCache as DiskCache
+    from penstock.cache.disk.disk_cache import DiskCache as DiskCache
 
 __all__ = ["DiskCache"]
 
@@ -18,7 +18,7 @@ logging.getLogger("penstock").addFilter(ShownOnly())
 def __getattr__(name: str) -> object:
     # SQLite and locks are imported where a cache is made, not with the package's errors.
     if name == "DiskCache":
-        from cache.disk_cache import DiskCache
+        from penstock.cache.disk.disk_cache import DiskCache
 
         return DiskCache
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

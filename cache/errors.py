@@ -29,7 +29,7 @@ A message says four things: what, got, wanted, do this.
 
 from __future__ import annotations
 
-from cache.secrets import shown
+from penstock.cache.secrets import shown
 
 
 class PenstockError(Exception):

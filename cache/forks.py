@@ -12,7 +12,7 @@ import os
 import weakref
 from typing import Any, Protocol
 
-from cache.errors import ForkedError
+from penstock.cache.errors import ForkedError
 
 
 class Owner(Protocol):

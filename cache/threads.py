@@ -24,8 +24,8 @@ from collections import deque
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from cache.errors import ClosedError, StalledError
-from cache.forks import check_process
+from penstock.cache.errors import ClosedError, StalledError
+from penstock.cache.forks import check_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator

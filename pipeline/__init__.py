@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.loader import DataLoader
-    from pipeline.statistics import Statistics
-    from pipeline.world import World
+    from penstock.pipeline.loader import DataLoader
+    from penstock.pipeline.report.statistics import Statistics
+    from penstock.pipeline.plan.world import World
 
 __all__ = ["DataLoader", "Statistics", "World"]
 __version__ = "0.1.0"
 
 _HOME = {
-    "DataLoader": "pipeline.loader",
-    "Statistics": "pipeline.statistics",
-    "World": "pipeline.world",
+    "DataLoader": "penstock.pipeline.loader",
+    "Statistics": "penstock.pipeline.report.statistics",
+    "World": "penstock.pipeline.plan.world",
 }
 
 

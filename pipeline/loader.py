@@ -17,30 +17,30 @@ import torch
 import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
-from cache.blob import READ_MODE, ReadMode
-from cache.errors import ClosedError, ConfigError, PlanError
-from cache.limits import usable_cores
-from pipeline import arguments, attributes
-from pipeline.asked import Asked, Whereabouts
-from pipeline.given import check_dataset
-from pipeline.native import NativeEngine
-from pipeline.sampler import PlanBatches, PlanSampler
-from pipeline.world import local_rank
-from readers import Dataset
+from penstock.cache.base.blob import READ_MODE, ReadMode
+from penstock.cache.errors import ClosedError, ConfigError, PlanError
+from penstock.cache.base.limits import usable_cores
+from penstock.pipeline import arguments, attributes
+from penstock.pipeline.options.asked import Asked, Whereabouts
+from penstock.pipeline.options.given import check_dataset
+from penstock.pipeline.feed.native import NativeEngine
+from penstock.pipeline.options.sampler import PlanBatches, PlanSampler
+from penstock.pipeline.plan.world import local_rank
+from penstock.readers import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from typing_extensions import TypeVar
 
-    from augment import Operation
-    from pipeline.build import Settings
-    from pipeline.foreign import ForeignEngine, ForeignSettings
-    from pipeline.foreign_order import Order, PlanOrder
-    from pipeline.pictures import Darkroom
-    from pipeline.resident_room import ResidentMode
-    from pipeline.statistics import Statistics
-    from pipeline.world import World
+    from penstock.augment import Operation
+    from penstock.pipeline.feed.build import Settings
+    from penstock.pipeline.foreign.engine import ForeignEngine, ForeignSettings
+    from penstock.pipeline.foreign.order import Order, PlanOrder
+    from penstock.pipeline.foreign.pictures import Darkroom
+    from penstock.pipeline.feed.resident.room import ResidentMode
+    from penstock.pipeline.report.statistics import Statistics
+    from penstock.pipeline.plan.world import World
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
     Engine = NativeEngine | ForeignEngine
@@ -77,7 +77,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     world: rank and size; None reads torch's process group, else the launcher's environment, again
         with each pass until one has begun: a trainer may start the group later.
     max_bad: native: share of the samples that may be bad in an epoch before every rank stops.
-    lanes, window, reshuffle: of the plan (`pipeline.order.Plan`); None follows dataset and batch.
+    lanes, window, reshuffle: of the plan (`penstock.pipeline.plan.order.Plan`); None follows dataset and batch.
     deterministic: bit-exact pixels on CUDA too, for speed.
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).
@@ -240,8 +240,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _init_foreign(self, dataset: Any, torchs: dict[str, Any]) -> None:
         # Here and below: a native loader starts without these modules.
-        from pipeline.foreign import ForeignEngine
-        from pipeline.pictures import needs_our_loader
+        from penstock.pipeline.foreign.engine import ForeignEngine
+        from penstock.pipeline.foreign.pictures import needs_our_loader
 
         asked = self._asked
         is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
@@ -285,7 +285,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 object.__setattr__(self, "batch_sampler", batches)
 
     def _plan_order(self, dataset: Any) -> PlanOrder:
-        from pipeline.foreign_order import plan_order
+        from penstock.pipeline.foreign.order import plan_order
 
         asked = self._asked
         assert self._plan_of is not None
@@ -300,9 +300,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _foreign_settings(self, *, order: Order | None) -> ForeignSettings:
         """What the engine works by now. order: None for a new one."""
-        from pipeline.foreign import ForeignSettings
-        from pipeline.foreign_order import TorchOrder
-        from pipeline.pictures import Split
+        from penstock.pipeline.foreign.engine import ForeignSettings
+        from penstock.pipeline.foreign.order import TorchOrder
+        from penstock.pipeline.foreign.pictures import Split
 
         is_map = not isinstance(self.dataset, torch.utils.data.IterableDataset)
         if order is None and self._plan_of is not None:
@@ -328,7 +328,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
 
     def _make_darkroom(self) -> Darkroom:
-        from pipeline.pictures import Darkroom
+        from penstock.pipeline.foreign.pictures import Darkroom
 
         asked, world = self._asked, self._where.world
         if self.batch_size is None:
@@ -362,7 +362,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     keeps_workers=engine.keeps_workers,
                 )
                 if name == "collate_fn":
-                    from pipeline.pictures import needs_our_loader
+                    from penstock.pipeline.foreign.pictures import needs_our_loader
 
                     self._collate = value
                     value = value if self._darkroom is None else needs_our_loader

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from readers.dataset import Dataset
-    from readers.index import Index
-    from readers.opening import IndexSummary, build_index, open_index
-    from readers.packing import PackSummary, pack
-    from readers.types import EncodedBatch, ImageFacts, ImageRange, Rejected
+    from penstock.readers.dataset import Dataset
+    from penstock.readers.index.index import Index
+    from penstock.readers.index.opening import IndexSummary, build_index, open_index
+    from penstock.readers.packing.packing import PackSummary, pack
+    from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejected
 
 __all__ = [
     "Dataset",
@@ -28,19 +28,19 @@ __all__ = [
     "pack",
 ]
 
-# Each name's module. Loaded at first use: `readers.types` is all that many importers want.
+# Each name's module. Loaded at first use: `penstock.readers.types` is all that many importers want.
 _HOME = {
-    "Dataset": "readers.dataset",
-    "EncodedBatch": "readers.types",
-    "ImageFacts": "readers.types",
-    "ImageRange": "readers.types",
-    "Index": "readers.index",
-    "IndexSummary": "readers.opening",
-    "PackSummary": "readers.packing",
-    "Rejected": "readers.types",
-    "build_index": "readers.opening",
-    "open_index": "readers.opening",
-    "pack": "readers.packing",
+    "Dataset": "penstock.readers.dataset",
+    "EncodedBatch": "penstock.readers.types",
+    "ImageFacts": "penstock.readers.types",
+    "ImageRange": "penstock.readers.types",
+    "Index": "penstock.readers.index.index",
+    "IndexSummary": "penstock.readers.index.opening",
+    "PackSummary": "penstock.readers.packing.packing",
+    "Rejected": "penstock.readers.types",
+    "build_index": "penstock.readers.index.opening",
+    "open_index": "penstock.readers.index.opening",
+    "pack": "penstock.readers.packing.packing",
 }
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 import numpy as np
 
-from cache.blob import READ_MODE, ReadMode
-from cache.counters import Traffic, TrafficMeter
-from cache.errors import (
+from penstock.cache.base.blob import READ_MODE, ReadMode
+from penstock.cache.base.counters import Traffic, TrafficMeter
+from penstock.cache.errors import (
     ClosedError,
     ConfigError,
     CorruptSampleError,
@@ -19,30 +19,30 @@ from cache.errors import (
     FetchError,
     IndexChangedError,
 )
-from cache.limits import usable_cores
-from readers.arrow_shard import ArrowColumns
-from readers.blocks import Blocks
-from readers.folder_shard import REINDEX
-from readers.loading import Visit, checksums, load_blobs, load_local
-from readers.names import printable
-from readers.open_shards import OpenShards
-from readers.opening import Format, Opener, check_format
-from readers.origin import locate, show
-from readers.scratch import Scratch
-from readers.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
-from readers.types import EncodedBatch
+from penstock.cache.base.limits import usable_cores
+from penstock.readers.formats.pack.shard import ArrowColumns
+from penstock.readers.reading.blocks import Blocks
+from penstock.readers.formats.folder.shard import REINDEX
+from penstock.readers.reading.loading import Visit, checksums, load_blobs, load_local
+from penstock.readers.files.names import printable
+from penstock.readers.reading.open_shards import OpenShards
+from penstock.readers.index.opening import Format, Opener, check_format
+from penstock.readers.origin.origin import locate, show
+from penstock.readers.origin.scratch import Scratch
+from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
+from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from cache.disk_cache import DiskCache
-    from cache.remote import Remote
-    from readers.index import Index
-    from readers.opening import Folder
-    from readers.origin import Url
-    from readers.types import Encoded, Verify
+    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.index.index import Index
+    from penstock.readers.index.opening import Folder
+    from penstock.readers.origin.origin import Url
+    from penstock.readers.types import Encoded, Verify
 
 # Reading through a map is checksumming it: about 10 GB/s (one core, measured) where the pages are
 # in memory, under 0.1 where each fault waits for the disk. After a batch this many times slower

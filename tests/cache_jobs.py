@@ -21,12 +21,12 @@ import numpy as np
 import obstore  # noqa: F401 - imported by the fork server, not by each child
 import pyarrow as pa  # noqa: F401
 
-from cache.blob import BlobSource, Part, Wanted, blob_key
-from cache.disk_cache import DiskCache
-from cache.fetch import Fetcher
-from cache.fetch_policy import FetchPolicy
-from cache.open_store import open_store
-from cache.remote import Remote
+from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.stores.opening import open_store
+from penstock.cache.blobs.remote import Remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from pathlib import Path
 
-    from cache.counters import Traffic
+    from penstock.cache.base.counters import Traffic
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["__main__", "tests.cache_jobs"])

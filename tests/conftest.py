@@ -81,7 +81,7 @@ def ordered_pack(folder: Path) -> Path:
 
 
 def _pack(folder: Path, name: str, *, shuffle: bool) -> Path:
-    from readers import pack
+    from penstock.readers import pack
 
     destination = folder.parent / name
     pack(str(folder), str(destination), shuffle=shuffle, seed=3, shard_bytes="32KiB")

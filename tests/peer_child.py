@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from pipeline.bench.children import tell
-from pipeline.bench.peers.registry import build, imports, prepare
-from pipeline.bench.peers.work import Work
+from penstock.pipeline.bench.children import tell
+from penstock.pipeline.bench.peers.registry import build, imports, prepare
+from penstock.pipeline.bench.peers.work import Work
 
 
 def main(name: str, told: str, batches: int) -> None:

@@ -21,10 +21,10 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "augment": (
         "augment",
         "readers",
-        "cache.errors",
-        "cache.forks",
-        "cache.hashing",
-        "cache.limits",
+        "penstock.cache.errors",
+        "penstock.cache.forks",
+        "penstock.cache.base.hashing",
+        "penstock.cache.base.limits",
     ),
     "pipeline": ("pipeline", "augment", "readers", "cache"),
 }
@@ -85,10 +85,10 @@ def test_the_environment_is_read_in_world_and_the_command_line_only() -> None:
     for path in modules():
         relative = path.relative_to(ROOT)
         text = path.read_text()
-        if str(relative) == "readers/home.py":
+        if str(relative) == "readers/index/home.py":
             # Where the user's cache directory lies; a Dataset needs it without a command line.
             assert re.findall(r"os\.environ\b.*", text) == ['os.environ.get("XDG_CACHE_HOME", "")']
-        elif str(relative) != "pipeline/world.py" and relative.parts[:2] != ("pipeline", "cli"):
+        elif str(relative) != "pipeline/plan/world.py" and relative.parts[:2] != ("pipeline", "cli"):
             assert not re.search(r"os\.environ|getenv|import environ", text), relative
 
 

@@ -55,7 +55,7 @@ def test_the_commands_that_need_no_store_run(place: Path, name: str) -> None:
         words[-1] = "packs/again"
     if name == "bench":
         words += ["--seconds", "1", "--batch-size", "32"]
-    command = "import sys; from pipeline.cli import main; sys.exit(main())"
+    command = "import sys; from penstock.pipeline.cli import main; sys.exit(main())"
     done = subprocess.run(
         [sys.executable, "-c", command, *words],
         cwd=place,

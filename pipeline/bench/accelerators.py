@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cache.errors import ConfigError
+from penstock.cache.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache.errors import ConfigError
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,21 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from cache.errors import PenstockError
-from cache.limits import usable_cores
-from pipeline.bench.ceilings import measure_ceilings
-from pipeline.bench.compare import ROUND, ROUNDS, compare_url
-from pipeline.bench.diagnosis import Diagnosis, diagnose
-from pipeline.bench.play import Played, floor_au, import_all, play
-from pipeline.bench.tune import Setup, Tuned, axes_for, tune
+from penstock.cache.errors import PenstockError
+from penstock.cache.base.limits import usable_cores
+from penstock.pipeline.bench.ceilings import measure_ceilings
+from penstock.pipeline.bench.compare import ROUND, ROUNDS, compare_url
+from penstock.pipeline.report.diagnosis import Diagnosis, diagnose
+from penstock.pipeline.bench.play import Played, floor_au, import_all, play
+from penstock.pipeline.bench.tune import Setup, Tuned, axes_for, tune
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pipeline.bench.compare import Against
-    from pipeline.bench.facts import Ceilings
-    from pipeline.bench.job import Job
-    from readers import Dataset
+    from penstock.pipeline.bench.compare import Against
+    from penstock.pipeline.report.facts import Ceilings
+    from penstock.pipeline.bench.job import Job
+    from penstock.readers import Dataset
 
 # Each run of a search takes this share of a measured run, but long enough for some batches.
 _TRIAL_SHARE = 0.2
@@ -189,7 +189,7 @@ def _floor(job: Job, setup: Setup, told: Told) -> float:
 
 
 def _ceilings(job: Job, dataset: Dataset, setup: Setup) -> Ceilings:
-    from augment.recipe import check_recipe
+    from penstock.augment.recipe import check_recipe
 
     recipe = None
     if job.recipe.operations is not None:

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from augment.ops import CenterCrop, Decode, RandomResizedCrop, Resize
-from augment.recipe import check_recipe
-from cache.errors import ConfigError
-from cache.limits import usable_cores
-from cache.threads import Ordered, Workers
-from pipeline.bench.facts import Ceilings, Rate
-from pipeline.bench.progressive import progressive_cost
-from pipeline.bench.raw_remote import raw_remote
-from pipeline.bench.stage import Clock, Stage, play_in_turns, rate_of, wait_for
-from pipeline.build import (
+from penstock.augment.ops import CenterCrop, Decode, RandomResizedCrop, Resize
+from penstock.augment.recipe import check_recipe
+from penstock.cache.errors import ConfigError
+from penstock.cache.base.limits import usable_cores
+from penstock.cache.threads import Ordered, Workers
+from penstock.pipeline.report.facts import Ceilings, Rate
+from penstock.pipeline.bench.progressive import progressive_cost
+from penstock.pipeline.bench.raw_remote import raw_remote
+from penstock.pipeline.bench.stage import Clock, Stage, play_in_turns, rate_of, wait_for
+from penstock.pipeline.feed.build import (
     MAPPED_READ_THREADS,
     READ_THREADS,
     make_plan,
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from augment.ops import Operation
-    from augment.recipe import CheckedRecipe
-    from readers import Dataset
-    from readers.types import EncodedBatch
+    from penstock.augment.ops import Operation
+    from penstock.augment.recipe import CheckedRecipe
+    from penstock.readers import Dataset
+    from penstock.readers.types import EncodedBatch
 
 _SHRINK = 16  # a 224 crop becomes 14 x 14: a two-hundredth of the pixels to resize
 # Of the bytes, from a disk: less than that may be others' reads.

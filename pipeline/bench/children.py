@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cache.errors import PenstockError
+from penstock.cache.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

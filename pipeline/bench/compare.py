@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from augment.ops import RandomResizedCrop, imagenet_train
-from cache.errors import ConfigError
-from cache.limits import usable_cores
-from pipeline.bench.export import export_files
-from pipeline.bench.peers.registry import OURS, split_installed
-from pipeline.bench.peers.work import Work, list_files
-from pipeline.bench.player import RoundSize
-from pipeline.bench.rounds import compare
-from readers.origin import LocalFolder
+from penstock.augment.ops import RandomResizedCrop, imagenet_train
+from penstock.cache.errors import ConfigError
+from penstock.cache.base.limits import usable_cores
+from penstock.pipeline.bench.export import export_files
+from penstock.pipeline.bench.peers.registry import OURS, split_installed
+from penstock.pipeline.bench.peers.work import Work, list_files
+from penstock.pipeline.bench.player import RoundSize
+from penstock.pipeline.bench.rounds import compare
+from penstock.readers.origin.origin import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from augment.ops import Operation
-    from pipeline.bench.rounds import Comparison, Summary
-    from readers import Dataset
-    from readers.index import Index
+    from penstock.augment.ops import Operation
+    from penstock.pipeline.bench.rounds import Comparison, Summary
+    from penstock.readers import Dataset
+    from penstock.readers.index.index import Index
 
 MOST_SAMPLES = 8192
 """As many samples are written out as files at most: enough for some dozens of batches, which the
@@ -81,7 +81,7 @@ def compare_url(
     than most_samples; of those, and of a remote one, all read the same local copy of so many.
 
     url: or a Dataset, where it needs options; it stays open. names: of
-    `pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and told. workers:
+    `penstock.pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and told. workers:
     processes or threads of each, this process's cores by default. progress: told (rounds played,
     rounds in all), counting every peer's. Raises ConfigError (unknown name, another recipe than
     imagenet_train, a batch larger than the set), NotTheSameWorkError, ChildFailedError, and what
@@ -152,7 +152,7 @@ class _Source:
 
 
 def _local_files(url: str | Dataset, place: Path, most_samples: int) -> _Source:
-    from readers import Dataset
+    from penstock.readers import Dataset
 
     if isinstance(url, Dataset):
         return _files_of(url, place, most_samples)

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cache.errors import DatasetError
-from readers.sniff import HEAD_BYTES, sniff
-from readers.types import Rejected
+from penstock.cache.errors import DatasetError
+from penstock.readers.fields.sniff import HEAD_BYTES, sniff
+from penstock.readers.types import Rejected
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from readers import Dataset
+    from penstock.readers import Dataset
 
 _DIGITS = 19  # of the largest int64: folders sort by name as labels do
 _CHUNK = 256  # samples a read; a remote set's shards are fetched one or a few at a time

@@ -11,21 +11,21 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cache.blob import READ_MODE
-from cache.errors import ConfigError, PlanError, RecipeError
-from cache.limits import usable_cores
-from pipeline.bench.accelerators import accelerator as accelerator_named
-from pipeline.bench.tune import Setup
-from pipeline.world import World
-from readers.origin import show
+from penstock.cache.base.blob import READ_MODE
+from penstock.cache.errors import ConfigError, PlanError, RecipeError
+from penstock.cache.base.limits import usable_cores
+from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
+from penstock.pipeline.bench.tune import Setup
+from penstock.pipeline.plan.world import World
+from penstock.readers.origin.origin import show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from augment import Operation
-    from pipeline.loader import DataLoader
-    from readers import Dataset
+    from penstock.augment import Operation
+    from penstock.pipeline.loader import DataLoader
+    from penstock.readers import Dataset
 
 RECIPES = ("imagenet", "imagenet-eval", "none")
 # ImageNet's usual batch for one accelerator; a smaller dataset gives what it has.
@@ -72,7 +72,7 @@ class Job:
 
     def dataset(self) -> Dataset:
         """Not open yet; the caller closes it."""
-        from readers import Dataset
+        from penstock.readers import Dataset
 
         return Dataset(
             self.url,
@@ -101,7 +101,7 @@ class Job:
 
     def loader(self, dataset: Dataset, setup: Setup) -> DataLoader:
         """The loader of a run, on this process alone."""
-        from pipeline.loader import DataLoader
+        from penstock.pipeline.loader import DataLoader
 
         return DataLoader(
             dataset,
@@ -148,7 +148,7 @@ class Job:
 def recipe_named(name: str) -> Recipe:
     """The recipe of that name. Raises ConfigError for a name that isn't one, RecipeError for a
     user's recipe that holds no operations."""
-    from augment import imagenet_eval, imagenet_train
+    from penstock.augment import imagenet_eval, imagenet_train
 
     if name == "imagenet":
         return Recipe(
@@ -156,7 +156,7 @@ def recipe_named(name: str) -> Recipe:
             operations=tuple(imagenet_train(224)),
             shuffled=True,
             line="imagenet_train(224)",
-            imports="from augment import imagenet_train",
+            imports="from penstock.augment import imagenet_train",
         )
     if name == "imagenet-eval":
         return Recipe(
@@ -164,7 +164,7 @@ def recipe_named(name: str) -> Recipe:
             operations=tuple(imagenet_eval()),
             shuffled=False,
             line="imagenet_eval()",
-            imports="from augment import imagenet_eval",
+            imports="from penstock.augment import imagenet_eval",
         )
     if name == "none":
         return Recipe(name=name, operations=None, shuffled=True, line="", imports="")

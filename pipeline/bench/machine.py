@@ -9,7 +9,7 @@ import platform
 from pathlib import Path
 from typing import Any
 
-from cache.limits import usable_cores
+from penstock.cache.base.limits import usable_cores
 
 _DISTRIBUTIONS = {
     "penstock": ("penstock",),

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from cache.errors import ConfigError
-from pipeline.bench.au import au_percent
-from pipeline.bench.cpu import tree_cpu_s
-from pipeline.bench.measured import Measured
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.au import au_percent
+from penstock.pipeline.bench.cpu import tree_cpu_s
+from penstock.pipeline.bench.measured import Measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pipeline.bench.facts import Facts
-    from pipeline.statistics import Statistics
+    from penstock.pipeline.report.facts import Facts
+    from penstock.pipeline.report.statistics import Statistics
 
 # Batches in front of the measured part: those in DALI, those prepared, and one on its way.
 SETTLE_BATCHES = 6
@@ -140,12 +140,12 @@ def floor_au(batch: Any, *, step_s: float, seconds: float) -> float:
 
 def import_all() -> None:
     """Import what a loader imports at its first use: no run pays for it in its first batch."""
-    import pipeline.loader
-    from augment import resample_node
-    from augment.verify import load_dali
-    from cache.errors import MissingDependencyError
+    import penstock.pipeline.loader
+    from penstock.augment import resample_node
+    from penstock.augment.verify import load_dali
+    from penstock.cache.errors import MissingDependencyError
 
-    assert pipeline.loader
+    assert penstock.pipeline.loader
     try:
         load_dali()
         resample_node.is_compiled()

@@ -16,16 +16,16 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bench.children import tell
-from pipeline.bench.cpu import tree_cpu_s
-from pipeline.bench.peers.registry import build, imports, prepare
-from pipeline.bench.peers.work import Work
-from pipeline.bench.sameness import Pixels, look
+from penstock.pipeline.bench.children import tell
+from penstock.pipeline.bench.cpu import tree_cpu_s
+from penstock.pipeline.bench.peers.registry import build, imports, prepare
+from penstock.pipeline.bench.peers.work import Work
+from penstock.pipeline.bench.sameness import Pixels, look
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.bench.peers.work import Batches
+    from penstock.pipeline.bench.peers.work import Batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cache.errors import ConfigError, MissingDependencyError
-from pipeline.bench.report import OURS, STAGE_TITLES, beside, limiting_stage
+from penstock.cache.errors import ConfigError, MissingDependencyError
+from penstock.pipeline.bench.report import OURS, STAGE_TITLES, beside, limiting_stage
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.bench.bench import Result
+    from penstock.pipeline.bench.bench import Result
 
 ENDINGS = (".png", ".svg", ".pdf")
 _OURS, _LIMIT, _OTHER, _INK = "#0b6e99", "#c8553d", "#b8c4cc", "#22303a"

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cache.errors import MissingDependencyError
-from pipeline.bench.facts import ProgressiveCost
-from pipeline.bench.stage import Stage, play_in_turns, some_of
-from readers.sniff import HEAD_BYTES, is_progressive, sniff
-from readers.transcode import baseline_twin
+from penstock.cache.errors import MissingDependencyError
+from penstock.pipeline.report.facts import ProgressiveCost
+from penstock.pipeline.bench.stage import Stage, play_in_turns, some_of
+from penstock.readers.fields.sniff import HEAD_BYTES, is_progressive, sniff
+from penstock.readers.packing.transcode import baseline_twin
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augment.recipe import CheckedRecipe
-    from pipeline.bench.facts import Rate
-    from readers.types import Encoded, EncodedBatch
+    from penstock.augment.recipe import CheckedRecipe
+    from penstock.pipeline.report.facts import Rate
+    from penstock.readers.types import Encoded, EncodedBatch
 
 # Rewriting takes a third of a second for so many pixels; a few images tell the ratio.
 _MOST_PIXELS = 2**24

@@ -6,13 +6,13 @@ import time
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from cache.fetch import Span
-from pipeline.bench.facts import Rate
+from penstock.cache.fetch.fetcher import Span
+from penstock.pipeline.report.facts import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from readers import Dataset
+    from penstock.readers import Dataset
 
 _FIRST_BYTES, _FIRST_COUNT = 16 << 10, 64  # what hardly any remote takes long for
 

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 from rich.text import Text
 
-from cache.limits import usable_cores
-from cache.sizes import format_size
-from pipeline.bench.diagnosis import ceiling_of
-from pipeline.bench.machine import machine, versions
-from pipeline.bench.tune import BUSY_NOISE
+from penstock.cache.base.limits import usable_cores
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.report.diagnosis import ceiling_of
+from penstock.pipeline.bench.machine import machine, versions
+from penstock.pipeline.bench.tune import BUSY_NOISE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rich.console import Console
 
-    from pipeline.bench.bench import Result
-    from pipeline.bench.compare import Against, Beside
-    from pipeline.bench.facts import Rate
-    from pipeline.bench.measured import Measured
-    from pipeline.bench.tune import Trial
+    from penstock.pipeline.bench.bench import Result
+    from penstock.pipeline.bench.compare import Against, Beside
+    from penstock.pipeline.report.facts import Rate
+    from penstock.pipeline.bench.measured import Measured
+    from penstock.pipeline.bench.tune import Trial
 
 OURS = "penstock"
 # Decoding threads that never wait use their cores whole, but for what the kernel takes.
@@ -287,7 +287,7 @@ def _hints(result: Result) -> Iterator[str]:
 
 
 def _python(result: Result) -> str:
-    imports = ["from pipeline import DataLoader", "from readers import Dataset"]
+    imports = ["from penstock.pipeline import DataLoader", "from penstock.readers import Dataset"]
     if result.job.recipe.imports:
         imports.insert(0, result.job.recipe.imports)
     return "\n".join([*sorted(imports), f"loader = {result.job.line(result.setup)}"])

@@ -14,15 +14,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bench.children import Child, ChildFailedError
-from pipeline.bench.peers.registry import TITLES
-from pipeline.bench.player import Round, RoundSize, round_from_json
-from pipeline.bench.sameness import LOOKED_SAMPLES, check_same_work
+from penstock.pipeline.bench.children import Child, ChildFailedError
+from penstock.pipeline.bench.peers.registry import TITLES
+from penstock.pipeline.bench.player import Round, RoundSize, round_from_json
+from penstock.pipeline.bench.sameness import LOOKED_SAMPLES, check_same_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from pipeline.bench.peers.work import Work
+    from penstock.pipeline.bench.peers.work import Work
 
 # The accelerator of the stepped batches takes this share of what the fastest peer was heard to
 # deliver: that one can keep up, if its read-ahead is any good, and the others show by how much they
@@ -35,7 +35,7 @@ class Player:
 
     def __init__(self, name: str, work: Work) -> None:
         self.name = name
-        self._child = Child("pipeline.bench.player", [name, work.to_json()])
+        self._child = Child("penstock.pipeline.bench.player", [name, work.to_json()])
 
     def ready(self) -> None:
         """Wait until it has imported and converted what it needs. Raises ChildFailedError."""

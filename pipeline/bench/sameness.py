@@ -7,14 +7,14 @@ import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cache.errors import PenstockError
+from penstock.cache.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
-    from pipeline.bench.player import Round
+    from penstock.pipeline.bench.player import Round
 
 # Beside what chance may add; a forgotten or doubled normalisation moves a mean by 0.5 and more.
 MEAN_TOLERANCE = 0.15

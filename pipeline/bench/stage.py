@@ -7,15 +7,15 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from augment.draws import draw
-from augment.graph import Graph
-from pipeline.bench.facts import Rate
+from penstock.augment.draws import draw
+from penstock.augment.graph import Graph
+from penstock.pipeline.report.facts import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from augment.recipe import CheckedRecipe
-    from readers.types import EncodedBatch
+    from penstock.augment.recipe import CheckedRecipe
+    from penstock.readers.types import EncodedBatch
 
 TURNS = 2  # of stages that are measured beside one another
 _FED = 2  # runs in flight, as in the loader

@@ -12,13 +12,13 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from cache.blob import READ_MODE
-from cache.errors import ConfigError
+from penstock.cache.base.blob import READ_MODE
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from cache.blob import ReadMode
+    from penstock.cache.base.blob import ReadMode
 
 # Differences below this are noise even where two runs happened to agree.
 LEAST_NOISE = 0.02

@@ -1,5 +1,5 @@
 """The `penstock` command: a table of library calls."""
 
-from pipeline.cli.main import main
+from penstock.pipeline.cli.main import main
 
 __all__ = ["main"]

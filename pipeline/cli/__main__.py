@@ -1,7 +1,7 @@
-"""`python -m pipeline.cli`, where the `penstock` script isn't on the path."""
+"""`python -m penstock.pipeline.cli`, where the `penstock` script isn't on the path."""
 
 import sys
 
-from pipeline.cli.main import main
+from penstock.pipeline.cli.main import main
 
 sys.exit(main())

@@ -1,4 +1,4 @@
-"""`penstock bench`: thin over `pipeline.bench`."""
+"""`penstock bench`: thin over `penstock.pipeline.bench`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from cache.errors import ConfigError, PenstockWarning
-from pipeline.cli.datasets import CacheFolder, Json, StoreOptions, parse_options
-from pipeline.cli.warm import IndexFolder  # noqa: TC001  typer reads annotations
+from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.pipeline.cli.datasets import CacheFolder, Json, StoreOptions, parse_options
+from penstock.pipeline.cli.warm import IndexFolder  # noqa: TC001  typer reads annotations
 
 if TYPE_CHECKING:
-    from pipeline.bench.bench import Result
-    from pipeline.bench.job import Recipe
+    from penstock.pipeline.bench.bench import Result
+    from penstock.pipeline.bench.job import Recipe
 
 Picture = Annotated[
     Path | None, typer.Option("--plot", help="Picture to write, as bench.png; needs matplotlib.")
@@ -85,11 +85,11 @@ def bench(
     is used; each stage's own ceiling; the one change that would help most. docs/bench.md explains
     every figure.
     """
-    from pipeline.arguments import parse_device
-    from pipeline.bench.bench import bench as measure
-    from pipeline.bench.job import Job, recipe_named, step_of
-    from pipeline.bench.plot import check_plot
-    from pipeline.bench.plot import plot as draw
+    from penstock.pipeline.options.arguments import parse_device
+    from penstock.pipeline.bench.bench import bench as measure
+    from penstock.pipeline.bench.job import Job, recipe_named, step_of
+    from penstock.pipeline.bench.plot import check_plot
+    from penstock.pipeline.bench.plot import plot as draw
 
     # All that can be told to be wrong is told before anything is measured.
     _check_positive(seconds, "--seconds", example="10")
@@ -124,8 +124,8 @@ def bench(
 
 
 def _report(result: Result, *, as_json: bool, plot: Path | None) -> None:
-    from pipeline.bench.report import as_json as values
-    from pipeline.bench.report import show
+    from penstock.pipeline.bench.report import as_json as values
+    from penstock.pipeline.bench.report import show
 
     if as_json:
         typer.echo(json.dumps({**values(result), "plot": None if plot is None else str(plot)}))
@@ -138,8 +138,8 @@ def _report(result: Result, *, as_json: bool, plot: Path | None) -> None:
 
 def _peers(against: str | None, *, recipe: Recipe, device: str) -> list[str]:
     """Raises ConfigError for unknown names, and for work that the others can't do."""
-    from pipeline.bench.compare import crop_of
-    from pipeline.bench.peers.registry import PEERS, adapter
+    from penstock.pipeline.bench.compare import crop_of
+    from penstock.pipeline.bench.peers.registry import PEERS, adapter
 
     if against is None:
         return []

@@ -11,14 +11,14 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cache.errors import ConfigError, StalledError
-from cache.folders import StrangeFileError
-from cache.layout import Layout, boot_id, is_network
+from penstock.cache.errors import ConfigError, StalledError
+from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.disk.layout import Layout, boot_id, is_network
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from cache.catalogue import Catalogue, Job, Row
+    from penstock.cache.disk.catalogue import Catalogue, Job, Row
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ def cache_facts(path: Path) -> CacheFacts | None:
 
 
 def _books(layout: Layout) -> dict[str, Any]:
-    from cache.catalogue import Catalogue
+    from penstock.cache.disk.catalogue import Catalogue
 
     if not layout.top.has("catalogue.db"):
         return {}

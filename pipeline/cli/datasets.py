@@ -11,17 +11,17 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cache.errors import ConfigError
-from cache.limits import usable_cores
-from cache.sizes import format_size
-from pipeline.cli.inspect_batch import Recipe, look, open_with_ids, show
-from pipeline.cli.progress import SampleProgress
-from pipeline.order import default_lanes, default_window, label_spread
-from pipeline.plan_advice import usual_spread_words, usual_spreads
-from pipeline.world import World
+from penstock.cache.errors import ConfigError
+from penstock.cache.base.limits import usable_cores
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.cli.inspect_batch import Recipe, look, open_with_ids, show
+from penstock.pipeline.cli.progress import SampleProgress
+from penstock.pipeline.plan.order import default_lanes, default_window, label_spread
+from penstock.pipeline.plan.advice import usual_spread_words, usual_spreads
+from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
-    from readers.index import Index
+    from penstock.readers.index.index import Index
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 CacheFolder = Annotated[
@@ -96,8 +96,8 @@ def pack(
     same command goes on after the last finished shard. Under torchrun or Slurm each rank packs its
     share.
     """
-    from readers import open_index
-    from readers import pack as pack_dataset
+    from penstock.readers import open_index
+    from penstock.readers import pack as pack_dataset
 
     world = World.detect()
     with SampleProgress("pack") as progress:
@@ -142,7 +142,7 @@ def index(
 
     A Dataset does the same on first use; here it can be done before the job, with a progress bar.
     """
-    from readers import build_index
+    from penstock.readers import build_index
 
     with SampleProgress("index") as progress:
         summary = build_index(
@@ -193,7 +193,7 @@ def inspect(
             report, images = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
         show(url, report, images, out=out, as_json=as_json)
         return
-    from readers import open_index
+    from penstock.readers import open_index
 
     found = open_index(
         url,

@@ -14,18 +14,18 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cache.errors import ConfigError
-from cache.sizes import format_size
-from pipeline.cli.check import Check
-from pipeline.cli.check import count as _count
-from pipeline.cli.datasets import StoreOptions, parse_options
-from pipeline.cli.doctor_cache import cache_checks
-from pipeline.cli.doctor_packages import package_checks
+from penstock.cache.errors import ConfigError
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.cli.check import Check
+from penstock.pipeline.cli.check import count as _count
+from penstock.pipeline.cli.datasets import StoreOptions, parse_options
+from penstock.pipeline.cli.doctor_cache import cache_checks
+from penstock.pipeline.cli.doctor_packages import package_checks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.cli.machine import Facts, FolderFacts
+    from penstock.pipeline.cli.machine import Facts, FolderFacts
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 4)
@@ -61,14 +61,14 @@ def doctor(
     With DIR also its disk, and a cache's limit, owner, leftovers and jobs; with --url a store.
     Each line says ok, warn or fail, and what to do. Leaves with 1 if a check fails.
     """
-    from pipeline.cli.machine import gather
+    from penstock.pipeline.cli.machine import gather
 
     if folder is not None and ":/" in str(folder):
         raise ConfigError(f"doctor: got {str(folder)!r}, wanted a local folder.")
     options = parse_options(storage_option) or {}
     found = list(checks(gather(folder)))
     if url is not None:
-        from pipeline.cli.doctor_remote import remote_checks, remote_facts
+        from penstock.pipeline.cli.doctor_remote import remote_checks, remote_facts
 
         found += remote_checks(remote_facts(url, options))
     failed = any(check.status == "fail" for check in found)

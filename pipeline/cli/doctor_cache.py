@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cache.sizes import format_size
-from pipeline.cli.check import Check, count
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.cli.check import Check, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.cli.cache_facts import CacheFacts
-    from pipeline.cli.machine import FolderFacts
+    from penstock.pipeline.cli.cache_facts import CacheFacts
+    from penstock.pipeline.cli.machine import FolderFacts
 
 # A blob is a file, and one more while it is filled.
 FEW_FREE_FILES = 10_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.cli.check import Check, count
+from penstock.pipeline.cli.check import Check, count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from pipeline.cli.packages import PackageFacts
+    from penstock.pipeline.cli.packages import PackageFacts
 
 _SHOWN = 3
 _REINSTALL = "pip install --force-reinstall --no-deps penstock"

@@ -10,15 +10,15 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from cache.errors import FetchError, MissingDependencyError
-from cache.sizes import format_size
-from cache.store import ObjectInfo, RequestError
-from pipeline.cli.check import Check, count
+from penstock.cache.errors import FetchError, MissingDependencyError
+from penstock.cache.base.sizes import format_size
+from penstock.cache.base.store import ObjectInfo, RequestError
+from penstock.pipeline.cli.check import Check, count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from cache.store import Failure, Store
+    from penstock.cache.base.store import Failure, Store
 
 # Enough for a median that one slow handshake doesn't move, few enough for a metered store.
 PROBES = 9
@@ -78,8 +78,8 @@ class RemoteFacts:
 
 def remote_facts(url: str, options: Mapping[str, Any]) -> RemoteFacts:
     """Ask the store of a URL. Raises ConfigError for a URL or options that make no sense."""
-    from cache.open_store import open_store
-    from cache.secrets import redact
+    from penstock.cache.stores.opening import open_store
+    from penstock.cache.secrets import redact
 
     try:
         store = open_store(url, options)

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from cache.errors import ConfigError, MissingDependencyError
+from penstock.cache.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from augment import Normalize, Operation
-    from readers import Dataset
+    from penstock.augment import Normalize, Operation
+    from penstock.readers import Dataset
 
 Recipe = Literal["imagenet", "imagenet-eval", "none"]
 
@@ -76,7 +76,7 @@ class BatchReport:
 
 def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
     """The operations that a name stands for."""
-    from augment import imagenet_eval, imagenet_train
+    from penstock.augment import imagenet_eval, imagenet_train
 
     known = {"imagenet": imagenet_train(), "imagenet-eval": imagenet_eval(), "none": None}
     return known[recipe]
@@ -91,7 +91,7 @@ def open_with_ids(
     options: dict[str, Any] | None,
 ) -> Dataset:
     """The dataset with all its fields, and "id"."""
-    from readers import Dataset
+    from penstock.readers import Dataset
 
     with Dataset(url, format=format, index=index, cache=cache, storage_options=options) as found:
         fields = (*found.fields, "id")
@@ -108,9 +108,9 @@ def look(
     dataset: with "id" among its fields. Shuffled where the recipe is one for training. Raises what
     the loader raises, ConfigError for a dataset without images or a size out of range.
     """
-    from augment import Decode, Normalize, Resize
-    from pipeline.loader import DataLoader
-    from pipeline.world import World
+    from penstock.augment import Decode, Normalize, Resize
+    from penstock.pipeline.loader import DataLoader
+    from penstock.pipeline.plan.world import World
 
     if not 1 <= size <= MOST_SAMPLES:
         raise ConfigError(f"--batch: got {size}, wanted 1 to {MOST_SAMPLES}.")

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from cache.errors import PlanError
-from cache.limits import usable_cores
-from pipeline.cli.cache_facts import CacheFacts, cache_facts
-from pipeline.cli.packages import PackageFacts, package_facts
-from pipeline.world import World
+from penstock.cache.errors import PlanError
+from penstock.cache.base.limits import usable_cores
+from penstock.pipeline.cli.cache_facts import CacheFacts, cache_facts
+from penstock.pipeline.cli.packages import PackageFacts, package_facts
+from penstock.pipeline.plan.world import World
 
 # By the variable that shows the launcher; in the order in which World.detect asks.
 _LAUNCHERS = (
@@ -222,7 +222,7 @@ def _decode() -> tuple[bool, str | None]:
     buffer = io.BytesIO()
     image.new("RGB", (24, 16), (200, 100, 50)).save(buffer, "JPEG")
     try:
-        verify = importlib.import_module("augment.verify").verify_images
+        verify = importlib.import_module("penstock.augment.verify").verify_images
         (fact,) = verify([np.frombuffer(buffer.getvalue(), np.uint8)], threads=1)
     # Whatever stops DALI here would stop training.
     except Exception as error:

@@ -13,14 +13,14 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-import pipeline
-from cache.errors import ConfigError, PenstockError, PenstockWarning
-from pipeline.cli import datasets
-from pipeline.cli.bench import bench
-from pipeline.cli.cache import app as cache_app
-from pipeline.cli.doctor import doctor
-from pipeline.cli.examples import epilog
-from pipeline.cli.warm import warm
+import penstock.pipeline
+from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning
+from penstock.pipeline.cli import datasets
+from penstock.pipeline.cli.bench import bench
+from penstock.pipeline.cli.cache import app as cache_app
+from penstock.pipeline.cli.doctor import doctor
+from penstock.pipeline.cli.examples import epilog
+from penstock.pipeline.cli.warm import warm
 
 INTERRUPTED = 130
 

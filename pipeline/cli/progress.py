@@ -18,7 +18,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from cache.sizes import format_size
+from penstock.cache.base.sizes import format_size
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -1,4 +1,4 @@
-"""`penstock warm`: thin over `pipeline.warm`."""
+"""`penstock warm`: thin over `penstock.pipeline.feed.warm`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from cache.sizes import format_size
-from pipeline.cli.datasets import Format, Json, StoreOptions, parse_options
-from pipeline.cli.progress import ByteProgress
-from pipeline.world import World
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.cli.datasets import Format, Json, StoreOptions, parse_options
+from penstock.pipeline.cli.progress import ByteProgress
+from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
-    from pipeline.warm import WarmResult, WarmState
+    from penstock.pipeline.feed.warm import WarmResult, WarmState
 
 _FAILURES_SHOWN = 20
 
@@ -80,9 +80,9 @@ def warm(
     Under torchrun or srun each node fetches its share, and a node's processes share that out.
     Interrupted, the same command goes on from there. It may run beside the job: they share fills.
     """
-    from cache.disk_cache import DiskCache
-    from pipeline.warm import warm as warm_dataset
-    from readers import Dataset
+    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.pipeline.feed.warm import warm as warm_dataset
+    from penstock.readers import Dataset
 
     launched = World.detect()
     world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
@@ -133,7 +133,7 @@ def _node(
     launched: World, *, world_size: int | None, nodes: int | None, node_rank: int | None
 ) -> World:
     """The world of this node's first rank: what was given, else what the launcher says."""
-    from pipeline.warm import node_world
+    from penstock.pipeline.feed.warm import node_world
 
     if world_size is None and nodes is None and node_rank is None:
         return launched

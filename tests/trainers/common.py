@@ -35,7 +35,7 @@ def make_dataset(kind: str, folder: Path) -> Any:
     """kind: "native", an image folder read by Penstock, or "torch", a map-style dataset."""
     if kind == "torch":
         return Numbers()
-    from readers import Dataset as Native
+    from penstock.readers import Dataset as Native
 
     return Native(folder, fields=("image", "label", "id"))
 
@@ -44,7 +44,7 @@ def loader_options(kind: str) -> dict[str, Any]:
     """Arguments of the DataLoader but dataset and batch size."""
     options: dict[str, Any] = {"shuffle": True, "seed": SEED, "drop_last": True}
     if kind == "native":
-        from augment import Normalize, Resize
+        from penstock.augment import Normalize, Resize
 
         options["augment"] = [Resize((PIXELS, PIXELS)), Normalize()]
     return options
@@ -52,8 +52,8 @@ def loader_options(kind: str) -> dict[str, Any]:
 
 def make_loader(kind: str, folder: Path, **more: Any) -> Any:
     """The loader as a user makes it: it finds rank and world by itself."""
-    from pipeline import DataLoader
-    from pipeline.world import World
+    from penstock.pipeline import DataLoader
+    from penstock.pipeline.plan.world import World
 
     batch_size = GLOBAL_BATCH // World.detect().size
     options = {**loader_options(kind), **more}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, list_files
+from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, list_files
 
 if TYPE_CHECKING:
-    from pipeline.bench.peers.work import Batches, Peer, Work
+    from penstock.pipeline.bench.peers.work import Batches, Peer, Work
 
 SMALL_CROP = 112  # pixels; below, most windows of a photograph shrink by more than 2
 DALI_AHEAD = 2  # DALI's own default depth

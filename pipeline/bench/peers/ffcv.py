@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bench.peers.images import read_bytes
-from pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, converted, endless
+from penstock.pipeline.bench.peers.images import read_bytes
+from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, converted, endless
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.bench.peers.work import Batches, Files, Peer, Work
+    from penstock.pipeline.bench.peers.work import Batches, Files, Peer, Work
 
 NAME = "ffcv"
 BETON = "images.beton"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
-from pipeline.bench.peers.work import list_files
+from penstock.pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
+from penstock.pipeline.bench.peers.work import list_files
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from pipeline.bench.peers.work import Batches, Files, Peer, Work
+    from penstock.pipeline.bench.peers.work import Batches, Files, Peer, Work
 
 
 class Source:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO
+from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

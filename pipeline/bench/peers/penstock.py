@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from pipeline.bench.peers.work import endless
+from penstock.pipeline.bench.peers.work import endless
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.bench.peers.work import Batches, Peer, Work
+    from penstock.pipeline.bench.peers.work import Batches, Peer, Work
 
 
 class PenstockPeer:
     """Penstock's DataLoader over a local dataset."""
 
     def __init__(self, work: Work, *, url: Path) -> None:
-        from augment import imagenet_train
-        from pipeline import DataLoader
-        from readers import Dataset
+        from penstock.augment import imagenet_train
+        from penstock.pipeline import DataLoader
+        from penstock.readers import Dataset
 
         self.loader = DataLoader(
             Dataset(url),

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
-from cache.errors import ConfigError, MissingDependencyError
+from penstock.cache.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from pipeline.bench.peers.work import Peer, Work
+    from penstock.pipeline.bench.peers.work import Peer, Work
 
 _PEERS = "pip install 'penstock[peers]'"
 
@@ -47,7 +47,7 @@ class Adapter:
 
 
 _FOLDER = "the image folder"
-_OURS = ("pipeline.loader", "readers", "augment", "nvidia.dali.fn")
+_OURS = ("penstock.pipeline.loader", "readers", "augment", "nvidia.dali.fn")
 _IMAGES = ("PIL.Image", "PIL.JpegImagePlugin", "numpy")
 _ADAPTERS = (
     Adapter(
@@ -235,14 +235,14 @@ def imports(name: str) -> float:
                 f"The peer {name} needs `{module}`. Run `{asked.install}`."
             ) from error
     if asked.module == "penstock":
-        from augment import resample_node
+        from penstock.augment import resample_node
 
         resample_node.is_compiled()  # it is imported, or compiled, where a loader first needs it
     return time.perf_counter() - began
 
 
 def _module(asked: Adapter) -> Any:
-    return importlib.import_module(f"pipeline.bench.peers.{asked.module}")
+    return importlib.import_module(f"penstock.pipeline.bench.peers.{asked.module}")
 
 
 def _is_there(module: str) -> bool:

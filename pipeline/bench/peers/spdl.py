@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
-from pipeline.bench.peers.work import list_files
+from penstock.pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
+from penstock.pipeline.bench.peers.work import list_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from pipeline.bench.peers.work import Batches, Files, Peer, Work
+    from penstock.pipeline.bench.peers.work import Batches, Files, Peer, Work
 
 
 def order(files: Files, seed: int) -> Iterator[tuple[str, int, int]]:

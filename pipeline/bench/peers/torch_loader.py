@@ -5,14 +5,14 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bench.peers.images import Crop, FromTorch, one_thread, read_bytes
-from pipeline.bench.peers.work import endless, list_files
+from penstock.pipeline.bench.peers.images import Crop, FromTorch, one_thread, read_bytes
+from penstock.pipeline.bench.peers.work import endless, list_files
 
 if TYPE_CHECKING:
     import torch
 
-    from pipeline.bench.peers.images import Decoder
-    from pipeline.bench.peers.work import Batches, Files, Peer, Work
+    from penstock.pipeline.bench.peers.images import Decoder
+    from penstock.pipeline.bench.peers.work import Batches, Files, Peer, Work
 
 
 class FolderImages:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
-from pipeline.bench.peers.torch_loader import TorchPeer
-from pipeline.bench.peers.work import converted
+from penstock.pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
+from penstock.pipeline.bench.peers.torch_loader import TorchPeer
+from penstock.pipeline.bench.peers.work import converted
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from pipeline.bench.peers.work import Files, Peer, Work
+    from penstock.pipeline.bench.peers.work import Files, Peer, Work
 
 NAME = "webdataset"
 SHARDS = 16  # at least; each worker needs some to shuffle

@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from augment.ops import IMAGENET_MEAN, IMAGENET_STD, RandomResizedCrop
-from cache.errors import ConfigError
+from penstock.augment.ops import IMAGENET_MEAN, IMAGENET_STD, RandomResizedCrop
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -103,8 +103,8 @@ def list_files(folder: Path) -> Files:
 
     Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
     """
-    from readers.folder import list_folder
-    from readers.origin import LocalFolder
+    from penstock.readers.formats.folder.listing import list_folder
+    from penstock.readers.origin.origin import LocalFolder
 
     listing = list_folder(LocalFolder(os.fsencode(folder)))
     if listing.labels is None:

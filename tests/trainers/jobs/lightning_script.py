@@ -20,7 +20,7 @@ RANKS = 2
 
 
 def make(kind: str, folder: str) -> Any:
-    from pipeline import DataLoader
+    from penstock.pipeline import DataLoader
 
     options = loader_options("native" if kind == "native" else "torch")
     if kind == "plain":  # torch's order: Lightning adds its DistributedSampler

@@ -1,0 +1,39 @@
+"""Sizes as people write them."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.cache.errors import ConfigError
+
+_UNITS = {"": 1, "b": 1, **{u + "b": 1000**i for i, u in enumerate("kmgtp", 1)}}
+_UNITS |= {u + "ib": 1024**i for i, u in enumerate("kmgtp", 1)}
+_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*")
+
+
+def parse_size(size: int | str, *, what: str = "size") -> int:
+    """Bytes of a size: an int (bytes), or "64MiB" (2^20 each), "1.5TB" (10^12 each).
+
+    what: the argument's name, for the error. Raises ConfigError for anything else, 0 and less.
+    """
+    number: float = 0
+    if isinstance(size, int) and not isinstance(size, bool):
+        number = size
+    elif isinstance(size, str) and (match := _PATTERN.fullmatch(size)):
+        factor = _UNITS.get(match[2].lower())
+        number = float(match[1]) * factor if factor else 0
+    if number < 1:
+        raise ConfigError(
+            f"{what}: got {size!r}, wanted a positive number of bytes such as 67108864, "
+            '"64MiB" or "1.5TB".'
+        )
+    return int(number)
+
+
+def format_size(size_bytes: float) -> str:
+    """A size for people, in binary units: 1536 is "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(size_bytes) < 1024 or unit == "TiB":
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,264 @@
+"""Looking at a cache folder, and putting it in order, beside the jobs that use it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import ConfigError
+from penstock.cache.disk.fills import part_name
+from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.disk.layout import Layout
+from penstock.cache.disk.published import block_crcs
+from penstock.cache.disk.shelf import Shelf
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.cache.disk.catalogue import Row, State
+    from penstock.cache.base.locks import ByteLocks
+
+_log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobRecord:
+    """One blob. label: of the dataset that it belongs to; uri: of the object, without credentials;
+    disk_bytes: counted into the limit; pinned: kept for a live job; in_use: mapped by some process;
+    used_s: last use, seconds since the epoch."""
+
+    key: str
+    label: str
+    uri: str
+    size_bytes: int
+    disk_bytes: int
+    state: State
+    pinned: bool
+    in_use: bool
+    used_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRecord:
+    """A live job. wanted_bytes: what this node reads of its dataset in an epoch; share_bytes: what
+    of that may be pinned."""
+
+    pid: int
+    label: str
+    wanted_bytes: int
+    share_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSummary:
+    """A cache as a whole. used_bytes: of blobs, fills and trash; overhead_bytes: catalogue, indexes
+    and room for the log; blobs, fills, trash, unverified: how many; free_bytes: of the disk;
+    labels: bytes by dataset."""
+
+    path: str
+    max_bytes: int
+    used_bytes: int
+    overhead_bytes: int
+    pinned_bytes: int
+    free_bytes: int
+    blobs: int
+    fills: int
+    trash: int
+    unverified: int
+    dead_fills: int
+    jobs: tuple[JobRecord, ...]
+    labels: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """checked: blobs and bytes that were read; bad: those whose bytes were wrong, dropped now."""
+
+    checked: int
+    checked_bytes: int
+    bad: tuple[BlobRecord, ...]
+
+
+@contextlib.contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[Shelf]:
+    """A cache that is there. Raises ConfigError (no cache, a newer format), OSError,
+    sqlite3.Error."""
+    root = os.path.abspath(os.fspath(path))
+    if not Layout.is_cache(root):
+        raise ConfigError(
+            f"{root}: this isn't a cache folder: it has no format.json. Give the folder that was "
+            "passed as cache= (or --cache)."
+        )
+    shelf = Shelf(root, max_bytes=None)
+    for what in shelf.damage:
+        _log.warning("%s: %s was damaged and is made anew", root, what)
+    try:
+        yield shelf
+    finally:
+        shelf.close()
+
+
+def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
+    """All blobs, least recently used first. Raises as `opened`."""
+    with opened(path) as shelf:
+        return _records(shelf)
+
+
+def stat(path: str | os.PathLike[str]) -> CacheSummary:
+    """Limit, use, jobs. Raises as `opened`."""
+    with opened(path) as shelf:
+        shelf.bury_dead_jobs()
+        records = _records(shelf)
+        labels = shelf.catalogue.labels()
+        by_label: dict[str, int] = {}
+        for one in records:
+            by_label[one.label] = by_label.get(one.label, 0) + one.disk_bytes
+        disk = os.statvfs(shelf.layout.root)
+        unverified = shelf.layout.names("unverified")
+        fills = [one for one in records if one.state == "fill"]
+        return CacheSummary(
+            path=shelf.layout.root,
+            max_bytes=shelf.max_bytes,
+            used_bytes=shelf.catalogue.used_bytes,
+            overhead_bytes=shelf.max_bytes - shelf.budget_bytes,
+            pinned_bytes=sum(one.disk_bytes for one in records if one.pinned),
+            free_bytes=disk.f_bavail * disk.f_frsize,
+            blobs=sum(one.state == "ready" for one in records),
+            fills=len(fills),
+            trash=sum(one.state == "trash" for one in records),
+            unverified=len(unverified),
+            dead_fills=sum(not one.in_use for one in fills),
+            jobs=tuple(
+                JobRecord(
+                    pid=job.pid,
+                    label=labels.get(job.group, ""),
+                    wanted_bytes=job.wanted_bytes,
+                    share_bytes=job.share_bytes,
+                )
+                for job in shelf.catalogue.jobs()
+            ),
+            labels=by_label,
+        )
+
+
+def verify(
+    path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
+) -> Verified:
+    """Read every whole blob and compare its checksums; wrong ones are dropped, so that they are
+    fetched again. progress: called with (done bytes, all bytes). Raises as `opened`."""
+    with opened(path) as shelf:
+        rows = shelf.catalogue.rows(state="ready")
+        total = sum(row.size_bytes for row in rows)
+        records = {one.key: one for one in _records(shelf)}
+        done, checked, bad = 0, 0, []
+        for row in rows:
+            verdict = _is_right(shelf, row)
+            if verdict is not None:
+                checked += 1
+            if verdict is False:
+                shelf.drop(row.key)
+                bad.append(records[row.key])
+            done += row.size_bytes
+            if progress is not None:
+                progress(done, total)
+        return Verified(checked=checked, checked_bytes=done, bad=tuple(bad))
+
+
+def _is_right(shelf: Shelf, row: Row) -> bool | None:
+    """None for a blob that was taken out meanwhile."""
+    for folder in (shelf.layout.blobs, shelf.layout.unverified):
+        try:
+            fd = folder.open(row.key)
+        except FileNotFoundError:
+            continue
+        except StrangeFileError:
+            return False
+        try:
+            right = os.fstat(fd).st_size == row.size_bytes
+            return right and (row.crcs is None or block_crcs(fd) == row.crcs)
+        except OSError:
+            return False
+        finally:
+            os.close(fd)
+    return None
+
+
+def evict(
+    path: str | os.PathLike[str], *, to_bytes: int | None = None, label: str | None = None
+) -> tuple[int, int]:
+    """Take out blobs that no live job pins or has mapped, least recently used first, until at most
+    to_bytes are left (0 without), of one dataset if label is given: (blobs, bytes) that went.
+
+    Raises ConfigError for a label that isn't there; else as `opened`.
+    """
+    with opened(path) as shelf:
+        if label is None:
+            return shelf.evict_to(to_bytes or 0)
+        labels = shelf.catalogue.labels()
+        groups = [group for group, text in labels.items() if text == label]
+        if not groups:
+            raise ConfigError(
+                f"{shelf.layout.root}: no dataset {label!r} here, wanted one of "
+                f"{sorted(set(labels.values()))}. `penstock cache ls` shows them."
+            )
+        went = [shelf.evict_to(to_bytes or 0, group=group) for group in groups]
+        return sum(blobs for blobs, _ in went), sum(size for _, size in went)
+
+
+def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
+    """Take out everything that no live job pins or has mapped: (blobs, bytes) that went, bytes
+    that are left. Raises as `opened`."""
+    with opened(path) as shelf:
+        blobs, size_bytes = shelf.evict_to(0)
+        return blobs, size_bytes, shelf.catalogue.used_bytes
+
+
+def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
+    """Put a cache in order: dead jobs, fills that nobody works on, what was dropped, files that the
+    books don't know: (things put right, bytes freed). Raises as `opened`."""
+    with opened(path) as shelf:
+        with shelf.catalogue.writing():
+            before = shelf.catalogue.used_bytes
+            mended = shelf.reconcile()
+            mended += shelf.bury_fills()
+        return mended, before - shelf.catalogue.used_bytes
+
+
+def _records(shelf: Shelf) -> list[BlobRecord]:
+    labels = shelf.catalogue.labels()
+    probe = shelf.layout.locks("readers")
+    try:
+        return [
+            BlobRecord(
+                key=row.key,
+                label=labels.get(row.group, ""),
+                uri=row.uri,
+                size_bytes=row.size_bytes,
+                disk_bytes=row.disk_bytes,
+                state=row.state,
+                pinned=row.pinned,
+                in_use=_in_use(shelf, row, probe),
+                used_s=row.used_s,
+            )
+            for row in shelf.catalogue.rows()
+        ]
+    finally:
+        probe.close()
+
+
+def _in_use(shelf: Shelf, row: Row, probe: ByteLocks) -> bool:
+    at = shelf.layout
+    places = (
+        (at.blobs, row.key),
+        (at.fills, part_name(row.key)),
+        (at.unverified, row.key),
+        (at.trash, row.key),
+    )
+    for folder, name in places:
+        with contextlib.suppress(FileNotFoundError):
+            if probe.is_held(folder.stat(name).st_ino):
+                return True
+    return False

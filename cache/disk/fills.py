@@ -1,0 +1,243 @@
+"""A blob while it is being filled: a preallocated file, and a map of which of its pieces are there.
+
+A piece is 4 KiB of a single object, or one whole part of a blob of many. Whoever fetches pieces, in
+whatever process, holds a byte-range lock that stands for them meanwhile, writes them to their
+place and marks them: so exact ranges for a batch and the big ranges of a background fill add up,
+nothing is fetched twice, and what a killed process held is free at once. A mark is set behind the
+write, so a marked piece is right as long as the machine runs; fills of before a reboot are dropped.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache.disk.layout import disk_bytes
+from penstock.cache.base.locks import ByteLocks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base.blob import BlobSource
+    from penstock.cache.base.folders import Folder
+
+PIECE_BYTES = 4096
+_HEADER, _TEXT = 512, 6  # 2 bytes of length, 4 of CRC-32C, and the version that all pieces are of
+_VERSION_LOCK = 2**62
+
+Run = tuple[int, int]
+"""Pieces [first, end)."""
+
+
+class Pieces:
+    """How a blob is cut. Pure."""
+
+    def __init__(self, source: BlobSource) -> None:
+        self.size_bytes = source.size_bytes
+        self.single = len(source.parts) == 1
+        if self.single:
+            self.count = -(-source.size_bytes // PIECE_BYTES)
+            self._starts: NDArray[np.int64] | None = None
+        else:
+            self.count = len(source.parts)
+            sizes = np.fromiter((p.size_bytes for p in source.parts), np.int64, self.count)
+            self._starts = np.concatenate([[0], np.cumsum(sizes)])
+
+    def span(self, run: Run) -> tuple[int, int]:
+        """The bytes [start, end) of some pieces."""
+        if self._starts is None:
+            return run[0] * PIECE_BYTES, min(run[1] * PIECE_BYTES, self.size_bytes)
+        return int(self._starts[run[0]]), int(self._starts[run[1]])
+
+    def covering(self, starts: Sequence[int], ends: Sequence[int]) -> list[Run]:
+        """The runs of pieces that hold spans of bytes; sorted, merged where they touch."""
+        first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
+        some = last > first
+        first, last = first[some], last[some]
+        if self._starts is None:
+            low, high = first // PIECE_BYTES, -(-last // PIECE_BYTES)
+        else:
+            low = np.searchsorted(self._starts, first, side="right") - 1
+            high = np.searchsorted(self._starts, last, side="left")
+        return merged(zip(low.tolist(), high.tolist(), strict=True))
+
+
+def merged(runs: Iterator[Run] | list[Run]) -> list[Run]:
+    """Sorted runs, merged where they touch or overlap."""
+    result: list[Run] = []
+    for low, high in sorted(runs):
+        if result and low <= result[-1][1]:
+            result[-1] = (result[-1][0], max(high, result[-1][1]))
+        else:
+            result.append((low, high))
+    return result
+
+
+def cut(run: Run, *, most: int) -> Iterator[Run]:
+    """A run in runs of at most so many pieces."""
+    for low in range(run[0], run[1], most):
+        yield low, min(low + most, run[1])
+
+
+class Fill:
+    """The two files of a fill, open. Several threads and processes may work on one."""
+
+    def __init__(self, folder: Folder, key: str, pieces: Pieces) -> None:
+        """Open what is there. Raises FileNotFoundError, ValueError and StrangeFileError (not whole,
+        or not ours: to be made anew)."""
+        self.key, self.pieces = key, pieces
+        self.part = os.path.join(folder.path, part_name(key))
+        self.fd = -1
+        self.fd = folder.open(part_name(key), os.O_RDWR)
+        try:
+            found = os.fstat(self.fd)
+            self.inode = found.st_ino
+            marks_fd = folder.open(map_name(key), os.O_RDWR)
+            try:
+                wanted = (pieces.size_bytes, _HEADER + pieces.count)
+                if (found.st_size, os.fstat(marks_fd).st_size) != wanted:
+                    raise ValueError(f"{self.part}: a fill of another size")
+                self._memory = mmap.mmap(marks_fd, 0)
+            finally:
+                os.close(marks_fd)
+        except BaseException:
+            self.close()
+            raise
+        self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, _HEADER)
+
+    @classmethod
+    def make(cls, folder: Folder, key: str, pieces: Pieces) -> Fill:
+        """Make both anew, the part last; the caller holds the key. Raises OSError (no room)."""
+        discard(folder, key)
+        # A full disk says so here, not in the middle of a download.
+        sizes = {map_name(key): _HEADER + pieces.count, part_name(key): pieces.size_bytes}
+        try:
+            for name, size_bytes in sizes.items():
+                fd = folder.create(name)
+                try:
+                    os.posix_fallocate(fd, 0, size_bytes)
+                finally:
+                    os.close(fd)
+            return cls(folder, key, pieces)
+        except BaseException:
+            discard(folder, key)
+            raise
+
+    @property
+    def is_whole(self) -> bool:
+        return bool(self.marks.all())
+
+    def missing(self, runs: list[Run]) -> list[Run]:
+        """The parts of sorted runs whose pieces aren't there."""
+        result: list[Run] = []
+        for low, high in runs:
+            marks = self._memory[_HEADER + low : _HEADER + high]  # bytes: numpy is slower on few
+            first = marks.find(0)
+            while first >= 0:
+                end = marks.find(1, first)
+                result.append((low + first, high if end < 0 else low + end))
+                first = marks.find(0, end) if end >= 0 else -1
+        return result
+
+    def missing_bytes(self) -> int:
+        """Bytes that are still to come."""
+        return sum(b - a for a, b in map(self.pieces.span, self.missing([(0, self.pieces.count)])))
+
+    @property
+    def version(self) -> str | None:
+        """Of the object that all pieces are from; None before the first, and where it can't be read
+        any more: then the next answer decides, and samples are checked."""
+        length = int.from_bytes(self._memory[:2], "little")
+        text = self._memory[_TEXT : _TEXT + length]
+        if not length or int.from_bytes(self._memory[2:_TEXT], "little") != crc32c(text):
+            return None
+        return text.decode("utf-8", "replace")
+
+    def agree(self, version: str) -> bool:
+        """Whether pieces of this version belong here; the first one decides."""
+        text = version.encode("utf-8", "replace")[: _HEADER - _TEXT]
+        if not text:
+            return True
+        now = self.version
+        if now is None:
+            # Two processes may be first at once: the later one looks again under the lock.
+            locks = ByteLocks.beside(self.fd)
+            try:
+                with locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part):
+                    now = self.version
+                    if now is None:
+                        self._memory[_TEXT : _TEXT + len(text)] = text
+                        self._memory[2:_TEXT] = crc32c(text).to_bytes(4, "little")
+                        self._memory[:2] = len(text).to_bytes(2, "little")
+                        return True
+            finally:
+                locks.close()
+        return now == text.decode("utf-8", "replace")
+
+    def write(self, run: Run, data: memoryview) -> None:
+        """Put pieces to their place, and mark them. Raises OSError."""
+        at = self.pieces.span(run)[0]
+        while data:
+            done = os.pwrite(self.fd, data, at)
+            data, at = data[done:], at + done
+        self.marks[run[0] : run[1]] = 1
+
+    def claims(self) -> Claims:
+        """For locking pieces while they are fetched."""
+        return Claims(self.fd)
+
+    def close(self) -> None:
+        """Safe to call twice. The marks stay readable while anything looks at them. Threads that
+        share a fill leave this to its end: one of them may be about to claim."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():
+            self.close()
+
+
+class Claims:
+    """Pieces that one fetch holds, by locks on the part file: byte n for piece n."""
+
+    def __init__(self, fd: int) -> None:
+        self._locks = ByteLocks.beside(fd)
+
+    def claim(self, run: Run) -> bool:
+        """False if someone else is fetching some of these."""
+        return self._locks.lock(run[0], run[1] - run[0])
+
+    def close(self) -> None:
+        """Let all go. Safe to call twice."""
+        self._locks.close()
+
+
+def fill_disk_bytes(size_bytes: int, pieces: int) -> int:
+    """What a fill may take of the disk: both files, and the extents of a file that is written here
+    and there."""
+    extents = size_bytes // PIECE_BYTES * 6  # every other piece an extent of 12 bytes, at worst
+    return disk_bytes(size_bytes) + disk_bytes(_HEADER + pieces) + disk_bytes(extents)
+
+
+def part_name(key: str) -> str:
+    """The file that a blob is filled in."""
+    return f"{key}.part"
+
+
+def map_name(key: str) -> str:
+    """The marks of its pieces."""
+    return f"{key}.map"
+
+
+def discard(folder: Folder, key: str) -> None:
+    """Remove a fill's files, the part first: a map alone is nothing."""
+    for name in (part_name(key), map_name(key)):
+        folder.remove(name)

@@ -1,0 +1,248 @@
+"""A cache folder: what lies where, and whether it may be used.
+
+format.json          version of this layout, with a checksum
+catalogue.db         SQLite: sizes, states, jobs; never read for a hit
+blobs/<key>          whole blobs; fills/<key>.part, .map: being filled
+trash/<key>-<inode>  dropped, but perhaps still mapped by someone
+unverified/<key>     blobs of before a reboot: their checksums are due
+boot                 the boot of the machine that blobs/ are of, with a checksum
+*.lock               see `penstock.cache.base.locks`
+indexes/, …          other modules' own, counted into the limit
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from penstock.cache.errors import ConfigError
+from penstock.cache.base.folders import Folder, StrangeFileError
+from penstock.cache.base.locks import ByteLocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+FORMAT = 1
+"""Version of the layout. A higher one is refused."""
+
+BLOCK = 4096
+_FOLDERS = ("blobs", "fills", "trash", "unverified")
+_CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
+_FILES = ("format.json", "boot", *_CATALOGUE, *(f"{n}.lock" for n in ("catalogue", "jobs")))
+_FILES += ("keys.lock", "readers.lock")
+_OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in paths
+_BLOB = re.compile(r"[0-9a-f]+")
+_OURS = {
+    "blobs": _BLOB,
+    "unverified": _BLOB,
+    "fills": re.compile(r"[0-9a-f]+\.(part|map)"),
+    "trash": re.compile(r"[0-9a-f]+-[0-9]+"),
+}
+_BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_MOUNTS = "/proc/self/mountinfo"
+# fmt: off
+_NETWORK = frozenset((
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph",
+    "glusterfs", "9p", "afs", "wekafs", "panfs", "orangefs",
+    "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.glusterfs",
+    "fuse.mount-s3", "fuse.juicefs",
+))
+# fmt: on
+
+
+class Layout:
+    """An open cache folder and those in it.
+
+    make: with all that is missing. Raises OSError (StrangeFileError: not ours), ConfigError (a
+    newer format, a network file system).
+    """
+
+    def __init__(
+        self, root: str, *, mode: int = 0o700, make: bool = False, reads_roots: bool = False
+    ) -> None:
+        self.root = root
+        self.damage: list[str] = []
+        self.top = Folder.at(root, mode=mode, make=make, reads_roots=reads_roots)
+        if make:
+            refuse_network(root)
+            self.check_format()
+            self._clear()
+        self.blobs, self.fills, self.trash, self.unverified = (
+            self.top.folder(name, make=make) for name in _FOLDERS
+        )
+        if make and not self._has_format():
+            if self.top.has("format.json") and not self._is_of_old():
+                self.damage.append("format.json")
+            self.top.write_whole("format.json", _format_text(FORMAT))
+
+    def _clear(self) -> None:
+        """Remove what stands where our folders and files belong and can't be one."""
+        for name in _FOLDERS:
+            if self.top.has(name):
+                self.top.remove(name)
+                self.damage.append(name)
+        for name in _FILES:
+            if self.top.is_folder(name):
+                self.top.remove(name)
+                self.damage.append(name)
+
+    def check_format(self) -> None:
+        """Raise ConfigError for a cache of a newer version. A file that no version wrote is damage,
+        not a version."""
+        try:
+            data = self.top.read("format.json")
+            found = json.loads(data)
+            version = found["format"]
+        except FileNotFoundError:
+            return
+        except (StrangeFileError, ValueError, KeyError, TypeError, RecursionError):
+            return
+        if not isinstance(version, int) or version <= FORMAT:
+            return
+        if data == _format_text(version) or found == {"format": version}:
+            raise ConfigError(
+                f"{self.root}: a cache of format {version}, wanted {FORMAT} or older: a newer "
+                "Penstock made it. Upgrade penstock, or give another folder. Nothing was touched."
+            )
+
+    def _has_format(self) -> bool:
+        with contextlib.suppress(FileNotFoundError):
+            return self.top.read("format.json") == _format_text(FORMAT)
+        return False
+
+    def _is_of_old(self) -> bool:
+        """Whether a version wrote it that knew of no checksum."""
+        return self.top.read("format.json") == json.dumps({"format": 1}).encode()
+
+    @property
+    def boot(self) -> str | None:
+        """The boot that the blobs are of; None without a file, "" from a damaged one."""
+        try:
+            text = self.top.read("boot").decode("ascii")
+        except FileNotFoundError:
+            return None
+        except UnicodeDecodeError:
+            return ""
+        found, _, crc = text.strip().rpartition(" ")
+        if crc == _crc(found):
+            return found
+        is_of_old = text.strip().isprintable() and len(crc) != 8
+        return text.strip() if is_of_old else ""
+
+    def note_boot(self, boot: str) -> None:
+        """Write down what boot the blobs are of."""
+        self.top.write_whole("boot", f"{boot} {_crc(boot)}".encode())
+
+    def locks(self, name: str) -> ByteLocks:
+        """Locks on one of the lock files."""
+        return ByteLocks(self.top.open_or_create(f"{name}.lock"))
+
+    def blob(self, key: str) -> str:
+        """Path of a whole blob, for people and for those who read it by path."""
+        return os.path.join(self.root, "blobs", key)
+
+    def names(self, folder: str) -> list[str]:
+        """Names of our own files in one of the folders; whatever else lies there is left alone."""
+        ours = _OURS[folder]
+        return [name for name in getattr(self, folder).names() if ours.fullmatch(name)]
+
+    def blob_bytes(self) -> dict[str, int]:
+        """What each whole blob takes of the disk."""
+        found = self.blobs.files() | self.unverified.files()
+        return {name: taken_bytes(seen) for name, seen in found.items() if _BLOB.fullmatch(name)}
+
+    @staticmethod
+    def is_cache(root: str) -> bool:
+        """Whether a folder is a cache; a file that got lost is no matter."""
+        return any(
+            os.path.lexists(os.path.join(root, name)) for name in ("format.json", *_CATALOGUE)
+        )
+
+    def others_bytes(self) -> int:
+        """What other modules keep in the folder: indexes and reports."""
+        total = 0
+        with contextlib.suppress(OSError), os.scandir(self.top.fd) as found:
+            for entry in found:
+                if entry.is_dir(follow_symlinks=False) and entry.name not in _FOLDERS:
+                    total += sum(_tree_bytes(os.path.join(self.root, entry.name)))
+        return total
+
+    def others_may_write(self) -> str | None:
+        """The first of the folders that users may write whom it isn't for, and its mode."""
+        for folder in (self.top, self.blobs, self.fills, self.trash, self.unverified):
+            mode = folder.others_may_write
+            if mode is not None:
+                return f"{folder.path} (mode {mode:04o})"
+        return None
+
+
+def _crc(text: str) -> str:
+    return f"{crc32c(text.encode()):08x}"
+
+
+def _format_text(version: int) -> bytes:
+    """What stands in format.json: a version that no damage can make."""
+    return json.dumps({"crc32c": _crc(f"format {version}"), "format": version}).encode()
+
+
+def disk_bytes(size_bytes: int) -> int:
+    """What a file of that size takes of the disk, in whole blocks."""
+    return -(-size_bytes // BLOCK) * BLOCK
+
+
+def taken_bytes(found: os.stat_result) -> int:
+    """What a file takes of the disk, or will once it is written out."""
+    return max(disk_bytes(found.st_size), found.st_blocks * 512)
+
+
+def boot_id() -> str:
+    """Changes with every boot of the machine; "" where the system doesn't tell."""
+    try:
+        with open(_BOOT_ID, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def file_system(path: str) -> str:
+    """The type of the file system that holds a path, such as "ext4"; "" where unknown."""
+    path = os.path.realpath(path)
+    best, found = "", ""
+    with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="replace") as file:
+        for line in file:
+            mount, _, rest = line.partition(" - ")
+            fields = mount.split()
+            if len(fields) < 5 or not rest:
+                continue
+            place = _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4])
+            inside = path == place or path.startswith(place.rstrip("/") + "/")
+            if inside and len(place) >= len(best):
+                best, found = place, rest.split()[0]
+    return found
+
+
+def is_network(path: str) -> bool:
+    """Whether a path lies on a file system of another machine."""
+    return file_system(path) in _NETWORK
+
+
+def refuse_network(root: str) -> None:
+    """Raise ConfigError for a folder on a network file system."""
+    if is_network(root):
+        raise ConfigError(
+            f"{root}: this folder is on a network file system ({file_system(root)}), wanted a "
+            "local disk: a cache there would be no faster than the data, and its locks don't hold. "
+            "Give a folder on the node's own NVMe."
+        )
+
+
+def _tree_bytes(root: str) -> Iterator[int]:
+    for folder, _, files in os.walk(root):
+        for name in files:
+            with contextlib.suppress(OSError):
+                yield os.lstat(os.path.join(folder, name)).st_blocks * 512

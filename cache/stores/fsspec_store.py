@@ -1,0 +1,343 @@
+"""Every URL that obstore doesn't serve, and file system objects of users, through fsspec.
+
+fsspec has no conditional reads, so a read is followed by a look at the object's version. That one
+look is enough where the caller says which version it wants: the version was seen before the read,
+it is there after it, and objects don't go back to an older version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import email.utils
+import errno
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
+
+from penstock.cache.secrets import clean_message
+from penstock.cache.base.store import Answer, Failure, ObjectInfo, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+_VERSION_KEYS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "Content-MD5", "checksum")
+_TIME_KEYS = (
+    "LastModified",
+    "last_modified",
+    "Last-Modified",
+    "mtime",
+    "updated",
+    "modified",
+    "created",
+)
+_REFUSED = frozenset(
+    {errno.ELOOP, errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTSUP, errno.EROFS, errno.EINVAL}
+)
+_UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
+_FILE_REMEDIES: dict[Failure, str] = {
+    "denied": "Give this user the right to read it (and the folders above it).",
+    "transient": "Look whether the disk or the mount is well (`ls`, `dmesg`), or mount it again.",
+}
+_ONE_AT_A_TIME = frozenset({"ftp", "libarchive", "smb", "tar", "zip"})
+"""One connection or one open file behind all calls, and no lock of their own."""
+
+FORKED = (
+    "it was opened before this process was forked. Use "
+    'multiprocessing_context="forkserver" (or "spawn"), and make the dataset inside the worker'
+)
+
+
+def object_version(info: Mapping[str, Any]) -> str:
+    """What changes when an object does: its etag, else its size and time; "" if neither is told."""
+    for key in _VERSION_KEYS:
+        if info.get(key):
+            return str(info[key]).replace('"', "")
+    when = next((_time(info[key]) for key in _TIME_KEYS if info.get(key)), "")
+    return f"{info.get('size')}-{when}" if when else ""
+
+
+def _time(value: Any) -> str:
+    """One text for one time: some backends tell it as a datetime here and as seconds there."""
+    if hasattr(value, "timestamp"):
+        value = value.timestamp()
+    return f"{value:.6f}" if isinstance(value, int | float) else str(value)
+
+
+class FsspecStore:
+    """Objects below `root` of an fsspec file system. timeout_s: for one request, where the file
+    system is an asynchronous one; the others have to bring their own."""
+
+    def __init__(
+        self,
+        fs: Any,
+        *,
+        root: str,
+        url: str,
+        scope: str,
+        secrets: tuple[str, ...] = (),
+        timeout_s: float = 60.0,
+    ) -> None:
+        self.url = url
+        self.scope = scope
+        self.secrets = secrets
+        self._fs = fs
+        self._root = root.rstrip("/")
+        self._timeout_s = timeout_s
+        names = (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+        self._is_http = bool({"http", "https"} & set(names))
+        self._is_local = bool({"file", "local"} & set(names))
+        self._lock: Any = (
+            threading.Lock() if _ONE_AT_A_TIME & set(names) else contextlib.nullcontext()
+        )
+        self._pid = os.getpid()
+
+    def __repr__(self) -> str:
+        return f"FsspecStore({self.url!r})"
+
+    def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """All objects below a folder; none if it isn't there. Raises RequestError."""
+        if self._is_local:
+            yield from self._walk_mount(prefix)
+            return
+        try:
+            found = self._call("find", self._full(prefix), detail=True)
+        except RequestError as error:
+            if error.kind != "missing":
+                raise
+            return
+        for name, info in found.items():
+            path = self._path(name)
+            if self._is_object(name, prefix) and info.get("type") != "directory":
+                yield self._measured(path, info)
+
+    def _walk_mount(self, prefix: str) -> Iterator[ObjectInfo]:
+        """A folder by folder: fsspec's own walk leaves out what it can't list, a stale folder as
+        well as a denied one."""
+        waiting = [prefix]
+        while waiting:
+            folder = waiting.pop()
+            objects, folders = self.top(folder)
+            yield from objects
+            waiting += [f"{folder}/{name}" if folder else name for name in folders]
+
+    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        """Objects directly in a folder, and names of its folders. Raises RequestError."""
+        try:
+            inside = self._call("ls", self._full(prefix), detail=True)
+        except RequestError as error:
+            if error.kind != "missing":
+                raise
+            return [], []
+        objects: list[ObjectInfo] = []
+        folders: list[str] = []
+        for info in inside:
+            name = str(info["name"]).rstrip("/")
+            if not self._is_object(name, prefix):
+                continue
+            path = self._path(name)
+            if info.get("type") == "directory":
+                folders.append(path.rpartition("/")[2])
+            else:
+                objects.append(self._measured(path, info))
+        return objects, folders
+
+    def info(self, path: str) -> ObjectInfo | None:
+        """What is known of an object; None if it isn't there. Raises RequestError."""
+        try:
+            self._forget(path)
+            info = self._call("info", self._full(path))
+        except RequestError as error:
+            if error.kind == "missing":
+                return None
+            raise
+        if info.get("type") == "directory":
+            return None
+        return ObjectInfo(
+            path=path, size_bytes=int(info.get("size") or 0), version=object_version(info)
+        )
+
+    def read(
+        self,
+        path: str,
+        span: tuple[int, int] | None = None,
+        *,
+        version: str | None = None,
+        most_bytes: int | None = None,
+    ) -> Answer:
+        """Bytes of an object. Raises RequestError."""
+        if span is not None and span[0] >= span[1]:
+            raise RequestError("refused", f"an empty range {span}")
+        if version is None or most_bytes is not None:
+            seen = self._seen(path)
+            if most_bytes is not None and seen.size_bytes > most_bytes:
+                raise RequestError(
+                    "changed", f"it has {seen.size_bytes} bytes, wanted {most_bytes}"
+                )
+            version = version if version is not None else seen.version
+        before = version
+        start, end = span or (None, None)
+        try:
+            data = self._call("cat_file", self._full(path), start=start, end=end)
+        except RequestError as error:
+            # A range that lies behind the object's new end is refused by some.
+            if error.kind != "missing" and self._seen(path).version != before:
+                raise RequestError("changed", str(error)) from None
+            raise
+        after = self._seen(path)
+        if after.version != before:
+            raise RequestError("changed", f"its version is {after.version!r}, wanted {before!r}")
+        first, last = span or (0, after.size_bytes)
+        if last > after.size_bytes:
+            raise RequestError("changed", f"it has {after.size_bytes} bytes, wanted {first}-{last}")
+        if len(data) != last - first:
+            raise RequestError("transient", f"{len(data)} bytes came, wanted {first}-{last}")
+        return Answer(data=data, version=after.version, object_bytes=after.size_bytes)
+
+    def put(self, local: str, path: str) -> None:
+        """Upload a local file. Raises RequestError."""
+        full = self._full(path)
+        self._call("makedirs", full.rpartition("/")[0], exist_ok=True)
+        self._call("put_file", local, full)
+        self._forget(path)
+
+    def close(self) -> None:
+        """Nothing to do: fsspec keeps and shares its file systems."""
+
+    def _seen(self, path: str) -> ObjectInfo:
+        info = self.info(path)
+        if info is None:
+            raise RequestError("missing", "it is not there")
+        return info
+
+    def _is_object(self, name: str, folder: str) -> bool:
+        """A store lists the folder's own marker too, and an index page links to its sorting."""
+        return self._path(name) not in ("", folder) and not (self._is_http and "?" in name)
+
+    def _measured(self, path: str, info: Mapping[str, Any]) -> ObjectInfo:
+        """Listings of web pages have no sizes: ask for each."""
+        if info.get("size") is None:
+            return self._seen(path)
+        return ObjectInfo(path=path, size_bytes=int(info["size"]), version=object_version(info))
+
+    def _full(self, path: str) -> str:
+        if self._is_http:
+            path = quote(path, errors="surrogateescape")
+        return f"{self._root}/{path}" if path else self._root
+
+    def _path(self, name: str) -> str:
+        path = name.removeprefix(self._root).lstrip("/")
+        return unquote(path, errors="surrogateescape") if self._is_http else path
+
+    def _forget(self, path: str) -> None:
+        """Listings that fsspec remembers would hide that an object changed."""
+        if getattr(self._fs, "dircache", None):
+            self._fs.invalidate_cache(self._full(path))
+
+    def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        if os.getpid() != self._pid:
+            raise RequestError("refused", FORKED)
+        try:
+            with self._lock:
+                return self._method(name)(*args, **kwargs)
+        # Each backend has its own exception tree (botocore, aiohttp, …), and its texts may hold
+        # credentials: `from None`.
+        except Exception as error:
+            raise failed_request(error, self.secrets) from None
+
+    def _method(self, name: str) -> Callable[..., Any]:
+        """A method of the file system, with a time limit where fsspec can give one."""
+        own = getattr(self._fs, f"_{name}", None)
+        if not getattr(self._fs, "async_impl", False) or own is None:
+            method: Callable[..., Any] = getattr(self._fs, name)
+            return method
+        from fsspec.asyn import sync
+
+        return lambda *args, **kwargs: sync(
+            self._fs.loop, own, *args, timeout=self._timeout_s, **kwargs
+        )
+
+
+def failed_request(error: Exception, secrets: tuple[str, ...]) -> RequestError:
+    """What an exception of any fsspec backend means for one request."""
+    chain = _causes(error)
+    status = next((found for cause in chain if (found := _status(cause))), 0)
+    headers = next((told for cause in chain if (told := _headers(cause))), {})
+    kind = _kind(error, status)
+    after_s = retry_after_s(headers) if kind in ("throttled", "transient") else None
+    text = clean_message(error, secrets)
+    # No status and an errno: of a file on a mount, where there are no credentials to check.
+    is_of_a_file = not status and isinstance(error, OSError) and bool(error.errno)
+    remedy = _FILE_REMEDIES.get(kind) if is_of_a_file else None
+    return RequestError(kind, text, retry_after_s=after_s, remedy=remedy)
+
+
+def _kind(error: Exception, status: int) -> Failure:
+    if isinstance(error, FileNotFoundError | NotADirectoryError) or status == 404:
+        return "missing"
+    if isinstance(error, PermissionError) or status in (401, 403):
+        return "denied"
+    if status in (412, 416):
+        return "changed"
+    if status in (429, 503):
+        return "throttled"
+    if status >= 500 or status in (408, 425):
+        return "transient"
+    if isinstance(error, OSError) and error.errno in _UNREACHABLE:
+        return "unreachable"
+    if (
+        status >= 300
+        or getattr(error, "errno", None) in _REFUSED
+        or isinstance(
+            error,
+            TypeError
+            | ValueError
+            | LookupError
+            | AttributeError
+            | NotImplementedError
+            | ImportError
+            | IsADirectoryError,
+        )
+    ):
+        return "refused"
+    return "transient"
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """The exception and what it was raised from, outermost first."""
+    chain = [error]
+    while (inner := chain[-1].__cause__ or chain[-1].__context__) and inner not in chain:
+        chain.append(inner)
+    return chain
+
+
+def _status(error: BaseException) -> int:
+    """An HTTP status: of aiohttp, botocore, requests/httpx, azure, gcsfs; 0 if there is none."""
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        found: Any = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        found = getattr(response, "status_code", None) or getattr(error, "status_code", None)
+    found = found or getattr(error, "status", None) or getattr(error, "code", None)
+    return int(found) if str(found).isdigit() else 0
+
+
+def _headers(error: BaseException) -> Mapping[str, Any]:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        found: Any = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+    else:
+        found = getattr(response, "headers", None) or getattr(error, "headers", None)
+    return found if hasattr(found, "items") else {}
+
+
+def retry_after_s(headers: Mapping[str, Any]) -> float | None:
+    """Seconds that a Retry-After header asks for: a number, or a date (RFC 9110, 10.2.3)."""
+    text = next((str(v) for k, v in headers.items() if str(k).lower() == "retry-after"), "")
+    if text.strip().isdigit():
+        return float(text)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+    except (TypeError, ValueError):
+        return None

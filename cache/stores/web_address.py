@@ -1,0 +1,106 @@
+"""Where a web request may go: origins, public addresses and redirects. Pure.
+
+A redirect is the server's word, so it never widens what a request may do: another origin gets no
+login, no cookie and no header of the user's; TLS is never given up; and who was at a public address
+isn't sent to one of this machine or this network (a metadata service, a neighbour's console).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from functools import lru_cache
+from typing import NamedTuple
+from urllib.parse import quote, urljoin, urlsplit, urlunsplit
+
+from penstock.cache.base.store import RequestError
+
+MOST_REDIRECTS = 10
+_PORTS = {"http": 80, "https": 443}
+_UNSAFE = re.compile(r"[\x00-\x20\x7f]")
+_NAT64 = ipaddress.ip_network("64:ff9b::/96")
+
+
+class Origin(NamedTuple):
+    """Who is asked: scheme, host (lower case) and port. Two of them are one only if all agree."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @property
+    def shown(self) -> str:
+        """As in a URL."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def host_header(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
+
+
+def origin_of(url: str) -> Origin:
+    """The origin of an http(s) URL. Raises ValueError."""
+    parts = urlsplit(url)
+    scheme, host = parts.scheme.lower(), parts.hostname
+    if scheme not in _PORTS or not host or _UNSAFE.search(host):
+        raise ValueError("not an http or https URL with a host")
+    if not host.isascii():
+        host = host.encode("idna").decode()
+    return Origin(scheme, host.lower().rstrip("."), parts.port or _PORTS[scheme])
+
+
+@lru_cache(maxsize=1024)
+def target_of(url: str) -> str:
+    """What a request line asks an origin for: path and query, of characters that one may hold."""
+    parts = urlsplit(url)
+    text = parts.path or "/"
+    if parts.query:
+        text = f"{text}?{parts.query}"
+    return text if _is_plain(text) else quote(text, safe="/?#[]@!$&'()*+,;=:%~-._")
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and not _UNSAFE.search(text)
+
+
+def redirected(url: str, location: str) -> str:
+    """Where an answer of `url` with this Location leads. Raises RequestError for what is never
+    followed; the message names origins, no paths or queries, which may be signed."""
+    try:
+        found = urljoin(url, location.strip())
+        parts = urlsplit(found)
+        # A login in a Location would be the server's own; it is of no use to anyone.
+        found = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], *parts[2:4], ""))
+        there = origin_of(found)
+    except (ValueError, UnicodeError):
+        scheme = location.partition(":")[0][:20] if ":" in location[:20] else ""
+        kind = f" ({scheme!r}:)" if scheme.isalnum() else ""
+        raise RequestError(
+            "refused", f"the server redirects to what is no http or https URL{kind}"
+        ) from None
+    here = origin_of(url)
+    if here.scheme == "https" and there.scheme != "https":
+        raise RequestError(
+            "refused", f"the server redirects from https to {there.shown}, without TLS"
+        )
+    return found
+
+
+def is_public(address: str) -> bool:
+    """Whether an IP address belongs to the internet: not to this machine, this network or nobody.
+    What carries an IPv4 address inside is judged by that one."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour or (found.teredo and found.teredo[1])
+        if inner is None and found in _NAT64:
+            inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
+        if inner is None and int(found) >> 32 == 0:  # ::a.b.c.d, of old
+            inner = ipaddress.IPv4Address(int(found))
+        if inner:
+            return is_public(str(inner))
+    return found.is_global and not found.is_multicast and not found.is_reserved

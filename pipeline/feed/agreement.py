@@ -1,0 +1,191 @@
+"""What the ranks of a job tell one another, through the store of torch's process group.
+
+Never a collective: rank 0 alone may build a loader. A rank asks the store one question a batch, on
+a connection of its own with a short time limit, so that a store whose server died is noticed and
+not waited for: from then on each rank counts for itself, and one warning says so. The job's own
+collectives will fail at that moment anyway.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.cache.errors import PenstockWarning, PlanError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+STORE_TIMEOUT_S = 20.0
+# How long a rank that stops waits for those that are still in the step before: as long as one step
+# may take, and no longer than somebody would look at a job that has ended.
+ENDING_TIMEOUT_S = 30
+_PREFIX = "penstock"
+
+
+class Agreement:
+    """One loader's part in its job. Without a store it agrees with itself.
+
+    Several loaders of a job don't mix: each has its own keys, by dataset and number.
+    """
+
+    def __init__(self, store: Any = None, *, name: str = "", rank: int = 0, size: int = 1) -> None:
+        """size: ranks of the job, whether or not there is a store to reach them by."""
+        self._store = store
+        self._name = name
+        self.rank = rank
+        self.size = size
+        self._counts: dict[str, int] = {}
+        self._notice: dict[str, Any] | None = None
+        self._round = 0
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other ranks hear of what is told here."""
+        return self._store is not None
+
+    def begin(self) -> None:
+        """Forget what was told so far: the job goes on from a state. All ranks do so together."""
+        self._round += 1
+        self._notice = None
+
+    def compare(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """What the first rank that came here said; this rank's own facts if it is the first."""
+        mine = json.dumps(facts, sort_keys=True)
+        first = self._ask(lambda store: store.compare_set(self._key("plan"), "", mine), mine)
+        told = first.decode() if isinstance(first, bytes) else first
+        theirs = json.loads(told)
+        return theirs if isinstance(theirs, dict) else facts
+
+    def add(self, name: str, count: int) -> int:
+        """Add to a counter of all ranks; its new value."""
+        own = self._counts[name] = self._counts.get(name, 0) + count
+        return int(self._ask(lambda store: store.add(self._key(name), count), own))
+
+    def count_at(self, place: str, name: str) -> int | None:
+        """A counter's value at a place of the stream, the same on every rank whenever it asks.
+
+        The first rank that asks for a place decides it from what all have told by then, and the
+        others take that: nobody waits. None where the ranks can't reach one another.
+        """
+        if not self.is_shared:
+            return self._counts.get(name, 0) if self.size == 1 else None
+        mine = str(self.add(name, 0))
+        first = self._ask(lambda store: store.compare_set(self._key(f"at-{place}"), "", mine), None)
+        return None if first is None else int(first)
+
+    def stop(self, notice: dict[str, Any]) -> None:
+        """Tell every rank to stop when it asks for its next batch; the first notice stays."""
+        self._notice = self._notice or notice
+        text = json.dumps(notice)
+        self._ask(lambda store: store.compare_set(self._key("stop"), "", text), b"")
+
+    def stopped(self) -> dict[str, Any] | None:
+        """The notice, if a rank told all to stop."""
+        if self._notice is None and self._ask(lambda s: s.check([self._key("stop")]), False):
+            text = self._ask(lambda store: store.get(self._key("stop")), b"null")
+            self._notice = json.loads(text)
+        return self._notice
+
+    def join(self) -> None:
+        """Count this rank among those that `end_together` waits for."""
+        self._ask(lambda store: store.add(f"{self._name}/members", 1), 0)
+
+    def end_together(self) -> None:
+        """Wait until every rank that joined comes here too, or for half a minute.
+
+        The rank whose process holds the store takes it away when it exits, and any rank its
+        connections: one that is still in its last step would end with a network's error in place
+        of the reason why all stop.
+        """
+        members = self._ask(lambda store: store.add(f"{self._name}/members", 0), 0)
+        here = self._ask(lambda store: store.add(self._key("ended"), 1), members)
+        key = self._key("all-ended")
+        if here >= members:
+            self._ask(lambda store: store.set(key, "1"), None)
+            return
+        for _ in range(ENDING_TIMEOUT_S):  # a second each: an interrupt is heard between them
+            if self._store is None:
+                return
+            try:
+                self._store.wait([key], timedelta(seconds=1))
+            except RuntimeError as error:
+                if "imeout" not in str(error):  # the store is gone, so its rank has ended
+                    return
+            else:
+                return
+
+    def _key(self, what: str) -> str:
+        return f"{self._name}/{self._round}/{what}"
+
+    def _ask(self, question: Callable[[Any], T], otherwise: T) -> T:
+        if self._store is None:
+            return otherwise
+        try:
+            return question(self._store)
+        # Each kind of store has its own errors (all RuntimeErrors); it is given up, with a warning.
+        except RuntimeError as error:
+            self._store = None
+            warnings.warn(
+                f"The process group's store doesn't answer ({str(error).splitlines()[0]}): ranks "
+                "can't tell one another of bad samples any more, and each counts its own. The "
+                "process that holds the store may have ended; look at rank 0.",
+                PenstockWarning,
+                stacklevel=2,
+            )
+            return otherwise
+
+
+def join(*, dataset: str, shuffle: bool, rank: int, size: int) -> Agreement:
+    """Take part as this rank's next loader of that dataset; alone where no process group stands.
+
+    dataset: fingerprint. A rank's k-th loader of a dataset and kind of order belongs to the other
+    ranks' k-th, so that those that one rank builds of another dataset don't count.
+    """
+    store = _group_store()
+    if store is None:
+        return Agreement(rank=rank, size=size)
+    kind = f"{_PREFIX}/{dataset[:32]}/{'shuffled' if shuffle else 'in-order'}"
+    number = Agreement(store, name=kind, rank=rank).add(f"loaders-{rank}", 1)
+    agreement = Agreement(store, name=f"{kind}/{number}", rank=rank, size=size)
+    agreement.join()
+    return agreement
+
+
+def check_same_plan(agreement: Agreement, *, plan: str, seed: int, size: int) -> None:
+    """Raise PlanError unless the ranks' loaders agree on order, seed and world size.
+
+    plan: fingerprint of dataset and order.
+    """
+    mine = {"plan": plan, "seed": seed, "size": size, "rank": agreement.rank}
+    first = agreement.compare(mine)
+    if {**first, "rank": None} == {**mine, "rank": None}:
+        return
+    raise PlanError(
+        f"Rank {first.get('rank')} built this loader with seed {first.get('seed')} for "
+        f"{first.get('size')} ranks (plan {str(first.get('plan'))[:12]}); rank {agreement.rank} "
+        f"with seed {seed} for {size} ranks (plan {plan[:12]}): samples would be lost or read "
+        "twice. Pass the same seed=, lanes=, window= and batch on every rank; for a loader that "
+        f"is this rank's own, world=World({agreement.rank}, {size}) or World(0, 1)."
+    )
+
+
+def _group_store() -> Any:
+    """A connection of our own to the default group's store; None where no group stands."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store: Any = _get_default_store()
+    try:
+        store = store.clone()
+    except (RuntimeError, NotImplementedError):
+        return store  # one that can't be cloned: its owner's time limit holds
+    store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+    return store

@@ -1,0 +1,71 @@
+"""The last touch on a batch: mixing, other columns as tensors, their device, pinned memory.
+
+It runs where batches are made: on the CPU on a thread of its own, since page-locking a batch takes
+tens of milliseconds, which the training loop would else wait for in every step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from penstock.augment.mixing import mix_images, soft_targets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.augment.mixing import Mixer
+    from penstock.pipeline.feed.batches import Prepared
+
+    Batch = tuple[torch.Tensor, ...]
+
+
+class Finish:
+    """Makes of what was prepared and decoded the tuple that is handed out."""
+
+    def __init__(
+        self, fields: Sequence[str], *, mixer: Mixer | None, device: torch.device, pins: bool
+    ) -> None:
+        """fields: in the order in which batches have them. pins: page-lock what stays on the CPU,
+        where there is a GPU to copy it to."""
+        self._fields, self._mixer, self._device = tuple(fields), mixer, device
+        self._pins = pins and device.type == "cpu"
+        self._gpu: int | None = None
+
+    def begin(self) -> None:
+        """Note the GPU of the thread that begins a pass: one that pins needs it, a new thread would
+        take the first."""
+        if self._pins and torch.cuda.is_available():
+            self._gpu = torch.cuda.current_device()
+
+    def __call__(self, prepared: Prepared, images: torch.Tensor | None) -> Batch:
+        """images: decoded; None without."""
+        encoded, mix = prepared.encoded, prepared.mix
+        columns: dict[str, Any] = {**encoded.columns, "id": encoded.ids}
+        if mix is not None and self._mixer is not None and images is not None:
+            images = mix_images(images, mix)
+            columns = {name: values[: len(images)] for name, values in columns.items()}
+            columns["label"] = soft_targets(
+                encoded.columns["label"], mix, classes=self._mixer.classes
+            )
+        tensors = [
+            images if field == "image" else self._place(torch.from_numpy(columns[field]))
+            for field in self._fields
+        ]
+        if prepared.valid is not None:
+            tensors.append(self._place(torch.from_numpy(prepared.valid)))
+        return self._pinned(tuple(tensor for tensor in tensors if tensor is not None))
+
+    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._device.type == "cpu":
+            return tensor
+        return tensor.to(self._device, non_blocking=True)
+
+    def _pinned(self, tensors: Batch) -> Batch:
+        if self._gpu is None:
+            return tensors
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.cuda.device(self._gpu))
+            return tuple(tensor.pin_memory() for tensor in tensors)

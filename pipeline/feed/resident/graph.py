@@ -1,0 +1,160 @@
+"""A graph that is fed from memory, in a Graph's place: what isn't resident goes by another way.
+
+Two graphs, as DALI pipelines know one kind of input: pixels that are kept, and encoded bytes. A
+batch is nearly always of one kind and passes through as it is; the graph for bytes is built when
+a sample first needs it, which most jobs never see.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.augment.graph import Decoded
+from penstock.cache.errors import PenstockError
+from penstock.pipeline.feed.resident.images import NO_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from penstock.augment.draws import Draws
+    from penstock.augment.graph import Graph
+    from penstock.pipeline.feed.resident.images import ResidentFacts, Store
+    from penstock.readers.types import EncodedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class _Fed:
+    """A batch that was fed: how many samples, and which rows went to which graph."""
+
+    samples: int
+    parts: list[tuple[Graph, list[int]]]
+
+
+class ResidentGraph:
+    """As a Graph, for batches that a Store has read. It owns the store; one thread calls."""
+
+    def __init__(self, store: Store, *, kept: Graph, make_plain: Callable[[], Graph]) -> None:
+        """kept: takes resident samples; make_plain: builds the graph for encoded ones."""
+        self._store, self._kept, self._make_plain = store, kept, make_plain
+        self._plain: Graph | None = None
+        self._fed: deque[_Fed] = deque()
+        self._hits = self._hit_bytes = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Batches that were fed and not yet taken."""
+        return len(self._fed)
+
+    def feed(
+        self, batch: EncodedBatch, draws: Draws, *, bad: Mapping[int, str] | None = None
+    ) -> None:
+        """As `Graph.feed`."""
+        marks = dict(bad or {})
+        parts = self._parts(batch, marks)
+        for graph, rows, part in parts:
+            few = {place: marks[row] for place, row in enumerate(rows) if row in marks}
+            graph.feed(part, _drawn(draws, rows, batch), bad=few)
+        self._fed.append(_Fed(len(batch.ids), [(graph, rows) for graph, rows, _ in parts]))
+
+    def _parts(
+        self, batch: EncodedBatch, marks: Mapping[int, str]
+    ) -> list[tuple[Graph, list[int], EncodedBatch]]:
+        """The batch by graphs. Bad rows, which neither decodes, go with the resident ones."""
+        images = self._store.images(batch.ids)
+        missing = [row for row, image in enumerate(images) if image is None and row not in marks]
+        others = set(missing)
+        here = [row for row in range(len(images)) if row not in others]
+        self._count(batch, [row for row in here if row not in marks])
+        parts = []
+        if here or not missing:
+            encoded = [NO_BYTES if images[row] is None else images[row] for row in here]
+            parts.append((self._kept, here, _some(batch, here, encoded)))
+        if missing:
+            self._plain = self._plain or self._make_plain()
+            encoded = [batch.encoded[row] for row in missing]
+            parts.append((self._plain, missing, _some(batch, missing, encoded)))
+        return parts
+
+    def _count(self, batch: EncodedBatch, rows: list[int]) -> None:
+        hits = [row for row in rows if not len(batch.encoded[row])]
+        self._hits += len(hits)
+        self._hit_bytes += int(self._store.decoded_bytes(batch.dims[hits]).sum())
+
+    def outputs_marked(self) -> Decoded:
+        """As `Graph.outputs_marked`."""
+        if not self._fed:
+            return self._kept.outputs_marked()  # which knows what to say
+        fed = self._fed.popleft()
+        parts: list[tuple[list[int], Decoded]] = []
+        failure: PenstockError | None = None
+        for graph, rows in fed.parts:  # all of them, so that graphs and batches stay in step
+            try:
+                parts.append((rows, graph.outputs_marked()))
+            except PenstockError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return _whole(fed.samples, parts)
+
+    def decode(self, batch: EncodedBatch, draws: Draws) -> Decoded:
+        """As `Graph.decode`."""
+        parts = [
+            (rows, graph.decode(part, _drawn(draws, rows, batch)))
+            for graph, rows, part in self._parts(batch, {})
+        ]
+        return _whole(len(batch.ids), parts)
+
+    def facts(self) -> ResidentFacts:
+        """What is kept, and what was fed from there so far."""
+        return self._store.facts(hits=self._hits, bytes_memory=self._hit_bytes)
+
+    def drain(self) -> None:
+        """Drop what is in flight."""
+        self._fed.clear()
+        for graph in (self._kept, self._plain):
+            if graph is not None:
+                graph.drain()
+
+    def close(self) -> None:
+        """Release the graphs, then the memory that they were fed from."""
+        self._fed.clear()
+        try:
+            for graph in (self._kept, self._plain):
+                if graph is not None:
+                    graph.close()
+        finally:
+            self._store.close()
+
+
+def _some(batch: EncodedBatch, rows: list[int], encoded: list[Any]) -> EncodedBatch:
+    if len(rows) == len(batch.ids):
+        return replace(batch, encoded=encoded)
+    return replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows], columns={})
+
+
+def _drawn(draws: Draws, rows: list[int], batch: EncodedBatch) -> Draws:
+    if len(rows) == len(batch.ids):
+        return draws
+    return {name: values[rows] for name, values in draws.items()}
+
+
+def _whole(samples: int, parts: list[tuple[list[int], Decoded]]) -> Decoded:
+    """One batch of its parts."""
+    if len(parts) == 1:
+        return parts[0][1]
+    first: torch.Tensor = parts[0][1].images
+    images = first.new_empty((samples, *first.shape[1:]))
+    bad: dict[int, str] = {}
+    for rows, decoded in parts:
+        images[rows] = decoded.images
+        bad |= {rows[place]: why for place, why in decoded.bad.items()}
+    if images.is_cuda:
+        import torch
+
+        # The copies read what the graphs may free as soon as this returns.
+        torch.cuda.current_stream(images.device).synchronize()
+    return Decoded(images, bad)

@@ -1,0 +1,112 @@
+"""Which samples a worker process was reading when it was killed.
+
+torch says which process died. What it was asked for stands in the iterator's tasks: it was at one
+of those that are not back; a batch that was read may have gone down with the process.
+"""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing import connection
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.errors import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from penstock.pipeline.foreign.worker import Request
+
+_END_S = 5.0  # between a broken connection and the end of the process at its other side
+_SHOWN = 64
+_MEMORY = (
+    "Often the machine is short of memory (see `dmesg`): use fewer workers or smaller batches; "
+    "else read those samples alone, with num_workers=0."
+)
+
+
+class Asked:
+    """The requests of a pass by number, as long as their batches aren't back."""
+
+    def __init__(self) -> None:
+        self._requests: dict[int, Request] = {}
+        self._sent = self._back = 0
+
+    def noted(self, requests: Iterator[Request]) -> Iterator[Request]:
+        """The same requests, each kept until `came_back`."""
+        for request in requests:
+            self._requests[self._sent] = request
+            self._sent += 1
+            yield request
+
+    def came_back(self) -> None:
+        """One more is back, in the order in which they were sent."""
+        self._requests.pop(self._back, None)
+        self._back += 1
+
+    def samples(self, tasks: Iterable[int]) -> str:
+        """What tasks asked for, for people."""
+        requests = [self._requests.get(task) for task in tasks]
+        wanted = [r.index for r in requests if r is not None and not r.void]
+        flat = [i for index in wanted for i in (index if isinstance(index, list) else [index])]
+        more = ", ..." if len(flat) > _SHOWN else ""
+        return f"samples {', '.join(map(repr, flat[:_SHOWN]))}{more}" if flat else "nothing"
+
+
+def error_of(
+    error: Exception, inner: Any, asked: Asked | None, *, streams: Mapping[int, int], name: str
+) -> WorkerError | None:
+    """A better error for one of torch's iterator `inner`, if a worker of it has died.
+
+    asked: of a map-style dataset; else streams: batches that were handed out of each worker's
+    stream. name: of the dataset.
+    """
+    workers = getattr(inner, "_workers", ())
+    is_cut_off = isinstance(error, ConnectionError | EOFError)
+    if not is_cut_off and not any(worker.exitcode for worker in workers):
+        return None
+    forget(inner)
+    if is_cut_off:  # it may not have ended yet
+        ends = connection.wait([worker.sentinel for worker in workers], timeout=_END_S)
+        for worker in workers:
+            if worker.sentinel in ends:
+                worker.join(_END_S)
+    dead = [number for number, worker in enumerate(workers) if worker.exitcode]
+    if not dead:
+        return WorkerError(f"A DataLoader worker broke off while it handed a batch over. {_MEMORY}")
+    told = "; ".join(
+        f"worker {number} (pid {workers[number].pid}) {_how(workers[number].exitcode)} while it "
+        f"had to read {_at(inner, number, asked, streams)} of {name}"
+        for number in dead
+    )
+    return WorkerError(f"DataLoader {told}. {_MEMORY}")
+
+
+def forget(inner: Any) -> None:
+    """Torch's handler of dead children raises in whatever runs when a signal comes, the clean-up
+    and the next job included: it is told no more of these workers."""
+    if getattr(inner, "_worker_pids_set", False):
+        from torch.utils.data._utils import signal_handling
+
+        signal_handling._remove_worker_pids(id(inner))  # type: ignore[attr-defined]
+        inner._worker_pids_set = False
+
+
+def _how(exitcode: int) -> str:
+    if exitcode > 0:
+        return f"exited with status {exitcode}"
+    try:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was killed by signal {-exitcode}"
+
+
+def _at(inner: Any, number: int, asked: Asked | None, streams: Mapping[int, int]) -> str:
+    """What the worker was at, or had just read."""
+    tasks: Sequence[tuple[int, Any]] = sorted(getattr(inner, "_task_info", {}).items())
+    mine = [(task, len(info) > 1) for task, info in tasks if info[0] == number]
+    away = [task for task, is_back in mine if not is_back]
+    if asked is not None:
+        return asked.samples(away)
+    first = streams.get(number, 0) + len(mine) - len(away)
+    return f"batches {first} to {first + max(0, len(away) - 1)} of its stream"

@@ -1,0 +1,232 @@
+"""The images of a torch dataset on their way to DALI: out of the samples, and back into the batch.
+
+In the worker, each sample's image is taken out before the user's collate sees the rest; in the
+loader, what DALI made of the images goes where they were.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from penstock.augment.draws import draw
+from penstock.augment.graph import Graph
+from penstock.augment.recipe import check_recipe
+from penstock.cache.errors import ConfigError, DatasetError
+from penstock.cache.forks import watch
+from penstock.readers.types import EncodedBatch, ImageRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.augment import Operation
+
+# A torch dataset doesn't say how large its images are.
+_ANY_SIZE = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
+_ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap the sides
+IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "pixel_values")
+
+_WANTED = (
+    "wanted encoded bytes (bytes, or uint8 of shape (n,)), a PIL image, uint8 of shape (height, "
+    "width[, 3]), or a uint8 tensor of shape (3, height, width)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pictures:
+    """Images of one batch. arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3).
+
+    dims: upright heights and widths, int32, shape (n, 2). rest: the batch without them; key: where
+    in it they belong: a place in a tuple or list, a key of a mapping, or None if they were all.
+    """
+
+    arrays: list[NDArray[np.uint8]]
+    dims: NDArray[np.int32]
+    rest: Any
+    key: Any
+
+    def joined(self, images: torch.Tensor) -> Any:
+        """The batch with images of shape (n, c, h, w) in their place."""
+        if self.key is None:
+            return images
+        if isinstance(self.rest, Mapping):
+            return {**self.rest, self.key: images}
+        values = list(self.rest)
+        values.insert(self.key, images)
+        return values
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Collates everything but the images. collate: the user's, or torch's default.
+
+    A batch of tuples comes out as a list, as torch's default has it; mappings as dicts.
+    """
+
+    collate: Callable[[Any], Any]
+
+    def __call__(self, samples: Sequence[Any]) -> Pictures:
+        key = image_key(samples[0])
+        images = [as_array(sample if key is None else sample[key]) for sample in samples]
+        if len({image.ndim for image, _ in images}) > 1:
+            raise DatasetError("augment=: some samples are encoded and some decoded; wanted one.")
+        rest: Any = None
+        if isinstance(samples[0], Mapping):
+            others = [{k: v for k, v in sample.items() if k != key} for sample in samples]
+            rest = self.collate(others) if others[0] else {}
+        elif key is not None:
+            others_ = [tuple(v for i, v in enumerate(sample) if i != key) for sample in samples]
+            rest = self.collate(others_) if others_[0] else []
+        return Pictures(
+            arrays=[image for image, _ in images],
+            dims=np.array([dims for _, dims in images], np.int32),
+            rest=rest,
+            key=key,
+        )
+
+
+def needs_our_loader(samples: Any) -> Any:
+    """Stands where others look for the collate function of a loader with augment=."""
+    raise ConfigError(
+        f"{len(samples)} samples were collated outside of Penstock's DataLoader, by a framework "
+        "that rebuilt it: augment= would be left out. See docs/trainers.md for what to switch off."
+    )
+
+
+def image_key(sample: Any) -> Any:
+    """Where the image is in a sample; None: the sample is one. Raises ConfigError."""
+    if _is_image(sample):
+        return None
+    found: list[Any]
+    if isinstance(sample, Mapping):
+        named = [key for key in IMAGE_KEYS if key in sample and _is_image(sample[key])]
+        found = named or [key for key, value in sample.items() if _is_image(value)]
+    elif isinstance(sample, list | tuple):
+        found = [place for place, value in enumerate(sample) if _is_image(value)]
+    else:
+        found = []
+    if not found:
+        raise ConfigError(
+            f"augment=: no image in a sample of type {type(sample).__name__}; {_WANTED}. Let the "
+            "dataset give the image as it was read, without a transform."
+        )
+    return found[0]
+
+
+def _is_image(value: Any) -> bool:
+    if isinstance(value, bytes | bytearray):
+        return True
+    if isinstance(value, np.ndarray):
+        return value.dtype == np.uint8 and value.ndim in (1, 2, 3)
+    if isinstance(value, torch.Tensor):
+        return value.dtype == torch.uint8 and value.ndim in (1, 3)
+    return type(value).__module__.startswith("PIL.") and hasattr(value, "convert")
+
+
+def as_array(value: Any) -> tuple[NDArray[np.uint8], tuple[int, int]]:
+    """An image as an array for DALI, and its upright height and width. Raises DatasetError."""
+    if isinstance(value, torch.Tensor):
+        value = value.numpy() if value.ndim == 1 else value.permute(1, 2, 0).numpy()
+    if isinstance(value, bytes | bytearray):
+        value = np.frombuffer(value, np.uint8)
+    if not isinstance(value, np.ndarray):
+        value = np.asarray(value.convert("RGB"))
+    if value.ndim == 1:
+        return np.ascontiguousarray(value), _encoded_dims(value)
+    if value.ndim == 2:
+        value = value[:, :, None]
+    if value.shape[2] == 1:
+        value = np.repeat(value, 3, axis=2)
+    if value.shape[2] != 3 or 0 in value.shape:
+        raise DatasetError(f"augment=: got an image of shape {value.shape}; {_WANTED}.")
+    return np.ascontiguousarray(value), (value.shape[0], value.shape[1])
+
+
+def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(io.BytesIO(data.tobytes())) as image:
+            width, height = image.size
+            turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
+    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        raise DatasetError(
+            f"augment=: a sample's {len(data)} bytes are no image ({error}). Take it out of the "
+            "dataset."
+        ) from error
+    return (width, height) if turned else (height, width)
+
+
+class Darkroom:
+    """Runs batches of pictures through DALI, several in flight. One thread; close() is idempotent.
+
+    seed: of the draws, keyed further by epoch and sample id.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        *,
+        batch_size: int,
+        threads: int,
+        device: torch.device,
+        deterministic: bool,
+        seed: int,
+    ) -> None:
+        self.recipe = check_recipe(tuple(operations), images=_ANY_SIZE)
+        if self.recipe.mixing:
+            raise ConfigError(
+                "MixUp and CutMix work on native datasets: on a torch dataset, mix the batch in "
+                "your training step, or point readers.Dataset at the files."
+            )
+        self.seed = seed
+        self.threads = threads
+        self._options = {
+            "batch_size": batch_size,
+            "threads": threads,
+            "device": device.type,
+            "device_id": device.index,
+            "deterministic": deterministic,
+        }
+        self._graph: Graph | None = None
+        self._pixels = False
+        watch(self)
+
+    def disown(self) -> None:
+        """In a forked child: the graph is the parent's; the next batch gets one of its own."""
+        self._graph = None
+
+    def feed(self, pictures: Pictures, *, ids: NDArray[np.int64], epoch: int) -> None:
+        """Start decoding a batch. ids: int64, shape (n,)."""
+        pixels = bool(pictures.arrays) and pictures.arrays[0].ndim == 3
+        if self._graph is None or pixels != self._pixels:
+            self.close()
+            options: dict[str, Any] = dict(self._options)
+            self._graph = Graph(self.recipe, pixels=pixels, check_headers=not pixels, **options)
+            self._pixels = pixels
+        draws = draw(self.recipe, ids=ids, dims=pictures.dims, seed=self.seed, epoch=epoch)
+        batch = EncodedBatch(ids=ids, encoded=pictures.arrays, dims=pictures.dims, columns={})
+        self._graph.feed(batch, draws)
+
+    def outputs(self, pictures: Pictures) -> Any:
+        """The oldest batch that was fed, joined with its rest. Raises CorruptSampleError."""
+        assert self._graph is not None
+        return pictures.joined(self._graph.outputs())
+
+    def drain(self) -> None:
+        """Drop what is in flight."""
+        if self._graph is not None:
+            self._graph.drain()
+
+    def close(self) -> None:
+        """Release DALI's threads and memory."""
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None

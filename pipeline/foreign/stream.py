@@ -1,0 +1,313 @@
+"""Streams of an iterable dataset: where one stands, and its batches from there on.
+
+Each worker iterates its own copy. Where a stream stands is a state of the dataset or of its
+iterator, and how many batches came behind it: those are read again and dropped. Without any state
+all of them are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.utils.data
+
+from penstock.cache.base.hashing import keyed_hash
+from penstock.pipeline.foreign.draws import Chance
+from penstock.pipeline.foreign.state import begun_with, copied, has_exact_state, has_state, taken
+from penstock.pipeline.foreign.worker import Fetched, Snapshots, collated, fresh_seed, seed_all, worker_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.pipeline.foreign.worker import Collate
+
+    # How the pass before ended: at its end, or it was left in its middle.
+    Past = Literal["ended", "left"]
+
+_DONE: Any = object()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPosition:
+    """How far one worker's stream has been handed out.
+
+    batches: handed out of it in this epoch. state: the dataset's behind the last of these but
+    `since`; None if it has none or none was taken yet (then `since` equals `batches`). over:
+    nothing more comes of it in this epoch. past: the state is of the pass before, which ended or
+    was left there; the epoch begins anew behind it. rng: without any state, of the process's
+    generators those that the stream drew from, as they were at its start, or if it is over now.
+    """
+
+    batches: int = 0
+    since: int = 0
+    state: dict[str, Any] | None = None
+    over: bool = False
+    past: Past | None = None
+    rng: dict[str, str] | None = None
+
+    def check(self) -> None:
+        """Raise ValueError for what no worker's stream can be at."""
+        if self.past not in (None, "ended", "left"):
+            raise ValueError(f"past is {self.past!r}")
+        if any(type(count) is not int or count < 0 for count in (self.batches, self.since)):
+            raise ValueError(f"counts are {(self.batches, self.since)}")
+
+    def moved(self, fetched: Fetched) -> WorkerPosition:
+        """Behind one batch more."""
+        if fetched.state is not None:
+            return WorkerPosition(batches=self.batches + 1, state=fetched.state, over=fetched.over)
+        return replace(
+            self,
+            batches=self.batches + 1,
+            since=self.since + 1,
+            over=fetched.over,
+            rng=fetched.rng if fetched.over or fetched.rng is not None else self.rng,
+        )
+
+    def noted(self, fetched: Fetched) -> WorkerPosition:
+        """With what a worker said between two batches."""
+        if fetched.past is not None:
+            return WorkerPosition(state=fetched.state, past=fetched.past, rng=fetched.rng)
+        if not fetched.over:
+            return self
+        if fetched.state is None:
+            return replace(self, over=True, rng=fetched.rng)
+        return WorkerPosition(batches=self.batches, state=fetched.state, over=True)
+
+    def next_epoch(self) -> WorkerPosition:
+        """At the start of the next epoch, in a worker that goes on."""
+        if self.over:
+            return WorkerPosition(state=self.state, past="ended", rng=self.rng)
+        return WorkerPosition(state=self.state, past="left")
+
+
+class IterableSource(torch.utils.data.IterableDataset[Fetched]):
+    """Batches of an iterable dataset; each worker iterates its own copy, as torch has it.
+
+    positions: of each worker, where the first pass goes on. first: the worker whose batch is next.
+    seed: None, or what a worker's random numbers are keyed by, with epoch, rank and worker.
+    persistent: whether workers go on with the next epoch. draws_seeds: whether torch's loader in
+    this process draws a seed of torch's generator for each pass. behind: without workers, the
+    source of the pass before, over the same dataset.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        collate: Collate,
+        batch_size: int | None,
+        drop_last: bool,
+        epoch: int,
+        positions: Sequence[WorkerPosition] = (),
+        first: int = 0,
+        seed: tuple[int, int] | None = None,
+        persistent: bool = False,
+        draws_seeds: bool = False,
+        behind: IterableSource | None = None,
+    ) -> None:
+        self.dataset = dataset
+        self._collate = collate
+        self._batch_size = batch_size
+        self._drop_last = drop_last
+        # In shared memory: workers that go on read there what epoch it is.
+        self._epoch = torch.tensor([epoch])
+        if persistent:
+            self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._positions = tuple(positions)
+        self._first = first
+        self._seed = seed
+        self._persistent = persistent
+        self._draws_seeds = draws_seeds
+        self._exact = has_exact_state(dataset)
+        self._iterator: Any = None
+        self._begun = False  # this pass
+        self._over = False
+        self._past: Past | None = None  # how the latest pass that began ended so far
+        self._owed: WorkerPosition | None = None  # the next pass begins behind it
+        self._chance: Chance | None = None  # what it draws from
+        self._prepared: Any = None  # the next pass's iterator, if its state was asked for already
+        self._start: WorkerPosition | None = None  # of the next pass, if that was asked for
+        if behind is not None and not self._positions:
+            self._iterator, self._owed = behind._iterator, behind._owed
+            self._past = behind._past
+
+    def tell_epoch(self, epoch: int) -> None:
+        """Workers that go on begin this epoch next."""
+        self._epoch[0] = epoch
+
+    def __iter__(self) -> Iterator[Fetched]:
+        worker = worker_id()
+        positions, self._positions = self._positions, ()
+        first, self._first = self._first, 0
+        if self._seed is not None:
+            seed, rank = self._seed
+            seed_all(int(keyed_hash(seed, int(self._epoch[0]), rank, worker)))
+        if worker < first:
+            yield Fetched(worker=worker, void=True)
+        if self._persistent and self._past is not None:
+            # From each worker: torch asks them by turns.
+            position = self._owed or WorkerPosition(state=self._state_or_none(), past=self._past)
+            yield Fetched(
+                worker=worker,
+                void=True,
+                past=position.past,
+                state=position.state,
+                rng=position.rng,
+            )
+        position = positions[worker] if positions else WorkerPosition()
+        self._begun = True
+        if position.over:  # the next pass begins behind it
+            self._over, self._past = True, "ended"
+            self._owed = position.next_epoch()
+            return
+        if self._owed is not None:
+            position, self._owed = self._owed, None
+        yield from self._batches(worker, position)
+
+    @property
+    def mixed(self) -> str | None:
+        """A generator that the stream and others draw from by turns, without workers."""
+        return None if self._chance is None else self._chance.mixed
+
+    def forget(self) -> None:
+        """The dataset is to stand elsewhere now."""
+        self._owed = None
+
+    def _batches(self, worker: int, position: WorkerPosition) -> Iterator[Fetched]:
+        info = torch.utils.data.get_worker_info()
+        in_main, streams = info is None, 1 if info is None else info.num_workers
+        # A worker's first pass begins with its seed.
+        goes_on = self._persistent and self._past is not None
+        chance = self._chance = Chance(position.rng, in_main=in_main)
+        self._over, self._past = False, "left"
+        iterator = chance(lambda: self._begin(position))
+        is_stateful = self._is_stateful()
+        is_watched = not is_stateful and self._seed is None
+        if not is_watched:
+            chance.rest()
+        for _ in range(position.since):
+            if self._over:
+                break
+            chance(lambda: self._next(iterator))
+        snapshots = Snapshots()
+        number = position.batches
+        while not self._over and (samples := chance(lambda: self._next(iterator))):
+            if self._batch_size is None:
+                batch = self._collate(samples[0])
+            else:
+                batch = collated(self._collate, samples, [f"{len(samples)} of batch {number}"])
+            begin = number * (self._batch_size or 1)
+            ids = [(begin + i) * streams + worker for i in range(len(samples))]
+            number += 1
+            takes = is_stateful and not in_main and (self._over or snapshots.due())
+            state = snapshots.take(self.state) if takes else None
+            watches = is_watched and (self._persistent if self._over else in_main or goes_on)
+            yield Fetched(
+                batch=batch,
+                samples=len(samples),
+                ids=ids,
+                worker=worker,
+                state=state,
+                over=self._over,
+                rng=chance.noted(is_over=self._over) if watches else None,
+            )
+            goes_on = False  # it has been said
+        if self._persistent:
+            rng = chance.noted(is_over=True) if is_watched else None
+            state = self._state_or_none()
+            yield Fetched(worker=worker, void=True, over=True, state=state, rng=rng)
+
+    def _begin(self, position: WorkerPosition) -> Any:
+        """The pass's iterator at a position, but for the batches since its state."""
+        self._start = None
+        if position.state is None:
+            self._iterator, self._prepared = self._fresh(), None
+            return self._iterator
+        self._prepared = None
+        generator = torch.get_rng_state()
+        self._iterator = self._loaded(position.state)
+        if position.past is None:
+            return self._iterator
+        if self._draws_seeds and not torch.equal(generator, torch.get_rng_state()):
+            fresh_seed()  # torch's loader has drawn its own before the state put this back
+        return self._anew(position.past)
+
+    def _anew(self, past: Past) -> Any:
+        """The iterator of the epoch behind the one whose state was loaded."""
+        first = _DONE
+        if self._iterator is not self.dataset and not has_state(self._iterator):
+            # A generator takes a state over with its first sample. At the end of an epoch some say
+            # where that ended, others where the next one begins.
+            first = next(self._iterator, _DONE)
+        if past == "ended" and first is not _DONE:
+            return itertools.chain([first], self._iterator)
+        self._iterator = iter(self.dataset)
+        return self._iterator
+
+    def _fresh(self) -> Any:
+        return iter(self.dataset) if self._prepared is None else self._prepared
+
+    def _loaded(self, state: dict[str, Any]) -> Any:
+        dataset = self.dataset
+        if "dataset" in state and self._exact:
+            iterator = begun_with(dataset, state["dataset"])
+        else:
+            iterator = iter(dataset)
+        if "iterator" in state and has_state(iterator):
+            iterator.load_state_dict(copied(state["iterator"]))
+        return iterator
+
+    def _next(self, iterator: Any) -> list[Any]:
+        """Samples of the next batch; none at the end."""
+        wanted = self._batch_size or 1
+        # iter() is never called again, as islice() would: there are iterators that begin anew then.
+        samples = list(map(next, itertools.repeat(iterator, wanted)))
+        if len(samples) < wanted:
+            self._over, self._past = True, "ended"
+        return [] if self._drop_last and self._over else samples
+
+    def _is_stateful(self) -> bool:
+        return self._exact or has_state(self._iterator)
+
+    def position(self, batches: int, *, is_live: bool) -> WorkerPosition | None:
+        """Where the stream of this process stands now, between two batches. None: no more is known
+        than how many batches were handed out.
+
+        batches: handed out in this epoch. is_live: whether a pass stands there.
+        """
+        if batches or (is_live and self._begun):
+            return self._known(WorkerPosition(batches=batches, over=self._over))
+        if self._owed is not None:
+            return self._owed
+        behind = self._known(WorkerPosition(past=self._past)) if self._past is not None else None
+        if not is_live:
+            return behind
+        if self._prepared is None:
+            self._start, self._prepared = behind, iter(self.dataset)
+        if has_state(self._prepared):
+            return WorkerPosition(state=self._state_of(self._prepared))
+        # Before its first pass a dataset is as it was made, and many have no state yet.
+        return self._start
+
+    def _known(self, position: WorkerPosition) -> WorkerPosition | None:
+        state = self._state_or_none()
+        return None if state is None else replace(position, state=state)
+
+    def _state_or_none(self) -> dict[str, Any] | None:
+        return self.state() or None
+
+    def state(self) -> dict[str, Any]:
+        """The state of dataset and iterator as it is now, where they have one."""
+        return self._state_of(self._iterator)
+
+    def _state_of(self, iterator: Any) -> dict[str, Any]:
+        kept: dict[str, Any] = {}
+        if self._exact:
+            kept["dataset"] = taken(self.dataset)
+        if iterator is not self.dataset and has_state(iterator):
+            kept["iterator"] = taken(iterator)
+        return kept

@@ -1,0 +1,97 @@
+"""Which attributes of a loader may be set once it is made: what torch honours; else an error.
+
+torch reads some of its loader's attributes when a pass begins, so programs and trainers set them
+(Lightning's `seed_everything(workers=True)` sets worker_init_fn). Every other argument of the
+constructor has done its work by then.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.errors import ConfigError
+from penstock.pipeline import arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# torch's arguments about workers and pinning, which its own loader inside is made with.
+WORKER_OPTIONS = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+# Shown by a native loader as they were given.
+AS_GIVEN = (
+    "num_workers",
+    "pin_memory",
+    "timeout",
+    "generator",
+    "prefetch_factor",
+    "persistent_workers",
+    "pin_memory_device",
+    "in_order",
+)
+# Read again when a pass begins.
+_LIVE_NATIVE = ("num_workers", "prefetch_factor", "timeout", "pin_memory", "in_order")
+_LIVE_TORCH = (*(set(WORKER_OPTIONS) - {"persistent_workers"}), "collate_fn", "generator")
+
+_AGAIN = "Make another DataLoader, and hand it this one's state_dict() to go on from here"
+
+
+def is_same(value: Any, there: Any) -> bool:
+    """Whether setting it would change nothing."""
+    plain = bool | int | float | str
+    return value is there or (
+        isinstance(value, plain) and type(value) is type(there) and value == there
+    )
+
+
+def check_native(name: str, value: Any) -> None:
+    """Raise ConfigError unless a native loader honours the value from its next pass on."""
+    arguments.refuse_foreign({name: value})
+    if name not in _LIVE_NATIVE:
+        raise refused(name)
+    if name in ("num_workers", "prefetch_factor"):
+        arguments.check_counts(**{name: value})
+    elif name == "timeout":
+        arguments.check_timeout(value)
+
+
+def check_torch(name: str, value: Any, *, is_ordered: bool, keeps_workers: bool) -> None:
+    """The same for a loader over a torch dataset. is_ordered: by a seed. keeps_workers: persistent
+    workers are alive, which were started with what stood there then."""
+    if name not in _LIVE_TORCH:
+        raise refused(name)
+    if name == "generator" and is_ordered:
+        arguments.refuse_with_seed({name: value})
+    if keeps_workers:
+        raise ConfigError(
+            f"{name} should not be set while persistent workers are alive: they were started with "
+            f"what it was, and go on. Set it before the first pass, or drop persistent_workers. "
+            f"{_AGAIN}."
+        )
+
+
+def refused(name: str) -> ConfigError:
+    """The error for an argument that can't change."""
+    return ConfigError(
+        f"{name} should not be set once the loader is made: it would change nothing. {_AGAIN}."
+    )
+
+
+def worker_options(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """What torch's loader inside takes for these attributes.
+
+    It refuses what means nothing without workers; torch itself ignores that in attributes.
+    """
+    options = dict(attributes)
+    if options["num_workers"] == 0:
+        options.update(multiprocessing_context=None, prefetch_factor=None, persistent_workers=False)
+    return options

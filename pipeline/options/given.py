@@ -1,0 +1,88 @@
+"""What was given for a dataset, where that can't be one: said when the loader is made."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch.utils.data
+
+from penstock.cache.errors import ConfigError, DatasetError
+from penstock.readers import Dataset
+
+_LOOKED_AT = 64  # elements of a list
+_SEVERAL_OF = (
+    torch.utils.data.ConcatDataset,
+    torch.utils.data.ChainDataset,
+    torch.utils.data.StackDataset,
+)
+_PART = (
+    "for a part of it, give that part a folder of its own (or `penstock pack` one) and make a "
+    "readers.Dataset of it; or read the files through a torch dataset"
+)
+_SEVERAL = (
+    "make one DataLoader for each, or put the folders below one (`penstock pack` makes one pack of "
+    "them), and make one readers.Dataset of that"
+)
+
+
+def check_dataset(dataset: Any) -> None:
+    """Raise ConfigError for what isn't a dataset, DatasetError for a native one inside another.
+
+    A torch dataset passes, and whatever has samples by index, as with torch.
+    """
+    if isinstance(dataset, str | bytes | os.PathLike):
+        shown = os.fsdecode(dataset)
+        raise ConfigError(
+            f"dataset: got the path {shown!r}, wanted a dataset. Pass "
+            f"DataLoader(Dataset({shown!r}), ...), with Dataset from readers."
+        )
+    if isinstance(dataset, type):
+        raise ConfigError(
+            f"dataset: got the class {dataset.__name__}, wanted one of its objects. Pass "
+            f"{dataset.__name__}(...)."
+        )
+    if isinstance(dataset, torch.utils.data.DataLoader):
+        raise ConfigError(
+            f"dataset: got a {type(dataset).__name__}, wanted what it reads. Pass its .dataset."
+        )
+    _refuse_wrapped(dataset)
+    is_known = isinstance(dataset, torch.utils.data.Dataset)
+    if not is_known and not any(hasattr(dataset, n) for n in ("__getitem__", "__getitems__")):
+        remedy = (
+            "One that is only iterated must be a torch.utils.data.IterableDataset: wrap it in one "
+            "whose __iter__ gives its samples"
+            if hasattr(dataset, "__iter__")
+            else "Pass a readers.Dataset, a torch dataset, or an object with __getitem__ and "
+            "__len__"
+        )
+        raise ConfigError(f"dataset: got a {type(dataset).__name__}, wanted a dataset. {remedy}.")
+
+
+def _refuse_wrapped(dataset: Any) -> None:
+    inside = _parts(dataset)
+    if not any(_is_native(part) for part in inside):
+        return
+    name = type(dataset).__name__
+    remedy = _PART if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL
+    raise DatasetError(
+        f"{name} with a native dataset (readers.Dataset) in it: such a one is read whole and by "
+        f"shards, never by index, so torch's wrappers and lists can't hold it. Instead {remedy}."
+    )
+
+
+def _parts(dataset: Any) -> list[Any]:
+    if isinstance(dataset, torch.utils.data.Subset):
+        return [dataset.dataset]
+    if isinstance(dataset, _SEVERAL_OF):
+        inside: Any = dataset.datasets
+        return list(inside.values() if isinstance(inside, dict) else inside)
+    if type(dataset) in (list, tuple):
+        return list(dataset[:_LOOKED_AT])
+    if type(dataset) is dict:
+        return list(dataset.values())[:_LOOKED_AT]
+    return []
+
+
+def _is_native(part: Any) -> bool:
+    return isinstance(part, Dataset) or any(_is_native(inner) for inner in _parts(part))

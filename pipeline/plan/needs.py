@@ -1,0 +1,220 @@
+"""What a node will read, and how far and how fast to fetch ahead of it. Pure: no I/O, no threads.
+
+Two mechanisms follow from it. Batches ahead (`LookAhead`): exact ranges of the samples of the next
+batches, as many as hide the store's latency. And whole shards ahead (`Needs`, `Pace`): in the order
+of first need, at a pace that never asks the store for much more than training consumes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.errors import ConfigError
+from penstock.cache.base.sizes import format_size
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.steps import Cursor, Walk
+    from penstock.pipeline.plan.world import World
+
+    Ints = NDArray[np.int64]
+
+# Connections K = 1.25·(R/s)·E[T] for consumption R, request size s, request time T: a quarter more
+# than Little's law, as requests don't end evenly.
+CONNECTIONS_MARGIN = 1.25
+# Batches in flight hold their bytes in memory, so this is what a rank spends on them at most.
+AHEAD_BYTES = 2**30
+MOST_AHEAD = 64
+
+# Fetched over consumed: what is above 1 fills shards that batches haven't asked for yet.
+DEMAND = 1.4
+
+# Of a node's share, that a cache must have room for at most.
+MOST_ROOM = 0.45
+
+# Batches in flight that are ready, as a share: below the first fills make room, above the second
+# they may take more.
+_FEW_READY, _MANY_READY = 0.25, 0.5
+
+# Weight of the newest batch in running means: about the last 16 count.
+_NEWEST = 1 / 16
+# A batch that waited longer than this share of its time says that the look-ahead was too short.
+_LATE = 0.05
+
+
+def node_ranks(world: World) -> tuple[int, int]:
+    """Ranks [first, end) of this process's node, as far as is known: launchers number a node's
+    ranks in a row. This rank alone where the world contradicts that."""
+    first = world.rank - world.local_rank
+    if first < 0 or first + world.local_size > world.size:
+        return world.rank, world.rank + 1
+    return first, first + world.local_size
+
+
+def open_windows_bytes(
+    *, open_shards: float, shard_bytes: float, share: float, node_bytes: int
+) -> int:
+    """Bytes of two open windows of a node: one that is read while the next one is fetched.
+
+    open_shards: that all ranks mix at a time; shard_bytes: mean of a shard; share: of the ranks
+    that are on this node, 0 to 1; node_bytes: of all shards that the node reads. Never more than
+    45 % of these: where windows are that wide (a small dataset, unshuffled data), half a dataset in
+    the cache is still worth having.
+    """
+    windows = math.ceil(2 * open_shards * shard_bytes * share)
+    return min(windows, int(MOST_ROOM * node_bytes))
+
+
+def check_room(max_bytes: int, largest_bytes: int) -> None:
+    """Raise ConfigError for a cache that can't hold one shard."""
+    if max_bytes < largest_bytes:
+        raise ConfigError(
+            f"max_bytes: got {max_bytes} ({format_size(max_bytes)}), wanted at least "
+            f"{largest_bytes} ({format_size(largest_bytes)}), the dataset's largest shard: the "
+            "cache keeps whole shards. Give it more room, or leave cache= out to read from the "
+            "remote each time."
+        )
+
+
+def little_room_words(max_bytes: int, needed_bytes: int, *, window: int, lanes: int) -> str | None:
+    """What to say of a cache that can't hold two open windows; None for one that can."""
+    if max_bytes >= needed_bytes:
+        return None
+    return (
+        f"max_bytes={format_size(max_bytes)} is less than the {format_size(needed_bytes)} of two "
+        f"open windows of what this node reads (window={window}, lanes={lanes}): for want of room "
+        "many samples come by requests of their own, the first time and in each epoch. "
+        f"max_bytes={needed_bytes} or a smaller window= would make these fewer."
+    )
+
+
+class Needs:
+    """The shards that ranks [first, end) need from a cursor on, in the order of first need.
+
+    Walks with a plan of its own, a step at a time, so that whoever asks bounds what it costs.
+    """
+
+    def __init__(self, plan: Plan, walk: Walk, *, first: int, end: int, world: int) -> None:
+        self._plan, self._walk = plan, walk
+        count = end - first
+        # Ranks in a row that make whole slices are one rank of a smaller world.
+        whole = world % count == 0 and first % count == 0
+        self._ranks = [first // count] if whole else list(range(first, end))
+        self._world = world // count if whole else world
+
+    def shards(self, start: Cursor, *, endless: bool) -> Iterator[tuple[Cursor, Ints]]:
+        """For each step its cursor, and shards in which it has samples (ascending; many come again
+        in later steps)."""
+        for step in self._walk.steps(start, endless=endless):
+            at = step.start
+            parts = [
+                self._plan.batch(
+                    at.epoch, at.position, self._walk.global_batch, rank=rank, world=self._world
+                )[:, 0]
+                for rank in self._ranks
+            ]
+            yield at, np.unique(np.concatenate(parts))
+
+
+@dataclass(slots=True)
+class Pace:
+    """A token bucket in bytes: how much may be fetched beside what batches ask for themselves.
+
+    Tokens come with the bytes that are handed out (`DEMAND` times as many) and go with every byte
+    that is fetched, by batches too: so all demand together stays below DEMAND times consumption
+    plus the starting allowance. What isn't used can't be saved up.
+
+    allowance_bytes: K·s, what connections hold in flight.
+    """
+
+    allowance_bytes: int
+    tokens: float = 0.0
+    begun: bool = False
+
+    def handed_out(self, size_bytes: int) -> None:
+        """Count a batch; the first one brings the allowance."""
+        earned = DEMAND * size_bytes + (0 if self.begun else self.allowance_bytes)
+        self.begun = True
+        if self.tokens < self._most:
+            self.tokens = min(self.tokens + earned, self._most)
+
+    def filled(self, size_bytes: int) -> None:
+        """Take what a fill fetches (or will); negative: give back what it didn't."""
+        self.tokens -= size_bytes
+
+    def fetched_by_batches(self, size_bytes: int) -> None:
+        """Take what batches fetched. Another loader's on the same dataset are among them: they
+        can hold this one's fills up for a while, not for ever."""
+        self.tokens = max(self.tokens - size_bytes, min(self.tokens, -self.allowance_bytes))
+
+    @property
+    def _most(self) -> float:
+        return 2.0 * self.allowance_bytes
+
+    @property
+    def open(self) -> bool:
+        """Whether another fill may begin."""
+        return self.tokens > 0
+
+
+class LookAhead:
+    """How many batches to read ahead: bytes ahead = R·T99 + K·s, in batches of mean bytes.
+
+    With K = 1.25·(R/s)·E[T] that is R·(T99 + 1.25·E[T]). R is what training would consume if it
+    never waited for bytes. Where batches wait all the same (the store's rate, not its latency, may
+    be what varies) it grows by and by; where nothing is missing from the local disk it is `least`.
+
+    least: batches that are in flight anyway.
+    """
+
+    def __init__(self, *, least: int, max_bytes: int = AHEAD_BYTES) -> None:
+        self._least, self._max_bytes = least, max_bytes
+        self._batch_bytes = 0.0
+        self._busy_s = 0.0
+        self._missing = 1.0
+        self._late = 1.0
+
+    def handed_out(
+        self, size_bytes: int, *, period_s: float, waited_s: float, missed: bool
+    ) -> None:
+        """Count a batch. period_s: since the one before; waited_s: of that, waiting for bytes;
+        missed: whether bytes were missing from the local disk meanwhile."""
+        new = _NEWEST if self._batch_bytes else 1.0
+        self._batch_bytes += new * (size_bytes - self._batch_bytes)
+        self._busy_s += new * (max(period_s - waited_s, 1e-6) - self._busy_s)
+        self._missing += _NEWEST * (missed - self._missing)
+        is_late = missed and waited_s > _LATE * period_s
+        self._late = min(self._late * 1.25, 16.0) if is_late else max(self._late * 0.98, 1.0)
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether bytes were missing from the local disk lately."""
+        return self._missing >= _NEWEST
+
+    def batches(self, *, mean_s: float, p99_s: float) -> int:
+        """Batches to keep in flight, for request times' mean and 99th percentile."""
+        if not self._batch_bytes or not self.is_cold:
+            return self._least
+        ahead_s = p99_s + CONNECTIONS_MARGIN * mean_s
+        wanted = math.ceil(self._late * ahead_s / self._busy_s)
+        most = min(int(self._max_bytes // self._batch_bytes), MOST_AHEAD)
+        return max(self._least, min(self._least + wanted, most))
+
+
+def room_for_fills(now: int, *, ready_share: float, most: int) -> int:
+    """Connections that fills may use while batches fetch too, for the next batch.
+
+    Half again while many of the batches in flight are ready, half when few are: a queue that runs
+    empty says so before training waits.
+    """
+    if ready_share < _FEW_READY:
+        return now // 2
+    return min(now + 1 + now // 2, most) if ready_share >= _MANY_READY else now

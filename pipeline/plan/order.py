@@ -1,0 +1,362 @@
+"""The order of samples: a pure function of (sizes, seed, epoch, position), the same on every rank.
+
+    (epoch, p) -> lane = p % L, strand = p % 2L, offset = p // 2L -> window -> (shard, row)
+
+Shards are dealt out to L lanes and laid end to end (`penstock.pipeline.plan.lanes`); in each epoch a lane takes
+its pieces in another order, and samples change places within windows of about W shards
+(`penstock.pipeline.plan.windows`). So W·L shards are open at once and each is read once an epoch, where a full
+shuffle would read each many times; lanes stay where they are, so a node keeps reading the shards
+that it holds; and nothing is a history: any position costs the same, at any world size. A global
+batch is the positions [p, p + B), so B may change in mid-epoch. Ranks take slices of it sorted by
+lane: where the ranks divide the lanes, they share no shard but those that lie across two lanes.
+
+Data often come sorted (by class, by day), so that what is near in the index is alike. Two things
+see to it that what meets in a batch isn't. Shards are dealt like cards: the index is cut into runs,
+and a lane gets a share of every run, so it holds what the whole dataset holds. And a lane is spun
+from two strands of different shards, odd runs for the one and even runs for the other, which take
+turns: neighbours in a lane never come from one shard, so mixing may pair neighbours
+(`penstock.pipeline.plan.partners`), and no rank reads another's samples for that.
+
+Rejected: a generator that is walked (a resume costs a replay); lanes counted in shards (uneven
+shards make uneven lanes); a table of highly composite lane numbers (it divides no power-of-two
+batch); partners from another lane (they are another rank's) or half a batch away (likewise, where
+ranks share a lane).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import operator
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.errors import PlanError
+from penstock.cache.base.hashing import keyed_hash, unit
+from penstock.pipeline.plan.lanes import Cut, Layout, cut, deal, lanes_of_slots, lay
+from penstock.pipeline.plan.windows import Windows, window_count
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+
+# Part of every fingerprint. To be raised with any change of the order: states of the old one are
+# then refused rather than continued wrongly. tests/pipeline/plan/test_order.py holds golden values.
+ORDER_VERSION = 2
+
+SHARDS_PER_LANE = 4  # fewer, and a window finds too few shards to mix in its lane
+LEAST_WINDOW, LEAST_OPEN = 4, 64  # shards, of one lane and of all
+SAMPLES_PER_LANE = 8  # of a batch, at least: fewer, and ranks that share a lane cut it to pieces
+
+# What a hash is for comes after the seed, so that no two uses share their draws.
+_SHARD, _MOVES, _MOVED, _PIECE, _WINDOW, _STRAND = range(1, 7)
+
+_ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
+
+
+class Plan:
+    """Which sample stands where. Thread-safe; batches of one place in the stream are cheap.
+
+    sizes: samples of each shard, integers, shape (shards,); 0 is allowed.
+    seed: any int; None is index order without shuffling, where lanes, window and reshuffle have no
+    meaning and are taken as 1, 1 and 0.
+    lanes: L, at least 1. window: W, at least 1: mean shards that a lane mixes at a time. What is
+    left of a lane widens its windows, up to twice; W of a lane's shards or more is the whole lane.
+    reshuffle: share of the shards, 0 to 1, that take another place among the lanes in each epoch.
+
+    Memory is O(shards + lanes), plus 9 bytes for each sample of W·L mean shards. The layouts
+    of two epochs and two windows a strand are kept: walkers that are further apart in the stream
+    should have a Plan each, lest they recompute one another's. Raises PlanError for values out of
+    range.
+
+    Attributes: samples (N), sizes (int64, read-only), seed, lanes, strands (of all lanes: 2L, or L
+    where a lane has fewer than 4 shards), window, reshuffle.
+    """
+
+    def __init__(
+        self, sizes: ArrayLike, *, seed: int | None, lanes: int, window: int, reshuffle: float = 0.0
+    ) -> None:
+        lanes = _whole("lanes", lanes, at_least=1)
+        window = _whole("window", window, at_least=1)
+        if not 0.0 <= reshuffle <= 1.0:
+            raise PlanError(f"reshuffle: got {reshuffle!r}, wanted a share of shards from 0 to 1.")
+        ordered = seed is None
+        self.sizes = _checked_sizes(sizes)
+        self.samples = int(self.sizes.sum())
+        self.seed = None if seed is None else _whole("seed", seed)
+        self.lanes = 1 if ordered else lanes
+        self.window = 1 if ordered else window
+        self.reshuffle = 0.0 if ordered else float(reshuffle)
+        self._filled = int(np.count_nonzero(self.sizes))
+        split = not ordered and self._filled >= SHARDS_PER_LANE * self.lanes
+        self._lanes = np.array(self.lanes, dtype=np.int64)
+        self.strands = 2 * self.lanes if split else self.lanes
+        self._first_id = np.cumsum(self.sizes) - self.sizes
+        self._cut = self._cut_shards(None)
+        self._epochs: dict[int, _Epoch] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return (
+            f"Plan(<{self.samples} samples in {len(self.sizes)} shards>, seed={self.seed}, "
+            f"lanes={self.lanes}, window={self.window}, reshuffle={self.reshuffle})"
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits of all that the order depends on; batch and world are not among that."""
+        settings = (ORDER_VERSION, self.seed, self.lanes, self.window, self.reshuffle)
+        digest = hashlib.sha256(repr((*settings, len(self.sizes))).encode())
+        digest.update(self.sizes.astype("<i8", copy=False).data)
+        return digest.hexdigest()
+
+    @property
+    def open_shards(self) -> float:
+        """Mean shards that all lanes together mix at a time: W·L, or more where what is left of a
+        lane widens its windows. 1 in index order."""
+        if self.seed is None:
+            return 1.0
+        return self._filled / window_count(self.samples // self.strands, self._window_rows())
+
+    def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
+        """(shard, row) of one rank's samples of the global batch [position, position + size).
+
+        size: of the global batch over all ranks, at least world. At the end of the epoch the batch
+        is clipped to what is left (at position == samples to nothing; ranks may then get none).
+        Rank r takes slots [r·n // world, (r + 1)·n // world) of its n samples sorted by lane and
+        place. Returns int64, shape (slots, 2), the caller's own. Raises PlanError for a position
+        beyond the end, negative values, size < world, and a rank outside [0, world).
+        """
+        epoch = _whole("epoch", epoch, at_least=0)
+        lane, offset = self._slots(position, size, rank, world)
+        if not len(lane):
+            return np.empty((0, 2), dtype=np.int64)
+        strand = lane
+        if self.strands > self.lanes:
+            strand = offset & _ONE
+            strand *= self._lanes
+            strand += lane
+            offset >>= _ONE
+        with self._lock:
+            state = self._epoch(epoch)
+            if state.windows is not None:
+                offset = state.windows.shuffled(strand, offset)
+        return state.layout.rows(state.strand_start[strand] + offset)
+
+    def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
+        """Sample ids of what `batch` gives: samples of the shards before, plus row.
+
+        int64, shape (slots,). Raises as `batch` does.
+        """
+        rows = self.batch(epoch, position, size, rank=rank, world=world)
+        return self._first_id[rows[:, 0]] + rows[:, 1]
+
+    def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
+        """Shards that ranks [first, end) of a world read in global batches of that size.
+
+        With fixed lanes those of the ranks' own lanes, in any epoch and from any position; with
+        `reshuffle` all that hold a sample. Two things may touch a few others: the shorter last
+        batch of an epoch, and partners of mixing. int64, ascending, shape (shards,).
+        """
+        world = _whole("world", world, at_least=1)
+        if not 0 <= first < end <= world:
+            raise PlanError(f"ranks [{first}, {end}): wanted some within [0, {world}).")
+        if self.reshuffle or not self.samples:
+            return self._filled_shards()
+        count = min(_whole("global_batch", global_batch, at_least=1), self.samples)
+        low, high = first * count // world, end * count // world
+        begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
+        bounds = np.concatenate([[0], np.cumsum(self._cut.strand_pieces)])
+        strands = range(0, self.strands, self.lanes)
+        runs = [self._cut.shard[bounds[begin + s] : bounds[stop + s]] for s in strands]
+        return np.unique(np.concatenate(runs))
+
+    def _slots(self, position: int, size: int, rank: int, world: int) -> tuple[Ints, Ints]:
+        position = _whole("position", position, at_least=0)
+        size = _whole("size", size, at_least=1)
+        world = _whole("world", world, at_least=1)
+        rank = _whole("rank", rank, at_least=0)
+        if rank >= world:
+            raise PlanError(f"rank must be in [0, {world}), got {rank}.")
+        if size < world:
+            raise PlanError(
+                f"A global batch of {size} can't give each of {world} ranks a sample. Raise the "
+                f"global batch to {world} or more, or use fewer ranks."
+            )
+        if position > self.samples:
+            raise PlanError(
+                f"position {position} is beyond the epoch's {self.samples} samples. A state of "
+                "another dataset? Start the next epoch at position 0."
+            )
+        count = min(size, self.samples - position)
+        low, high = rank * count // world, (rank + 1) * count // world
+        return _lane_slots(position, count, self.lanes, low=low, high=high)
+
+    def _epoch(self, number: int) -> _Epoch:
+        """The epoch's layout and windows; the two that were asked for last are kept."""
+        key = number if self.seed is not None else 0
+        state = self._epochs.pop(key, None) or self._make_epoch(key)
+        self._epochs[key] = state
+        while len(self._epochs) > 2:
+            del self._epochs[next(iter(self._epochs))]
+        return state
+
+    def _make_epoch(self, number: int) -> _Epoch:
+        pieces = self._cut_shards(number) if self.reshuffle else self._cut
+        start = pieces.strand_start
+        if self.seed is None:
+            return _Epoch(layout=lay(pieces, None), strand_start=start, windows=None)
+        hashes = keyed_hash(self.seed, _PIECE, number, np.arange(len(pieces.rows)))
+        windows = Windows(
+            keys=(self.seed, _WINDOW, number), strand_rows=np.diff(start), rows=self._window_rows()
+        )
+        return _Epoch(layout=lay(pieces, hashes), strand_start=start, windows=windows)
+
+    def _filled_shards(self) -> Ints:
+        """Shards that hold a sample; made anew, as most plans need them once."""
+        return np.flatnonzero(self.sizes).astype(np.int64, copy=False)
+
+    def _window_rows(self) -> int:
+        """Rows of a strand that W mean shards of its lane stand for."""
+        mixed = self.window * self.samples * self.lanes
+        return max(1, mixed // (max(1, self._filled) * self.strands))
+
+    def _cut_shards(self, epoch: int | None) -> Cut:
+        """Strands from the shards' order: of the job (None), or of an epoch that moves some.
+
+        Whether a shard moves depends on the epoch alone, not on where it was in the one before:
+        else an epoch would cost a walk through all earlier ones. Those that move change places with
+        one another, so the others stay where they are.
+        """
+        shards = self._filled_shards()
+        if self.seed is not None and len(shards):
+            pairs = np.arange(max(1, len(shards) // self.strands))
+            order = deal(
+                keyed_hash(self.seed, _SHARD, shards),
+                swaps=keyed_hash(self.seed, _STRAND, pairs),
+                halves=self.strands // self.lanes,
+            )
+            shards = shards[order]
+        if self.seed is not None and epoch is not None:
+            moves = unit(keyed_hash(self.seed, _MOVES, epoch, shards)) < self.reshuffle
+            movers = shards[moves]
+            keys = keyed_hash(self.seed, _MOVED, epoch, movers)
+            shards[moves] = movers[np.argsort(keys, kind="stable")]
+        return cut(self.sizes, shards, strands=self.strands)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Epoch:
+    """windows: None for index order."""
+
+    layout: Layout
+    strand_start: Ints
+    windows: Windows | None
+
+
+def default_lanes(global_batch: int, shards: int) -> int:
+    """L: the largest divisor of the global batch that is at most a quarter of the shards and an
+    eighth of the batch; at least 1. It never depends on the world.
+    """
+    most = most_lanes(global_batch, shards)
+    return next((lanes for lanes in range(most, 1, -1) if global_batch % lanes == 0), 1)
+
+
+def most_lanes(global_batch: int, shards: int) -> int:
+    """As many lanes as a batch with many divisors would get; at least 1."""
+    return max(1, min(shards // SHARDS_PER_LANE, global_batch // SAMPLES_PER_LANE))
+
+
+def default_window(
+    shards: int, lanes: int, *, global_batch: int, icc: float | None, shuffled: bool
+) -> int:
+    """W: enough shards a lane that W·L shards are open for well-mixed batches; at least 1.
+
+    Wanted are √shards open where the pack was shuffled when written, but 64 at least and 4 a lane,
+    so that small sets mix as a whole and a rank with one lane has some to mix; else 10·√shards; and
+    where the correlation of labels inside a shard is known (icc, 0 to 1), 100·global_batch·icc,
+    which keeps `label_spread` within 1 %. Data that wasn't shuffled but whose correlation is so
+    small that √shards satisfies it counts as shuffled. More than all shards is never wanted. What
+    that mixes and what it costs: docs/order.md.
+    """
+    by_labels = 100 * global_batch * max(icc, 0.0) if icc is not None else 0.0
+    root = math.sqrt(shards)
+    mixed = shuffled or (icc is not None and by_labels <= root)
+    wanted = max(root if mixed else 10 * root, by_labels, LEAST_OPEN, LEAST_WINDOW * lanes)
+    return max(1, math.ceil(min(wanted, shards) / lanes))
+
+
+def label_spread(batch: int, icc: float, open_shards: int, shards: int) -> float:
+    """Variance of a label's count in a batch over that of a full shuffle; 1 is perfect.
+
+    1 + (batch - 1)·icc·(1/open_shards - 1/shards): the design effect of a cluster sample (Kish,
+    "Survey Sampling", 1965) for batch/open_shards samples a shard, less that of drawing from all
+    shards, which a full shuffle has too. open_shards: W·L, or the part of it that one rank mixes.
+    """
+    if not shards:
+        return 1.0
+    return 1 + (batch - 1) * icc * (1 / min(max(open_shards, 1), shards) - 1 / shards)
+
+
+def _lane_slots(position: int, count: int, lanes: int, *, low: int, high: int) -> tuple[Ints, Ints]:
+    """Slots [low, high) of the positions [position, position + count) sorted by (lane, offset).
+
+    Returns their lanes and offsets, int64, shape (high - low,). Costs O(high - low): the lanes that
+    get one sample more are a circular range, so the sorted slots are three runs of equal lanes.
+    """
+    whole, more = divmod(count, lanes)
+    turn, start = divmod(position, lanes)
+    wrapped = start + more - lanes
+    if wrapped <= 0:
+        runs = ((0, start, whole), (start, start + more, whole + 1), (start + more, lanes, whole))
+    else:
+        runs = ((0, wrapped, whole + 1), (wrapped, start, whole), (start, lanes, whole + 1))
+    parts: list[tuple[Ints, Ints]] = []
+    done = 0
+    for first, last, each in runs:
+        slots = (last - first) * each
+        begin, end = max(low - done, 0), min(high - done, slots)
+        if begin < end:
+            lane, nth = np.divmod(np.arange(begin, end, dtype=np.int64), each)
+            lane += first
+            nth += turn + (first < start)
+            parts.append((lane, nth))
+        done += slots
+    if not parts:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+    if len(parts) == 1:
+        return parts[0]
+    return np.concatenate([lane for lane, _ in parts]), np.concatenate([at for _, at in parts])
+
+
+def _checked_sizes(sizes: ArrayLike | Sequence[int]) -> Ints:
+    given: NDArray[Any] = np.asarray(sizes)
+    if given.ndim != 1 or (given.dtype.kind not in "iu" and given.size):
+        raise PlanError(
+            f"sizes: got {given.dtype} of shape {given.shape}, wanted one integer a shard, shape "
+            "(shards,): its number of samples."
+        )
+    if given.size and (given.min() < 0 or float(given.sum(dtype=np.float64)) >= 2.0**62):
+        raise PlanError(
+            f"sizes: got shards of {given.min()} to {given.max()} samples, wanted none negative "
+            "and fewer than 2^62 in all. Build the index again."
+        )
+    checked = given.astype(np.int64)
+    checked.flags.writeable = False
+    return checked
+
+
+def _whole(name: str, value: object, *, at_least: int | None = None) -> int:
+    try:
+        number = value if type(value) is int else operator.index(value)  # type: ignore[arg-type]  # what isn't whole raises
+    except TypeError:
+        raise PlanError(f"{name}: got {value!r}, wanted a whole number.") from None
+    if at_least is not None and number < at_least:
+        raise PlanError(f"{name}: got {number}, wanted {at_least} or more.")
+    return number

@@ -1,0 +1,163 @@
+"""The state of a loader: version, fingerprints, plan, epoch, position. JSON, well under 1 kB."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from penstock.cache.errors import ResumeError
+
+STATE_VERSION = 2
+NATIVE, TORCH = "a loader over a native dataset", "a loader over a torch dataset"
+_REMEDY = "Pass the state that this loader's own state_dict() returned, or start without one."
+
+
+def owner_of(state: object) -> str | None:
+    """Whose state it seems to be; None: nobody's that is known."""
+    if not isinstance(state, dict):
+        return None
+    if state.get("kind") == "torch":
+        return TORCH
+    if "dataset" in state and "plan" in state:
+        return NATIVE
+    theirs = ("_snapshot", "_sampler_iter_state", "_num_yielded", "_iterator_finished")
+    return "torchdata's StatefulDataLoader" if any(name in state for name in theirs) else None
+
+
+def not_torchs(state: object) -> ResumeError:
+    """The error for what isn't the state of a loader over a torch dataset."""
+    owner = owner_of(state)
+    got = f"is the state of {owner}" if owner else f"({type(state).__name__}) is no loader's state"
+    return ResumeError(f"This {got}, and this loader reads a torch dataset. {_REMEDY}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """What a plan was frozen with. seed: of draws, and of the order if shuffle."""
+
+    seed: int
+    shuffle: bool
+    lanes: int
+    window: int
+    reshuffle: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderState:
+    """What the user was handed, over all ranks: everything before (epoch, position).
+
+    dataset: fingerprint of the index. fingerprint: of index and plan. samples: of an epoch.
+    drop_last: whether epochs end with the last whole global batch. bad: bad samples of this epoch
+    so far, over all ranks, as far as they had told one another.
+    """
+
+    dataset: str
+    fingerprint: str
+    samples: int
+    plan: PlanSettings
+    epoch: int
+    position: int
+    global_batch_size: int
+    drop_last: bool
+    bad: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"version": STATE_VERSION, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, state: object) -> LoaderState:
+        """Raises ResumeError for anything that `to_dict` of this version can't have written."""
+        if not isinstance(state, dict):
+            raise ResumeError(
+                f"A loader state is a dict, got {type(state).__name__}. Pass what "
+                "loader.state_dict() returned."
+            )
+        if (owner := owner_of(state)) not in (None, NATIVE):
+            raise ResumeError(
+                f"This is the state of {owner}, and this loader reads a native dataset, whose "
+                f"places are others. {_REMEDY}"
+            )
+        version = state.get("version")
+        if version != STATE_VERSION:
+            raise ResumeError(
+                f"State version {version!r} can't be read: this Penstock writes and reads version "
+                f"{STATE_VERSION}. Resume with the release that wrote it, or start without a state."
+            )
+        fields = {name: _take(state, name, kind) for name, kind in _FIELDS.items()}
+        plan = fields.pop("plan")
+        settings = {name: _take(plan, name, kind) for name, kind in _PLAN_FIELDS.items()}
+        bad = state.get("bad")
+        self = cls(
+            plan=PlanSettings(**settings),
+            bad=bad if type(bad) is int and bad > 0 else 0,  # no reason to refuse a state
+            **fields,
+        )
+        if not (self.epoch >= 0 and 0 <= self.position <= self.samples):
+            raise ResumeError(
+                f"State is damaged: epoch {self.epoch}, position {self.position} of "
+                f"{self.samples} samples. Start from an older checkpoint."
+            )
+        return self
+
+
+_FIELDS: dict[str, tuple[type, ...]] = {
+    "dataset": (str,),
+    "fingerprint": (str,),
+    "samples": (int,),
+    "plan": (dict,),
+    "epoch": (int,),
+    "position": (int,),
+    "global_batch_size": (int,),
+    "drop_last": (bool,),
+}
+_PLAN_FIELDS: dict[str, tuple[type, ...]] = {
+    "seed": (int,),
+    "shuffle": (bool,),
+    "lanes": (int,),
+    "window": (int,),
+    "reshuffle": (float, int),
+}
+
+
+def _take(state: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
+    value = state.get(name)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        raise ResumeError(
+            f"State is damaged: {name!r} is {value!r}, wanted "
+            f"{' or '.join(k.__name__ for k in kinds)}. Start from an older checkpoint."
+        )
+    return value
+
+
+def check_resumable(
+    state: LoaderState, *, dataset: str, samples: int, wanted: dict[str, int | float]
+) -> None:
+    """Refuse a state of another dataset, seed or plan.
+
+    dataset, samples: of this run's index. wanted: plan settings that the user gave explicitly.
+    Raises ResumeError saying both sides.
+    """
+    if state.dataset != dataset:
+        raise ResumeError(
+            f"State was saved for dataset {state.dataset[:12]} ({state.samples:,} samples); this "
+            f"run's is {dataset[:12]} ({samples:,} samples). Point at the old dataset, or start "
+            "without a state."
+        )
+    for name, value in wanted.items():
+        saved = getattr(state.plan, name)
+        if saved != value:
+            raise ResumeError(
+                f"State was saved with {name}={saved!r}, this loader was built with "
+                f"{name}={value!r}, which is another order. Pass {name}={saved!r} to go on "
+                "exactly, or start without a state."
+            )
+
+
+def other_order(saved: str, rebuilt: str) -> ResumeError:
+    """The plan of a state, rebuilt here, gives another order: another release computed it."""
+    return ResumeError(
+        f"State was saved for plan {saved[:12]}; the same settings give {rebuilt[:12]} here, so "
+        "this release orders samples differently. Resume with the release that wrote the state, or "
+        "start without one."
+    )

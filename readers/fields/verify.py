@@ -1,0 +1,94 @@
+"""Finding out whether encoded images are good: structure here, decoding by whoever is plugged in.
+
+`readers` stands below `augment` and can't import it; the decoder is looked up by the entry point
+"image" of group "penstock.verify".
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from penstock.cache.errors import MissingDependencyError, PenstockError
+from penstock.cache.base.limits import usable_cores
+from penstock.readers.fields.sniff import HEAD_BYTES, check_jpeg, sniff
+from penstock.readers.types import ImageFacts, Rejected
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.readers.types import Encoded, Verify
+
+_GROUP = "penstock.verify"
+_REASON_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """A sample that decodes. crc32c: of its encoded bytes."""
+
+    crc32c: int
+    facts: ImageFacts
+
+
+def find_verify(*, workers: int | None = None) -> Verify:
+    """The installed decoder, to run on `workers` threads. Raises MissingDependencyError."""
+    remedy = (
+        "Checking images decodes each once, with DALI: pip install 'penstock[dali]' (CUDA 13 or no "
+        "GPU) or 'penstock[cuda12]'; or pass verify=."
+    )
+    points = entry_points(group=_GROUP, name="image")
+    if not points:
+        raise MissingDependencyError(
+            f"No image verifier is installed (entry point {_GROUP!r}). {remedy}"
+        )
+    try:
+        verify = next(iter(points)).load()
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"The image verifier can't load ({error}). {remedy}"
+        ) from error
+    return functools.partial(verify, threads=workers or usable_cores())
+
+
+def examine(samples: Sequence[Encoded | Rejected], verify: Verify) -> list[Checked | Rejected]:
+    """Structure and a full decode of each sample; what came in rejected stays so, in place."""
+    results = [_structure(sample) for sample in samples]
+    good = [i for i, result in enumerate(results) if result is None]
+    encoded = [sample for i in good if not isinstance(sample := samples[i], Rejected)]
+    for i, sample, verdict in zip(good, encoded, _verdicts(encoded, verify), strict=True):
+        if isinstance(verdict, ImageFacts):
+            results[i] = Checked(crc32c=crc32c(sample), facts=verdict)
+        else:
+            results[i] = verdict
+    return [result for result in results if result is not None]
+
+
+def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | Rejected]:
+    """What `verify` says; a sample over which it fails, whatever it raises, is rejected for that.
+    What isn't a sample's fault is raised: our own errors, and what the machine lacks."""
+    if not encoded:
+        return []
+    try:
+        return verify(encoded)
+    except (PenstockError, MemoryError, OSError):
+        raise
+    except Exception as error:
+        if len(encoded) == 1:
+            reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
+            return [Rejected(f"the decoder failed over it ({type(error).__name__}: {reason})")]
+    half = len(encoded) // 2
+    return [*_verdicts(encoded[:half], verify), *_verdicts(encoded[half:], verify)]
+
+
+def _structure(sample: Encoded | Rejected) -> Checked | Rejected | None:
+    if isinstance(sample, Rejected):
+        return sample
+    codec = sniff(sample[:HEAD_BYTES].tobytes())
+    if isinstance(codec, Rejected):
+        return codec
+    return check_jpeg(sample) if codec == "jpeg" else None

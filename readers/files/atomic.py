@@ -1,0 +1,114 @@
+"""Files appear whole or not at all: temp name in the same folder, fsync, rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.errors import DestinationError, WriteError
+from penstock.readers.files.names import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def temp_name(path: bytes) -> bytes:
+    """The name that `path` is written under; the same each time, so that a rerun replaces it."""
+    folder, base = os.path.split(path)
+    return os.path.join(folder, b"." + base + b".tmp")
+
+
+def write_whole(path: bytes, write: Callable[[bytes], None]) -> None:
+    """Let write(temp path) make a file, then put it at `path`. Raises WriteError."""
+    temp = temp_name(path)
+    try:
+        _begin(temp)
+        write(temp)
+        fd = os.open(temp, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(temp, path)
+    except OSError as error:
+        _unlink(temp)
+        raise write_error(path, error) from error
+    except BaseException:
+        _unlink(temp)
+        raise
+
+
+def _begin(temp: bytes) -> None:
+    """Make an empty file where nothing is: what stood there may be a link to something else."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temp)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    os.close(os.open(temp, flags, 0o666))
+
+
+def write_bytes(path: bytes, data: bytes) -> None:
+    """write_whole for bytes in memory."""
+
+    def write(temp: bytes) -> None:
+        with open(temp, "wb") as file:
+            file.write(data)
+
+    write_whole(path, write)
+
+
+def write_json(path: bytes, value: Any) -> None:
+    """write_whole for JSON; keys sorted, so equal values are equal files."""
+    write_bytes(path, json.dumps(value, sort_keys=True).encode("ascii") + b"\n")
+
+
+def make_folder(path: bytes) -> None:
+    """Make a folder and its parents. Raises WriteError."""
+    try:
+        os.makedirs(path, exist_ok=True)
+    except OSError as error:
+        raise write_error(path, error) from error
+
+
+def write_error(path: bytes, error: OSError) -> WriteError:
+    """The error for something that couldn't be written, with its remedy."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = (
+        "The disk is full: free some space, then run the same command again; what is finished "
+        "stays."
+        if full
+        else "Check that the folder exists and may be written, then run the same command again."
+    )
+    reason = error.strerror or str(error)
+    return WriteError(f"{printable(path)}: could not be written ({reason}). {remedy}")
+
+
+@contextlib.contextmanager
+def locked(folder: bytes, *, busy: str | None = None) -> Iterator[None]:
+    """Hold `folder` against other processes that do the same; waits for its turn.
+
+    busy: don't wait; raise DestinationError with this message instead.
+
+    The lock is the folder's own flock: no file stays behind and a dead owner's lock is free at
+    once. Where a file system has no locks (some NFS) nothing is held: all writes are whole-file
+    renames of equal content, so the cost is double work.
+    """
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DestinationError(busy) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(fd)
+
+
+def _unlink(path: bytes) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)

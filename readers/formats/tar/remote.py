@@ -1,0 +1,129 @@
+"""Reading an archive that has no index yet: a file, or an object through the cache.
+
+A remote archive is filled into the cache if that has room for it. Else its headers are walked in
+windows, its images come by their ranges, and it is kept nowhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.cache.base.blob import Wanted
+from penstock.readers.origin.origin import LocalFolder, RemoteFolder
+from penstock.readers.fields.sniff import HEAD_BYTES, sniff
+from penstock.readers.formats.tar.shard import OpenTar
+from penstock.readers.types import Rejected
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from penstock.readers.origin.origin import Entry, Origin
+    from penstock.readers.types import Encoded
+
+_WINDOW_BYTES = 8 * 2**20
+
+
+class AnyTar(Protocol):
+    """An open archive, a context manager. Raises IndexChangedError, DatasetError, FetchError."""
+
+    def __enter__(self) -> AnyTar: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+        /,
+    ) -> None: ...
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes of the archive, fewer where it ends."""
+
+    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejected]:
+        """Members that may be images; of another kind: why they aren't."""
+
+
+def open_tar(origin: Origin, entry: Entry, *, whole: bool = False) -> AnyTar:
+    """Open an archive. whole: all of it will be read, so a remote one is fetched as a whole."""
+    if isinstance(origin, LocalFolder):
+        return LocalTar(origin, entry)
+    if isinstance(origin, RemoteFolder):
+        return RemoteTar(origin, entry, whole=whole)
+    raise TypeError(f"unknown origin {origin!r}")
+
+
+def is_here(origin: Origin, entry: Entry) -> bool:
+    """Whether the cache holds a remote archive."""
+    return isinstance(origin, RemoteFolder) and origin.remote.is_whole(origin.archive(entry))
+
+
+def drop_copy(origin: Origin, entry: Entry) -> None:
+    """Forget what the cache holds of a remote archive: it was damaged before it was whole, when it
+    had no checksums yet."""
+    if isinstance(origin, RemoteFolder):
+        origin.remote.drop(origin.archive(entry))
+
+
+class LocalTar(OpenTar):
+    """A file."""
+
+    def __enter__(self) -> LocalTar:
+        return self
+
+    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejected]:
+        """A large member of another kind isn't read whole."""
+        samples: list[Encoded | Rejected] = []
+        for start, size_bytes in zip(starts, sizes, strict=True):
+            codec = sniff(self.read_at(start, min(HEAD_BYTES, size_bytes)))
+            if isinstance(codec, Rejected):
+                samples.append(codec)
+            else:
+                samples.append(self.read(start, size_bytes))
+        return samples
+
+
+class RemoteTar:
+    """An object. One that changes meanwhile is a FetchError."""
+
+    def __init__(self, origin: RemoteFolder, entry: Entry, *, whole: bool) -> None:
+        source = origin.archive(entry)
+        self._size_bytes = entry.size_bytes
+        self._remote = origin.remote
+        if whole and self._size_bytes:
+            # Nobody knows the samples' checksums yet: those of the copy's blocks must do.
+            self._remote.check(source)
+            self._remote.fill(source)  # without room in the cache: windows
+        self._blob = self._remote.open(source)
+        self._start, self._window = 0, memoryview(b"")
+
+    def __enter__(self) -> RemoteTar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing is held."""
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        end = min(offset + size_bytes, self._size_bytes)
+        if offset >= end:
+            return b""
+        if not self._start <= offset <= end <= self._start + len(self._window):
+            stop = min(max(end, offset + _WINDOW_BYTES), self._size_bytes)
+            (window,) = self._load([offset], [stop])
+            self._start, self._window = offset, window.data
+        at = offset - self._start
+        return bytes(self._window[at : at + end - offset])
+
+    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejected]:
+        """All are fetched at once."""
+        ends = [start + size_bytes for start, size_bytes in zip(starts, sizes, strict=True)]
+        samples: list[Encoded | Rejected] = []
+        for data in self._load(starts, ends):
+            codec = sniff(data[:HEAD_BYTES].tobytes())
+            samples.append(codec if isinstance(codec, Rejected) else data)
+        return samples
+
+    def _load(self, starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
+        wanted = Wanted(blob=self._blob, starts=starts, ends=ends)
+        (members,) = self._remote.load([wanted])
+        return members

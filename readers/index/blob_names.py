@@ -1,0 +1,98 @@
+"""Which blob of the cache each shard of a remote dataset is, without any I/O.
+
+Every process and node derives the same keys from the manifest: of a pack's shard from its sums, of
+a tar file from what a listing told of it (which its sidecar's name carries), of a folder's virtual
+shard from its sidecar's checksum. What a blob's parts are is looked up in the sidecar when somebody
+opens or fills it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
+
+from penstock.readers.files.names import printable
+from penstock.readers.origin.origin import part
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.base.blob import BlobSource, Part
+    from penstock.readers.index.manifest import Manifest
+    from penstock.readers.origin.origin import RemoteFolder
+
+_TAR_SIDECAR = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
+
+
+class BlobNames:
+    """Keys and sources of a dataset's shards. parts: looks a shard's parts up; may fetch."""
+
+    def __init__(
+        self,
+        origin: RemoteFolder,
+        manifest: Manifest,
+        parts: Callable[[int], Sequence[Part]],
+    ) -> None:
+        self._origin, self._manifest, self._parts = origin, manifest, parts
+        self._keys: tuple[str, ...] | None = None
+
+    def keys(self) -> tuple[str, ...]:
+        """Of all shards, 40 hex digits each; worked out once."""
+        if self._keys is None:
+            manifest = self._manifest
+            columns = (manifest.crc32c.tolist(), manifest.columns_crc32c.tolist())
+            names, etags = list(manifest.names), list(manifest.etags)
+            rows = zip(names, etags, *columns, strict=True)
+            self._keys = tuple(self._key(*row) for row in rows)
+        return self._keys
+
+    def source(self, shard: int) -> BlobSource:
+        """One shard as a blob; looking at its parts may fetch its sidecar."""
+        manifest, name = self._manifest, self._manifest.names[shard]
+        size_bytes = int(manifest.shard_bytes[shard])
+        if self._keys is not None:
+            key = self._keys[shard]
+        else:
+            sums = manifest.sums(shard)
+            key = self._key(name, manifest.etags[shard], sums.samples, sums.columns)
+        if manifest.about.kind == "arrow":
+            # No version: the first answer's etag is noted by the fill, and the sums are checked.
+            parts: Sequence[Part] = (part(name, size_bytes, ""),)
+            return self._origin.blob(
+                key, uri=self._origin.uri(name), parts=parts, size_bytes=size_bytes
+            )
+        count = 1 if manifest.about.kind == "tar" else int(manifest.samples[shard])
+        parts = _LazyParts(lambda: self._parts(shard), count)
+        uri = f"{self._origin.url}#{printable(name.rpartition(b'/')[2])}"
+        return self._origin.blob(key, uri=uri, parts=parts, size_bytes=size_bytes)
+
+    def _key(self, name: bytes, etag: str, samples_crc: int, columns_crc: int) -> str:
+        kind = self._manifest.about.kind
+        if kind == "arrow":
+            # By content: copies are told apart without asking the store.
+            return self._origin.blob_key(name, f"crc32c-{samples_crc:08x}-{columns_crc:08x}")
+        archive = _TAR_SIDECAR.fullmatch(name) if kind == "tar" else None
+        if archive is not None:
+            return self._origin.archive_key(archive[1].decode())
+        return self._origin.blob_key(name, etag)
+
+
+class _LazyParts(Sequence["Part"]):
+    """Parts that are looked up when someone asks; how many there are is known."""
+
+    def __init__(self, load: Callable[[], Sequence[Part]], count: int) -> None:
+        self._load, self._count = load, count
+        self._found: Sequence[Part] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, i: int) -> Part: ...
+    @overload
+    def __getitem__(self, i: slice) -> Sequence[Part]: ...
+    def __getitem__(self, i: int | slice) -> Part | Sequence[Part]:
+        if self._found is None:
+            self._found = self._load()
+        return self._found[i]

@@ -1,0 +1,232 @@
+"""Where an index of foreign data is kept: `index=`, beside the data, the cache folder, or the
+user's cache directory.
+
+Beside `photos/` means `photos.penstock/`, never inside: other tools take each folder inside for a
+class. Nothing remote is written unasked; it is read beside the data, where whoever owns the bucket
+may have put an index.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import ConfigError, CorruptShardError, FetchError, PenstockWarning
+from penstock.cache.base.folders import make_private_folder
+from penstock.readers.files.atomic import make_folder, write_bytes
+from penstock.readers.formats.folder.shard import REINDEX, is_sidecar
+from penstock.readers.index.home import user_cache
+from penstock.readers.index.manifest import MANIFEST, MAX_READ_BYTES, Manifest, read_manifest
+from penstock.readers.files.names import printable
+from penstock.readers.origin.origin import LocalFolder, RemoteFolder, local_path, show
+from penstock.readers.origin.quarantine import QUARANTINE
+
+if TYPE_CHECKING:
+    from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.scratch import Scratch
+
+_log = logging.getLogger("penstock")
+
+Folder = str | os.PathLike[str]
+
+# In a cache folder, and in the user's cache directory: read at 1 GB/s or more.
+_KEPT, _MOST_CHECKED_BYTES = b"indexes", 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """The folders that may hold one dataset's index. index: the one that the user named, a local
+    path or, of remote data, a URL of the same store."""
+
+    origin: Origin
+    scratch: Scratch
+    index: Folder | None
+
+    def candidates(self) -> list[bytes]:
+        """Local folders that may hold the index, best first; at least one. Raises ConfigError."""
+        if self.index is not None and (path := self._named()) is not None:
+            return [path]
+        places = []
+        if isinstance(self.origin, LocalFolder):
+            places += [p for p in self.origin.beside() if _may_be_trusted(p, self.origin.root)]
+        if self.scratch.is_kept:
+            places.append(self._temporary())
+        home = self.home()
+        if home is not None:
+            places.append(home)
+        return places or [self._temporary()]
+
+    def remote(self) -> RemoteFolder | None:
+        """The remote folder that may hold a remote dataset's index: the one named, or beside the
+        data; None for local data, or where there is no such place. Raises ConfigError."""
+        origin = self.origin
+        if not isinstance(origin, RemoteFolder):
+            return None
+        if self.index is not None:
+            return None if self._named() is not None else origin.at(os.fspath(self.index))
+        return None if origin.beside is None else origin.at(origin.beside)
+
+    def home(self) -> bytes | None:
+        """The folder in the user's cache directory; None where there is none, or where this data
+        can't be told from other data by its URL."""
+        base = user_cache()
+        if base is None or (
+            isinstance(self.origin, RemoteFolder) and not self.origin.is_known_by_url
+        ):
+            return None
+        return os.path.join(base, b"indexes", os.fsencode(self._key()))
+
+    def _named(self) -> bytes | None:
+        """The local path that `index` names; None if it is a URL."""
+        assert self.index is not None
+        path = local_path(os.fspath(self.index))
+        if path is None and not isinstance(self.origin, RemoteFolder):
+            raise ConfigError(
+                f"index: got {show(self.index)} for {self.origin.url}, wanted a local folder for "
+                "the index of local data."
+            )
+        if path == b"" or (path is not None and b"\0" in path):
+            raise ConfigError(f"index: got {self.index!r}, wanted a folder.")
+        return None if path is None else os.path.abspath(path)
+
+    def _key(self) -> str:
+        """Names the data: its URL and store, and of a local folder its inode, since another disk
+        may be mounted there."""
+        told = self.origin.key.encode("utf-8", "surrogateescape")
+        if isinstance(self.origin, LocalFolder):
+            with contextlib.suppress(OSError):  # whoever lists it says what is wrong
+                told += b"\0%d" % os.stat(self.origin.root).st_ino
+        return hashlib.sha256(told).hexdigest()[:32]
+
+    def _temporary(self) -> bytes:
+        """In the cache folder, or in a temporary one."""
+        key = hashlib.sha256(self.origin.key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+        return self.scratch.index_folder(key)
+
+    def make(self) -> bytes:
+        """The first that can be written, made; with a warning where it won't be kept. Raises
+        WriteError, ConfigError."""
+        place = next((p for p in self.candidates() if self._can_write(p)), None)
+        if place is not None:
+            read_own(place)  # a pack's own folder is refused
+            return place
+        if self.index is not None:
+            make_folder(self.candidates()[0])  # raises what is wrong with it
+        place = self._temporary()
+        make_folder(place)
+        if not self.scratch.is_kept:
+            warnings.warn(
+                f"{self.origin.url}: neither the folder beside it nor the user's cache directory "
+                "can be written, so its index isn't kept. Pass index= or cache=, a folder that can "
+                "be written; or run `penstock index` with --out.",
+                PenstockWarning,
+                stacklevel=7,
+            )
+        return place
+
+    def _can_write(self, place: bytes) -> bool:
+        try:
+            if place == self.home():
+                make_private_folder(os.fsdecode(place))
+            os.makedirs(place, exist_ok=True)
+            write_bytes(os.path.join(place, b"probe"), b"")
+            os.unlink(os.path.join(place, b"probe"))
+        except OSError:  # WriteError too
+            return False
+        return True
+
+    def for_upload(self) -> tuple[Places, RemoteFolder | None]:
+        """(where to build an index, the remote folder that is asked to have it, or None)."""
+        origin = self.origin
+        if isinstance(origin, RemoteFolder):
+            if self.index is not None and self._named() is None:
+                return replace(self, index=None), self.remote()
+            if self.index is None and origin.mount is not None:  # beside it is a local path
+                return self, self.remote()
+        return self, None
+
+
+def upload(built: Manifest, place: bytes, to: RemoteFolder) -> None:
+    """Put an index into a remote folder, the manifest last. Raises FetchError."""
+    try:
+        for name in (*built.names, QUARANTINE, MANIFEST):
+            to.upload(os.path.join(place, name), name)
+    except FetchError as error:
+        raise FetchError(
+            f"{error} The index is built, but can't be written there: run `penstock index` with "
+            "--out FOLDER, a local one, and pass that as index=.",
+            uri=to.url,
+        ) from None
+
+
+def read_own(place: bytes) -> Manifest | None:
+    """The index in `place`; None if there is none, or a torn one, which is ours to replace. Raises
+    ConfigError (a pack's)."""
+    path = os.path.join(place, MANIFEST)
+    try:
+        # What we alone keep may be damaged under a live job, and is no part of the data.
+        is_mapped = not is_kept(place) or _is_large(path)
+        manifest = read_manifest(path, remedy=REINDEX, mapped=is_mapped)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except CorruptShardError as error:
+        _log.warning("%s It is built anew.", error)
+        return None
+    if manifest.about.kind == "arrow":
+        raise ConfigError(
+            f"{printable(place)}: this is a pack's own folder, wanted one for an index. Give "
+            "index= another folder."
+        )
+    if is_kept(place) and not _is_whole(manifest, place):
+        _log.warning("%s: a part of the index is torn. It is built anew.", printable(place))
+        return None
+    return manifest
+
+
+def _is_large(path: bytes) -> bool:
+    try:
+        return os.stat(path).st_size > MAX_READ_BYTES
+    except OSError:  # whoever reads it says what is wrong
+        return False
+
+
+def is_kept(place: bytes) -> bool:
+    """Whether it is in a cache folder or in the user's cache directory."""
+    return os.path.basename(os.path.dirname(place)) == _KEPT
+
+
+def _is_whole(manifest: Manifest, place: bytes) -> bool:
+    """Whether an index that nobody but us keeps has all its parts as they were written. Very large
+    ones are taken at their word: reading them would delay the start."""
+    paths = [os.path.join(place, name) for name in manifest.names]
+    try:
+        if sum(os.stat(path).st_size for path in paths) > _MOST_CHECKED_BYTES:
+            return True
+        return all(map(is_sidecar, paths, manifest.etags))
+    except OSError:
+        return False
+
+
+def _may_be_trusted(place: bytes, root: bytes) -> bool:
+    """Whether an index there is of this user, the data's owner or root: in a folder that all may
+    write, as /tmp, anybody could have put one beside the data."""
+    try:
+        owners = {os.lstat(place).st_uid, os.stat(place).st_uid}
+    except OSError:
+        return True  # nothing there
+    try:
+        known = {os.geteuid(), 0, os.stat(root).st_uid}
+    except OSError:
+        return True
+    if owners <= known:
+        return True
+    _log.warning(
+        "%s: belongs to another user than the data and is left alone; the index goes elsewhere",
+        printable(place),
+    )
+    return False

@@ -1,0 +1,44 @@
+"""Files that are in a folder and not in the dataset: each by name, with its reason."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.readers.files.names import printable
+from penstock.readers.origin.unread import way_for
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+QUARANTINE = b"quarantine.jsonl"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """name: below the dataset's root."""
+
+    name: bytes
+    reason: str
+
+
+def quarantine_lines(quarantined: Sequence[Quarantined]) -> bytes:
+    """One JSON object a line, sorted by name: {"name": printable, "reason": …}."""
+    return b"".join(
+        json.dumps({"name": printable(q.name), "reason": q.reason}).encode("ascii") + b"\n"
+        for q in sorted(quarantined, key=lambda q: (q.name, q.reason))
+    )
+
+
+def nothing_decodes(url: str, quarantined: Sequence[Quarantined], *, shown: int = 3) -> str:
+    """The message for a dataset without one good image; names the first few."""
+    ways = [way for q in quarantined if (way := way_for(q.name))]
+    first = "; ".join(f"{printable(q.name)}: {q.reason}" for q in quarantined[:shown])
+    more = len(quarantined) - shown
+    return (
+        f"{url}: none of {len(quarantined)} files is an image that decodes ({first}"
+        f"{f'; and {more} more' if more > 0 else ''}). Wanted images, one sub-folder a "
+        "class or none, or *.tar files directly in the folder, or a pack."
+        + (f" {ways[0]}" if ways else "")
+    )

@@ -1,0 +1,71 @@
+"""Which sample goes into which shard of a pack: decided from names and sizes, before anything is
+read.
+
+So every rank knows the whole plan, a killed run goes on where it stopped, and the result doesn't
+depend on either. Samples that turn out bad drop out of their shard and nothing else moves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.hashing import keyed_hash
+from penstock.readers.formats.folder.listing import VIRTUAL_SHARD_BYTES, Grouping, virtual_shards
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.readers.formats.folder.listing import Listing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackPlan:
+    """shards: positions in the source, by shard of the pack. source_ids: by position, the id in the
+    source's index if no file were bad, int64, shape (n,)."""
+
+    shards: Grouping
+    source_ids: NDArray[np.int64]
+
+
+def plan_folder(listing: Listing, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+    """The plan for a folder. Unshuffled, ids are those of the folder's index; and of its shards
+    too, where shard_bytes is the index's own."""
+    index = virtual_shards(listing)
+    source_ids = np.empty(len(index.order), np.int64)
+    source_ids[index.order] = np.arange(len(index.order))
+    if not shuffle and shard_bytes == VIRTUAL_SHARD_BYTES:
+        return PackPlan(shards=index, source_ids=source_ids)
+    order = index.order[shuffled(len(index.order), seed)] if shuffle else index.order
+    return PackPlan(shards=cut_evenly(order, listing.sizes, shard_bytes), source_ids=source_ids)
+
+
+def plan_samples(
+    sizes: NDArray[np.int64], *, shuffle: bool, seed: int, shard_bytes: int
+) -> PackPlan:
+    """The plan for samples that have ids already. sizes: bytes, int64, shape (n,)."""
+    ids = np.arange(len(sizes), dtype=np.int64)
+    order = shuffled(len(sizes), seed) if shuffle else ids
+    return PackPlan(shards=cut_evenly(order, sizes, shard_bytes), source_ids=ids)
+
+
+def shuffled(count: int, seed: int) -> NDArray[np.int64]:
+    """A permutation of range(count), int64: by a keyed hash, so that no numpy version changes
+    it."""
+    keys = keyed_hash(seed, np.arange(count, dtype=np.int64))
+    return np.argsort(keys, kind="stable").astype(np.int64)
+
+
+def cut_evenly(order: NDArray[np.int64], sizes: NDArray[np.int64], shard_bytes: int) -> Grouping:
+    """Cut a sequence of samples into ceil(total / shard_bytes) shards of about equal bytes; fewer
+    where samples are larger than a shard. order: positions in sizes, int64, shape (n,)."""
+    before = np.concatenate(([0], np.cumsum(sizes[order], dtype=np.int64)))
+    total = int(before[-1])
+    count = max(1, -(-total // shard_bytes))
+    # Python ints: k * total passes 2^63 for large sets.
+    targets = np.array([-(-k * total // count) for k in range(1, count)], np.int64)
+    cuts = np.searchsorted(before[:-1], targets, side="left")
+    bounds = np.unique(np.concatenate(([0], cuts, [len(order)]))).astype(np.int64)
+    return Grouping(order=order, bounds=bounds)

@@ -1,0 +1,230 @@
+"""What a pack is made from: an image folder, tar files, or another pack."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache.errors import CorruptSampleError
+from penstock.cache.threads import ordered
+from penstock.readers.formats.pack.shard import ArrowShard
+from penstock.readers.formats.blob_shard import ArrowBlob
+from penstock.readers.formats.folder.listing import list_folder
+from penstock.readers.formats.folder.intake import cut, read_chunks
+from penstock.readers.reading.open_shards import OPENERS
+from penstock.readers.packing.plan import PackPlan, plan_folder, plan_samples
+from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
+from penstock.readers.formats.tar.intake import read_tar_chunks
+from penstock.readers.formats.tar.listing import list_archives, list_samples
+from penstock.readers.types import ImageFacts, Rejected
+from penstock.readers.fields.verify import Checked, examine
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.index.index import Index
+    from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.quarantine import Quarantined
+    from penstock.readers.types import Encoded, Verify
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """Some samples of one shard to be, with what was found. positions: int64, shape (n,); names: in
+    the source."""
+
+    positions: NDArray[np.int64]
+    samples: list[Encoded | Rejected]
+    results: list[Checked | Rejected]
+    names: list[bytes]
+
+
+class PackSource(Protocol):
+    """sizes: bytes of each sample, int64, shape (n,); labels: int64, shape (n,), or None.
+    fingerprint: changes when anything about the source does. has_ids: the ids are known, no sample
+    can drop out."""
+
+    url: str
+    fingerprint: str
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int64] | None
+    classes: tuple[str, ...]
+    quarantined: list[Quarantined]
+    has_ids: bool
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        """What goes where."""
+
+    def judged(
+        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
+    ) -> Iterator[Judged]:
+        """The samples of (shard, positions), in that order, in pieces of one shard each."""
+
+    def name(self, position: int) -> bytes:
+        """A sample's name for the quarantine."""
+
+
+class FolderSource:
+    """An image folder: each file is read and decoded once, on its way into the pack."""
+
+    has_ids = False
+
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._listing = list_folder(origin)
+        self.url = origin.url
+        self.fingerprint = self._listing.fingerprint()
+        self.sizes, self.labels = self._listing.sizes, self._listing.labels
+        self.classes, self.quarantined = self._listing.classes, self._listing.quarantined
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        return plan_folder(self._listing, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+
+    def judged(
+        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
+    ) -> Iterator[Judged]:
+        if verify is None:
+            raise TypeError("a folder's images are verified")
+        for chunk in read_chunks(self._origin, self._listing, jobs, workers=workers):
+            results = examine(chunk.samples, verify)
+            yield Judged(
+                positions=chunk.positions,
+                samples=chunk.samples,
+                results=results,
+                names=[self.name(position) for position in chunk.positions.tolist()],
+            )
+
+    def name(self, position: int) -> bytes:
+        return self._listing.files[position].name
+
+
+class TarSource:
+    """Tar files: each image is read where it lies and decoded once, on its way into the pack.
+
+    Of remote ones as many stay in the cache as it has room for: a shuffled shard takes from all.
+    """
+
+    has_ids = False
+
+    def __init__(self, origin: Origin, *, workers: int) -> None:
+        self._origin = origin
+        self._listing = list_samples(origin, list_archives(origin), workers=workers)
+        self.url = origin.url
+        self.fingerprint = self._listing.fingerprint()
+        self.sizes, self.labels = self._listing.sizes, self._listing.labels
+        self.classes: tuple[str, ...] = ()
+        self.quarantined = self._listing.quarantined
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+
+    def judged(
+        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
+    ) -> Iterator[Judged]:
+        if verify is None:
+            raise TypeError("images of tar files are verified")
+        for chunk in read_tar_chunks(self._origin, self._listing, jobs, workers=workers):
+            results = examine(chunk.samples, verify)
+            yield Judged(
+                positions=chunk.positions,
+                samples=chunk.samples,
+                results=results,
+                names=[self.name(position) for position in chunk.positions.tolist()],
+            )
+
+    def name(self, position: int) -> bytes:
+        return self._listing.shown(position)
+
+
+class PackedSource:
+    """Another pack: its images were decoded when it was written, so their CRC is checked here and
+    their facts are taken over."""
+
+    has_ids = True
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self.url, self.fingerprint, self.classes = index.url, index.fingerprint, index.classes
+        self.quarantined: list[Quarantined] = []
+        tables = ordered(
+            lambda number: self._shard(number).table,
+            range(len(index.sizes)),
+            workers=1 if index.remote is None else OPENERS,
+            ahead=OPENERS,
+            name="tables",
+        )
+        table = np.concatenate(list(tables))
+        self.sizes = table[:, END] - table[:, START]
+        self.labels = table[:, LABEL].copy() if "label" in index.fields else None
+
+    def _shard(self, number: int) -> ArrowShard | ArrowBlob:
+        shard = self._index.open_shard(number)
+        if not isinstance(shard, ArrowShard | ArrowBlob):
+            raise TypeError(f"{shard!r} is not a pack's shard")
+        return shard
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+
+    def judged(
+        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
+    ) -> Iterator[Judged]:
+        del verify
+        pieces = (positions[part] for _, positions in jobs for part in cut(self.sizes[positions]))
+        yield from ordered(self._read, pieces, workers=workers, ahead=workers + 2, name="intake")
+
+    def _read(self, ids: NDArray[np.int64]) -> Judged:
+        shards = np.searchsorted(self._index.starts, ids, side="right") - 1
+        samples: list[Encoded | Rejected] = [Rejected("")] * len(ids)
+        results: list[Checked | Rejected] = [Rejected("")] * len(ids)
+        names = [b""] * len(ids)
+        for number in np.unique(shards).tolist():
+            places = np.flatnonzero(shards == number)
+            rows = ids[places] - self._index.starts[number]
+            shard, spans, images = self._images(number, rows)
+            codecs, channels = shard.codecs(), shard.channels()
+            known = shard.source_names()
+            for place, row, span, image in zip(
+                places.tolist(), rows.tolist(), spans.tolist(), images, strict=True
+            ):
+                if crc32c(image) != span[CRC]:
+                    raise self._corrupt(int(ids[place]), shard.name(row))
+                facts = ImageFacts(
+                    height=span[HEIGHT],
+                    width=span[WIDTH],
+                    channels=int(channels[row]),
+                    codec=codecs[row],
+                )
+                names[place] = known[row] if known is not None else shard.name(row).encode()
+                samples[place], results[place] = image, Checked(crc32c=span[CRC], facts=facts)
+        return Judged(positions=ids, samples=samples, results=results, names=names)
+
+    def _images(
+        self, number: int, rows: NDArray[np.int64]
+    ) -> tuple[ArrowShard | ArrowBlob, NDArray[np.int64], list[Encoded]]:
+        """A shard, the rows of its table and their images; what the cache has wrong is fetched
+        again."""
+        for attempt in range(2):
+            shard = self._shard(number)
+            spans = shard.table[rows]
+            images = shard.views(spans[:, START].tolist(), spans[:, END].tolist())
+            crcs = [crc32c(image) for image in images]
+            if attempt or self._index.remote is None or crcs == spans[:, CRC].tolist():
+                break
+            self._index.drop(number, opened=shard)
+        return shard, spans, images
+
+    def _corrupt(self, sample_id: int, name: str) -> CorruptSampleError:
+        return CorruptSampleError(
+            f"Sample {sample_id} of {self.url} ({name}): its checksum (CRC-32C) is wrong. Pack "
+            "from a whole copy of the source.",
+            sample_id=sample_id,
+        )
+
+    def name(self, position: int) -> bytes:
+        return b"%d" % position

@@ -1,0 +1,178 @@
+"""The encoded bytes of a batch's samples: of local shards one after the other, of blobs all at
+once."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.cache.base.blob import Wanted
+from penstock.cache.errors import DatasetError, PenstockError
+from penstock.readers.formats.blob_shard import BlobShard
+from penstock.readers.formats.folder.shard import FolderShard
+from penstock.readers.formats.shard import END, START
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base.blob import Blob, ReadMode
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.reading.blocks import Blocks
+    from penstock.readers.index.index import Shard
+    from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.types import Encoded
+
+_log = logging.getLogger("penstock")
+
+_NOTHING = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """Samples sorted by shard. numbers: of the shards; bounds: where each shard's samples start,
+    and the end; rows: int64, shape (n,); table: int64, shape (n, 6)."""
+
+    numbers: list[int]
+    shards: list[Shard]
+    bounds: list[int]
+    rows: NDArray[np.int64]
+    table: NDArray[np.int64]
+
+    @classmethod
+    def of(
+        cls, numbers: list[int], shards: list[Shard], bounds: list[int], rows: NDArray[np.int64]
+    ) -> Visit:
+        """Gather the samples' rows of their shards' tables."""
+        spans = zip(shards, bounds, bounds[1:], strict=False)
+        pieces = [shard.table.take(rows[a:b], axis=0) for shard, a, b in spans]
+        table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
+        return cls(numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table)
+
+    def pieces(self) -> Iterator[tuple[Shard, int, int]]:
+        """Each shard and its samples [a, b)."""
+        return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
+
+    def advise(self) -> None:
+        """Let the kernel read ahead what is on the local disk."""
+        starts, ends = self.table[:, START], self.table[:, END]
+        for shard, a, b in self.pieces():
+            shard.advise(starts[a:b], ends[a:b])
+
+
+def load_local(
+    visit: Visit, mode: ReadMode, *, advise: bool, marks: dict[int, str] | None = None
+) -> list[Encoded]:
+    """The samples' bytes: views, or read into fresh memory. advise: read the views' pages ahead.
+    marks: told of a folder's files that can't be had, instead of raising."""
+    starts, ends = visit.table[:, START], visit.table[:, END]
+    first, last = starts.tolist(), ends.tolist()
+    encoded: list[Encoded] = []
+    if mode != "pread" and bool(visit.shards) and visit.shards[0].is_mapped:
+        if advise:
+            visit.advise()
+        for shard, a, b in visit.pieces():
+            encoded += shard.views(first[a:b], last[a:b])
+        return encoded
+    slots = _slots((ends - starts).tolist())
+    rows = visit.rows.tolist()
+    for shard, a, b in visit.pieces():
+        if marks is None or not isinstance(shard, FolderShard):
+            shard.read_into(rows[a:b], first[a:b], slots[a:b])
+            continue
+        for i in range(a, b):
+            try:
+                shard.read_into(rows[i : i + 1], first[i : i + 1], slots[i : i + 1])
+            except DatasetError as error:  # a FetchError is none
+                marks[i] = str(error)
+    for slot in slots:
+        sample = slot[:-1]
+        sample.flags.writeable = False
+        encoded.append(sample)
+    return encoded
+
+
+def load_blobs(
+    visit: Visit, mode: ReadMode, *, remote: Remote, opened: OpenShards, advise: bool
+) -> list[Encoded]:
+    """The samples' bytes of a remote dataset, of all shards at once. What the local disk can't give
+    is fetched again, and behind that read past the cache. Raises FetchError."""
+    if advise and mode != "pread":
+        visit.advise()
+    first, last = visit.table[:, START].tolist(), visit.table[:, END].tolist()
+
+    def load(pieces: Iterable[tuple[Shard, int, int]]) -> list[Encoded]:
+        wanted = [
+            Wanted(blob=_blob(shard), starts=first[a:b], ends=last[a:b]) for shard, a, b in pieces
+        ]
+        found = remote.load(wanted, mode=mode)
+        return [sample for samples in found for sample in samples]
+
+    try:
+        return load(visit.pieces())
+    except (OSError, EOFError) as error:
+        if isinstance(error, PenstockError):  # the network's
+            raise
+        _log.warning("%s: the cache can't be read (%s)", remote.label, error)
+    # One of the shards can't be read (a failing disk, a truncated file): find out which.
+    encoded: list[Encoded] = []
+    for i, (shard, a, b) in enumerate(list(visit.pieces())):
+        for attempt in range(3):
+            try:
+                encoded += load([(shard, a, b)])
+                break
+            except (OSError, EOFError) as error:
+                if isinstance(error, PenstockError) or remote.cache is None or attempt == 2:
+                    raise
+                if attempt:
+                    # What was just written can't be read: that disk is left alone for a while.
+                    remote.cache.give_up(error, reads=True)
+                visit.shards[i] = shard = opened.replace(visit.numbers[i], shard)
+    return encoded
+
+
+def _blob(shard: Shard) -> Blob:
+    if not isinstance(shard, BlobShard):
+        raise TypeError(f"{shard!r} isn't a remote dataset's")
+    return shard.blob
+
+
+def _slots(sizes: list[int]) -> list[Encoded]:
+    """Room for samples and one byte more each. An array each, so that a sample that someone keeps
+    doesn't hold its whole batch; one block for all was no faster."""
+    return [np.empty(size_bytes + 1, np.uint8) for size_bytes in sizes]
+
+
+def checksums(visit: Visit, encoded: list[Encoded], mode: ReadMode, blocks: Blocks) -> list[int]:
+    """The CRC-32C of each sample. With "copy" views of maps are replaced by copies in a block, each
+    just before it is summed: it is read from memory once, and what was summed is what is decoded,
+    whatever happens to the file meanwhile."""
+    sums: list[int] = []
+    copied = [mode == "copy" and gives_views(shard) for shard in visit.shards]
+    sizes = [len(sample) for sample in encoded]
+    needed = sum(
+        sum(sizes[a:b]) for (_, a, b), copies in zip(visit.pieces(), copied, strict=True) if copies
+    )
+    room, shown = blocks.take(needed) if needed else (_NOTHING, _NOTHING)
+    at = 0
+    for (_, a, b), copies in zip(visit.pieces(), copied, strict=True):
+        if copies:
+            for i in range(a, b):
+                end = at + sizes[i]
+                room[at:end] = encoded[i]
+                encoded[i] = sample = shown[at:end]
+                sums.append(crc32c(sample))
+                at = end
+        else:
+            sums += map(crc32c, encoded[a:b])
+    return sums
+
+
+def gives_views(shard: Shard) -> bool:
+    """Whether its samples are views of a mapped file, not memory of their own."""
+    return shard.blob.is_cached if isinstance(shard, BlobShard) else shard.is_mapped

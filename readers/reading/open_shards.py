@@ -1,0 +1,137 @@
+"""The shards that a dataset has open: opened when a batch needs them, bounded in number."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, OrderedDict
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import ClosedError
+from penstock.cache.threads import ordered
+from penstock.readers.formats.blob_shard import BlobShard
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from penstock.readers.index.index import Index, Shard
+
+# Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
+# their tables. A plan with more open shards than this works and opens shards again and again.
+OPEN_SHARDS = 1024
+
+# Opening a remote shard takes one or two requests; this many at once hide their latency.
+OPENERS = 16
+
+
+class OpenShards:
+    """Safe for several threads. A cached blob stays in the cache while its shard is open."""
+
+    def __init__(self, index: Index) -> None:
+        self._index = index
+        self._lock = threading.Lock()
+        self._mending = threading.Lock()
+        self._held: OrderedDict[int, Shard] = OrderedDict()
+        self._drops: Counter[int] = Counter()
+        self._closed = False
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def get(self, numbers: Sequence[int]) -> list[Shard]:
+        """Shards by number, from those open or opened now; the least recently used are let go.
+        Raises ClosedError and what Index.open_shard raises."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError(f"{self._index.url} is closed; make a new dataset.")
+            found = [self._find(number) for number in numbers]
+            for number, shard in zip(numbers, found, strict=True):
+                if shard is not None:
+                    self._held.move_to_end(number)
+            drops = {number: self._drops[number] for number in numbers}
+        if None not in found:
+            return [shard for shard in found if shard is not None]
+        pairs = zip(numbers, found, strict=True)
+        # Outside the lock: opening may download. Two threads may open one shard; one is kept.
+        new = self._open(list(dict.fromkeys(n for n, shard in pairs if shard is None)))
+        with self._lock:
+            if not self._closed:
+                # What was opened before its damaged bytes were dropped isn't kept: it has them.
+                self._held |= {n: shard for n, shard in new.items() if drops[n] == self._drops[n]}
+                while len(self._held) > max(OPEN_SHARDS, len(numbers)):
+                    self._held.popitem(last=False)
+        return [
+            shard if shard is not None else new[number]
+            for number, shard in zip(numbers, found, strict=True)
+        ]
+
+    def _find(self, number: int) -> Shard | None:
+        """An open shard, unless it was passing and its blob is on the local disk by now."""
+        shard, remote = self._held.get(number), self._index.remote
+        if not isinstance(shard, BlobShard) or shard.blob.is_cached or remote is None:
+            return shard
+        return None if remote.is_whole(shard.blob.source) else shard
+
+    def _open(self, numbers: list[int]) -> dict[int, Shard]:
+        """Those that need the remote all at once."""
+        index = self._index
+        far = [number for number in numbers if not index.is_near(number)]
+        new: dict[int, Shard] = {}
+        if len(far) > 1:
+            workers = min(len(far), OPENERS)
+            found = ordered(index.open_shard, far, workers=workers, ahead=workers, name="open")
+            new |= zip(far, found, strict=True)
+        return new | {n: index.open_shard(n) for n in numbers if n not in new}
+
+    def release(self, numbers: Iterable[int]) -> None:
+        """Forget some; views of them stay valid."""
+        with self._lock:
+            for number in numbers:
+                self._held.pop(number, None)
+
+    def give_back(self) -> None:
+        """Forget shards whose blobs the cache needn't keep for this dataset's jobs, or has taken
+        out: others may be waiting for their room."""
+        remote = self._index.remote
+        if remote is None:
+            return
+        from penstock.cache.blobs.open_blob import CachedBlob  # local datasets start without the cache's modules
+
+        with self._lock:
+            held = list(self._held.items())
+        gone = []
+        for number, shard in held:
+            blob = shard.blob if isinstance(shard, BlobShard) else None
+            if isinstance(blob, CachedBlob) and not (
+                remote.keeps(blob.source.key) and blob.has_name
+            ):
+                gone.append(number)
+        self.release(gone)
+
+    def replace(self, number: int, shard: Shard) -> Shard:
+        """A remote shard anew, after its damaged bytes were dropped: once, whichever thread comes
+        with it first."""
+        with self._mending:
+            with self._lock:
+                held = self._held.get(number)
+                is_new = held is not None and not _same_bytes(held, shard)
+            if not is_new:
+                self._index.drop(number, opened=shard)
+                with self._lock:
+                    self._drops[number] += 1
+                    self._held.pop(number, None)
+            (fresh,) = self.get([number])
+            return fresh
+
+    def close(self) -> None:
+        """Forget all. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            self._held.clear()
+
+
+def _same_bytes(a: Shard, b: Shard) -> bool:
+    """Whether two opened shards have the same copy of the shard's bytes."""
+    if a is b:
+        return True
+    inodes = {getattr(s.blob, "inode", None) if isinstance(s, BlobShard) else None for s in (a, b)}
+    return len(inodes) == 1 and None not in inodes

@@ -1,0 +1,231 @@
+"""Whose fault a failed batch is: the sample's, or the machine's; messages are DALI's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.augment import culprits, imagenet_eval
+from penstock.augment import graph as graph_module
+from penstock.augment.culprits import failing_rows, fault_of, reason_of
+from penstock.augment.draws import draw
+from penstock.augment.graph import Graph
+from penstock.augment.recipe import check_recipe
+from penstock.augment.whole import WholeDecoder
+from penstock.cache.errors import DeviceError, PenstockError
+from penstock.readers.types import EncodedBatch, ImageRange
+from tests.conftest import photograph
+from tests.augment.test_graph import encode
+
+SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
+
+
+def dali_says(text: str, operator: str = "fn.decoders.image_slice", device: str = "Mixed") -> str:
+    """As DALI 2.4 wraps what an operator throws; the user's own lines stand in the traceback."""
+    return (
+        "Critical error in pipeline:\nCritical error in pipeline:\n"
+        f"Error in {device} operator `nvidia.dali.{operator}`,\n"
+        "which was used in the pipeline definition with the following traceback:\n\n"
+        '  File "/home/u/CUDA_ERROR/alloc/out of memory.py", line 12, in run\n'
+        "    images = allocated(encoded)  # cudaError, bad_alloc\n\n"
+        f"encountered:\n\n{text}\n"
+        "Current pipeline object is no longer valid.\nCurrent pipeline object is no longer valid."
+    )
+
+
+MACHINE = [
+    "Unsupported data type: float16\nC++ context: [/opt/dali/operators/generic/erase/erase.cu:129]",
+    "Unsupported type: 9",
+    "CUDA runtime API error cudaErrorIllegalAddress (700):\nan illegal memory access was "
+    "encountered",
+    "CUDA driver API error CUDA_ERROR_NO_DEVICE (100):\nno CUDA-capable device is detected",
+    "CUDA driver API error CUDA_ERROR_SYSTEM_DRIVER_MISMATCH (803):\nsystem has unsupported "
+    "display driver / cuda driver combination",
+    "CUDA runtime API error cudaErrorNoKernelImageForDevice (209):\nno kernel image is available "
+    "for execution on the device",
+    *(
+        f"nvImageCodec failure: '#{code}'"
+        for code in (1, 2, 6, 7, 8, 9, 10, 11, 12, 16, 18, 20, 21)
+    ),
+    "nvImageCodec failure: 'NVIMGCODEC_STATUS_INTERNAL_ERROR'",
+    "nvImageCodec failure",
+    "nvjpeg error (8): NVJPEG_STATUS_ARCH_MISMATCH",
+    "The pipeline requires a CUDA-capable GPU but the CUDA driver is not installed or its version "
+    "is insufficient.",
+]
+MEMORY = [
+    "CUDA allocation failed",
+    "Can't allocate 1073741824 bytes on device 0.",
+    "Can't allocate 1073741824 bytes on host.",
+    "std::bad_alloc",
+    "CUDA driver API error CUDA_ERROR_OUT_OF_MEMORY (2):\nout of memory",
+    "nvImageCodec failure: '#5'",
+    "nvImageCodec failure: '#15'",
+]
+SAMPLE = [
+    "Failed to decode sample #1 : ",
+    "nvImageCodec failure: '#3'",
+    "nvImageCodec failure: '#4'",
+    "nvImageCodec failure: '#17'",
+    "The cropping window [0..500, 0..10] is not valid for image dimensions [64 x 64]\n"
+    "C++ context: [/opt/dali/dali/util/crop_window.h:91] ",
+    "Invalid sample_type: 3",
+]
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        *(("machine", text) for text in MACHINE),
+        *(("memory", text) for text in MEMORY),
+        *(("sample", text) for text in SAMPLE),
+        ("unclear", "Something that no version has said yet"),
+    ],
+)
+def test_a_message_says_whose_fault_it_is(fault: str, text: str, wrapped: bool) -> None:
+    message = dali_says(text) if wrapped else f"Critical error in pipeline:\n{text}"
+    assert fault_of(RuntimeError(message)) == fault
+
+
+@pytest.mark.parametrize("text", MACHINE + MEMORY)
+def test_the_machines_fault_is_no_samples(text: str) -> None:
+    with pytest.raises(DeviceError) as raised:
+        culprits.check_machine(RuntimeError(dali_says(text)))
+    assert isinstance(raised.value, PenstockError)
+    assert text.splitlines()[0].strip(" :") in str(raised.value)
+    assert "no image" not in str(raised.value)
+    assert "/home/u" not in str(raised.value)
+
+
+@pytest.mark.parametrize("text", SAMPLE)
+def test_a_samples_fault_is_not_the_machines(text: str) -> None:
+    culprits.check_machine(RuntimeError(dali_says(text)))
+    assert "codec" not in reason_of(RuntimeError(dali_says(text)))
+
+
+def test_the_search_for_culprits_ends_with_the_machine() -> None:
+    tried: list[list[int]] = []
+
+    def run(rows: list[int]) -> None:
+        tried.append(rows)
+        raise DeviceError("gone")
+
+    with pytest.raises(DeviceError, match="gone"):
+        failing_rows(list(range(8)), run)
+    assert tried == [list(range(8))]
+
+
+# -- the graph, with a DALI that fails as told
+
+
+@pytest.fixture
+def batch() -> EncodedBatch:
+    pictures = [photograph(number) for number in range(8)]
+    return EncodedBatch(
+        ids=np.arange(8) + 100,
+        encoded=[encode(picture, quality=90) for picture in pictures],
+        dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
+        columns={},
+    )
+
+
+class Failing:
+    """In the place of `_Pipe.take`: fails in its own words, each time or the first times."""
+
+    def __init__(self, text: str, monkeypatch: pytest.MonkeyPatch, times: int = 10**6) -> None:
+        self.left, self.calls = times, 0
+        take = graph_module._Pipe.take
+
+        def fails(pipe, samples):
+            images = take(pipe, samples)
+            self.calls += 1
+            if self.left > 0:
+                self.left -= 1
+                raise RuntimeError(dali_says(text))
+            return images
+
+        monkeypatch.setattr(graph_module._Pipe, "take", fails)
+
+
+def decoded(batch: EncodedBatch, graph: Graph, recipe) -> graph_module.Decoded:
+    draws = draw(recipe, ids=batch.ids, dims=batch.dims, seed=1, epoch=0)
+    graph.feed(batch, draws)
+    return graph.outputs_marked()
+
+
+@pytest.fixture
+def recipe():
+    return check_recipe(imagenet_eval(32, resize=40), images=SIZES)
+
+
+@pytest.fixture
+def graph(recipe):
+    made = Graph(recipe, batch_size=8, threads=1)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("text", [MACHINE[0], MACHINE[2], "nvImageCodec failure: '#8'", MEMORY[0]])
+def test_a_batch_that_the_machine_failed_ends_the_run(
+    batch: EncodedBatch, graph: Graph, recipe, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failing = Failing(text, monkeypatch)
+    with pytest.raises(DeviceError, match=r"no sample is to blame|want of memory"):
+        decoded(batch, graph, recipe)
+    assert failing.calls == 1  # nobody searched for a culprit
+
+
+def test_a_codec_that_fails_over_a_header_it_reads_is_the_machine(
+    batch: EncodedBatch, graph: Graph, recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Failing("nvImageCodec failure: '#17'", monkeypatch)
+    with pytest.raises(DeviceError, match="whose header it can read"):
+        decoded(batch, graph, recipe)
+
+
+def test_an_unknown_reason_for_all_of_a_batch_is_the_machines(
+    batch: EncodedBatch, graph: Graph, recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Failing("Something that no version has said yet", monkeypatch)
+    with pytest.raises(DeviceError, match=r"all 8 samples.*no version has said"):
+        decoded(batch, graph, recipe)
+
+
+def test_an_unknown_reason_for_some_is_theirs(
+    batch: EncodedBatch, graph: Graph, recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The whole batch, a quarter of it, and the first of that alone.
+    Failing("Something that no version has said yet", monkeypatch, times=3)
+    assert decoded(batch, graph, recipe).bad == {0: "Something that no version has said yet"}
+
+
+def test_runs_and_batches_stay_in_step_when_the_machine_fails(
+    batch: EncodedBatch, graph: Graph, recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = decoded(batch, graph, recipe).images
+    graph._careful = 4
+    monkeypatch.setattr(graph_module, "_CAREFUL_SAMPLES", 3)
+    failing = Failing(MACHINE[2], monkeypatch, times=1)
+    with pytest.raises(DeviceError):
+        decoded(batch, graph, recipe)
+    assert failing.calls == 3
+    assert decoded(batch, graph, recipe).images.equal(whole)
+
+
+def test_whole_images_are_not_left_out_for_the_machines_faults(batch: EncodedBatch, recipe) -> None:
+    decoder = WholeDecoder(recipe, threads=1)
+
+    class Broken:
+        def feed_input(self, *_):
+            pass
+
+        def schedule_run(self):
+            pass
+
+        def outputs(self, **_):
+            raise RuntimeError(dali_says(MACHINE[2]))
+
+    decoder._pipe = Broken()
+    with pytest.raises(DeviceError, match="cudaErrorIllegalAddress"):
+        list(decoder(batch.encoded, [1] * 8))

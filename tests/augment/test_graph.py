@@ -1,0 +1,296 @@
+"""The graph: the same bits in any batch, errors that name the sample, clean ends."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from penstock.augment import (
+    Cast,
+    CenterCrop,
+    Decode,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    imagenet_eval,
+    imagenet_train,
+)
+from penstock.augment.culprits import reason_of
+from penstock.augment.draws import draw
+from penstock.augment.graph import Graph
+from penstock.augment.recipe import check_recipe
+from penstock.cache.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptSampleError,
+    MissingDependencyError,
+    PenstockError,
+)
+from penstock.readers.types import EncodedBatch, ImageRange
+from tests.conftest import photograph
+
+SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
+SAMPLES = 192
+
+
+def encode(picture, kind="JPEG", **options):
+    buffer = io.BytesIO()
+    Image.fromarray(picture).save(buffer, kind, **options)
+    return np.frombuffer(buffer.getvalue(), np.uint8)
+
+
+@pytest.fixture(scope="module")
+def samples():
+    pictures = [photograph(number) for number in range(SAMPLES)]
+    return EncodedBatch(
+        ids=np.arange(SAMPLES) * 1000 + 7,
+        encoded=[
+            encode(p, "PNG") if i % 9 == 8 else encode(p, quality=90)
+            for i, p in enumerate(pictures)
+        ],
+        dims=np.array([p.shape[:2] for p in pictures], np.int32),
+        columns={},
+    )
+
+
+def take(batch, rows):
+    rows = np.asarray(rows, np.int64)
+    return EncodedBatch(
+        ids=batch.ids[rows],
+        encoded=[batch.encoded[row] for row in rows],
+        dims=batch.dims[rows],
+        columns={},
+    )
+
+
+class Bench:
+    """A recipe, its graph and the draws of seed 1, epoch 2."""
+
+    def __init__(self, recipe, images=SIZES, **options):
+        self.recipe = check_recipe(recipe, images=images)
+        self.graph = Graph(self.recipe, **{"batch_size": 96, "threads": 2, **options})
+
+    def feed(self, batch):
+        draws = draw(self.recipe, ids=batch.ids, dims=batch.dims, seed=1, epoch=2)
+        self.graph.feed(batch, draws)
+
+    def __call__(self, batch):
+        self.feed(batch)
+        return self.graph.outputs()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.graph.close()
+
+
+RECIPES = {
+    "train": imagenet_train(32),
+    "eval": imagenet_eval(32, resize=40),
+    "uint8": (Resize((20, 24)), Cast("uint8")),
+    "half": (Decode("gray"), Resize(40), RandomHorizontalFlip(), CenterCrop(36), Cast("float16")),
+    "chain": (Resize(50), RandomResizedCrop(40), RandomHorizontalFlip(), CenterCrop(30), Resize(9)),
+    "plain": (RandomResizedCrop((17, 30), antialias=False), Normalize()),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_same_bits_at_any_batch_size_thread_count_and_order(samples, name):
+    order = np.random.default_rng(0).permutation(96)
+    seen = []
+    for size, threads, rows in ((96, 2, np.arange(96)), (32, 1, order), (1, 2, order[:24])):
+        with Bench(RECIPES[name], batch_size=size, threads=threads) as bench:
+            got = torch.cat(
+                [bench(take(samples, part)) for part in np.split(rows, len(rows) // size)]
+            )
+            assert got.shape[1:] == bench.recipe.shape
+            assert got.dtype == getattr(torch, bench.recipe.dtype)
+        seen.append((rows, got))
+    (_, whole), *others = seen
+    for rows, got in others:
+        assert torch.equal(whole[torch.from_numpy(rows)], got)
+
+
+def test_runs_in_flight_come_out_in_order_and_batches_vary(samples):
+    sizes = [5, 96, 1, 0, 40, 96, 7, 0]
+    parts = [np.arange(size) for size in sizes]
+    with Bench(imagenet_train(24)) as bench:
+        wanted = bench(take(samples, np.arange(96)))
+        for ahead in (1, 2, 3):
+            got = []
+            for part in parts:
+                bench.feed(take(samples, part))
+                if bench.graph.in_flight == ahead:
+                    got.append(bench.graph.outputs())
+            while bench.graph.in_flight:
+                got.append(bench.graph.outputs())
+            assert [len(images) for images in got] == sizes
+            assert all(torch.equal(images, wanted[: len(images)]) for images in got)
+
+
+def test_a_held_tensor_is_never_overwritten(samples):
+    with Bench(imagenet_train(24), batch_size=16) as bench:
+        held = bench(take(samples, range(16)))
+        copy = held.clone()
+        later = [bench(take(samples, range(i, i + 16))) for i in range(1, 30)]
+        assert torch.equal(held, copy)
+    assert torch.equal(held, copy)
+    assert len({images.data_ptr() for images in [held, *later]}) == 30
+
+
+def test_a_flip_mirrors(samples):
+    images = take(samples, range(8))
+    same = (Resize((16, 16)),)
+    with Bench(same) as plain, Bench((*same, RandomHorizontalFlip(1))) as mirrored:
+        assert torch.equal(plain(images).flip(-1), mirrored(images))
+
+
+def truncated(encoded, share=0.5):
+    return encoded[: int(len(encoded) * share)].copy()
+
+
+def test_samples_that_do_not_decode_are_named_and_the_graph_goes_on(samples):
+    broken = take(samples, range(20))
+    for row in (11, 3):
+        broken.encoded[row] = truncated(broken.encoded[row])
+    good = take(samples, range(6))
+    with Bench(imagenet_eval(32, resize=40)) as bench:
+        wanted = bench(good)
+        for _ in range(3):
+            bench.feed(broken)
+            bench.feed(good)
+            with pytest.raises(CorruptSampleError, match=r"Sample 3007 .* with 11007\.") as raised:
+                bench.graph.outputs()
+            assert raised.value.sample_id == 3007
+            assert torch.equal(bench.graph.outputs(), wanted)
+
+
+def test_many_culprits_make_a_short_message(samples):
+    broken = take(samples, range(16))
+    broken.encoded[:] = [truncated(encoded) for encoded in broken.encoded]
+    with (
+        Bench(imagenet_eval(32, resize=40)) as bench,
+        pytest.raises(CorruptSampleError, match=r"1007, 2007, 3007, 4007, 5007 and \d+ more\."),
+    ):
+        bench(broken)
+
+
+def test_bad_headers_never_reach_dali(samples):
+    """Through DALI they end in a segmentation fault more often than in an error."""
+    batch = take(samples, range(8))
+    batch.encoded[2] = np.frombuffer(b"this was an image once, long ago", np.uint8)
+    batch.dims[5] = (4000, 4000)
+    good = take(samples, range(6))
+    with Bench(imagenet_train(32), check_headers=True) as bench:
+        wanted = bench(good)
+        for _ in range(20):
+            bench.feed(batch)
+            bench.feed(good)
+            with pytest.raises(CorruptSampleError, match=r"Sample 2007 .*not an image.* 5007\."):
+                bench.graph.outputs()
+            assert torch.equal(bench.graph.outputs(), wanted)
+        batch.encoded[2] = batch.encoded[5]
+        batch.dims[2] = batch.dims[5]
+        with pytest.raises(CorruptSampleError, match="pixels, and 4000 x 4000 was stored"):
+            bench(batch)
+
+
+def test_draining_drops_batches_and_their_errors(samples):
+    broken = take(samples, range(4))
+    broken.encoded[0] = truncated(broken.encoded[0], 0.1)
+    with Bench(imagenet_train(32)) as bench:
+        wanted = bench(take(samples, range(6)))
+        for batch in (broken, take(samples, range(9)), take(samples, []), broken):
+            bench.feed(batch)
+        bench.graph.drain()
+        assert bench.graph.in_flight == 0
+        assert torch.equal(bench(take(samples, range(6))), wanted)
+
+
+def test_close_gives_threads_back_and_may_come_twice(samples):
+    def threads():
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) for line in status if line.startswith("Threads"))
+
+    Bench(imagenet_train(32)).graph.close()  # what DALI starts once for the process
+    before, ours = threads(), threading.active_count()
+    bench = Bench(imagenet_train(32))
+    bench.feed(take(samples, range(8)))
+    bench.graph.close()
+    bench.graph.close()
+    assert threads() <= before
+    assert threading.active_count() == ours
+    with pytest.raises(ClosedError):
+        bench.graph.outputs()
+    with pytest.raises(ClosedError):
+        bench.feed(take(samples, range(8)))
+
+
+def test_wrong_use_is_refused(samples):
+    with Bench(imagenet_train(32), batch_size=4) as bench:
+        with pytest.raises(ConfigError, match="got 5 samples, wanted at most"):
+            bench.feed(take(samples, range(5)))
+        with pytest.raises(PenstockError, match="no batch is in flight"):
+            bench.graph.outputs()
+    with pytest.raises(ConfigError, match="wanted at least 1"):
+        Bench(imagenet_train(32), threads=0)
+    with pytest.raises(ConfigError, match='wanted "cpu" or "cuda"'):
+        Bench(imagenet_train(32), device="tpu")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu_is_a_clear_error():
+    with pytest.raises(ConfigError, match="torch sees no GPU"):
+        Bench(imagenet_train(32), device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("platform", "remedy"), [("linux", "penstock\\[dali\\]"), ("darwin", "for Linux only")]
+)
+def test_a_missing_dali_names_the_remedy(monkeypatch, platform, remedy):
+    monkeypatch.setitem(sys.modules, "nvidia.dali", None)
+    monkeypatch.setattr(sys, "platform", platform)
+    with pytest.raises(MissingDependencyError, match=remedy):
+        Bench(imagenet_train(32))
+
+
+def test_constant_decode_hands_out_the_right_shape(samples):
+    with Bench(imagenet_train(32), constant_decode=True) as bench:
+        images = bench(take(samples, range(10)))
+        assert images.shape == (10, 3, 32, 32)
+        assert images.dtype == torch.float32
+        assert not images.any()
+
+
+def test_reasons_are_one_line():
+    error = "Error in CPU operator `x`,\nencountered:\n\nThe window is bad\nC++ context: [a]"
+    assert reason_of(RuntimeError(error)) == "The window is bad"
+    for unclear in ("encountered:\n\nFailed to decode sample #1 : \n", ""):
+        assert reason_of(RuntimeError(unclear)) == "its bytes do not decode"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", RECIPES)
+def test_cuda_gives_nearly_the_pixels_of_the_cpu(samples, name):
+    batch = take(samples, range(32))
+    with Bench(RECIPES[name]) as cpu, Bench(RECIPES[name], device="cuda") as cuda:
+        ours, theirs = cpu(batch).float(), cuda(batch)
+        assert theirs.device.type == "cuda"
+        scale = 1 if cpu.recipe.normalize else 60
+        assert (ours - theirs.float().cpu()).abs().mean() < 0.05 * scale
+
+
+@pytest.mark.gpu
+def test_deterministic_cuda_gives_the_same_bits_at_any_batch_size(samples):
+    options = {"device": "cuda", "deterministic": True}
+    with Bench(imagenet_train(32), **options) as many, Bench(imagenet_train(32), **options) as one:
+        whole = many(take(samples, range(96)))
+        assert torch.equal(whole, torch.cat([one(take(samples, [row])) for row in range(96)]))

@@ -1,0 +1,175 @@
+"""Operations check themselves at birth; recipes are checked against one another and the images."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock.augment
+from penstock.augment import (
+    IMAGENET_MEAN,
+    Cast,
+    CenterCrop,
+    Decode,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    imagenet_eval,
+    imagenet_train,
+)
+from penstock.augment.recipe import check_recipe, short_side
+from penstock.cache.errors import RecipeError
+from penstock.readers.types import ImageRange
+
+MIXED = ImageRange(min_height=300, max_height=600, min_width=200, max_width=800)
+SAME = ImageRange(min_height=48, max_height=48, min_width=64, max_width=64)
+
+
+def test_all_is_what_is_public():  # ruff keeps it sorted
+    ours = {
+        name
+        for name, value in vars(augment).items()
+        if not name.startswith("_") and getattr(value, "__module__", "penstock.augment.ops") == "penstock.augment.ops"
+    }
+    modules = {name for name in ours if isinstance(getattr(augment, name), ModuleType)}
+    assert ours - modules - {"annotations"} | {"Operation"} == set(augment.__all__)
+
+
+def test_importing_augment_loads_neither_torch_nor_dali():
+    code = "import sys, augment, penstock.augment.draws, penstock.augment.recipe, penstock.augment.graph, penstock.augment.verify\n"
+    code += "assert not {'torch', 'nvidia.dali', 'nvidia.nvimgcodec'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_hidden_package_is_named(tmp_path):
+    (tmp_path / "readers.py").write_text("")
+    run = subprocess.run(
+        [sys.executable, "-c", "import penstock.augment"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode != 0
+    assert str(tmp_path / "readers.py") in run.stderr
+    assert "Rename your file" in run.stderr
+
+
+def test_operations_are_frozen_hashable_values():
+    assert RandomResizedCrop(224) == RandomResizedCrop((224, 224))
+    assert hash(Normalize([0.5] * 3, [0.2] * 3)) == hash(Normalize((0.5,) * 3, (0.2,) * 3))
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RandomHorizontalFlip().p = 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Decode("bgr"),
+        lambda: Resize(0),
+        lambda: Resize(2.5),
+        lambda: Resize((1, 2, 3)),
+        lambda: Resize("224"),
+        lambda: Resize(True),
+        lambda: Resize(224, antialias=1),
+        lambda: CenterCrop(-1),
+        lambda: CenterCrop(1_000_000),
+        lambda: RandomResizedCrop(224, area=(0, 1)),
+        lambda: RandomResizedCrop(224, area=(0.5, 1.5)),
+        lambda: RandomResizedCrop(224, area=(0.9, 0.1)),
+        lambda: RandomResizedCrop(224, ratio=(0.75,)),
+        lambda: RandomResizedCrop(224, ratio=(0.75, float("nan"))),
+        lambda: RandomHorizontalFlip(1.5),
+        lambda: RandomHorizontalFlip("often"),
+        lambda: Normalize((0.5, 0.5), (0.5,)),
+        lambda: Normalize((0.5,), (0.0,)),
+        lambda: Normalize((123.7, 116.3, 103.5), (58.4, 57.1, 57.4)),
+        lambda: Normalize("mean", "std"),
+        lambda: Normalize((), ()),
+        lambda: Cast("float64"),
+    ],
+)
+def test_a_bad_value_is_refused_at_birth(make):
+    with pytest.raises(RecipeError, match=r"got .*wanted"):
+        make()
+
+
+def test_the_recipes_of_imagenet():
+    train = check_recipe(imagenet_train(176), images=MIXED)
+    assert (train.shape, train.dtype, train.random, train.flips) == (
+        (3, 176, 176),
+        "float32",
+        True,
+        True,
+    )
+    evaluation = check_recipe(imagenet_eval(224, resize=232), images=MIXED)
+    assert (evaluation.shape, evaluation.dtype) == ((3, 224, 224), "float32")
+    assert not evaluation.random
+    assert evaluation.normalize
+    assert evaluation.normalize.mean == IMAGENET_MEAN
+
+
+@pytest.mark.parametrize("recipe", [None, (), []])
+def test_no_recipe_decodes_images_of_one_size(recipe):
+    checked = check_recipe(recipe, images=SAME)
+    assert (checked.shape, checked.dtype) == ((3, 48, 64), "uint8")
+    with pytest.raises(RecipeError, match=r"different sizes.*add RandomResizedCrop"):
+        check_recipe(recipe, images=MIXED)
+
+
+def test_decode_is_implied_and_changes_nothing_when_spelt_out():
+    assert check_recipe([Resize((8, 9))], images=MIXED) == check_recipe(
+        (Decode(), Resize((8, 9))), images=MIXED
+    )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"),
+    [
+        ([Normalize(), RandomResizedCrop(8)], "stands after Normalize.*first"),
+        ([Cast("uint8"), Resize((8, 8))], "stands after Cast"),
+        ([RandomResizedCrop(8), Cast("float32"), Normalize()], "put Cast last"),
+        ([Decode(), Decode(), Resize((8, 8))], "twice.*Leave one"),
+        ([Resize((8, 8)), Decode("gray")], "front"),
+        ([Resize((8, 8)), Normalize(), Cast("uint8")], "round normalised"),
+        ([Resize((8, 8)), Normalize(), Normalize()], "Two Normalize"),
+        ([Resize((8, 8)), Cast("uint8"), Cast("uint8")], "Two Cast"),
+        ([Resize(256)], "different sizes"),
+        ([RandomHorizontalFlip()], "different sizes"),
+        ([CenterCrop(224)], "as small as 300 x 200.*Resize"),
+        ([Resize(64), CenterCrop(65)], "wanted 65 x 65"),
+        ([Decode("gray"), Resize((8, 8)), Normalize()], "got 3 means, wanted 1"),
+        ([Resize((8, 8)), Normalize((0.5,), (0.5,))], "got 1 means, wanted 3"),
+        ([Resize], "the class Resize, wanted a value"),
+        ([Resize((8, 8)), "flip"], "got 'flip' of type str"),
+        ("imagenet", "wanted a list of operations"),
+        (3, "wanted a list of operations"),
+    ],
+)
+def test_what_does_not_fit_is_refused(recipe, message):
+    with pytest.raises(RecipeError, match=message):
+        check_recipe(recipe, images=MIXED)
+
+
+def test_a_dataset_without_images_is_refused():
+    with pytest.raises(RecipeError, match="this dataset has none"):
+        check_recipe(imagenet_train(), images=None)
+
+
+def test_a_wide_crop_fits_where_all_images_are_wide():
+    wide = ImageRange(min_height=300, max_height=310, min_width=600, max_width=640)
+    assert check_recipe([Resize(256), CenterCrop((256, 490))], images=wide).shape == (3, 256, 490)
+
+
+@given(short=st.integers(1, 600), height=st.integers(1, 5000), width=st.integers(1, 5000))
+def test_resize_of_the_short_side_rounds_as_torchvision(short, height, width):
+    long = int(short * max(height, width) / min(height, width))
+    wanted = (short, long) if height <= width else (long, short)
+    assert short_side(short, height=height, width=width) == wanted

@@ -1,0 +1,208 @@
+"""Which way windows are decoded on a GPU: by trying it in a child that may crash, hang or fail."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.augment import Decode, Normalize, RandomResizedCrop, imagenet_train, region
+from penstock.augment.draws import draw
+from penstock.augment.graph import Graph
+from penstock.augment.recipe import check_recipe
+from penstock.augment.region import Trial, found_way, try_out, way_for
+from penstock.cache.errors import RecipeError
+from penstock.readers.types import EncodedBatch, ImageRange
+from tests.conftest import photograph
+from tests.augment.test_gpu_definition import defined, kinds
+from tests.augment.test_graph import encode
+
+SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
+CHILD = Path(region.__file__).with_name("region_child.py")
+
+
+# -- the child
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "SIGSEGV"),
+        ("import os; os.abort()", "SIGABRT"),
+        ("import sys; sys.exit(7)", "ended with 7"),
+        ("raise RuntimeError('nvImageCodec failure: #8')", "nvImageCodec failure: #8"),
+        ("import nothing_of_that_name", "nothing_of_that_name"),
+    ],
+)
+def test_a_child_that_fails_says_how(code: str, told: str) -> None:
+    trial = try_out(0, child=("-c", code))
+    assert not trial.works
+    assert told in trial.told
+
+
+def test_a_child_that_hangs_is_ended() -> None:
+    trial = try_out(0, child=("-c", "import threading; threading.Event().wait()"), timeout_s=0.5)
+    assert trial == Trial(False, "a process that tried it didn't end within 0.5 s")
+
+
+def test_a_child_that_cant_be_started_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    assert "could be started" in try_out(0).told
+
+
+def test_a_child_is_told_the_gpu_and_where_packages_are() -> None:
+    code = "import sys; told = sys.stdin.read(); print(told)"
+    trial = try_out(3, child=("-c", code))
+    assert trial.works
+    assert json.loads(trial.told) == {"path": sys.path, "device_id": 3}
+
+
+def test_the_real_child_compares_pixels_on_the_cpu() -> None:
+    asked = json.dumps({"path": sys.path, "device_id": None})
+    done = subprocess.run(
+        [sys.executable, "-P", str(CHILD)],
+        input=asked,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "54 windows differ from whole images by 0.00" in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
+def test_the_real_child_without_a_gpu_fails_cleanly() -> None:
+    trial = try_out(0)
+    assert not trial.works
+    assert "ended with 1" in trial.told
+
+
+@pytest.mark.gpu
+def test_the_real_child_on_a_gpu_ends_in_time() -> None:
+    assert "didn't end" not in try_out(0).told
+
+
+# -- what is made of it
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """GPUs that were tried; those of an odd number crash."""
+    told: list[int] = []
+
+    def trial(device_id: int) -> Trial:
+        told.append(device_id)
+        return Trial(device_id % 2 == 0, f"trial of {device_id}")
+
+    monkeypatch.setattr(region, "try_out", trial)
+    monkeypatch.setattr(region, "_found", {})
+    return told
+
+
+def test_each_gpu_is_tried_once_and_what_was_found_is_logged(
+    tried: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "penstock"):
+        assert [found_way(number) for number in (0, 1, 0, 1)] == ["decoder", "slice"] * 2
+    assert tried == [0, 1]
+    assert [(r.levelname, r.getMessage().count("trial of")) for r in caplog.records] == [
+        ("INFO", 1),
+        ("WARNING", 1),
+    ]
+
+
+@pytest.mark.parametrize("windows", ["decoder", "slice"])
+def test_what_was_asked_for_is_not_tried(tried: list[int], windows: Any) -> None:
+    recipe = check_recipe((Decode(windows=windows), *imagenet_train(32)[1:]), images=SIZES)
+    assert way_for(recipe, device="cuda", device_id=1) == windows
+    assert way_for(recipe, device="cpu", device_id=None) == windows
+    assert not tried
+
+
+def test_auto_tries_gpus_only(tried: list[int]) -> None:
+    recipe = check_recipe(imagenet_train(32), images=SIZES)
+    assert way_for(recipe, device="cpu", device_id=None) == "decoder"
+    assert not tried
+    assert way_for(recipe, device="cuda", device_id=1) == "slice"
+    assert tried == [1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize(
+    ("way", "wanted"),
+    [("decoder", ["ImageSlice"]), ("slice", ["Image", "Slice"])],
+)
+def test_the_graph_goes_that_way(way: Any, wanted: list[str], device: str) -> None:
+    found = kinds(defined(imagenet_train(32), device, windows=way))
+    decoding = [kind.removeprefix("decoders__") for kind in found]
+    assert [kind for kind in decoding if kind in ("ImageSlice", "Image", "Slice")] == wanted
+
+
+def test_settings_of_the_gpus_decoder_reach_it_and_nothing_else() -> None:
+    def options(decode: Decode, **plan: Any) -> dict[str, Any]:
+        from penstock.augment.nodes import GraphPlan, _decode_options
+
+        made = GraphPlan(
+            recipe=check_recipe((decode, *imagenet_train(32)[1:]), images=SIZES),
+            batch_size=4,
+            threads=1,
+            device_id=None,
+            check_headers=False,
+            constant=False,
+            **{"device": "cuda", "deterministic": False, **plan},
+        )
+        unsaid = {"output_type", "adjust_orientation", "device"}
+        return {k: v for k, v in _decode_options(made).items() if k not in unsaid}
+
+    asked = Decode(hw_decoder_load=0.8, preallocate=(400, 500))
+    hints = {"preallocate_height_hint": 400, "preallocate_width_hint": 500}
+    assert options(Decode()) == {}  # DALI's own
+    assert options(asked) == {"hw_decoder_load": 0.8, **hints}
+    assert options(asked, device="cpu") == {}
+    fixed = {"hw_decoder_load": 0.0, "jpeg_fancy_upsampling": True}
+    assert options(asked, deterministic=True) == {**fixed, **hints}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"windows": "cut"},
+        {"hw_decoder_load": 1.5},
+        {"hw_decoder_load": True},
+        {"preallocate": (0, 5)},
+        {"preallocate": "large"},
+    ],
+)
+def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError, match=next(iter(wrong))):
+        Decode(**wrong)
+
+
+@pytest.mark.parametrize("color", ["rgb", "gray"])
+def test_both_ways_give_the_same_bits_on_the_cpu(color: Any) -> None:
+    pictures = [photograph(number) for number in range(24)]
+    batch = EncodedBatch(
+        ids=np.arange(24),
+        encoded=[encode(picture, quality=90) for picture in pictures],
+        dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
+        columns={},
+    )
+    found = []
+    for windows in ("decoder", "slice"):
+        decode = Decode(color, windows=windows)  # type: ignore[arg-type]
+        normalize = Normalize((0.5,), (0.5,)) if color == "gray" else Normalize()
+        recipe = (decode, RandomResizedCrop(32), normalize)
+        checked = check_recipe(recipe, images=SIZES)
+        graph = Graph(checked, batch_size=24, threads=2)
+        graph.feed(batch, draw(checked, ids=batch.ids, dims=batch.dims, seed=3, epoch=0))
+        found.append(graph.outputs())
+        graph.close()
+    assert torch.equal(*found)

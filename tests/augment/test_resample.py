@@ -1,0 +1,241 @@
+"""The compiled resize: against its formula in numpy, and against DALI's own operators."""
+
+from __future__ import annotations
+
+import builtins
+import ctypes
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.augment import (
+    CenterCrop,
+    ColorJitter,
+    Decode,
+    Normalize,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+    imagenet_eval,
+    imagenet_train,
+    resample_node,
+)
+from penstock.augment.draws import draw
+from penstock.augment.graph import Graph
+from penstock.augment.ops import Cast
+from penstock.augment.recipe import check_recipe
+from penstock.readers.types import EncodedBatch, ImageRange
+from tests import images
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+kernels = pytest.importorskip("penstock.augment.resample_kernels")
+
+# Sums in another order, or float32 instead of float64, may fall on the other side of a half.
+TIE = 1e-3
+
+
+def weights(low: float, high: float, size: int, resized: int, *, filtered: bool) -> NDArray[Any]:
+    """The formula of `resample_kernels` as a matrix, (resized, size), float64."""
+    scale = (high - low) / resized
+    radius = max(1.0, scale) if filtered else 1.0
+    matrix = np.zeros((resized, size))
+    for i in range(resized):
+        center = low + (i + 0.5) * scale - 0.5
+        reach = range(int(np.floor(center - radius)), int(np.ceil(center + radius)) + 1)
+        taps = {j: max(0.0, 1 - abs(j - center) / radius) for j in reach}
+        for j, weight in taps.items():
+            matrix[i, min(max(j, 0), size - 1)] += weight / sum(taps.values())
+    return matrix
+
+
+def call(
+    kernel: Any, image: NDArray[Any], out: NDArray[Any], like: NDArray[Any], **given: Any
+) -> None:
+    """As DALI's operator calls compiled code."""
+    low, high = (np.array(given[name], np.float32) for name in ("low", "high"))
+    inputs = [
+        image,
+        low,
+        high,
+        np.array(given["filtered"], np.bool_),
+        np.array(given["mirror"], np.int32),
+        like,
+    ]
+
+    def addresses(arrays: list[NDArray[Any]]) -> NDArray[np.int64]:
+        return np.array([array.ctypes.data for array in arrays], np.int64)
+
+    def shapes(arrays: list[NDArray[Any]]) -> list[NDArray[np.int64]]:
+        return [np.array(array.shape or (0,), np.int64) for array in arrays]
+
+    out_sizes, in_sizes = shapes([out]), shapes(inputs)
+    words: list[NDArray[Any]] = [
+        addresses([out]),
+        addresses(out_sizes),
+        np.array([3], np.int32),
+        addresses(inputs),
+        addresses(in_sizes),
+        np.array([array.ndim for array in inputs], np.int32),
+    ]
+    at = [ctypes.c_uint64(int(array.ctypes.data)) for array in words]
+    kernel.ctypes(*at[:3], 1, *at[3:], len(inputs))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> dict[str, Any]:
+    height, width = draw(st.integers(1, 60)), draw(st.integers(1, 60))
+    whole = draw(st.booleans())
+
+    def span(side: int) -> tuple[float, float]:
+        low = np.float32(side * draw(st.floats(0, 0.8)))
+        return float(low), float(np.float32(low + (side - low) * draw(st.floats(0.1, 1))))
+
+    (top, bottom), (left, right) = span(height), span(width)
+    return {
+        "image": (height, width, draw(st.sampled_from([1, 3]))),
+        "out": (draw(st.integers(1, 40)), draw(st.integers(1, 40))),
+        "low": (0.0, 0.0) if whole else (top, left),
+        "high": (0.0, 0.0) if whole else (bottom, right),
+        "filtered": draw(st.booleans()),
+        "mirror": draw(st.integers(0, 1)),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(job=jobs())
+def test_the_kernels_are_their_formula(job: dict[str, Any]) -> None:
+    (height, width, channels), (rows, columns) = job["image"], job["out"]
+    rng = np.random.default_rng(job["seed"])
+    image = rng.integers(0, 256, (height, width, channels), dtype=np.uint8)
+    options = {name: job[name] for name in ("low", "high", "filtered", "mirror")}
+    (y0, x0), (y1, x1) = (
+        job["low"],
+        [h or s for h, s in zip(job["high"], (height, width), strict=True)],
+    )
+    down = weights(y0, y1, height, rows, filtered=job["filtered"])
+    across = weights(x0, x1, width, columns, filtered=job["filtered"])
+    if job["mirror"]:
+        across = across[::-1]
+    exact = np.einsum("yh,xw,hwc->yxc", down, across, image.astype(np.float64))
+
+    pixels = np.empty((rows, columns, channels), np.uint8)
+    call(kernels.to_pixels, image, pixels, pixels, **options)
+    wanted = np.rint(exact)
+    is_tie = np.abs(np.abs(exact - np.floor(exact)) - 0.5) < TIE
+    assert (np.abs(pixels - wanted) <= is_tie).all()
+
+    like = np.zeros((channels, rows, columns), np.float32)
+    norm = rng.normal(size=(channels, 2)).astype(np.float32)
+    assert resample_node.fits(like.shape) == (like.size >= norm.size)
+    if like.size < norm.size:
+        return
+    like.reshape(-1)[: norm.size] = norm.reshape(-1)
+    planes = np.empty_like(like)
+    call(kernels.to_planes, image, planes, like, **options)
+    expected = pixels * norm[:, 0] + norm[:, 1]
+    np.testing.assert_allclose(planes, expected.transpose(2, 0, 1), rtol=1e-5, atol=1e-4)
+
+
+RECIPES: dict[str, tuple[Any, ...]] = {
+    "train": imagenet_train(64),
+    "small train": imagenet_train(24),
+    "always filtered": (
+        RandomResizedCrop(40, antialias=True),
+        RandomHorizontalFlip(),
+        Normalize(mean=(0.5, 0.4, 0.3), std=(0.2, 0.3, 0.4)),
+    ),
+    "never filtered": (RandomResizedCrop(20, antialias=False),),
+    "evaluation": imagenet_eval(56, resize=64),
+    "larger": (Resize((250, 240)), RandomHorizontalFlip(p=1.0)),
+    "gray": (Decode("gray"), Resize(60), CenterCrop(50), Cast("float32")),
+    "two stages": (Resize((90, 80)), RandomResizedCrop((33, 44)), Normalize()),
+    "pixel operations": (RandomResizedCrop(48), ColorJitter(brightness=0.3), Normalize()),
+    "half": (*imagenet_train(32), Cast("float16")),
+    "one pixel": (Resize((1, 1)), Normalize()),
+    "bytes": (Resize((1, 2)), Cast("uint8")),
+}
+
+
+@pytest.fixture(scope="module")
+def photographs() -> EncodedBatch:
+    sizes = np.random.default_rng(5).integers(30, 200, (40, 2)).tolist()
+    files = [images.jpeg(seed, *size, quality=90) for seed, size in enumerate(sizes)]
+    return EncodedBatch(
+        ids=np.arange(len(files)),
+        encoded=[np.frombuffer(file, np.uint8) for file in files],
+        dims=np.array(sizes, np.int32),
+        columns={},
+    )
+
+
+def augmented(recipe: tuple[Any, ...], batch: EncodedBatch) -> NDArray[Any]:
+    sides = ImageRange(min_height=30, max_height=200, min_width=30, max_width=200)
+    checked = check_recipe(recipe, images=sides)
+    graph = Graph(checked, batch_size=len(batch.ids), threads=2)
+    graph.feed(batch, draw(checked, ids=batch.ids, dims=batch.dims, seed=3, epoch=1))
+    pixels = graph.outputs().float().numpy().copy()
+    graph.close()
+    norm = checked.normalize
+    scale = 255 * np.array(norm.std).reshape(-1, 1, 1) if norm else 1.0
+    return pixels * scale
+
+
+@pytest.mark.parametrize("name", list(RECIPES))
+def test_pixels_are_dalis(
+    photographs: EncodedBatch, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 1 of 255, and that in few places: sums of another order that fall on a half."""
+    compiled = augmented(RECIPES[name], photographs)
+    monkeypatch.setattr(resample_node, "is_compiled", lambda: False)
+    by_dali = augmented(RECIPES[name], photographs)
+    difference = np.abs(compiled - by_dali)
+    assert difference.max() <= (1.05 if name != "pixel operations" else 2.05)
+    assert (difference > 0.01).mean() < (0.01 if name != "half" else 1.0)
+
+
+def test_without_numba_dali_resizes(
+    photographs: EncodedBatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_numba = augmented(RECIPES["train"], photographs)
+    resample_node._operator.cache_clear()
+    real_import = builtins.__import__
+
+    def no_numba(name: str, *arguments: Any) -> Any:
+        if name.partition(".")[0] == "numba":
+            raise ImportError("No module named 'numba'", name="numba")
+        return real_import(name, *arguments)
+
+    for name in [n for n in sys.modules if n.startswith("nvidia.dali.plugin.numba")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "penstock.augment.resample_kernels")
+    with monkeypatch.context() as patch:
+        patch.setattr(builtins, "__import__", no_numba)
+        assert not resample_node.is_compiled()
+    without = augmented(RECIPES["train"], photographs)
+    resample_node._operator.cache_clear()
+    assert 0 < np.abs(with_numba - without).max() <= 1.02
+
+
+def test_where_nothing_can_be_kept_it_is_compiled_in_each_process() -> None:
+    asked: list[bool] = []
+
+    def cfunc(signature: Any, *, cache: bool = False) -> Any:
+        def compile_it(function: Any) -> Any:
+            asked.append(cache)
+            if cache:
+                raise RuntimeError("cannot cache function: no locator available")
+            return function, signature
+
+        return compile_it
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "cfunc", cfunc)
+        assert kernels._compiled("signature")(len) == (len, "signature")
+    assert asked == [True, False]

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.cache.errors import StalledError
+from penstock.cache.base.locks import ByteLocks, ReaderLocks, wait_for
+from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_two_opens_exclude_each_other_where_ranges_meet(tmp_path: Path) -> None:
+    path = str(tmp_path / "locks")
+    one, two = ByteLocks(path), ByteLocks(path)
+    assert one.lock(10, 5)
+    assert not two.lock(14)
+    assert two.lock(15, 10)
+    assert two.is_held(10)
+    assert not two.is_held(9)
+    one.unlock(12, 3)
+    assert two.lock(12)
+    one.close()
+    assert two.lock(10, 2)
+    two.close()
+    two.close()
+
+
+def test_readers_share_and_keep_an_evictor_out(tmp_path: Path) -> None:
+    path = str(tmp_path / "locks")
+    readers, others, evictor = ReaderLocks(path), ReaderLocks(path), ByteLocks(path)
+    inode = 2**40 + 7
+    assert readers.hold(inode)
+    assert readers.hold(inode)
+    assert others.hold(inode)
+    readers.let_go(inode)
+    others.let_go(inode)
+    assert not evictor.lock(inode)
+    readers.let_go(inode)
+    assert evictor.lock(inode)
+    assert not readers.hold(inode)
+    evictor.unlock(inode)
+    readers.let_go(inode)  # once too often is nothing
+    assert readers.hold(inode)
+    for locks in (readers, others):
+        locks.close()
+    evictor.close()
+
+
+def test_a_killed_holder_lets_go_at_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "locks")
+    code = textwrap.dedent(
+        f"""
+        import sys
+        from penstock.cache.base.locks import ByteLocks
+        locks = ByteLocks({path!r})
+        assert locks.lock(3)
+        print("held", flush=True)
+        sys.stdin.read()
+        """
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        mine = ByteLocks(path)
+        assert not mine.lock(3)
+        child.kill()
+        child.wait(PATIENCE_S)
+        assert mine.lock(3)
+        mine.close()
+
+
+def test_a_wait_ends_with_a_reason(tmp_path: Path) -> None:
+    with pytest.raises(StalledError, match="the blob: another process"):
+        wait_for(lambda: False, timeout_s=0.02, what="the blob")
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(StalledError):
+        wait_for(lambda: False, timeout_s=60, what="the blob", stop=stop)
+    locks, others = ByteLocks(str(tmp_path / "x")), ByteLocks(str(tmp_path / "x"))
+    with locks.holding(1, timeout_s=1, what="one"):
+        assert not others.lock(1)
+    assert others.lock(1)
+    locks.close()
+    others.close()
+
+
+def test_a_forked_child_lets_nothing_go(tmp_path: Path) -> None:
+    path = str(tmp_path / "locks")
+    readers, evictor = ReaderLocks(path), ByteLocks(path)
+    assert readers.hold(5)
+    readers._owner = os.getpid() + 1  # as in a child
+    readers.let_go(5)
+    assert not evictor.lock(5)
+    readers.close()
+    evictor.close()

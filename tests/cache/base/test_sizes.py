@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ConfigError
+from penstock.cache.base.sizes import format_size, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("64MiB", 2**26), ("1.5TB", 1_500_000_000_000), ("7", 7), (" 3 kb ", 3000), (12, 12)],
+)
+def test_sizes_as_people_write_them(text: int | str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "1.5 parsecs", "-3MB", 0, -1, "0", True, None, 1.5, "MiB"])
+def test_nonsense_is_refused_by_name(text: object) -> None:
+    with pytest.raises(ConfigError, match="max_bytes"):
+        parse_size(text, what="max_bytes")  # type: ignore[arg-type]
+
+
+@given(st.integers(1, 2**60))
+def test_a_formatted_size_names_its_unit(size: int) -> None:
+    assert format_size(size).split(" ")[1] in ("B", "KiB", "MiB", "GiB", "TiB")

@@ -1,0 +1,184 @@
+"""Who waits for another's fetch ends as that one does; a mount that fails isn't an empty one."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.errors import DatasetError, FetchError, PenstockError
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.blobs.fill_failures import FillFailures
+from penstock.cache.stores.opening import open_store
+from penstock.cache.blobs.remote import Remote
+from penstock.cache.base.store import RequestError
+from penstock.readers.origin.origin import LocalFolder
+from tests.stores import MemoryStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+READERS = 8
+
+
+def test_all_who_wait_get_the_error_of_the_one_fetch(tmp_path: Path) -> None:
+    """One request in all, though eight readers want its bytes; none ends as stalled."""
+    store = MemoryStore({"x": bytes(300_000)})
+    source = BlobSource(
+        key=blob_key(scope="", uri="x", version="1"),
+        uri=f"{store.url}/x",
+        parts=(Part(path="x", size_bytes=300_000, version=None),),
+        size_bytes=300_000,
+    )
+    asked, go_on = threading.Event(), threading.Event()
+
+    def before(_path: str, _span: tuple[int, int] | None) -> None:
+        asked.set()
+        assert go_on.wait(60)
+        raise RequestError("denied", "not yours")
+
+    store.before = before
+    fetcher = Fetcher(store, policy=FetchPolicy(retry_timeout_s=60.0))
+    cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
+    remote = Remote(fetcher, cache, group="g", label="mem://set")
+    blob = remote.open(source)
+    waiting = threading.Semaphore(0)
+    seen: set[int] = set()
+    raised: list[BaseException] = []
+
+    def read() -> None:
+        try:
+            remote.load([Wanted(blob=blob, starts=[5], ends=[5000])])
+        except PenstockError as error:
+            raised.append(error)
+
+    first = threading.Thread(target=read)
+    first.start()
+    assert asked.wait(60)
+    # Each other one has looked once, found the pieces claimed, and waits.
+    original = remote._round
+
+    def looked(*args: Any, **more: Any) -> tuple[bool, bool]:
+        found = original(*args, **more)
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            waiting.release()
+        return found
+
+    remote._round = looked  # type: ignore[method-assign]
+    others = [threading.Thread(target=read) for _ in range(READERS - 1)]
+    for other in others:
+        other.start()
+    for _ in others:
+        assert waiting.acquire(timeout=60)
+    go_on.set()
+    for thread in (first, *others):
+        thread.join(60)
+    assert [type(error) for error in raised] == [FetchError] * READERS
+    assert len({id(error) for error in raised}) == READERS
+    assert {str(error) for error in raised} == {str(raised[0])}
+    assert "not yours" in str(raised[0])
+    assert fetcher.meter.snapshot().requests == 1
+    remote.close()
+    cache.close()
+
+
+def test_a_failure_is_of_its_pieces_and_of_its_time() -> None:
+    failures = FillFailures()
+    assert failures.since(0.0, [("a", [(0, 100)])]) is None
+    failures.note([("a", (10, 20)), ("b", (0, 1))], FetchError("no", uri="u", missing=True))
+    for wanted, hit in (
+        ([("a", [(0, 10)])], False),
+        ([("a", [(20, 30)])], False),
+        ([("a", [(0, 5), (19, 30)])], True),
+        ([("c", [(0, 100)])], False),
+        ([("c", [(0, 100)]), ("b", [(0, 4)])], True),
+        ([("a", [])], False),
+    ):
+        found = failures.since(0.0, wanted)
+        assert (found is not None) is hit
+        if found is not None:
+            assert (str(found), found.uri, found.missing) == ("no", "u", True)
+        assert failures.since(float("inf"), wanted) is None
+
+
+# -- mounts ----------------------------------------------------------------------------------------
+
+
+FAULTS = [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT]
+
+
+def failing(code: int) -> Any:
+    def fail(*_args: Any, **_more: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+@pytest.mark.parametrize("code", FAULTS)
+@pytest.mark.parametrize("what", ["walk", "top", "info", "read"])
+def test_a_mount_that_fails_is_no_empty_folder(
+    what: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "x").write_bytes(b"hello")
+    store = open_store(tmp_path.as_uri(), {})
+    found = store.info("inner/x")
+    assert found is not None
+    version = found.version
+    real = os.scandir
+
+    def scandir(path: Any = ".") -> Any:
+        if os.fspath(path).endswith("inner"):
+            failing(code)()
+        return real(path)
+
+    if what in ("walk", "top"):
+        monkeypatch.setattr("os.scandir", scandir)
+    elif what == "info":
+        monkeypatch.setattr("os.stat", failing(code))
+    else:
+        monkeypatch.setattr("builtins.open", failing(code))
+    ask = {
+        "walk": lambda: list(store.walk()),
+        "top": lambda: store.top("inner"),
+        "info": lambda: store.info("inner/x"),
+        "read": lambda: store.read("inner/x", (0, 5), version=version),
+    }[what]
+    with pytest.raises(RequestError) as caught:
+        ask()
+    monkeypatch.undo()
+    assert caught.value.kind == ("denied" if code == errno.EACCES else "transient")
+    assert caught.value.remedy is not None
+    assert "credentials" not in caught.value.remedy
+    assert [info.path for info in store.walk()] == ["inner/x"]
+    assert list(store.walk("nowhere")) == []
+    assert store.info("nowhere") is None
+
+
+@pytest.mark.parametrize("code", FAULTS)
+def test_a_file_that_cant_be_looked_at_is_not_missing(
+    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.tar").write_bytes(b"hello")
+    origin = LocalFolder(os.fsencode(tmp_path), None)
+    assert origin.find(b"x.tar") is not None
+    assert origin.find(b"nowhere") is None
+    assert origin.entry(b"nowhere") is None
+    real = os.stat
+
+    def stat(path: Any, **more: Any) -> Any:
+        if os.fsencode(path).endswith(b"x.tar"):
+            failing(code)()
+        return real(path, **more)
+
+    monkeypatch.setattr("os.stat", stat)
+    for ask in (origin.find, origin.entry):
+        with pytest.raises(DatasetError, match=r"x\.tar: can't be looked at"):
+            ask(b"x.tar")

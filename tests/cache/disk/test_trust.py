@@ -1,0 +1,321 @@
+"""What other users leave where a job writes: nothing is written, emptied or removed through it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import stat
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.cache import admin
+from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.errors import PenstockWarning
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.base.folders import Folder, StrangeFileError
+from penstock.cache.blobs.remote import Remote
+from penstock.cache.disk.shelf import Shelf
+from penstock.pipeline.feed.quarantine import QuarantineFile
+from penstock.readers.files.atomic import temp_name, write_bytes
+from penstock.readers.origin.scratch import Scratch
+from tests.stores import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NOBODY = 65534
+MIB = 2**20
+PRECIOUS = b"somebody's work\n" * 40
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of others")
+KEY = blob_key(scope="", uri="mem://bucket/set/o0", version="1")
+FILES = [
+    "format.json",
+    "boot",
+    "catalogue.db",
+    "catalogue.db-wal",
+    "catalogue.db-shm",
+    "catalogue.db-journal",
+    "catalogue.lock",
+    "jobs.lock",
+    "keys.lock",
+    "readers.lock",
+    f"fills/{KEY}.part",
+    f"fills/{KEY}.map",
+    f"blobs/{KEY}",
+    f"unverified/{KEY}",
+    f"trash/{KEY}-7",
+]
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Iterator[Path]:
+    """A file that no cache may touch."""
+    path = tmp_path / "precious"
+    path.write_bytes(PRECIOUS)
+    before = path.stat()
+    yield path
+    after = path.stat()
+    assert path.read_bytes() == PRECIOUS
+    assert (after.st_mode, after.st_uid, after.st_mtime) == (
+        before.st_mode,
+        before.st_uid,
+        before.st_mtime,
+    )
+
+
+def play(root: Path, *, mode: int = 0o700) -> tuple[list[str], bool]:
+    """A job that fills and reads through a cache: its warnings, and whether the cache kept it."""
+    store = MemoryStore({"o0": os.urandom(100_000)})
+    part = Part(path="o0", size_bytes=100_000, version=None)
+    source = BlobSource(key=KEY, uri=f"{store.url}/o0", parts=(part,), size_bytes=100_000)
+    cache = DiskCache(root, max_bytes=8 * MIB, mode=mode)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        remote = Remote(Fetcher(store, policy=FetchPolicy()), cache, group="g", label="x")
+        with contextlib.closing(remote):
+            job = remote.join([KEY], [100_000])
+            assert job is not None
+            remote.fill(source)
+            want = Wanted(blob=remote.open(source), starts=[5], ends=[90_000])
+            (found,) = remote.load([want])
+            assert found[0].tobytes() == store.objects["o0"][5:90_000]
+            remote.object("o0", size_bytes=100_000, version="m")
+            kept = remote.is_whole(source)
+            remote.drop(source)
+            remote.find("o0")
+    cache.close()
+    return [str(one.message) for one in told], kept
+
+
+def filled(root: Path) -> Path:
+    """A cache of this user's that has been used."""
+    assert play(root) == ([], True)
+    return root
+
+
+def put(path: Path, target: Path, how: str) -> None:
+    """Leave something of another user's in a file's place."""
+    path.unlink(missing_ok=True)
+    if how == "link":
+        path.symlink_to(target)
+    elif how == "dangling":
+        path.symlink_to(target.with_name("made-by-the-cache"))
+    elif how == "hard link":
+        os.link(target, path)
+    elif how == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_bytes(b"mine")
+        os.chown(path, NOBODY, NOBODY)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, how) for name in FILES for how in ("link", "theirs")),
+        ("boot", "dangling"),
+        (f"fills/{KEY}.part", "dangling"),
+        *((name, how) for name in FILES[2:4] + FILES[10:13] for how in ("hard link", "pipe")),
+    ],
+)
+def test_nothing_is_written_through_what_stands_in_a_files_place(
+    tmp_path: Path, precious: Path, name: str, how: str
+) -> None:
+    if how == "theirs" and os.geteuid():
+        pytest.skip("only root can make files of others")
+    root = filled(tmp_path / "cache")
+    put(root / name, precious, how)
+    told, _ = play(root)
+    assert len(told) <= 1, told
+    for act in (admin.gc, admin.clear, admin.verify):
+        with contextlib.suppress(OSError):
+            act(root)
+    assert not (tmp_path / "made-by-the-cache").exists()
+    # A job behind that: either the folder is refused, or all is in order again.
+    told, kept = play(root)
+    assert kept or "can't be used" in told[0]
+
+
+@pytest.mark.parametrize("name", ["blobs", "fills", "trash", "unverified"])
+def test_a_link_in_a_folders_place_is_refused(tmp_path: Path, name: str) -> None:
+    root = filled(tmp_path / "cache")
+    other = tmp_path / "other"
+    os.rename(root / name, other)
+    names = {"blobs": KEY, "fills": f"{KEY}.part", "trash": f"{KEY}-7", "unverified": KEY}
+    (other / names[name]).write_bytes(PRECIOUS)
+    (root / name).symlink_to(other)
+    told, kept = play(root)
+    assert (len(told), kept) == (1, False)
+    assert "stands where a folder of the cache belongs" in told[0]
+    for act in (admin.gc, admin.clear):
+        with pytest.raises(StrangeFileError):
+            act(root)
+    assert (other / names[name]).read_bytes() == PRECIOUS
+
+
+@as_root
+def test_root_refuses_a_folder_of_another_user(tmp_path: Path, precious: Path) -> None:
+    root = filled(tmp_path / "cache")
+    put(root / "boot", precious, "link")
+    os.chown(root, NOBODY, NOBODY)
+    before = sorted(root.rglob("*"))
+    told, kept = play(root)
+    assert (len(told), kept) == (1, False)
+    assert f"belongs to another user (uid {NOBODY})" in told[0]
+    for act in (admin.stat, admin.gc, admin.clear, admin.list_blobs):
+        with pytest.raises(PermissionError, match="another user"):
+            act(root)
+    assert sorted(root.rglob("*")) == before
+    os.chown(root, 0, 0)
+    os.chown(root / "blobs", NOBODY, NOBODY)
+    told, kept = play(root)
+    assert (len(told), kept) == (1, False)
+
+
+@as_root
+def test_links_of_others_on_the_way_are_refused(tmp_path: Path) -> None:
+    """Ones of this user's own, and root's, are what people lay out their disks with."""
+    (tmp_path / "disk").mkdir()
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for link in (mine, theirs):
+        link.symlink_to("disk")
+    os.chown(theirs, NOBODY, NOBODY, follow_symlinks=False)
+    assert play(mine / "cache") == ([], True)
+    told, kept = play(theirs / "cache2")
+    assert (len(told), kept) == (1, False)
+    assert f"theirs is a link of another user (uid {NOBODY})" in told[0]
+    assert sorted(os.listdir(tmp_path / "disk")) == ["cache"]
+    (tmp_path / "loop").symlink_to("loop")
+    told, kept = play(tmp_path / "loop" / "cache")
+    assert (len(told), kept) == (1, False)
+
+
+def test_a_folder_that_is_swapped_while_it_is_open_is_not_followed(tmp_path: Path) -> None:
+    root, other = tmp_path / "cache", tmp_path / "other"
+    shelf = Shelf(str(root), max_bytes=8 * MIB)
+    other.mkdir()
+    os.rename(root, tmp_path / "moved")
+    root.symlink_to(other)
+    part = Part(path="x", size_bytes=5, version=None)
+    source = BlobSource(key=KEY, uri="mem://x", parts=(part,), size_bytes=5)
+    assert shelf.put(source, memoryview(b"hello"), group="g", kept=False)
+    assert shelf.fill(BlobSource(key="ab", uri="y", parts=(part,), size_bytes=5), group="g",
+                      pinned=True) is not None  # fmt: skip
+    assert shelf.drop(KEY)
+    shelf.reconcile()
+    shelf.close()
+    assert os.listdir(other) == []
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707, 0o1777])
+def test_a_folder_that_others_may_write_is_told_of_once(tmp_path: Path, mode: int) -> None:
+    root = filled(tmp_path / "cache")
+    root.chmod(mode)
+    told, kept = play(root)
+    assert kept
+    (text,) = told
+    assert "other users may write" in text
+    assert "chmod go-w" in text
+    root.chmod(0o700)
+    (root / "blobs").chmod(mode)
+    assert len(play(root)[0]) == 1
+
+
+def test_a_group_that_was_asked_for_shares_a_cache(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    assert play(root, mode=0o770) == ([], True)
+    for path in (root, *root.rglob("*")):
+        mode = stat.S_IMODE(path.stat().st_mode)
+        assert mode == (0o770 if path.is_dir() else 0o660), path
+    assert play(root, mode=0o770) == ([], True)
+    assert len(play(root)[0]) == 1  # who didn't ask for it is told
+
+
+@as_root
+def test_in_a_shared_cache_files_of_the_group_are_as_good(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    assert play(root, mode=0o770) == ([], True)
+    for path in (root, *root.rglob("*")):
+        os.chown(path, NOBODY, os.getegid())
+    assert play(root, mode=0o770) == ([], True)
+    assert play(root) != ([], True)
+    for path in (root, *root.rglob("*")):
+        os.chown(path, NOBODY, NOBODY)  # of a group that this user isn't in
+    told, kept = play(root, mode=0o770)
+    assert (len(told), kept) == (1, False)
+
+
+# -- what else is written into a cache folder
+
+
+def test_temporary_files_of_indexes_are_not_written_through(tmp_path: Path, precious: Path) -> None:
+    place = os.fsencode(tmp_path / "manifest")
+    for how in ("link", "hard link"):
+        put(Path(os.fsdecode(temp_name(place))), precious, how)
+        write_bytes(place, b"new")
+        assert Path(os.fsdecode(place)).read_bytes() == b"new"
+
+
+def test_an_index_is_not_kept_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    for cache in (DiskCache(tmp_path / "one", max_bytes=8 * MIB), str(tmp_path / "two")):
+        root = Path(cache.path if isinstance(cache, DiskCache) else cache)
+        root.mkdir(mode=0o700)
+        (root / "indexes").symlink_to(tmp_path / "other")
+        scratch: Any = Scratch(cache)
+        with pytest.warns(PenstockWarning, match="indexes"):
+            place = os.fsdecode(scratch.index_folder("ab"))
+        assert not place.startswith(str(tmp_path))
+        scratch.close()
+        (root / "indexes").unlink()
+        (root / "indexes").mkdir()
+        (root / "indexes" / "ab").symlink_to(tmp_path / "other")
+        scratch = Scratch(str(root))
+        with pytest.warns(PenstockWarning, match="ab: a link"):
+            place = os.fsdecode(scratch.index_folder("ab"))
+        assert not place.startswith(str(tmp_path))
+        scratch.close()
+
+
+def test_the_list_of_bad_samples_is_not_written_through_a_link(
+    tmp_path: Path, precious: Path
+) -> None:
+    root = tmp_path / "cache"
+    first = QuarantineFile(str(root), name="x")
+    first.append([{"id": 1}])
+    assert Path(first.path).parent.parent == root
+    put(Path(first.path), precious, "link")
+    second = QuarantineFile(str(root), name="x")
+    second.append([{"id": 2}])
+    assert Path(second.path).parent.parent != root
+    shutil.rmtree(Path(second.path).parent)
+
+
+def test_what_is_made_is_private(tmp_path: Path) -> None:
+    root = filled(tmp_path / "new" / "cache")
+    for path in (root.parent, root, *root.rglob("*")):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_folders_hand_out_nothing_strange(tmp_path: Path, precious: Path) -> None:
+    folder = Folder.at(str(tmp_path / "a" / "b"), make=True)
+    for how in ("link", "pipe"):
+        put(tmp_path / "a" / "b" / "file", precious, how)
+        for flags in (os.O_RDONLY, os.O_RDWR):
+            with pytest.raises(StrangeFileError, match="file"):
+                folder.open("file", flags)
+        with pytest.raises(StrangeFileError):
+            folder.open_or_create("file")
+        with pytest.raises(FileExistsError):
+            folder.create("file")
+        assert not folder.has("file")
+    folder.write_whole("file", b"text")
+    assert folder.read("file") == b"text"
+    assert folder.remove("file")
+    assert not folder.remove("file")

@@ -1,0 +1,326 @@
+"""Every store keeps the same contract: the conformance tests of `penstock.cache.base.store.Store`."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from penstock.cache.stores.opening import open_store
+from penstock.cache.base.store import ObjectInfo, RequestError, Store
+from tests.servers import NGINX, Faults, MotoServer, Server, moto, nginx, serving
+from tests.servers.moto import HAS_MOTO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+OBJECTS = {
+    "a.bin": bytes(range(256)) * 40,
+    "folder/b.bin": b"0123456789" * 100,
+    "folder/deep/c d+é%41#&=.bin": b"odd name",
+    "folder/empty": b"",
+    "other/x": b"x",
+}
+
+
+class Place:
+    """A store and a way around it: `write` puts an object there without the store."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    def write(self, path: str, data: bytes) -> None:
+        raise NotImplementedError
+
+
+class StoreTests:
+    """What every Store must do. Subclasses give `place`, filled with OBJECTS."""
+
+    @pytest.fixture
+    def place(self) -> Iterator[Place]:
+        raise NotImplementedError
+
+    @pytest.fixture
+    def store(self, place: Place) -> Store:
+        return place.store
+
+    def test_walk_finds_every_object_with_its_size(self, store: Store) -> None:
+        found = {info.path: info.size_bytes for info in store.walk()}
+        assert found == {path: len(data) for path, data in OBJECTS.items()}
+
+    def test_walk_of_a_folder_keeps_to_it(self, store: Store) -> None:
+        assert {info.path for info in store.walk("folder/deep")} == {
+            path for path in OBJECTS if path.startswith("folder/deep/")
+        }
+        assert list(store.walk("fold")) == []
+        assert list(store.walk("nowhere")) == []
+
+    def test_top_tells_objects_and_folders(self, store: Store) -> None:
+        objects, folders = store.top()
+        assert [info.path for info in objects] == ["a.bin"]
+        assert sorted(folders) == ["folder", "other"]
+        objects, folders = store.top("folder")
+        assert sorted(info.path for info in objects) == ["folder/b.bin", "folder/empty"]
+        assert folders == ["deep"]
+        assert store.top("nowhere") == ([], [])
+
+    def test_info_and_the_listings_agree(self, store: Store) -> None:
+        listed = {info.path: info for info in store.walk()}
+        for path in OBJECTS:
+            assert store.info(path) == listed[path]
+        assert store.info("nowhere") is None
+        assert store.info("folder/nowhere") is None
+
+    def test_a_whole_object(self, store: Store) -> None:
+        for path, data in OBJECTS.items():
+            answer = store.read(path)
+            assert bytes(answer.data) == data
+            assert answer.object_bytes == len(data)
+            assert answer.version == info_of(store, path).version != ""
+
+    @pytest.mark.parametrize("span", [(0, 1), (0, 10240), (255, 257), (10239, 10240), (0, 10239)])
+    def test_a_range_is_exact(self, store: Store, span: tuple[int, int]) -> None:
+        version = info_of(store, "a.bin").version
+        for given in (None, version):
+            answer = store.read("a.bin", span, version=given)
+            assert bytes(answer.data) == OBJECTS["a.bin"][slice(*span)]
+            assert (answer.version, answer.object_bytes) == (version, 10240)
+
+    @pytest.mark.parametrize("span", [(0, 10241), (10240, 10250), (20000, 20001)])
+    def test_a_range_past_the_end_means_another_object(
+        self, store: Store, span: tuple[int, int]
+    ) -> None:
+        for version in (None, info_of(store, "a.bin").version):
+            with pytest.raises(RequestError) as caught:
+                store.read("a.bin", span, version=version)
+            assert caught.value.kind == "changed"
+
+    def test_an_empty_range_is_refused(self, store: Store) -> None:
+        with pytest.raises(RequestError) as caught:
+            store.read("a.bin", (5, 5))
+        assert caught.value.kind == "refused"
+
+    def test_what_is_missing_is_told(self, store: Store) -> None:
+        for span in (None, (0, 4)):
+            with pytest.raises(RequestError) as caught:
+                store.read("folder/nowhere", span)
+            assert caught.value.kind == "missing"
+
+    def test_another_version_is_never_handed_out(self, place: Place) -> None:
+        store = place.store
+        old = info_of(store, "folder/b.bin").version
+        place.write("folder/b.bin", b"9876543210" * 101)
+        assert info_of(store, "folder/b.bin").version != old
+        for span in (None, (0, 5), (1000, 1010)):
+            assert failure_of(lambda span=span: store.read("folder/b.bin", span, version=old)) == (
+                "changed"
+            )
+        assert bytes(store.read("folder/b.bin", (0, 3)).data) == b"987"
+
+    def test_it_says_where_it_is_without_secrets(self, store: Store) -> None:
+        assert store.url in repr(store)
+        assert "@" not in store.url
+        assert re.fullmatch("[0-9a-f]*", store.scope)
+        store.close()
+        store.close()
+
+
+class WritableStoreTests(StoreTests):
+    """Of a store that can put."""
+
+    def test_put_then_read(self, store: Store, tmp_path: Path) -> None:
+        local = tmp_path / "local"
+        local.write_bytes(b"put here")
+        store.put(str(local), "new/put")
+        assert bytes(store.read("new/put").data) == b"put here"
+        assert info_of(store, "new/put").size_bytes == 8
+
+
+def info_of(store: Store, path: str) -> ObjectInfo:
+    info = store.info(path)
+    assert info is not None
+    return info
+
+
+def failure_of(read: Callable[[], object]) -> str:
+    """What a request that must fail fails with. nginx closes a connection after some errors; a
+    request that was just sent on it is cut, which is what retries are for."""
+    for _ in range(8):
+        with pytest.raises(RequestError) as caught:
+            read()
+        if caught.value.kind != "transient":
+            break
+    return caught.value.kind
+
+
+def write_all(place: Place) -> Place:
+    for path, data in OBJECTS.items():
+        place.write(path, data)
+    return place
+
+
+class InFolder(Place):
+    def __init__(self, store: Store, folder: Path) -> None:
+        super().__init__(store)
+        self.folder = folder
+
+    def write(self, path: str, data: bytes) -> None:
+        local = self.folder / path
+        local.parent.mkdir(parents=True, exist_ok=True)
+        local.write_bytes(data)
+
+
+class TestLocalFiles(WritableStoreTests):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Place:
+        root = tmp_path / "root"
+        return write_all(InFolder(open_store(root.as_uri(), {}), root))
+
+
+class TestMemory(WritableStoreTests):
+    @pytest.fixture
+    def place(self) -> Iterator[Place]:
+        root = f"memory://{uuid.uuid4().hex}/set"
+
+        class Memory(Place):
+            def write(self, path: str, data: bytes) -> None:
+                with fsspec.open(f"{root}/{path}", "wb") as file:
+                    file.write(data)
+
+        yield write_all(Memory(open_store(root, {})))
+        fsspec.filesystem("memory").rm(root, recursive=True)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    (tmp_path / "root" / "bucket").mkdir(parents=True)
+    with serving(tmp_path / "root") as server:
+        yield server
+
+
+class TestHttp(StoreTests):
+    @pytest.fixture
+    def place(self, server: Server) -> Place:
+        folder = InFolder(open_store(f"{server.url}/bucket/", {}), _folder(server))
+        return write_all(folder)
+
+
+class TestS3OfThePlainServer(WritableStoreTests):
+    @pytest.fixture
+    def place(self, server: Server) -> Place:
+        store = open_store("s3://bucket/set", server.s3_options)
+        return write_all(InFolder(store, _folder(server) / "set"))
+
+
+def _folder(server: Server) -> Path:
+    from pathlib import Path
+
+    return Path(server.folder) / "bucket"
+
+
+class TestHttpThroughFsspec(StoreTests):
+    @pytest.fixture
+    def place(self, server: Server) -> Place:
+        pytest.importorskip("aiohttp")
+        fs = fsspec.filesystem("http", skip_instance_cache=True, use_listings_cache=True)
+        store = open_store(f"{server.url}/bucket", {}, filesystem=fs)
+        return write_all(InFolder(store, _folder(server)))
+
+
+@pytest.mark.skipif(NGINX is None, reason="nginx isn't installed (Debian: nginx-light)")
+class TestNginx(StoreTests):
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[Place]:
+        root = tmp_path / "root"
+        root.mkdir()
+        with nginx(root) as url:
+            yield write_all(InFolder(open_store(f"{url}/set", {}), root / "set"))
+
+
+@pytest.fixture(scope="module")
+def moto_server() -> Iterator[MotoServer]:
+    if not HAS_MOTO:
+        pytest.skip("moto[server] isn't installed")
+    with moto() as server:
+        yield server
+
+
+class InBucket(Place):
+    def __init__(self, store: Store, server: MotoServer, bucket: str) -> None:
+        super().__init__(store)
+        self._client = server.client
+        self._bucket = bucket
+
+    def write(self, path: str, data: bytes) -> None:
+        self._client.put_object(Bucket=self._bucket, Key=f"set/{path}", Body=data)
+
+
+class TestS3OfMoto(WritableStoreTests):
+    @pytest.fixture
+    def place(self, moto_server: MotoServer) -> Place:
+        bucket = f"b{uuid.uuid4().hex}"
+        moto_server.bucket(bucket)
+        store = open_store(f"s3://{bucket}/set", moto_server.s3_options)
+        return write_all(InBucket(store, moto_server, bucket))
+
+    def test_markers_of_folders_are_no_objects(self, place: Place) -> None:
+        place.write("folder/", b"")
+        place.write("folder/deep/", b"")
+        place.write("", b"")
+        assert {info.path for info in place.store.walk()} == set(OBJECTS)
+        assert [info.path for info in place.store.top()[0]] == ["a.bin"]
+        assert sorted(info.path for info in place.store.top("folder")[0]) == [
+            "folder/b.bin",
+            "folder/empty",
+        ]
+
+    def test_a_bucket_that_is_not_there_is_told(self, moto_server: MotoServer) -> None:
+        store = open_store("s3://no-such-bucket/set", moto_server.s3_options)
+        assert failure_of(lambda: list(store.walk())) == "missing"
+        assert failure_of(store.top) == "missing"
+        assert failure_of(lambda: store.read("x")) == "missing"
+
+
+class TestS3fsOfMoto(WritableStoreTests):
+    @pytest.fixture
+    def place(self, moto_server: MotoServer) -> Place:
+        s3fs = pytest.importorskip("s3fs")
+        bucket = f"b{uuid.uuid4().hex}"
+        moto_server.bucket(bucket)
+        fs = s3fs.S3FileSystem(**moto_server.s3_options, skip_instance_cache=True)
+        store = open_store(f"s3://{bucket}/set", {}, filesystem=fs)
+        return write_all(InBucket(store, moto_server, bucket))
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+@pytest.mark.parametrize("status", ["503", "429"])
+def test_what_follows_a_throttled_request_sees_retry_after(
+    tmp_path: Path, scheme: str, status: str
+) -> None:
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket" / "x.bin").write_bytes(bytes(range(200)))
+    with serving(tmp_path) as server:
+        url, options = server.s3("bucket"), server.s3_options
+        if scheme == "http":
+            url, options = f"{server.url}/bucket", {}
+        store = open_store(url, options)
+        whole = store.read("x.bin", (5, 20))
+        server.faults = Faults(p=1.0, kinds=(status,), times=3, retry_after="7")
+        server.reset()
+        for waits in (7.0, 7.0, 7.0):
+            with pytest.raises(RequestError) as caught:
+                store.read("x.bin", (5, 20), version=whole.version)
+            assert caught.value.kind == "throttled"
+            assert caught.value.retry_after_s == waits
+        again = store.read("x.bin", (5, 20), version=whole.version)
+        assert (bytes(again.data), again.version) == (bytes(whole.data), whole.version)
+        assert again.object_bytes == 200
+        (tmp_path / "bucket" / "x.bin").write_bytes(bytes(100))
+        with pytest.raises(RequestError) as caught:
+            store.read("x.bin", (5, 20), version=whole.version)
+        assert caught.value.kind == "changed"
+        store.close()

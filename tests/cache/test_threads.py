@@ -1,0 +1,93 @@
+"""Order, bounds, errors and endings of the one module that starts threads."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ClosedError, StalledError
+from penstock.cache.threads import Ordered, Workers, ordered
+from tests.watchdog import PATIENCE_S
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(), max_size=30), st.integers(1, 4), st.integers(1, 6))
+def test_results_come_in_order(items: list[int], workers: int, ahead: int) -> None:
+    assert list(ordered(lambda x: x * 2, items, workers=workers, ahead=ahead)) == [
+        x * 2 for x in items
+    ]
+
+
+def test_no_more_than_ahead_are_taken_from_the_future() -> None:
+    taken: list[int] = []
+
+    def items():
+        for i in range(100):
+            taken.append(i)
+            yield i
+
+    run = ordered(lambda x: x, items(), workers=2, ahead=3)
+    assert next(run) == 0
+    assert len(taken) <= 4
+    run.close()
+
+
+def test_an_error_surfaces_at_its_own_place() -> None:
+    def work(x: int) -> int:
+        if x == 3:
+            raise KeyError("three")
+        return x
+
+    run = ordered(work, range(6), workers=3, ahead=6)
+    assert [next(run) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(KeyError, match="three"):
+        next(run)
+
+
+def test_closing_ends_the_threads() -> None:
+    before = threading.active_count()
+    run = ordered(lambda x: x, range(100), workers=4, ahead=8)
+    next(run)
+    run.close()
+    assert threading.active_count() == before
+
+
+def test_a_stalled_read_raises_with_the_reason() -> None:
+    never = threading.Event()
+    pool = Workers(1, name="test")
+    run = Ordered(lambda _: never.wait(30), [1], pool=pool, ahead=1, timeout_s=0.05)
+    with pytest.raises(StalledError, match="timeout="):
+        next(run)
+    never.set()
+    run.close()
+    pool.close()
+
+
+def test_a_timeout_of_the_work_itself_is_passed_on() -> None:
+    def work(_: int) -> None:
+        raise TimeoutError("the store's own")
+
+    with pytest.raises(TimeoutError, match="the store's own"):
+        list(ordered(work, [1], workers=1, ahead=1))
+
+
+def test_closed_workers_refuse() -> None:
+    pool = Workers(1, name="test")
+    pool.close()
+    pool.close()
+    with pytest.raises(ClosedError):
+        pool.submit(len, "x")
+
+
+def test_an_unclosed_pool_does_not_hang_the_exit() -> None:
+    code = (
+        "from penstock.cache.threads import ordered\n"
+        "run = ordered(lambda x: x, iter(int, 1), workers=2, ahead=4)\n"
+        "next(run)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -1,0 +1,248 @@
+"""One measured run, and the search for settings: what is counted, and what is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench import play as played
+from penstock.pipeline.bench.cpu import tree_cpu_s
+from penstock.pipeline.bench.play import SETTLE_BATCHES, floor_au, play, samples_of
+from penstock.pipeline.bench.tune import MOST_NOISE, Axis, Setup, axes_for, tune
+from penstock.pipeline.report.statistics import Meter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.pipeline.report.statistics import Statistics
+
+BATCH = 4
+
+
+@dataclass
+class Clock:
+    """Time that passes only when somebody is told to take some."""
+
+    now_s: float = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Loader:
+    """A loader on that clock: epochs of so many batches that take so long each."""
+
+    clock: Clock
+    batch_s: float
+    epoch: int = 10
+    first_s: float = 0.0
+    taken: int = 0
+    closed: int = 0
+    meter: Meter = field(default_factory=lambda: Meter(decode_threads=1, device="cpu"))
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.epoch):
+            self.clock.now_s += self.batch_s if self.taken else self.first_s
+            self.taken += 1
+            self.meter.bytes_disk += 100 * BATCH
+            yield np.zeros((BATCH, 2)), np.zeros(BATCH)
+
+    def statistics(self) -> Statistics:
+        return self.meter.snapshot()
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class Idle:
+    """An event whose wait takes the clock's time, and a little more, as a busy machine's does."""
+
+    def __init__(self, clock: Clock, late_s: float) -> None:
+        self._clock, self._late_s = clock, late_s
+
+    def wait(self, seconds: float) -> None:
+        self._clock.now_s += seconds + self._late_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(played, "time", made)
+    monkeypatch.setattr(played, "Event", lambda: Idle(made, 0.125))
+    return made
+
+
+def test_a_run_counts_what_came_in_its_measured_part(clock: Clock) -> None:
+    loader = Loader(clock, batch_s=0.25, first_s=3.0)
+    done = play(lambda: loader, seconds=2.0, settle=1).measured
+    assert (done.batches, done.samples, done.seconds) == (8, 8 * BATCH, 2.0)
+    assert (done.samples_per_s, done.bytes_per_s) == (16.0, 1600.0)
+    assert done.first_batch_s == 3.0
+    assert (done.wait_p50_s, done.wait_p99_s, done.wait_share) == (0.25, 0.25, 1.0)
+    assert (done.au, done.step_s) == (0.0, 0.0)
+    assert done.bytes_by_tier == {"remote": 0, "disk": 8 * BATCH * 100, "memory": 0}
+    assert loader.taken == 1 + 1 + 8
+    assert loader.closed == 1
+
+
+def test_utilisation_is_of_the_steps_as_they_were_measured(clock: Clock) -> None:
+    done = play(lambda: Loader(clock, batch_s=0.125), seconds=6.0, step_s=0.25, settle=2).measured
+    assert done.step_s == 0.375  # the wait was an eighth late: it counts as computed
+    assert done.au == pytest.approx(75.0)
+    assert done.wait_share == pytest.approx(0.25)
+
+
+def test_batches_that_were_ready_are_not_counted(clock: Clock) -> None:
+    loader = Loader(clock, batch_s=0.125)
+    done = play(lambda: loader, seconds=1.0)
+    assert loader.taken == 1 + SETTLE_BATCHES + 8
+    assert len(done.waits_s) == done.measured.batches == 8
+
+
+def test_slow_batches_settle_twice_and_are_measured_twice(clock: Clock) -> None:
+    loader = Loader(clock, batch_s=60.0)
+    assert play(lambda: loader, seconds=0.5).measured.batches == 2
+    assert loader.taken == 1 + 2 + 2
+
+
+def test_an_epoch_shorter_than_the_run_is_begun_again(clock: Clock) -> None:
+    assert play(lambda: Loader(clock, batch_s=0.25, epoch=3), seconds=5.0).measured.batches == 20
+
+
+def test_an_epoch_without_a_batch_is_an_error_and_the_loader_is_closed(clock: Clock) -> None:
+    loader = Loader(clock, batch_s=0.25, epoch=0)
+    with pytest.raises(ConfigError, match="no batch"):
+        play(lambda: loader, seconds=5.0)
+    assert loader.closed == 1
+
+
+def test_an_interrupted_run_closes_its_loader(clock: Clock) -> None:
+    loader = Loader(clock, batch_s=0.25)
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        play(lambda: loader, seconds=5.0, progress=interrupt)
+    assert loader.closed == 1
+
+
+def test_progress_is_told_in_shares_and_rarely(clock: Clock) -> None:
+    told: list[float] = []
+    play(lambda: Loader(clock, batch_s=0.125), seconds=4.0, progress=told.append)
+    assert told == [0.0, 0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0]
+
+
+@pytest.mark.parametrize(("seconds", "step_s"), [(0.0, 0.0), (1.0, -1.0)])
+def test_numbers_that_cant_be_are_refused(seconds: float, step_s: float) -> None:
+    with pytest.raises(ConfigError, match="wanted seconds above 0"):
+        play(lambda: pytest.fail("was built"), seconds=seconds, step_s=step_s)
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_floor_is_what_a_free_loader_gets() -> None:
+    assert floor_au((range(BATCH),), step_s=0.25, seconds=2.0) == 100.0
+
+
+def test_samples_are_the_rows_of_the_first_tensor() -> None:
+    assert samples_of(np.zeros((5, 3))) == 5
+    assert samples_of((np.zeros((6, 3)), np.zeros(7))) == 6
+
+
+def test_cpu_time_only_grows() -> None:
+    before = tree_cpu_s()
+    sum(range(10**5))
+    assert tree_cpu_s() > before
+
+
+# --- the search ----------------------------------------------------------------------------------
+
+THREADS = (1, 2, 4, 8)
+DEPTHS = (1, 2, 4)
+AXES = (
+    Axis(name="num_workers", values=THREADS, tie=True),
+    Axis(name="prefetch_factor", values=DEPTHS),
+    Axis(name="read", values=("copy", "pread")),
+)
+START = Setup(batch_size=64, num_workers=4)
+
+
+@given(threads=st.sampled_from(THREADS), depth=st.sampled_from(DEPTHS), read=st.sampled_from("cp"))
+@settings(max_examples=30, deadline=None)
+def test_a_clear_best_is_found_from_anywhere(threads: int, depth: int, read: str) -> None:
+    def rate(setup: Setup) -> float:
+        off = abs(THREADS.index(setup.num_workers) - THREADS.index(threads))
+        off += abs(DEPTHS.index(setup.prefetch_factor) - DEPTHS.index(depth))
+        return 1000 * 0.8**off * (1.3 if setup.read[0] == read else 1.0)
+
+    found = tune(START, AXES, rate).best
+    assert (found.num_workers, found.prefetch_factor, found.read[0]) == (threads, depth, read)
+
+
+@given(seed=st.integers(0, 2**16), noise=st.floats(0, 0.1))
+@settings(max_examples=30, deadline=None)
+def test_noise_alone_changes_nothing_that_costs_speed(seed: int, noise: float) -> None:
+    """Four threads and more are equally fast, fewer are slower: as on a machine of four cores."""
+    rng = np.random.default_rng(seed)
+    runs = 0
+
+    def rate(setup: Setup) -> float:
+        nonlocal runs
+        runs += 1
+        return min(4, setup.num_workers) * 100 * float(1 + noise * rng.uniform(-0.5, 0.5))
+
+    found = tune(START, AXES, rate)
+    assert found.best.num_workers in (4, 8)
+    assert found.noise <= MOST_NOISE
+    assert runs == sum(len(trial.runs) for trial in found.trials) <= 30
+
+
+def test_threads_that_bring_nothing_are_left_out() -> None:
+    found = tune(START, AXES, lambda setup: 100.0 + (setup.num_workers >= 2)).best
+    assert found == Setup(batch_size=64, num_workers=1)
+
+
+def test_small_losses_dont_add_up() -> None:
+    """Half the threads cost a little less than the noise, half of those again much more."""
+    start = Setup(batch_size=64, num_workers=8)
+    losses = {8: 0, 4: 1, 2: 2, 1: 3}
+    found = tune(start, AXES, lambda setup: 100 * 0.985 ** losses[setup.num_workers]).best
+    assert found.num_workers == 4
+
+
+def test_one_lucky_run_is_not_enough() -> None:
+    lucky = iter([100.0, 100.0, 90.0, 140.0, 100.0, 100.0])
+    axes = (Axis(name="num_workers", values=(2, 4, 8)),)
+    assert tune(START, axes, lambda _: next(lucky)).best == START
+
+
+def test_every_run_is_told() -> None:
+    told: list[float] = []
+    found = tune(START, AXES, lambda _: 100.0, tried=lambda _, rate: told.append(rate))
+    assert len(told) == sum(len(trial.runs) for trial in found.trials)
+
+
+def test_a_search_that_begins_off_its_axis_is_refused() -> None:
+    with pytest.raises(ConfigError, match="begins at 4"):
+        tune(START, (Axis(name="num_workers", values=(1, 2)),), lambda _: 1.0)
+
+
+@given(cores=st.integers(1, 256), samples=st.integers(64, 10**6), workers=st.integers(1, 300))
+@settings(max_examples=50, deadline=None)
+def test_axes_hold_the_start_and_no_batch_beyond_the_set(
+    cores: int, samples: int, workers: int
+) -> None:
+    start = Setup(batch_size=64, num_workers=workers)
+    for axis in axes_for(start, cores=cores, samples=samples):
+        assert getattr(start, axis.name) in axis.values
+        assert axis.name != "batch_size" or max(axis.values) <= samples
+    names = ("num_workers", "batch_size")
+    left = axes_for(start, cores=cores, samples=samples, given=names)
+    assert [axis.name for axis in left] == ["prefetch_factor", "read"]

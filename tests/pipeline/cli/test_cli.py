@@ -1,0 +1,133 @@
+"""The commands as a user types them: in a process of their own, by exit code and output."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import SAMPLES, write_photographs
+from tests.tars import tar_folder
+from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
+    run = subprocess.run(
+        [sys.executable, "-m", "penstock.pipeline.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert run.returncode == code, run.stderr
+    assert "Traceback" not in run.stderr
+    return run
+
+
+def test_pack_index_inspect_as_json(folder: Path, tmp_path: Path) -> None:
+    packed = json.loads(penstock("pack", folder, tmp_path / "p", "--json").stdout)
+    assert set(packed) >= {"samples", "shards", "bytes", "quarantined", "seconds"}
+    assert (packed["samples"], packed["quarantined"]) == (SAMPLES, 0)
+    told = json.loads(penstock("inspect", tmp_path / "p", "--json").stdout)
+    assert told["samples"] == SAMPLES
+    assert told["shuffled"] is True
+    indexed = json.loads(penstock("index", folder, "--out", tmp_path / "i", "--json").stdout)
+    assert indexed["samples"] == SAMPLES
+    told = json.loads(penstock("inspect", folder, "--index", tmp_path / "i", "--json").stdout)
+    assert told["fields"] == ["image", "label"]
+
+
+def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
+    tar_folder(tmp_path / "set", samples=6, archives=2)
+    some = tmp_path / "set" / "train-{000000..000001}.tar"
+    options = ("--short-side", "12", "--quality", "80", "--no-shuffle", "--json")
+    packed = json.loads(penstock("pack", some, tmp_path / "p", *options).stdout)
+    assert (packed["samples"], packed["progressive"]) == (6, 0)
+    told = json.loads(penstock("inspect", tmp_path / "p", "--json").stdout)
+    assert (told["images"]["min_height"], told["images"]["min_width"]) == (12, 12)
+    told = json.loads(penstock("inspect", tmp_path / "set", "--json").stdout)
+    assert (told["kind"], told["passed_over"], told["progressive"]) == ("tar", {"json": 6}, 0)
+
+
+def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:
+    folder = write_photographs(tmp_path / "in", samples=12, classes=2)
+    (folder / "class-0" / "broken.jpg").write_bytes(b"not an image")
+    run = penstock("pack", folder, tmp_path / "out")
+    assert "12 samples" in run.stdout
+    assert "1 quarantined" in run.stdout
+    report = (tmp_path / "out/_penstock/quarantine.jsonl").read_text()
+    assert json.loads(report)["name"] == "class-0/broken.jpg"
+    assert "12" in penstock("inspect", tmp_path / "out").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["inspect", "/nowhere/at/all"], 1, "/nowhere/at/all"),
+        (["inspect", "nosuch://bucket/x"], (1, 2), "nosuch"),
+        (["pack", "/nowhere/at/all", "OUT"], 1, "/nowhere/at/all"),
+        (["pack", "FOLDER", "OUT", "--shard-bytes", "1.5 parsecs"], 2, "1.5 parsecs"),
+        (["pack", "FOLDER"], 2, "Missing argument"),
+        (["pack", "FOLDER", "FOLDER"], (1, 2), "FOLDER"),
+        (["frobnicate"], 2, "frobnicate"),
+        (["inspect", "FOLDER", "-o", "novalue"], 2, "KEY=VALUE"),
+    ],
+)
+def test_wrong_use_is_told_with_its_exit_code(
+    folder: Path, tmp_path: Path, arguments: list[str], code: int | tuple[int, int], told: str
+) -> None:
+    places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
+    run = subprocess.run(
+        [sys.executable, "-m", "penstock.pipeline.cli", *(places.get(a, a) for a in arguments)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env={**os.environ, "COLUMNS": "200"},
+    )
+    assert run.returncode in (code if isinstance(code, tuple) else (code,)), run.stderr
+    assert places.get(told, told) in run.stderr.replace("\n", "")
+    assert "Traceback" not in run.stderr
+    assert run.stdout == ""
+
+
+def test_a_destination_with_other_data_is_left_alone(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    run = penstock("pack", folder, tmp_path, code=1)
+    assert "thesis.tex" in run.stderr.replace("\n", "")
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_interrupted_is_130(folder: Path, tmp_path: Path) -> None:
+    job = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(folder), str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    _, err = job.communicate(timeout=PATIENCE_S)
+    assert job.returncode == 130
+    assert "goes on from there" in err.replace("\n", " ")
+
+
+# A packer that gets Ctrl-C as soon as it reports its first progress.
+INTERRUPTED = f"""
+import os, sys
+from penstock.pipeline.cli import main
+from penstock.pipeline.cli.progress import SampleProgress
+
+def interrupt(self, *_):
+    os.kill(os.getpid(), {int(signal.SIGINT)})
+
+SampleProgress.__call__ = interrupt
+sys.exit(main(["pack", sys.argv[1], sys.argv[2]]))
+"""
+
+
+def test_version() -> None:
+    assert penstock("--version").stdout == "penstock 0.1.0\n"

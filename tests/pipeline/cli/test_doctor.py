@@ -1,0 +1,436 @@
+"""The doctor's judgements on invented machines; once on this one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.cache.base.store import Answer, ObjectInfo, RequestError
+from penstock.pipeline.cli.cache_facts import CacheFacts, JobFacts
+from penstock.pipeline.cli.doctor import checks
+from penstock.pipeline.cli.doctor_cache import cache_checks
+from penstock.pipeline.cli.doctor_remote import (
+    RemoteFacts,
+    Trouble,
+    probe,
+    remote_checks,
+    remote_facts,
+)
+from penstock.pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind
+from penstock.pipeline.cli.packages import PackageFacts, hiding
+from penstock.pipeline.plan.world import World
+from tests.servers import Faults, Server, serving
+from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GPU = Gpu(name="H100", memory_bytes=80 * 2**30)
+FOLDER = FolderFacts(
+    path="/data",
+    exists=True,
+    is_folder=True,
+    readable=True,
+    writable=True,
+    free_bytes=2**40,
+    total_bytes=2**41,
+    free_files=10**6,
+    kind="ext4",
+)
+HEALTHY = Facts(
+    python=(3, 11, 7),
+    system="Linux",
+    machine="x86_64",
+    packages=PackageFacts(source="wheel"),
+    torch=Module(version="2.13.0+cu130", cuda="13.0"),
+    dali=Module(version="2.4.0", cuda="13.0"),
+    dali_builds=("nvidia-dali-cuda130",),
+    decoded=True,
+    decode_error=None,
+    gpus=(GPU,),
+    gpu_devices=1,
+    driver_cuda=(13, 0),
+    cpus=16,
+    affinity=16,
+    usable=16,
+    omp_threads=None,
+    torch_threads=16,
+    world=World(0, 1),
+    launcher=None,
+    slurm_batch=False,
+    shm=(2**34, 2**34),
+    open_files=(65536, 65536),
+    folder=FOLDER,
+)
+
+
+CACHE = CacheFacts(max_bytes=2**40, used_bytes=2**39, blobs=12)
+JOB = JobFacts(label="s3://b/set", processes=8, share_bytes=2**30, wanted_bytes=2**30)
+REMOTE = RemoteFacts(
+    url="s3://b/set",
+    objects=3,
+    folders=1,
+    sample=ObjectInfo(path="a", size_bytes=100, version="1"),
+    request_s=0.02,
+    slowest_s=0.04,
+    conditional=True,
+)
+
+
+def broken(**changes: Any) -> dict[str, Any]:
+    """What differs from a healthy machine."""
+    return changes
+
+
+def test_a_healthy_machine_has_no_remedy() -> None:
+    for check in checks(HEALTHY):
+        assert (check.status, check.remedy) == ("ok", ""), check
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "told"),
+    [
+        (broken(python=(3, 10, 4)), "python", "fail", "3.11"),
+        (broken(system="Darwin"), "python", "fail", "Linux"),
+        (
+            broken(packages=PackageFacts(hiding=("/job/cache.py",))),
+            "packages",
+            "warn",
+            "/job/cache.py",
+        ),
+        (broken(torch=Module()), "torch", "fail", "pip install torch"),
+        (
+            broken(torch=Module(version="2.13.0", error="OSError: libc10")),
+            "torch",
+            "fail",
+            "libc10",
+        ),
+        (broken(torch=Module(version="2.3.1", cuda="12.1")), "torch", "fail", "2.4"),
+        (broken(torch=Module(version="2.13.0+cpu"), gpus=()), "torch", "warn", "CUDA build"),
+        (broken(dali=Module(), dali_builds=()), "dali", "fail", "penstock[dali]"),
+        (
+            broken(dali=Module(), dali_builds=(), driver_cuda=(12, 4)),
+            "dali",
+            "fail",
+            "penstock[cuda12]",
+        ),
+        (
+            broken(dali_builds=("nvidia-dali-cuda120", "nvidia-dali-cuda130")),
+            "dali",
+            "fail",
+            "pip uninstall nvidia-dali-cuda120 nvidia-dali-cuda130",
+        ),
+        (
+            broken(dali=Module(version="2.4.0", cuda="13.0", error="ImportError: libcufft")),
+            "dali",
+            "fail",
+            "libcufft",
+        ),
+        (broken(driver_cuda=(12, 8)), "dali", "fail", "penstock[cuda12]"),
+        (broken(torch=Module(version="2.13.0", cuda="12.8")), "dali", "warn", "12.8"),
+        (broken(decoded=False), "decoding", "warn", "pillow"),
+        (broken(decoded=False, decode_error="RuntimeError: no"), "decoding", "fail", "no"),
+        (broken(gpus=()), "gpu", "fail", "driver"),
+        (broken(gpus=(), gpu_devices=0), "gpu", "ok", "CPU decoding"),
+        (broken(usable=4, affinity=8), "cores", "ok", "quota"),
+        (broken(usable=1, affinity=1), "cores", "warn", "affinity 1"),
+        (broken(world=World(0, 8, local_size=8)), "threads", "warn", "OMP_NUM_THREADS=2"),
+        (broken(gpus=(GPU,) * 4), "threads", "warn", "OMP_NUM_THREADS=4"),
+        (broken(usable=4), "threads", "warn", "OMP_NUM_THREADS=4"),
+        (broken(torch_threads=None), "threads", "warn", "torch"),
+        (broken(shm=(2**26, 2**26)), "/dev/shm", "warn", "--shm-size"),
+        (broken(shm=None), "/dev/shm", "warn", "num_workers=0"),
+        (broken(open_files=(256, 4096)), "open files", "warn", "ulimit -n 4096"),
+        (broken(open_files=(-1, -1)), "open files", "ok", "no limit"),
+        (broken(world="RANK: got 'x'"), "world", "fail", "RANK"),
+        (broken(world=World(1, 2), launcher="torchrun"), "world", "ok", "rank 1 of 2"),
+        (broken(slurm_batch=True), "world", "ok", "Slurm"),
+        (broken(folder=replace(FOLDER, exists=False)), "folder", "fail", "mkdir"),
+        (broken(folder=replace(FOLDER, is_folder=False)), "folder", "fail", "not a folder"),
+        (broken(folder=replace(FOLDER, readable=False)), "folder", "fail", "rights"),
+        (broken(folder=replace(FOLDER, writable=False)), "folder", "warn", "--out"),
+        (broken(folder=replace(FOLDER, free_bytes=2**20)), "space", "warn", "room"),
+        (broken(folder=replace(FOLDER, free_files=0)), "space", "fail", "inodes"),
+        (broken(folder=replace(FOLDER, kind="nfs4")), "file system", "warn", "pread"),
+        (broken(folder=replace(FOLDER, kind="fuse.s3fs")), "file system", "warn", "cache="),
+        (broken(folder=replace(FOLDER, kind="tmpfs")), "file system", "warn", "restart"),
+    ],
+)
+def test_each_fault_is_told_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, told: str
+) -> None:
+    found = {check.name: check for check in checks(replace(HEALTHY, **changes))}
+    assert found[name].status == status
+    assert told in f"{found[name].found} {found[name].remedy}"
+    assert (status == "ok") == (found[name].remedy == "")
+
+
+def test_a_healthy_cache_and_store_have_no_remedy() -> None:
+    found = [*cache_checks(CACHE, FOLDER), *remote_checks(REMOTE)]
+    assert {(check.status, check.remedy) for check in found} == {("ok", "")}
+    names = ["cache", "owner", "limit", "inodes", "boot", "leftovers", "jobs"]
+    assert [check.name for check in found] == [*names, "store", "ranges", "versions", "requests"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "told"),
+    [
+        (broken(problem="format 9", remedy="Upgrade."), "cache", "fail", "format 9 Upgrade."),
+        (broken(owner=7, user=8), "owner", "fail", "user 7, mode 0700; this is user 8"),
+        (broken(owner=7, user=0), "owner", "fail", "this is user 0"),
+        (broken(mode=0o770), "owner", "warn", "chmod go-w"),
+        (broken(max_bytes=None), "limit", "ok", "first job"),
+        (broken(max_bytes=2**38), "limit", "warn", "evict"),
+        (broken(max_bytes=2**42), "limit", "warn", "room for 1.5 TiB"),
+        (broken(network=True), "cache disk", "fail", "not a local"),
+        (broken(unverified=3), "boot", "ok", "3 blobs"),
+        (broken(dead_fills=1, leftover_bytes=2**20), "leftovers", "warn", "1 fill of a dead"),
+        (broken(dead_jobs=2, strays=1), "leftovers", "warn", "2 dead jobs, 1 stray file"),
+        (broken(jobs=(JOB,)), "job", "ok", "8 processes, share 1.0 GiB"),
+        (broken(jobs=(replace(JOB, share_bytes=2**29),)), "job", "warn", "50 % stays"),
+    ],
+)
+def test_each_fault_of_a_cache_is_told_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, told: str
+) -> None:
+    found = {check.name: check for check in cache_checks(replace(CACHE, **changes), FOLDER)}
+    assert found[name].status == status
+    assert told in f"{found[name].found} {found[name].remedy}"
+    assert (status == "ok") == (found[name].remedy == "")
+
+
+def test_a_cache_needs_inodes() -> None:
+    few = {c.name: c for c in cache_checks(CACHE, replace(FOLDER, free_files=9))}
+    assert (few["inodes"].status, few["inodes"].found) == ("warn", "9 more files may be made")
+    many = {c.name: c for c in cache_checks(CACHE, replace(FOLDER, free_files=None))}
+    assert many["inodes"].status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "told"),
+    [
+        (broken(unusable="needs 'gcsfs'"), "store", "fail", "gcsfs"),
+        (broken(objects=0, folders=0, sample=None), "store", "fail", "nothing is there"),
+        (broken(is_pack=True), "store", "ok", "a pack, 3 objects and 1 folder"),
+        (broken(listing=Trouble(kind="denied", reason="403")), "store", "fail", "key, token"),
+        (
+            broken(listing=Trouble(kind="refused", reason="no listing"), is_pack=True),
+            "store",
+            "ok",
+            "a pack doesn't need",
+        ),
+        (broken(info=Trouble(kind="transient", reason="reset")), "objects", "fail", "network"),
+        (broken(ranges=Trouble(kind="refused", reason="200")), "ranges", "fail", "200"),
+        (broken(conditional=False), "versions", "warn", "overwrite"),
+        (broken(request_s=0.9), "requests", "warn", "penstock warm"),
+    ],
+)
+def test_each_fault_of_a_store_is_told_with_its_remedy(
+    changes: dict[str, Any], name: str, status: str, told: str
+) -> None:
+    found = {check.name: check for check in remote_checks(replace(REMOTE, **changes))}
+    assert found[name].status == status
+    assert told in f"{found[name].found} {found[name].remedy}"
+    assert (status == "ok") == (found[name].remedy == "")
+
+
+class Shelf:
+    """A store in memory. broken: the methods that fail, and how."""
+
+    url, scope, secrets = "shelf://set", "", ()
+
+    def __init__(self, objects: dict[str, bytes], **broken: str) -> None:
+        self.objects, self.broken = objects, broken
+
+    def _ask(self, what: str) -> None:
+        if what in self.broken:
+            raise RequestError(self.broken[what], f"{self.url}: {what}")  # type: ignore[arg-type]
+
+    def walk(self, prefix: str = "") -> Any:
+        self._ask("walk")
+        return (
+            ObjectInfo(path=path, size_bytes=len(data), version="1")
+            for path, data in self.objects.items()
+            if path.startswith(prefix)
+        )
+
+    def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
+        self._ask("top")
+        found = list(self.walk(prefix))
+        folders = {each.path.split("/")[0] for each in found if "/" in each.path}
+        return [each for each in found if "/" not in each.path], sorted(folders)
+
+    def info(self, path: str) -> ObjectInfo | None:
+        self._ask("info")
+        return next((each for each in self.walk() if each.path == path), None)
+
+    def read(
+        self,
+        path: str,
+        span: tuple[int, int] | None = None,
+        *,
+        version: str | None = None,
+        most_bytes: int | None = None,
+    ) -> Answer:
+        del most_bytes
+        self._ask("read")
+        data = self.objects[path]
+        if version not in (None, "1") and "versions" not in self.broken:
+            raise RequestError("changed", f"{self.url}/{path}: changed")
+        start, end = span or (0, len(data))
+        assert 0 <= start < end <= len(data)
+        return Answer(data=data[start:end], version="1", object_bytes=len(data))
+
+    def put(self, local: str, path: str) -> None:
+        raise AssertionError(f"a doctor writes nothing: {local} to {path}")
+
+    def close(self) -> None: ...
+
+
+def seen(store: Shelf) -> RemoteFacts:
+    ticks = iter(range(1000))
+    return probe(store, clock=lambda: float(next(ticks)))
+
+
+def test_a_store_is_asked_for_what_training_needs() -> None:
+    found = seen(Shelf({"a.tar": b"x" * 200_000, "b/c": b"", "empty": b""}))
+    assert (found.objects, found.folders, found.is_pack) == (2, 1, False)
+    assert found.sample is not None
+    assert found.sample.path == "a.tar"
+    assert (found.request_s, found.slowest_s, found.conditional) == (1.0, 1.0, True)
+    assert all(check.status != "fail" for check in remote_checks(found))
+
+
+def test_objects_that_lie_in_folders_only_are_found() -> None:
+    found = seen(Shelf({"dogs/1.jpg": b"x"}))
+    assert found.sample is not None
+    assert (found.sample.path, found.objects, found.folders) == ("dogs/1.jpg", 0, 1)
+
+
+def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
+    found = seen(Shelf({"_penstock/manifest.arrow": b"xyz"}, top="refused"))
+    assert [check.status for check in remote_checks(found)] == ["ok"] * 3 + ["warn"]  # slow ticks
+
+
+@pytest.mark.parametrize(
+    ("fault", "name", "told"),
+    [
+        ({"top": "denied", "info": "denied"}, "store", "key, token or role"),
+        ({"read": "refused"}, "ranges", "another endpoint"),
+        ({"info": "transient"}, "objects", "network"),
+        ({"versions": "no"}, "versions", "don't overwrite"),
+    ],
+)
+def test_what_a_store_refuses_is_told(fault: dict[str, str], name: str, told: str) -> None:
+    found = {each.name: each for each in remote_checks(seen(Shelf({"a": b"x" * 9}, **fault)))}
+    assert told in found[name].remedy
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Server]:
+    """A pack without listings behind http, and a bucket behind S3."""
+    place = tmp_path / "bucket" / "set"
+    (place / "_penstock").mkdir(parents=True)
+    (place / "_penstock" / "manifest.arrow").write_bytes(b"m" * 5000)
+    (place / "shard-000000.arrow").write_bytes(b"s" * 200_000)
+    with serving(tmp_path) as server:
+        yield server
+
+
+QUICK = {"retry_timeout": 1, "connect_timeout": 1, "read_timeout": 1}
+
+
+@pytest.mark.parametrize("scheme", ["http", "s3"])
+def test_a_real_store_is_well(served: Server, scheme: str) -> None:
+    url = f"{served.url}/bucket/set" if scheme == "http" else served.s3("bucket/set")
+    options = QUICK if scheme == "http" else served.s3_options | QUICK
+    facts = remote_facts(url, options)
+    assert facts.is_pack
+    assert (facts.ranges, facts.conditional) == (None, True)
+    assert facts.request_s > 0
+    assert {check.status for check in remote_checks(facts)} == {"ok"}
+
+
+def test_a_real_store_that_is_gone_or_empty_is_told(served: Server) -> None:
+    empty = remote_facts(served.s3("bucket/nothing"), served.s3_options | QUICK)
+    assert [check.status for check in remote_checks(empty)] == ["fail"]
+    served.go_away()
+    gone = list(remote_checks(remote_facts(f"{served.url}/bucket/set?sig=HUSH", QUICK)))
+    assert gone[0].status == "fail"
+    assert "network" in gone[0].remedy
+    assert all("HUSH" not in check.found for check in gone)
+    served.come_back()
+
+
+def test_a_real_store_that_ignores_ranges_is_told(served: Server) -> None:
+    served.faults = Faults(p=1.0, kinds=("whole",))
+    found = {
+        check.name: check
+        for check in remote_checks(remote_facts(served.url + "/bucket/set", QUICK))
+    }
+    assert found["ranges"].status == "fail"
+
+
+MOUNTS = """\
+22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/root rw
+30 22 0:25 / /data rw shared:2 - nfs4 server:/x rw
+31 30 0:26 / /data/my\\040disk rw - xfs /dev/sdb rw
+32 22 0:27 / /data/over rw - ext4 /dev/sdc rw
+33 22 0:28 / /data/over rw - tmpfs none rw
+not a line
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/", "ext4"),
+        ("/home/me", "ext4"),
+        ("/data", "nfs4"),
+        ("/data/x/y", "nfs4"),
+        ("/database", "ext4"),
+        ("/data/my disk/x", "xfs"),
+        ("/data/over", "tmpfs"),
+    ],
+)
+def test_the_file_system_is_that_of_the_longest_mount(path: str, kind: str) -> None:
+    assert file_system_kind(Path(path), MOUNTS) == kind
+
+
+def test_files_that_hide_our_packages_are_found(tmp_path: Path) -> None:
+    assert hiding(tmp_path) == ()
+    (tmp_path / "cache.py").touch()
+    (tmp_path / "readers").mkdir()
+    (tmp_path / "readers/__init__.py").touch()
+    assert sorted(Path(found).name for found in hiding(tmp_path)) == ["__init__.py", "cache.py"]
+    assert hiding(Path(__file__).resolve().parents[3]) == ()
+
+
+def doctor(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock.pipeline.cli", "doctor", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=cwd)
+
+
+def test_this_machine_as_json_and_for_people(tmp_path: Path) -> None:
+    run = doctor(str(tmp_path), "--json")
+    told = json.loads(run.stdout)
+    assert run.returncode == (0 if told["ok"] else 1), run.stderr
+    names = [check["name"] for check in told["checks"]]
+    assert names[:4] == ["python", "packages", "torch", "dali"]
+    assert names[-3:] == ["folder", "space", "file system"]
+    missing = doctor(str(tmp_path / "nowhere"))
+    assert missing.returncode == 1
+    assert "mkdir -p" in missing.stdout
+    assert "Traceback" not in missing.stderr
+
+
+def test_a_remote_folder_is_used_wrongly() -> None:
+    run = doctor("s3://bucket/x")
+    assert run.returncode == 2
+    assert "local folder" in run.stderr

@@ -1,0 +1,142 @@
+"""`penstock doctor` on installations that others have put files into."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.pipeline.cli.doctor_packages import package_checks
+from penstock.pipeline.cli.packages import OURS, Namesake, PackageFacts, package_facts
+from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+def install(home: Path, name: str, files: Mapping[str, str]) -> None:
+    """As an installer does: files, and the record of them."""
+    record = [f"{name}-1.0.dist-info/METADATA,,", f"{name}-1.0.dist-info/RECORD,,"]
+    for file, text in files.items():
+        (home / file).parent.mkdir(parents=True, exist_ok=True)
+        (home / file).write_text(text)
+        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
+        record.append(f"{file},sha256={digest.decode()},{len(text)}")
+    folder = home / f"{name}-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (folder / "RECORD").write_text("\n".join(record) + "\n")
+
+
+OUR_FILES = {f"{name}/{file}": f"# {name}\n" for name in OURS for file in ("__init__.py", "a.py")}
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of installed packages, ours among them."""
+    home = (tmp_path / "site").resolve()
+    install(home, "penstock", OUR_FILES)
+    monkeypatch.syspath_prepend(str(home))
+    return home
+
+
+@pytest.fixture
+def empty(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    folder.mkdir()
+    return folder
+
+
+def statuses(facts: PackageFacts) -> list[str]:
+    found = list(package_checks(facts))
+    assert {check.name for check in found} == {"packages"}
+    assert all(bool(check.remedy) == (check.status != "ok") for check in found)
+    return [check.status for check in found]
+
+
+def test_a_clean_wheel_has_nothing_to_say(site: Path, empty: Path) -> None:
+    compiled = site / "cache" / "__pycache__" / "a.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.touch()
+    install(site, "someone", {"theirs/__init__.py": ""})
+    facts = package_facts(empty, home=site)
+    assert facts == PackageFacts(source="wheel")
+    assert statuses(facts) == ["ok"]
+
+
+@pytest.mark.parametrize("name", ["cache/redis.py", "readers/sub/x.py", "augment/old.pyc"])
+def test_a_file_beside_ours_is_named(site: Path, empty: Path, name: str) -> None:
+    (site / name).parent.mkdir(exist_ok=True)
+    (site / name).touch()
+    facts = package_facts(empty, home=site)
+    assert facts.foreign == (name,)
+    (check,) = package_checks(facts)
+    assert check.status == "warn"
+    assert name in check.found
+
+
+def test_a_linked_folder_is_named(site: Path, empty: Path) -> None:
+    (site / "pipeline" / "more").symlink_to(empty)
+    assert package_facts(empty, home=site).foreign == ("pipeline/more",)
+
+
+def test_another_distribution_in_our_folders_is_a_failure(site: Path, empty: Path) -> None:
+    install(site, "Web.Cache", {"cache/__init__.py": "# theirs\n", "cache/web.py": ""})
+    facts = package_facts(empty, home=site)
+    assert facts.namesakes == (Namesake(package="cache", distribution="Web.Cache", is_here=True),)
+    assert facts.altered == ("cache/__init__.py",)
+    assert facts.foreign == ("cache/web.py",)
+    assert statuses(facts) == ["fail", "fail", "warn"]
+    assert "pip uninstall Web.Cache" in next(package_checks(facts)).remedy
+
+
+def test_one_elsewhere_on_the_path_is_a_warning(
+    site: Path, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    install(other, "meter", {"readers/__init__.py": ""})
+    monkeypatch.syspath_prepend(str(other))
+    facts = package_facts(empty, home=site)
+    assert facts.namesakes == (Namesake(package="readers", distribution="meter", is_here=False),)
+    assert statuses(facts) == ["warn"]
+
+
+@pytest.mark.parametrize("name", ["cache.py", "readers/__init__.py", "augment.abi3.so"])
+def test_a_module_in_the_current_folder_hides_ours(site: Path, empty: Path, name: str) -> None:
+    (empty / name).parent.mkdir(exist_ok=True)
+    (empty / name).touch()
+    (empty / "pipeline").mkdir()  # without an __init__ it hides nothing
+    facts = package_facts(empty, home=site)
+    assert facts.hiding == (str(empty / name),)
+    assert statuses(facts) == ["warn"]
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="there is no git")
+def test_a_checkout_knows_its_files_by_git(tmp_path: Path, empty: Path) -> None:
+    home = (tmp_path / "checkout").resolve()
+    for name, text in OUR_FILES.items():
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(text)
+    assert package_facts(empty, home=home).source is None
+    for command in (["init", "-q"], ["add", "."]):
+        subprocess.run(["git", "-C", str(home), *command], check=True, timeout=PATIENCE_S)
+    assert package_facts(empty, home=home) == PackageFacts(source="checkout")
+    (home / ".gitignore").write_text("*.so\n")
+    for name in ("cache/stray.py", "cache/a.so", "elsewhere.py"):
+        (home / name).touch()
+    facts = package_facts(empty, home=home)
+    assert facts.foreign == ("cache/a.so", "cache/stray.py")
+    assert statuses(facts) == ["warn"]
+
+
+def test_many_files_are_counted(site: Path, empty: Path) -> None:
+    for number in range(7):
+        (site / "cache" / f"x{number}.py").touch()
+    (check,) = package_checks(package_facts(empty, home=site))
+    assert "7 files" in check.found
+    assert "and 4 more" in check.found

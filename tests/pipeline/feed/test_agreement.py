@@ -1,0 +1,278 @@
+"""Ranks agree through the store: same plans, one count of bad samples, one end for all."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from penstock.cache.errors import PenstockWarning, PlanError
+from penstock.pipeline.feed.agreement import ENDING_TIMEOUT_S, Agreement, check_same_plan, join
+from tests.pipeline.feed.test_bad_samples import build
+from tests.watchdog import PATIENCE_S
+
+
+def pair(store: Any = None) -> tuple[Agreement, Agreement]:
+    store = store or dist.HashStore()  # type: ignore[attr-defined]
+    first, second = (Agreement(store, name="x", rank=rank, size=2) for rank in range(2))
+    return first, second
+
+
+class TestAgreement:
+    def test_counts_are_everyones(self) -> None:
+        first, second = pair()
+        assert [first.add("bad", 2), second.add("bad", 3), first.add("bad", 0)] == [2, 5, 5]
+
+    def test_a_count_at_a_place_is_what_the_first_who_asks_decides(self) -> None:
+        first, second = pair()
+        first.add("bad", 2)
+        assert first.count_at("0-40", "bad") == 2
+        second.add("bad", 3)
+        assert second.count_at("0-40", "bad") == 2
+        assert [second.count_at("0-80", "bad"), first.count_at("0-80", "bad")] == [5, 5]
+
+    def test_out_of_reach_ranks_agree_on_no_count(self) -> None:
+        apart = Agreement(rank=1, size=2)
+        apart.add("bad", 3)
+        assert apart.count_at("0-40", "bad") is None
+
+    def test_the_last_rank_lets_all_end(self) -> None:
+        first, second = pair()
+        first.join()
+        second.join()
+        ended: list[int] = []
+
+        def end(agreement: Agreement) -> None:
+            agreement.end_together()
+            ended.append(agreement.rank)
+
+        waits = threading.Thread(target=end, args=(first,))
+        waits.start()
+        assert ended == []
+        end(second)
+        waits.join(timeout=ENDING_TIMEOUT_S)
+        assert sorted(ended) == [0, 1]
+
+    def test_a_rank_that_never_ends_is_not_waited_for_for_ever(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first, second = pair()
+        first.join()
+        second.join()
+        monkeypatch.setattr("penstock.pipeline.feed.agreement.ENDING_TIMEOUT_S", 1)
+        first.end_together()
+
+    def test_the_first_notice_reaches_all(self) -> None:
+        first, second = pair()
+        assert first.stopped() is None
+        assert second.stopped() is None
+        second.stop({"rank": 1})
+        first.stop({"rank": 0})
+        assert first.stopped() is not None
+        assert Agreement(second._store, name="x").stopped() == {"rank": 1}
+
+    def test_a_restored_job_forgets_the_notice(self) -> None:
+        first, second = pair()
+        first.stop({"rank": 0})
+        first.begin()
+        second.begin()
+        assert first.stopped() is None
+        assert second.stopped() is None
+
+    def test_other_seeds_and_worlds_are_refused_by_name(self) -> None:
+        first, second = pair()
+        check_same_plan(first, plan="p", seed=1, size=2)
+        check_same_plan(second, plan="p", seed=1, size=2)
+        with pytest.raises(PlanError, match=r"Rank 0 .*seed 1 for 2 ranks.*seed 2 for 3 ranks"):
+            check_same_plan(second, plan="p", seed=2, size=3)
+
+    def test_alone_it_agrees_with_itself(self) -> None:
+        alone = join(dataset="d", shuffle=True, rank=0, size=1)
+        assert not alone.is_shared
+        check_same_plan(alone, plan="p", seed=1, size=2)
+        assert [alone.add("bad", 2), alone.add("bad", 1)] == [2, 3]
+        alone.stop({"rank": 0})
+        assert alone.stopped() == {"rank": 0}
+
+    def test_a_store_that_is_gone_costs_one_warning(self) -> None:
+        class Gone:
+            def __getattr__(self, name: str) -> Any:
+                def fail(*_: object) -> None:
+                    raise RuntimeError("Connection reset by peer")
+
+                return fail
+
+        agreement, _ = pair(Gone())
+        with pytest.warns(PenstockWarning, match="Connection reset by peer"):
+            assert agreement.stopped() is None
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert agreement.add("bad", 2) == 2
+            agreement.stop({"rank": 0})
+            assert agreement.stopped() == {"rank": 0}
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import json, os, select, sys, warnings
+    import torch.distributed as dist
+    from penstock.augment import imagenet_eval
+    from penstock.pipeline import DataLoader
+    from penstock.pipeline.feed.agreement import Agreement
+    from penstock.readers import Dataset
+
+    warnings.simplefilter("ignore")
+    rank, store, path, case = int(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+    # Rank 0 holds the store, and takes it away when it ends.
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    options = dict(
+        batch_size=5, shuffle=True, seed=3, drop_last=True, augment=imagenet_eval(16, resize=20),
+        num_workers=1, max_bad=1 / 40,
+    )
+    if case == "limit":
+        options["max_bad"] = float(rank)  # rank 0 alone ends the job, by its first bad sample
+    if case == "seed":
+        options["seed"] += rank
+    if case == "validation" and rank == 0:
+        with DataLoader(Dataset(path), **{**options, "shuffle": False}) as own:
+            next(iter(own))
+    steps, told, states, ending = 0, {}, [], False
+    # In "limit" rank 1 takes each batch first, so that it can't have heard of the end; then rank 0
+    # asks for the next one first, and exits at once if it may.
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        store.set("pid", str(os.getpid()))
+    rank_0 = os.pidfd_open(int(store.get("pid")))
+    stop, end_together = Agreement.stop, Agreement.end_together
+
+    def stopping(self, notice):
+        global ending
+        ending = True
+        stop(self, notice)
+
+    def waiting(self):
+        store.set("rank 0", "waits")
+        end_together(self)
+
+    if case == "limit" and rank == 0:
+        Agreement.stop, Agreement.end_together = stopping, waiting
+
+    def step(batches):
+        global steps
+        if case == "limit" and rank == 0 and not ending:
+            store.wait([f"took {steps}"])
+        batch = next(batches, None)
+        if case == "limit" and rank == 1:
+            store.set(f"took {steps}", "")
+        if batch is None:
+            return False
+        steps += 1
+        dist.barrier()  # as a training step's gradients would
+        if case != "validation" or rank == 0:  # one rank alone may ask
+            states.append(loader.state_dict())
+        if case == "limit" and rank == 0:
+            store.set(f"after {steps}", "ends" if ending else "goes on")
+        if case == "limit" and rank == 1 and store.get(f"after {steps}") == b"ends":
+            if store.get("rank 0") == b"exits":
+                select.select([rank_0], [], [])
+        return True
+
+    try:
+        with DataLoader(Dataset(path, fields=("image", "id")), **options) as loader:
+            if case == "fails" and rank == 1:
+                def fail(*_, **__):
+                    raise OSError("planted")
+                Dataset.read = fail
+            for epoch in range(9):
+                batches = iter(loader)
+                while step(batches):
+                    pass
+    except Exception as error:
+        told = {
+            "type": type(error).__name__,
+            "text": str(error),
+            "ids": getattr(error, "sample_ids", ()),
+        }
+    print(json.dumps({"steps": steps, "states": states, **told}), flush=True)
+    if case == "limit":
+        if rank == 0:
+            store.compare_set("rank 0", "", "exits")
+        os._exit(0)
+    """
+)
+
+
+def two_ranks(path: Path, case: str) -> list[dict[str, Any]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        store = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(rank), store, str(path), case],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).resolve().parents[3],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
+        )
+        for rank in range(2)
+    ]
+    told = []
+    try:
+        for process in processes:
+            out, errors = process.communicate(timeout=PATIENCE_S)
+            assert out, errors
+            told.append(json.loads(out.splitlines()[-1]))
+    finally:
+        for process in processes:
+            process.kill()
+    return told
+
+
+@pytest.fixture(scope="module")
+def damaged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 samples, 4 of them bad."""
+    return build(tmp_path_factory.mktemp("two") / "set", {3, 11, 22, 31}, samples=40)
+
+
+class TestTwoProcesses:
+    def test_past_the_limit_both_end_at_the_same_step_with_the_list_and_the_same_states(
+        self, damaged: Path
+    ) -> None:
+        first, second = two_ranks(damaged, "limit")
+        assert first["type"] == second["type"] == "TooManyBadSamplesError"
+        assert first["steps"] == second["steps"] > 0
+        assert first["ids"]
+        assert set(first["ids"]) <= set(second["ids"])
+        assert "passed the limit" in first["text"]
+        assert first["states"] == second["states"]
+        # Every rank told before the barrier that the states are taken behind.
+        counts = [state["bad"] for state in first["states"]]
+        assert counts == sorted(counts)
+        assert counts[-1] >= 1
+
+    def test_another_seed_is_refused_at_the_start(self, damaged: Path) -> None:
+        told = two_ranks(damaged, "seed")
+        assert sorted(t.get("type", "") for t in told).count("PlanError") >= 1
+        assert any("seed 3" in t.get("text", "") and "seed 4" in t["text"] for t in told)
+
+    def test_rank_0_alone_may_build_another_loader(self, damaged: Path) -> None:
+        first, second = two_ranks(damaged, "validation")
+        assert first["type"] == second["type"] == "TooManyBadSamplesError"
+        assert first["steps"] == second["steps"]
+
+    def test_a_rank_that_fails_ends_the_other(self, damaged: Path) -> None:
+        first, second = two_ranks(damaged, "fails")
+        assert second["type"] == "OSError"
+        # It waits in a collective or asks for its next batch: either way it ends.
+        assert first["type"] in ("RankFailedError", "RuntimeError", "DistBackendError")

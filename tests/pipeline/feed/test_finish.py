@@ -1,0 +1,184 @@
+"""Pinning off the training thread, and what resident images cost on a GPU."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.augment import graph as graph_module
+from penstock.augment import imagenet_eval
+from penstock.augment.recipe import check_recipe
+from penstock.augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS, RUN_SAMPLES
+from penstock.pipeline import DataLoader, resident_room
+from penstock.pipeline.feed.resident.images import Store
+from penstock.pipeline.feed.resident.room import dali_needs_bytes, resident_bytes, room_for
+from penstock.pipeline.plan.world import World
+from penstock.readers import Dataset
+from penstock.readers.types import ImageRange
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVAL = imagenet_eval(32, resize=36)
+ANY = ImageRange(min_height=36, max_height=400, min_width=36, max_width=400)
+
+
+@pytest.fixture
+def pinned(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, torch.Tensor]]:
+    """A torch with two GPUs that notes who pins what on which of them."""
+    told: list[tuple[str, int, torch.Tensor]] = []
+    here = threading.local()
+
+    @contextlib.contextmanager
+    def device(number: int):
+        here.number = number
+        yield
+        del here.number
+
+    def pin(tensor: torch.Tensor, *_: Any) -> torch.Tensor:
+        told.append((threading.current_thread().name, here.number, tensor))
+        return tensor
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin)
+    return told
+
+
+def test_batches_are_pinned_off_the_training_thread(
+    pack: Path, pinned: list[tuple[str, int, torch.Tensor]]
+) -> None:
+    with (
+        Dataset(pack) as dataset,
+        DataLoader(dataset, 16, augment=EVAL, pin_memory=True) as loader,
+    ):
+        batches = list(loader)
+    handed = {id(tensor) for batch in batches for tensor in batch}
+    assert handed == {id(tensor) for _, _, tensor in pinned}
+    assert {number for _, number, _ in pinned} == {1}  # the training thread's GPU
+    assert threading.current_thread().name not in {name for name, _, _ in pinned}
+
+
+def test_nothing_is_pinned_unasked(pack: Path, pinned: list[tuple[str, int, torch.Tensor]]) -> None:
+    with Dataset(pack) as dataset, DataLoader(dataset, 16, augment=EVAL) as loader:
+        list(loader)
+    assert not pinned
+
+
+# -- resident
+
+
+def test_a_run_is_waited_for_once_and_seen_behind_that(
+    pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Dataset(pack) as dataset:
+        samples = min(150, len(dataset))
+        sizes = dataset.index.sizes.tolist()
+        rows = [(shard, row) for shard, n in enumerate(sizes) for row in range(n)]
+        store = Store(
+            check_recipe(EVAL, images=dataset.index.images),
+            samples=len(dataset),
+            max_bytes=10**8,
+            threads=2,
+            device=torch.device("cpu"),
+            deterministic=False,
+        )
+        waits: list[int] = []
+        awaits = Store._await_copies
+
+        def waiting(self: Store) -> None:
+            waits.append(self.facts(hits=0, bytes_memory=0).samples)
+            awaits(self)
+
+        monkeypatch.setattr(Store, "_await_copies", waiting)
+        ids = np.arange(samples)
+        store.read(ids, {}, lambda ids, bad: dataset.read(np.array(rows)[ids], bad=bad))
+        assert waits == list(range(0, samples, RUN_SAMPLES))
+        assert all(image is not None for image in store.images(ids))
+        store.close()
+
+
+class Fed(Exception):
+    pass
+
+
+def test_resident_images_are_fed_by_one_kernel() -> None:
+    told: dict[str, Any] = {}
+
+    class Pipe:
+        def feed_input(self, name: str, _: Any, **options: Any) -> None:
+            told[name] = options
+            raise Fed
+
+    class Batch:
+        encoded = ()
+
+    pipe = object.__new__(graph_module._Pipe)
+    pipe._pipe, pipe._names, pipe._resident = Pipe(), [], lambda *_, **__: None
+    with pytest.raises(Fed):
+        pipe.schedule(Batch(), {})  # type: ignore[arg-type]
+    assert told == {"encoded": {"use_copy_kernel": True}}
+
+
+def room_on_cuda(free: int, monkeypatch: pytest.MonkeyPatch, *, batch: int, depth: int) -> int:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free, free))
+    found = room_for(
+        True,
+        device=torch.device("cuda", 0),
+        world=World(0, 1),
+        recipe=check_recipe(EVAL, images=ANY),
+        batch_size=batch,
+        depth=depth,
+    )
+    return found.most_bytes
+
+
+def test_the_rule_on_cuda_leaves_what_runs_and_batches_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    recipe = check_recipe(EVAL, images=ANY)
+    batch_bytes = 4 * 8 * 3 * 32 * 32
+    runs = (IN_FLIGHT + HELD_RUNS) * RUN_PIXELS * 3
+    assert dali_needs_bytes(recipe, batch_size=8, depth=2) == runs + 2 * (2 + 2) * batch_bytes
+    free = 10**9
+    left = room_on_cuda(free, monkeypatch, batch=8, depth=2)
+    assert left == int((free - runs - 8 * batch_bytes) * resident_room.ASKED_SHARE)
+    assert room_on_cuda(runs, monkeypatch, batch=8, depth=2) == 0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+@pytest.mark.parametrize("fed", [0, 16, 64])
+def test_a_decoded_batch_for_each_in_dali_is_left_room_for(
+    pack: Path, share: float, fed: int
+) -> None:
+    """DALI copies resident images into batches of its own: only contiguous ones can be shared."""
+    recipe = check_recipe(EVAL, images=ANY)
+    with Dataset(pack) as dataset:
+        index = dataset.index
+        total = resident_room.decoded_bytes(index, channels=3, most=1e12, only_near=False)
+        assert total is not None
+
+        def fits(most: int, *, cuda: bool) -> bool:
+            room = resident_room.Room(most_bytes=most, told="")
+            found = resident_bytes(
+                "auto", room, index, recipe, share=share, cuda=cuda, fed_samples=fed
+            )
+            return found is not None
+
+        def least(*, cuda: bool) -> int:
+            low, high = 0, 4 * total + 10**6
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if fits(middle, cuda=cuda) else (middle + 1, high)
+            return low
+
+        beside = resident_room.SAMPLE_BYTES_CUDA - resident_room.SAMPLE_BYTES_CPU
+        more = least(cuda=True) - least(cuda=False) - beside * index.samples
+        mean = total / index.samples
+        assert more == pytest.approx(fed * mean * resident_room.SPARE, abs=4)

@@ -1,0 +1,497 @@
+"""What a node reads, how far ahead, at what pace: by properties; and fills over real datasets."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import threading
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache import admin
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.errors import PenstockWarning, PlanError
+from penstock.cache.base.store import RequestError
+from penstock.pipeline import DataLoader, World
+from penstock.pipeline.plan.needs import (
+    DEMAND,
+    MOST_AHEAD,
+    MOST_ROOM,
+    LookAhead,
+    Needs,
+    Pace,
+    little_room_words,
+    node_ranks,
+    open_windows_bytes,
+)
+from penstock.pipeline.plan.order import Plan
+from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.readers import Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# -- which shards
+
+shard_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> tuple[Plan, int, int, int, int]:
+    """A plan, a global batch, a world and ranks [first, end) of it."""
+    plan = Plan(
+        draw(shard_sizes),
+        seed=draw(st.one_of(st.none(), st.integers(0, 99))),
+        lanes=draw(st.integers(1, 16)),
+        window=draw(st.integers(1, 4)),
+        reshuffle=draw(st.sampled_from([0.0, 0.0, 0.5])),
+    )
+    world = draw(st.integers(1, 12))
+    first = draw(st.integers(0, world - 1))
+    batch = draw(st.integers(world, world + 40))
+    return plan, batch, world, first, draw(st.integers(first + 1, world))
+
+
+def touched(plan: Plan, batch: int, world: int, ranks: range, epoch: int, at: int) -> set[int]:
+    rows = [plan.batch(epoch, at, batch, rank=rank, world=world)[:, 0] for rank in ranks]
+    return set(np.concatenate(rows).tolist())
+
+
+@settings(max_examples=150, deadline=None)
+@given(job=jobs(), epoch=st.integers(0, 3), data=st.data())
+def test_full_batches_touch_no_shard_outside_of_those_that_the_plan_tells(
+    job: tuple[Plan, int, int, int, int], epoch: int, data: st.DataObject
+) -> None:
+    plan, batch, world, first, end = job
+    told = set(plan.shards(batch, first=first, end=end, world=world).tolist())
+    full = plan.samples - min(batch, plan.samples)
+    at = data.draw(st.integers(0, full))
+    assert touched(plan, batch, world, range(first, end), epoch, at) <= told
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=shard_sizes,
+    seed=st.integers(0, 9),
+    each=st.integers(1, 3),
+    lanes_each=st.integers(1, 3),
+    world=st.integers(1, 4),
+)
+def test_where_ranks_divide_lanes_and_lanes_the_batch_no_shard_is_told_in_vain(
+    sizes: list[int], seed: int, each: int, lanes_each: int, world: int
+) -> None:
+    lanes = lanes_each * world
+    batch = lanes * each
+    sizes = [*sizes, -sum(sizes) % batch]  # whole batches only
+    plan = Plan(sizes, seed=seed, lanes=lanes, window=2)
+    for rank in range(world):
+        steps = range(0, plan.samples, batch)
+        parts = (touched(plan, batch, world, range(rank, rank + 1), 1, at) for at in steps)
+        told = plan.shards(batch, first=rank, end=rank + 1, world=world)
+        assert set().union(*parts) == set(told.tolist())
+
+
+@settings(max_examples=80, deadline=None)
+@given(job=jobs())
+def test_all_ranks_together_read_every_shard(job: tuple[Plan, int, int, int, int]) -> None:
+    plan, batch, world, first, end = job
+    parts = [(0, first), (first, end), (end, world)]
+    told = [plan.shards(batch, first=a, end=b, world=world) for a, b in parts if a < b]
+    assert set(np.concatenate(told).tolist()) == set(np.flatnonzero(plan.sizes).tolist())
+    assert all(np.all(np.diff(part) > 0) for part in told)
+
+
+def test_ranks_that_do_not_exist_are_refused() -> None:
+    with pytest.raises(PlanError, match="ranks"):
+        Plan([4], seed=1, lanes=1, window=1).shards(4, first=1, end=1, world=2)
+
+
+@settings(max_examples=80, deadline=None)
+@given(job=jobs(), drop_last=st.booleans())
+def test_needs_are_what_the_ranks_batches_hold(
+    job: tuple[Plan, int, int, int, int], drop_last: bool
+) -> None:
+    plan, batch, world, first, end = job
+    walk = Walk(samples=plan.samples, global_batch=batch, drop_last=drop_last)
+    needs = Needs(plan, walk, first=first, end=end, world=world)
+    for cursor, shards in needs.shards(Cursor(1, 0), endless=False):
+        wanted = touched(plan, batch, world, range(first, end), 1, cursor.position)
+        assert set(shards.tolist()) == wanted
+
+
+def test_a_nodes_ranks_are_in_a_row() -> None:
+    assert node_ranks(World(10, 16, local_rank=2, local_size=8)) == (8, 16)
+    assert node_ranks(World(0, 1)) == (0, 1)
+    # Ranks dealt out to the nodes in turn: only this rank's own is known.
+    assert node_ranks(World(1, 4, local_rank=1, local_size=4)) == (0, 4)
+    assert node_ranks(World(3, 4, local_rank=1, local_size=2)) == (2, 4)
+    assert node_ranks(World(1, 8, local_rank=3, local_size=4)) == (1, 2)
+
+
+# -- room
+
+
+@given(
+    open_shards=st.floats(1, 3000),
+    shard_bytes=st.integers(1, 2**30),
+    share=st.sampled_from([1.0, 0.5, 0.125]),
+    node_bytes=st.integers(0, 2**40),
+)
+def test_room_for_two_windows_is_never_more_than_the_nodes_share(
+    open_shards: float, shard_bytes: int, share: float, node_bytes: int
+) -> None:
+    needed = open_windows_bytes(
+        open_shards=open_shards, shard_bytes=shard_bytes, share=share, node_bytes=node_bytes
+    )
+    most = int(MOST_ROOM * node_bytes)
+    assert needed <= most
+    assert needed == most or needed >= 2 * open_shards * shard_bytes * share
+    assert little_room_words(needed, needed, window=2, lanes=3) is None
+    if needed:
+        words = little_room_words(needed - 1, needed, window=2, lanes=3)
+        assert words is not None
+        assert f"max_bytes={needed} or" in words
+
+
+# -- pace
+
+
+@settings(max_examples=100)
+@given(
+    batches=st.lists(st.integers(1, 10**8), min_size=1, max_size=60),
+    shard=st.integers(10**7, 2 * 10**8),
+    misses=st.floats(0, 1),
+)
+def test_demand_stays_below_the_consumption_and_the_allowance(
+    batches: list[int], shard: int, misses: float
+) -> None:
+    pace = Pace(allowance_bytes=2**26)
+    assert not pace.open  # nothing before the first batch was handed out
+    consumed = fetched = 0
+    for size in batches:
+        pace.handed_out(size)
+        consumed += size
+        by_batch = int(misses * size)
+        pace.fetched_by_batches(by_batch)
+        fetched += by_batch
+        while pace.open:
+            pace.filled(shard)
+            fetched += shard
+        assert fetched <= DEMAND * consumed + 2**26 + shard
+
+
+def test_what_is_not_used_is_not_saved_up() -> None:
+    pace = Pace(allowance_bytes=100)
+    for _ in range(1000):
+        pace.handed_out(1000)
+    assert pace.tokens <= 200
+
+
+def test_another_loaders_traffic_does_not_stop_fills_for_ever() -> None:
+    pace = Pace(allowance_bytes=100)
+    pace.handed_out(10)
+    pace.fetched_by_batches(10**12)
+    pace.handed_out(100)
+    assert pace.open
+
+
+# -- look-ahead
+
+
+def look_ahead(*, missed: bool, waited: float = 0.0, batches: int = 100) -> LookAhead:
+    found = LookAhead(least=4)
+    for _ in range(batches):
+        found.handed_out(10**6, period_s=0.1, waited_s=0.1 * waited, missed=missed)
+    return found
+
+
+def test_the_look_ahead_hides_the_stores_latency() -> None:
+    # 10 batches a second, 1 s for the slowest, 0.4 s for the mean: 10·(1 + 1.25·0.4) batches.
+    assert look_ahead(missed=True).batches(mean_s=0.4, p99_s=1.0) == 4 + 15
+
+
+def test_a_warm_dataset_has_no_look_ahead() -> None:
+    assert look_ahead(missed=False).batches(mean_s=0.4, p99_s=1.0) == 4
+
+
+def test_batches_that_wait_all_the_same_make_it_longer() -> None:
+    late = look_ahead(missed=True, waited=0.5)
+    assert late.batches(mean_s=0.1, p99_s=0.2) > 4 * look_ahead(missed=True).batches(
+        mean_s=0.025, p99_s=0.05
+    )
+
+
+@given(size=st.integers(1, 2**34), mean=st.floats(0, 100), p99=st.floats(0, 1000))
+def test_the_look_ahead_has_bounds(size: int, mean: float, p99: float) -> None:
+    found = LookAhead(least=3, max_bytes=2**30)
+    found.handed_out(size, period_s=0.01, waited_s=0.01, missed=True)
+    batches = found.batches(mean_s=mean, p99_s=p99)
+    assert 3 <= batches <= max(3, min(MOST_AHEAD, 2**30 // size))
+
+
+# -- a loader over a remote dataset
+
+
+class Watched:
+    """The one way to the remote's bytes: what was read, and a switch that fails every read."""
+
+    def __init__(self, dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+        dataset.open()
+        assert dataset.remote is not None
+        store = dataset.remote.fetcher.store
+        self._lock = threading.Lock()
+        self.bytes, self.broken = 0, False
+        read = store.read
+
+        def watched(path: str, span: Any = None, **rest: Any) -> Any:
+            if self.broken:
+                raise RequestError("denied", "no longer allowed")
+            answer = read(path, span, **rest)
+            with self._lock:
+                self.bytes += len(memoryview(answer.data))
+            return answer
+
+        monkeypatch.setattr(store, "read", watched)
+
+
+@pytest.fixture
+def remote(pack: Path, tmp_path: Path) -> Iterator[Dataset]:
+    """The small pack as a remote dataset, and a cache that holds it."""
+    files = fsspec.filesystem("file", skip_instance_cache=True)
+    cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
+    with Dataset(str(pack), fields=("label", "id"), filesystem=files, cache=cache) as found:
+        yield found
+
+
+def data_bytes(pack: Path) -> int:
+    return sum(file.stat().st_size for file in pack.glob("*.arrow"))
+
+
+def prefetch_of(loader: DataLoader) -> Any:
+    return loader._engine._built.run._prefetch  # type: ignore[union-attr]
+
+
+def store_of(dataset: Dataset) -> Any:
+    dataset.open()
+    return dataset.remote
+
+
+def make(dataset: Dataset, **options: Any) -> DataLoader:
+    return DataLoader(
+        dataset, **{"batch_size": 8, "shuffle": True, "seed": 5, "drop_last": True, **options}
+    )
+
+
+def test_every_byte_comes_once_and_the_loader_notices_that_all_is_here(
+    remote: Dataset, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(remote, monkeypatch)
+    with make(remote) as loader:
+        for _ in range(3):
+            ids = np.concatenate([batch[1].numpy() for batch in loader])
+            assert len(np.unique(ids)) == len(ids) == 8 * len(loader)
+        assert watched.bytes <= 1.02 * data_bytes(pack)
+        index = remote.index
+        assert all(store_of(remote).is_whole(index.source(n)) for n in range(len(index.sizes)))
+        found = loader.statistics()
+    assert found.hit_ratio > 0.5
+    assert found.bytes_filled >= watched.bytes  # the manifest came before anybody watched
+
+
+def test_nothing_is_filled_before_the_first_batch_was_handed_out(
+    remote: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with make(remote) as loader:
+        fills: list[Any] = []
+
+        def fill(source: Any, **_: Any) -> int:
+            fills.append(source.key)
+            return 0
+
+        monkeypatch.setattr(store_of(remote), "fill", fill)
+        batches = iter(loader)
+        assert not fills
+        next(batches)
+        filler = prefetch_of(loader)._filler
+        for future in list(filler._running):
+            future.result(timeout=30)
+        assert fills
+        assert len(set(fills)) == len(fills)
+
+
+def test_the_same_batches_as_from_the_disk(remote: Dataset, pack: Path) -> None:
+    with make(remote) as loader, make(Dataset(str(pack), fields=("label", "id"))) as local:
+        both = zip(itertools.chain(loader, loader), itertools.chain(local, local), strict=True)
+        for ours, theirs in both:
+            assert [t.tolist() for t in ours] == [t.tolist() for t in theirs]
+
+
+@pytest.mark.parametrize("reshuffle", [0.0, 0.5])
+def test_the_ranks_of_a_node_fill_their_shards_only(remote: Dataset, reshuffle: float) -> None:
+    options: dict[str, Any] = {"lanes": 4, "window": 2, "reshuffle": reshuffle}
+    options["global_batch_size"] = 16
+    world = World(1, 4, local_rank=0, local_size=1)
+    with make(remote, batch_size=1, world=world, **options) as loader:
+        for _ in range(3):
+            for _ in loader:
+                pass
+        filler = prefetch_of(loader)._filler
+        share = prefetch_of(loader)._share
+        everything = len(share.shards) == len(remote.index.sizes)
+        assert everything == (reshuffle > 0)
+        assert set(np.flatnonzero(filler._pinned).tolist()) <= set(share.shards.tolist())
+
+
+def test_a_remote_that_fails_stops_batches_and_not_close(
+    remote: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched(remote, monkeypatch)
+    with make(remote, lanes=2, window=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        watched.broken = True
+        with pytest.raises(OSError, match="no longer allowed"):
+            list(batches)
+    assert not [t for t in threading.enumerate() if t.name.startswith("penstock-fill")]
+
+
+def test_close_does_not_wait_for_a_remote_that_hangs(
+    remote: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote.open()
+    assert remote.remote is not None
+    store, go_on, answers = store_of(remote).fetcher.store, threading.Event(), list[bool]()
+    read, asked = store.read, threading.Event()
+
+    def hangs(*args: Any, **rest: Any) -> Any:
+        asked.set()
+        answers.append(go_on.wait(50))
+        return read(*args, **rest)
+
+    monkeypatch.setattr(store, "read", hangs)
+    loader = make(remote)
+    iter(loader)
+    assert asked.wait(30)
+    loader.close()
+    assert answers == []
+    go_on.set()
+
+
+def test_a_limit_below_two_windows_is_told_and_read_all_the_same(
+    pack: Path, tmp_path: Path
+) -> None:
+    files = fsspec.filesystem("file", skip_instance_cache=True)
+    limit = int(0.4 * data_bytes(pack))
+    cache = DiskCache(tmp_path / "cache", max_bytes=limit)
+    wide: dict[str, Any] = {"window": 20, "lanes": 1}
+    with Dataset(str(pack), fields=("label", "id"), filesystem=files, cache=cache) as dataset:
+        with (
+            pytest.warns(PenstockWarning, match=r"two open windows of .* \(window=20, lanes=1\)"),
+            make(dataset, **wide) as loader,
+        ):
+            ours = [batch[1].tolist() for batch in itertools.chain(loader, loader)]
+        assert admin.stat(tmp_path / "cache").used_bytes <= limit
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # each node says it once: by its first rank
+            make(
+                dataset, batch_size=1, world=World(1, 2, local_rank=1, local_size=2), **wide
+            ).close()
+    with make(Dataset(str(pack), fields=("label", "id")), **wide) as local:
+        assert ours == [batch[1].tolist() for batch in itertools.chain(local, local)]
+    cache.close()
+
+
+def test_closing_leaves_the_cache(remote: Dataset) -> None:
+    with make(remote) as loader:
+        assert store_of(remote).jobs == 0  # a loader that nobody reads wants no room
+        next(iter(loader))
+        assert store_of(remote).jobs == 1
+    assert store_of(remote).jobs == 0
+
+
+def test_each_loader_of_a_dataset_has_a_share_of_its_own(remote: Dataset) -> None:
+    cache = store_of(remote).cache
+    assert cache is not None
+
+    def live() -> tuple[Any, ...]:
+        return admin.stat(cache.path).jobs
+
+    with make(remote) as first:
+        next(iter(first))
+        pinned = prefetch_of(first)._share.kept_bytes
+        (before,) = live()
+        with make(remote, shuffle=False) as second:
+            next(iter(second))
+            assert prefetch_of(first)._share.kept_bytes == pinned
+            assert [job.share_bytes for job in live()] == [before.share_bytes] * 2
+        assert live() == (before,)
+        assert not prefetch_of(first)._share.refresh()
+        assert prefetch_of(first)._share.kept_bytes == pinned > 0
+
+
+def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
+    pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.pipeline.feed.prefetch._REFRESH_LEAST_S", 0.0)  # else small epochs are too many
+    monkeypatch.setattr("penstock.pipeline.feed.prefetch._REFRESH_S", 0.0)
+    places = [pack, Path(shutil.copytree(pack, tmp_path / "other"))]
+    limit = 768 * 2**10 + data_bytes(pack)
+    caches = [DiskCache(tmp_path / "cache", max_bytes=limit) for _ in places]
+    files = fsspec.filesystem("file", skip_instance_cache=True)
+    one, two = (
+        Dataset(str(place), fields=("label", "id"), filesystem=files, cache=cache)
+        for place, cache in zip(places, caches, strict=True)
+    )
+
+    def epoch(loader: DataLoader) -> None:
+        for _ in loader:
+            for fill in list(prefetch_of(loader)._filler._running):
+                fill.result(timeout=30)
+
+    def kept(dataset: Dataset) -> int:
+        index = dataset.index
+        sizes = enumerate(index.shard_bytes.tolist())
+        return sum(size for n, size in sizes if store_of(dataset).is_whole(index.source(n)))
+
+    # One window over all shards: every batch has nearly all of them mapped.
+    with one, two, make(one, lanes=1, window=99) as first, make(two, lanes=1, window=99) as second:
+        for _ in range(2):
+            epoch(first)
+        assert kept(one) == data_bytes(pack)
+        epoch(second)
+        epoch(first)
+        epoch(second)
+        fair = prefetch_of(second)._share.kept_bytes
+        assert fair > 0.4 * data_bytes(pack)
+        assert prefetch_of(first)._share.kept_bytes > 0.4 * data_bytes(pack)
+        assert kept(two) >= 0.85 * fair  # files, without the rest of their last blocks
+        before = two.traffic().bytes_disk
+        epoch(second)
+        assert two.traffic().bytes_disk - before > 0.3 * data_bytes(pack)
+        assert admin.stat(tmp_path / "cache").used_bytes <= limit
+    for cache in caches:
+        cache.close()
+
+
+def test_loaders_of_two_worlds_share_as_two_jobs(remote: Dataset) -> None:
+    options: dict[str, Any] = {"lanes": 4, "window": 2, "global_batch_size": 16}
+    worlds = [World(rank, 2, local_rank=0, local_size=1) for rank in range(2)]
+    with (
+        make(remote, batch_size=1, world=worlds[0], **options) as first,
+        make(remote, batch_size=1, world=worlds[1], **options) as second,
+    ):
+        for loader in (first, second):
+            next(iter(loader))
+        shares = [prefetch_of(loader)._share for loader in (first, second)]
+        keys = remote.index.keys()
+        for share in shares:
+            kept = [shard for shard in share.shards.tolist() if share.keeps(keys[shard])]
+            assert kept == share.shards.tolist()
+        assert all(store_of(remote).keeps(key) for key in keys)

@@ -1,0 +1,261 @@
+"""The run alone: batches made ahead, reads that hang, and who may close it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+
+from penstock.augment.graph import Decoded
+from penstock.cache.errors import ClosedError, StalledError
+from penstock.cache.threads import NAME_PREFIX
+from penstock.pipeline.feed.batches import Prepared
+from penstock.pipeline.feed.run import Run
+from penstock.pipeline.report.statistics import Meter
+from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.readers.types import EncodedBatch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from penstock.pipeline.plan.steps import Step
+
+WALK = Walk(samples=40, global_batch=10, drop_last=False)
+WAIT_S = 300
+
+
+class NoBad:
+    def __init__(self) -> None:
+        self.out: list[Cursor] = []
+
+    def check(self, at: Cursor) -> None: ...
+    def begin(self, epoch: int) -> None: ...
+    def failed(self, error: Exception) -> None: ...
+
+    def handed_out(self, at: Cursor, bad: Mapping[int, str]) -> None:
+        assert not bad
+        self.out.append(at)
+
+
+class Reader:
+    """Positions as samples. hangs: cursors whose read waits until `let_go` is set."""
+
+    def __init__(self) -> None:
+        self.bad_samples = NoBad()
+        self.hangs: set[Cursor] = set()
+        self.fails: dict[Cursor, Exception] = {}
+        self.let_go = threading.Event()
+        self.hanging = threading.Event()
+        self.read: list[Cursor] = []
+
+    def __call__(self, step: Step) -> Prepared:
+        self.read.append(step.start)
+        if step.start in self.hangs:
+            self.hanging.set()
+            assert self.let_go.wait(WAIT_S)
+        if step.start in self.fails:
+            raise self.fails.pop(step.start)
+        ids = np.arange(step.start.position, step.start.position + step.size)
+        encoded = [np.zeros(3, np.uint8) for _ in ids]
+        dims = np.ones((len(ids), 2), np.int32)
+        return Prepared(
+            step=step,
+            encoded=EncodedBatch(ids=ids, encoded=encoded, dims=dims, columns={}),
+            draws={},
+            own=ids,
+            real=len(ids),
+            valid=None,
+            mix=None,
+            bad={},
+            read_s=0.0,
+            load_s=0.0,
+        )
+
+
+class FakeGraph:
+    """Images are the ids. Told apart from DALI's: it notes which threads use it, and how."""
+
+    def __init__(self) -> None:
+        self.fed: list[EncodedBatch] = []
+        self.used_by: set[str] = set()
+        self.closed = False
+        self.before_output: Callable[[], None] = lambda: None
+
+    def _use(self) -> None:
+        assert not self.closed, "used after close()"
+        self.used_by.add(threading.current_thread().name)
+
+    def feed(self, batch: EncodedBatch, draws: Any, *, bad: Any) -> None:
+        del draws, bad
+        self._use()
+        self.fed.append(batch)
+
+    def outputs_marked(self) -> Decoded:
+        self._use()
+        self.before_output()
+        return Decoded(torch.from_numpy(self.fed.pop(0).ids.copy()), {})
+
+    def drain(self) -> None:
+        self._use()
+        self.fed.clear()
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def make(reader: Reader, graph: FakeGraph, *, ahead: bool = True, **options: Any) -> Run:
+    meter = Meter(decode_threads=1, device="cpu")
+    given = {"depth": 2, "endless": True, "timeout_s": WAIT_S, **options}
+    return Run(
+        reader=reader,  # type: ignore[arg-type]
+        walk=WALK,
+        graph=graph,  # type: ignore[arg-type]
+        meter=meter,
+        read_threads=2,
+        made_ahead=ahead,
+        **given,
+    )
+
+
+def take(run: Run, cursor: Cursor) -> list[int]:
+    (images,) = run.take(cursor).tensors
+    return images.tolist()
+
+
+@pytest.fixture
+def reader() -> Iterator[Reader]:
+    made = Reader()
+    yield made
+    made.let_go.set()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_batches_come_in_the_order_of_the_walk_over_epochs(reader: Reader, *, ahead: bool) -> None:
+    graph = FakeGraph()
+    run, cursor = make(reader, graph, ahead=ahead), Cursor(0, 0)
+    for _ in range(11):
+        assert take(run, cursor) == list(range(cursor.position, cursor.position + 10))
+        step = WALK.step(cursor)
+        assert step is not None
+        cursor = step.then
+    assert cursor == Cursor(2, 30)
+    assert reader.bad_samples.out == sorted(reader.bad_samples.out)
+    run.close()
+    assert graph.closed
+
+
+def test_who_feeds_and_takes(reader: Reader) -> None:
+    """Made ahead, the training loop does neither; else it does both."""
+    graphs = FakeGraph(), FakeGraph()
+    for graph, ahead in zip(graphs, (True, False), strict=True):
+        run = make(reader, graph, ahead=ahead)
+        cursor = Cursor(0, 0)
+        take(run, cursor)
+        graph.used_by.clear()
+        for position in (10, 20, 30):  # the first may have been made before
+            take(run, Cursor(0, position))
+        used_by = set(graph.used_by)
+        run.close()
+        mine = {threading.current_thread().name}
+        assert used_by == ({f"{NAME_PREFIX}decode_0"} if ahead else mine)
+
+
+def test_a_failed_read_is_raised_at_its_own_batch_and_can_be_asked_for_again(
+    reader: Reader,
+) -> None:
+    reader.fails[Cursor(0, 10)] = OSError("the disk")
+    run = make(reader, FakeGraph())
+    assert take(run, Cursor(0, 0)) == list(range(10))
+    with pytest.raises(OSError, match="the disk"):
+        run.take(Cursor(0, 10))
+    assert take(run, Cursor(0, 10)) == list(range(10, 20))
+    run.close()
+
+
+def test_another_place_is_begun_though_a_read_hangs(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that waits for it is left behind and touches nothing when it comes back."""
+    monkeypatch.setattr(Run, "_patience_s", 0.05)
+    reader.hangs = {Cursor(0, 10)}
+    graph = FakeGraph()
+    run = make(reader, graph)
+    assert take(run, Cursor(0, 0)) == list(range(10))
+    assert reader.hanging.wait(WAIT_S)
+    assert take(run, Cursor(5, 20)) == list(range(20, 30))
+    reader.let_go.set()
+    assert take(run, Cursor(5, 30)) == list(range(30, 40))
+    assert take(run, Cursor(6, 0)) == list(range(10))
+    run.close()
+
+
+def test_what_is_being_decoded_is_waited_for(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than for reads: nobody else may touch the graph meanwhile."""
+    monkeypatch.setattr(Run, "_patience_s", 0.01)
+    graph, decoding, go = FakeGraph(), threading.Event(), threading.Event()
+    run = make(reader, graph)
+    take(run, Cursor(0, 0))
+
+    def slow() -> None:
+        decoding.set()
+        assert go.wait(WAIT_S)
+
+    graph.before_output = slow
+    take_next = ThreadPoolExecutor(1).submit(run.take, Cursor(0, 10))
+    assert decoding.wait(WAIT_S)
+    stopping = threading.Thread(target=run.close)
+    stopping.start()
+    stopping.join(0.2)
+    assert stopping.is_alive()
+    assert not graph.closed
+    go.set()
+    stopping.join(WAIT_S)
+    assert graph.closed
+    take_next.exception(WAIT_S)
+
+
+def test_a_decoder_that_hangs_is_told(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.feed.run._DECODE_SPARE_S", 0.0)
+    graph, go = FakeGraph(), threading.Event()
+
+    def hang() -> None:
+        go.wait(WAIT_S)
+
+    graph.before_output = hang
+    run = make(reader, graph, timeout_s=0.1)
+    with pytest.raises(StalledError, match="No batch was decoded for"):
+        run.take(Cursor(0, 0))
+    go.set()
+    run.close()
+
+
+@pytest.mark.parametrize("where", ["read", "decode"])
+def test_a_loader_collected_on_a_thread_of_its_own_is_closed(reader: Reader, where: str) -> None:
+    """The garbage collector runs anywhere; a thread can't wait for itself."""
+    graph, closed = FakeGraph(), threading.Event()
+    run = make(reader, graph)
+    real_close = graph.close
+
+    def close() -> None:
+        real_close()
+        closed.set()
+
+    graph.close = close  # type: ignore[method-assign]
+    take(run, Cursor(0, 0))
+    pool = run._readers if where == "read" else run._maker
+    pool.submit(lambda _: run.close(), None).result(WAIT_S)
+    assert closed.wait(WAIT_S)
+    with pytest.raises(ClosedError):
+        run.take(Cursor(0, 10))
+    deadline = time.monotonic() + WAIT_S
+    while any(t.name.startswith(NAME_PREFIX) for t in threading.enumerate()):
+        assert time.monotonic() < deadline, "threads are left"
+        threading.Event().wait(0.01)
+    run.close()

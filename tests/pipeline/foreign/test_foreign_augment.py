@@ -1,0 +1,165 @@
+"""augment= on torch datasets: DALI makes of their images what it makes of a native dataset's."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+import torch.utils.data
+from PIL import Image
+
+from penstock.augment import CenterCrop, Resize, imagenet_train
+from penstock.cache.errors import ConfigError, CorruptSampleError, DatasetError
+from penstock.pipeline import DataLoader, World
+from penstock.readers import Dataset
+from tests.torch_datasets import same
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLES = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("photos")
+    rng = np.random.default_rng(3)
+    for i in range(SAMPLES):
+        pixels = rng.integers(0, 255, (5, 7, 3), np.uint8)
+        image = Image.fromarray(pixels).resize((90 + 3 * i, 70 + i), Image.Resampling.BICUBIC)
+        exif = image.getexif()
+        exif[0x0112] = 6 if i % 3 == 0 else 1
+        (root / str(i % 2)).mkdir(exist_ok=True)
+        image.save(root / str(i % 2) / f"{i:02d}.jpg", quality=95, exif=exif)
+    return root
+
+
+class Photos(torch.utils.data.Dataset[Any]):
+    """The folder's files in our listing order, in a form of choice."""
+
+    def __init__(self, root: Path, form: str) -> None:
+        self.paths = sorted(root.glob("[01]/*.jpg"))
+        self.form = form
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Any:
+        data, label = self.paths[index].read_bytes(), int(self.paths[index].parent.name)
+        if self.form == "bytes":
+            return data, label
+        if self.form == "array of bytes":
+            return {"id": index, "image": np.frombuffer(data, np.uint8), "label": label}
+        from PIL import ImageOps
+
+        image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
+        if self.form == "pil":
+            return label, image
+        pixels = np.asarray(image).copy()
+        return pixels if self.form == "alone" else (torch.from_numpy(pixels).permute(2, 0, 1),)
+
+
+def images_of(batch: Any, form: str) -> torch.Tensor:
+    key = {"bytes": 0, "array of bytes": "image", "pil": 1, "tensor": 0}.get(form)
+    images: torch.Tensor = batch if key is None else batch[key]
+    return images
+
+
+@pytest.mark.parametrize(
+    ("form", "workers"),
+    [
+        *((form, 0) for form in ("bytes", "array of bytes", "pil", "tensor", "alone")),
+        # Processes are slow; two forms are enough.
+        *((form, 2) for form in ("bytes", "pil")),
+    ],
+)
+def test_the_same_pixels_as_a_native_dataset(folder: Path, form: str, workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 5, "seed": 3, "augment": imagenet_train(32)}
+    with DataLoader(Dataset(folder, fields=("image", "id")), **options) as native:
+        expected = {int(i): image for images, ids in native for i, image in zip(ids, images)}  # noqa: B905
+    at = 0
+    loader = DataLoader(Photos(folder, form), num_workers=workers, **options)
+    for batch in loader:
+        for image in images_of(batch, form):
+            difference = (image - expected[at]).abs().mean()
+            # Decoded whole by Pillow, or in part by DALI: chroma upsampling differs at the edges.
+            assert difference < (1e-6 if "bytes" in form else 0.05), (at, difference)
+            at += 1
+    assert at == SAMPLES
+    loader.close()
+
+
+def test_the_rest_of_a_batch_stays_as_it_was(folder: Path) -> None:
+    options: dict[str, Any] = {"batch_size": 5, "augment": (Resize(40), CenterCrop(32))}
+    batch = next(iter(DataLoader(Photos(folder, "array of bytes"), **options)))
+    assert batch["id"].tolist() == [0, 1, 2, 3, 4]
+    assert batch["image"].shape == (5, 3, 32, 32)
+    assert batch["image"].dtype == torch.uint8
+    labels, images = next(iter(DataLoader(Photos(folder, "pil"), **options)))
+    assert labels.tolist() == [0] * 5
+    assert images.shape == (5, 3, 32, 32)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("seed", [None, 5])
+def test_resume_is_exact(folder: Path, workers: int, seed: int | None) -> None:
+    def make() -> DataLoader:
+        return DataLoader(
+            Photos(folder, "bytes"), 2, shuffle=True, num_workers=workers, seed=seed,
+            augment=imagenet_train(32),
+        )  # fmt: skip
+
+    first = make()
+    batches = iter(first)
+    next(batches), next(batches)
+    state = first.state_dict()
+    rest = list(batches)
+    second = make()
+    second.load_state_dict(state)
+    assert same(rest, list(second))
+    assert len(rest) == 4
+    first.close()
+    second.close()
+
+
+def test_ranks_share_the_samples_and_masks_work(folder: Path) -> None:
+    seen = []
+    for rank in range(2):
+        loader = DataLoader(
+            Photos(folder, "bytes"), 4, seed=1, pad="mask", world=World(rank, 2),
+            augment=imagenet_train(32),
+        )  # fmt: skip
+        for images, labels, valid in loader:
+            assert len(images) == len(labels) == len(valid) == 4
+            seen.append(int(valid.sum()))
+        loader.close()
+    assert sum(seen) == SAMPLES
+
+
+def test_what_is_no_image_is_named(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="no image"):
+        next(iter(DataLoader([(1, 2), (3, 4)], augment=imagenet_train(32))))
+    data = [b"these bytes are no image at all"]
+    with pytest.raises((DatasetError, CorruptSampleError), match="no image"):
+        next(iter(DataLoader(data, augment=imagenet_train(32))))
+    cut = [next(folder.glob("0/*.jpg")).read_bytes()[:900]]
+    with pytest.raises(CorruptSampleError) as caught:
+        next(iter(DataLoader(cut, augment=imagenet_train(32))))
+    assert caught.value.sample_id == 0
+
+
+def test_it_needs_batches(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="batch_size"):
+        DataLoader(Photos(folder, "bytes"), batch_size=None, augment=imagenet_train(32))
+
+
+def test_a_framework_that_rebuilds_the_loader_is_told(folder: Path) -> None:
+    loader = DataLoader(Photos(folder, "bytes"), 4, augment=imagenet_train(32))
+    rebuilt = torch.utils.data.DataLoader(
+        loader.dataset, batch_sampler=loader.batch_sampler, collate_fn=loader.collate_fn
+    )
+    with pytest.raises(ConfigError, match=r"docs/trainers\.md"):
+        next(iter(rebuilt))

@@ -1,0 +1,162 @@
+"""What a batch with few divisors and lopsided ranks cost, and where that is said."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import PenstockWarning
+from penstock.pipeline import DataLoader, World
+from penstock.pipeline.plan.order import Plan, default_lanes, default_window, most_lanes
+from penstock.pipeline.plan.advice import advice, better_batch, readers_per_shard, usual_spreads
+from penstock.readers import Dataset, pack
+from tests.images import jpeg
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize(
+    ("lanes", "nodes", "each"), [(1, 8, 4), (8, 8, 2), (8, 64, 8), (128, 8, 3), (24, 16, 2)]
+)
+def test_readers_are_what_the_plan_reads(lanes: int, nodes: int, each: int) -> None:
+    batch = lanes * nodes * each
+    node = np.repeat(np.arange(nodes), batch // nodes)
+    lane = np.sort(np.arange(batch) % lanes)
+    pairs = set(zip(lane.tolist(), node.tolist(), strict=True))
+    assert readers_per_shard(lanes, nodes) == pytest.approx(len(pairs) / lanes)
+
+
+@given(
+    batch=st.integers(1, 10**5),
+    shards=st.integers(1, 10**5),
+    nodes=st.integers(1, 600),
+    ranks_a_node=st.sampled_from([1, 8]),
+)
+@settings(max_examples=60, deadline=None)
+def test_a_better_batch_is_better_and_as_even(
+    batch: int, shards: int, nodes: int, ranks_a_node: int
+) -> None:
+    ranks = nodes * ranks_a_node
+    step = ranks if batch % ranks == 0 else 1
+    found = better_batch(batch, shards, nodes=nodes, step=step)
+    lanes = default_lanes(batch, shards)
+    if found is None:
+        return
+    here, there = found
+    assert (here.global_batch, here.lanes) == (batch, lanes)
+    assert 2 * lanes < most_lanes(batch, shards)
+    assert 2 * there.lanes >= most_lanes(there.global_batch, shards)
+    assert there.readers < here.readers
+    assert (there.global_batch - batch) % step == 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "shards", "nodes", "wanted"),
+    [
+        (8 * 509, 1000, 64, (8, 8.0, 4064)),
+        (4099, 5000, 16, (1, 16.0, 4096)),  # a prime
+        (4096, 1000, 64, None),
+        (8 * 509, 1000, 8, None),  # a lane a node: nothing is lost
+        (4099, 5000, 1, None),
+        (7, 5000, 4, None),  # no batch of that size has lanes
+    ],
+)
+def test_a_batch_with_few_divisors_is_told_its_neighbour(
+    batch: int, shards: int, nodes: int, wanted: tuple[int, float, int] | None
+) -> None:
+    found = better_batch(batch, shards, nodes=nodes, step=1 if batch % 2 else 8)
+    if wanted is None:
+        assert found is None
+        return
+    assert found is not None
+    here, there = found
+    assert (here.lanes, here.readers) == wanted[:2]
+    assert abs(there.global_batch - batch) <= abs(wanted[2] - batch)
+
+
+def words_for(shards: int, *, batch: int, ranks: int, nodes: int, icc: float | None) -> list[str]:
+    lanes = default_lanes(batch, shards)
+    window = default_window(shards, lanes, global_batch=batch, icc=icc, shuffled=not icc)
+    plan = Plan([60] * shards, seed=1, lanes=lanes, window=window)
+    return advice(plan, icc=icc, global_batch=batch, ranks=ranks, nodes=nodes, chosen=True)
+
+
+def test_only_jobs_that_lose_by_it_are_told() -> None:
+    assert not words_for(1000, batch=31, ranks=1, nodes=1, icc=0.0)
+    assert not words_for(1000, batch=31 * 8, ranks=8, nodes=1, icc=0.001)
+    assert not words_for(1000, batch=8192, ranks=256, nodes=32, icc=None)
+    (few,) = words_for(1000, batch=8 * 509, ranks=8 * 64, nodes=64, icc=0.0)
+    assert "8 lanes" in few
+    assert "8.0 of the 64 nodes" in few
+    (lopsided,) = words_for(1000, batch=8192, ranks=256, nodes=32, icc=1.0)
+    assert "BatchNorm" in lopsided
+
+
+def test_one_rank_that_mixes_all_is_not_lopsided_and_many_are() -> None:
+    spreads = usual_spreads(1000, icc=1.0, shuffled=False)
+    assert spreads[1] == pytest.approx(1)
+    assert spreads[8] < 2 < spreads[64] <= spreads[256]
+    assert max(usual_spreads(1000, icc=0.001, shuffled=True).values()) < 1.1
+
+
+@pytest.fixture(scope="module")
+def sorted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sorted") / "photographs"
+    for number in range(48):
+        place = folder / f"class-{number // 8}"
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{number:02d}.jpg").write_bytes(jpeg(number, 32, 32))
+    return folder
+
+
+def test_the_loaders_first_rank_warns(sorted_folder: Path, tmp_path: Path) -> None:
+    pack(str(sorted_folder), str(tmp_path / "p"), shuffle=False, shard_bytes=2000)
+    dataset = Dataset(str(tmp_path / "p"), fields=("label", "id"))
+    assert len(dataset.index.sizes) >= 8
+    options: dict[str, Any] = {"shuffle": True, "seed": 1, "lanes": 1, "window": 1}
+    options |= {"global_batch_size": 16, "drop_last": True}
+    with pytest.warns(PenstockWarning, match=r"Labels cluster inside shards \(ICC"):
+        DataLoader(dataset, world=World(0, 2), **options).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DataLoader(dataset, world=World(1, 2), **options).close()
+        DataLoader(dataset, batch_size=16, shuffle=True, seed=1, drop_last=True).close()
+
+
+def test_the_loader_names_a_better_batch(sorted_folder: Path, tmp_path: Path) -> None:
+    pack(str(sorted_folder), str(tmp_path / "p"), shard_bytes=1000)
+    dataset = Dataset(str(tmp_path / "p"), fields=("label", "id"))
+    options: dict[str, Any] = {"shuffle": True, "seed": 1, "drop_last": True}
+    assert len(dataset.index.sizes) >= 16
+    with pytest.warns(PenstockWarning, match=r"batch of 37 has few divisors, so it gets 1 lane, "):
+        DataLoader(dataset, global_batch_size=37, world=World(0, 4), **options).close()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one_node = World(0, 4, local_rank=0, local_size=4)
+        DataLoader(dataset, global_batch_size=37, world=one_node, **options).close()
+        loader = DataLoader(dataset, global_batch_size=37, world=World(0, 4), lanes=1, **options)
+        loader.close()
+
+
+def test_pack_and_inspect_warn(sorted_folder: Path, tmp_path: Path) -> None:
+    def penstock(*arguments: object) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "penstock.pipeline.cli", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+
+    packing = (tmp_path / "p", "--shard-bytes", "1000", "--json")
+    packed = penstock("pack", sorted_folder, *packing, "--no-shuffle")
+    assert "Labels cluster inside shards" in packed.stderr
+    told = penstock("inspect", tmp_path / "p", "--json")
+    assert "Labels cluster inside shards" in told.stderr
+    spreads = json.loads(told.stdout)["rank_label_spread"]
+    assert list(spreads) == ["1", "8", "64", "256", "1024"]
+    assert spreads["1"] < 2 < spreads["64"]

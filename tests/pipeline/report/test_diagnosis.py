@@ -1,0 +1,346 @@
+"""Facts in, a verdict out: the right stage, the right cause, predictions that follow."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.base.counters import Traffic
+from penstock.pipeline.report.advice import Cause
+from penstock.pipeline.report.diagnosis import diagnose
+from penstock.pipeline.report.facts import (
+    Ceilings,
+    Cores,
+    Facts,
+    Limit,
+    Pictures,
+    ProgressiveCost,
+    Rate,
+    Shards,
+)
+from penstock.pipeline.report.statistics import RemoteFacts
+
+
+def rate(samples_per_s: float, cpu_s_per_1000: float = 1.0) -> Rate:
+    return Rate(
+        samples_per_s=samples_per_s,
+        bytes_per_s=1e5 * samples_per_s,
+        cpu_s_per_1000=cpu_s_per_1000,
+    )
+
+
+def facts(**more: Any) -> Facts:
+    """A run of 1,000 samples in 10 s that waited for decoding."""
+    usual: dict[str, Any] = {
+        "samples": 1000,
+        "batches": 10,
+        "step_s": 1.0,
+        "wait_s": 9.0,
+        "wait_read_s": 0.1,
+        "wait_decode_s": 8.9,
+        "read_s": 0.5,
+        "load_s": 1.0,
+        "elapsed_s": 11.0,
+        "decode_threads": 2,
+        "usable_cores": 2,
+        "device": "cpu",
+        "url": "/data/set",
+    }
+    return Facts(**{**usual, **more})
+
+
+def pictures(**more: Any) -> Pictures:
+    usual: dict[str, Any] = {
+        "seen": 200,
+        "mean_bytes": 1e5,
+        "mean_pixels": 90_000.0,
+        "progressive": 0.0,
+        "out_short": 224,
+        "pack_short": 256,
+        "mean_short_pixels": 85_000.0,
+    }
+    return Pictures(**{**usual, **more})
+
+
+def remote(**more: Any) -> RemoteFacts:
+    traffic: dict[str, Any] = {
+        "bytes_remote": 10**9,
+        "bytes_filled": 10**9,
+        "requests": 100,
+        "remote_wait_s": 0.9,
+    }
+    tiers: dict[str, Any] = {"wanted_bytes": 10**9, "kept_bytes": 10**9, "max_bytes": 2 * 10**9}
+    for name, value in more.items():
+        (tiers if name in tiers else traffic)[name] = value
+    return RemoteFacts(traffic=Traffic(**traffic), connections=64, request_p99_s=0.8, **tiers)
+
+
+READING = {"wait_read_s": 8.9, "wait_decode_s": 0.1}
+LARGE = pictures(mean_pixels=12e6)
+PROGRESSIVE = pictures(progressive=1.0)
+TINY = Shards(count=5000, mean_bytes=40_000, kind="arrow")
+USUAL = Shards(count=5000, mean_bytes=60e6, kind="arrow")
+FEW = Shards(count=3, mean_bytes=40_000, kind="arrow")
+FILES = Shards(count=5000, mean_bytes=40_000, kind="folder")
+SLOW_CORE = Cores(numbers=(0, 1), speeds=(1.0, 0.3))
+ALONE = Ceilings(
+    read=rate(9000.0), decode=rate(140.0, 1.4), augment=rate(110.0, 2.0), python=rate(50_000.0)
+)
+TWICE = ProgressiveCost(times=2.0, images=16, of_twins=True)
+MEASURED = replace(ALONE, progressive=TWICE)
+HEAVY = replace(ALONE, decode=rate(400.0, 0.5))
+
+PLANTED: list[tuple[Facts, Limit, Cause, str]] = [
+    (facts(batches=0), "nothing yet", "", "Too early"),
+    (facts(step_s=10.0, wait_s=0.1), "model", "slow-model", "would change nothing"),
+    (facts(step_s=10.0, wait_s=0.1, gil_late=0.9), "python", "gil", "process of its own"),
+    (facts(step_s=8.0, wait_s=2.0, gil_late=0.9), "python", "gil", "holds Python's GIL"),
+    (facts(gil_late=0.9), "decode", "slow-decode", "num_workers="),
+    (facts(**READING, gil_late=0.9), "python", "gil", "GIL"),
+    (facts(), "decode", "slow-decode", "num_workers="),
+    (facts(usable_cores=8), "decode", "slow-decode", "num_workers=8"),
+    (facts(device="cuda:0"), "decode", "slow-decode", "on the GPU"),
+    (facts(pictures=pictures()), "decode", "slow-decode", "num_workers="),
+    (facts(pictures=LARGE), "decode", "oversized", "set DST --short-side 256"),
+    (facts(pictures=pictures(mean_pixels=2e5)), "decode", "slow-decode", "--short-side 256"),
+    (facts(pictures=PROGRESSIVE), "decode", "progressive", "set DST --baseline"),
+    (facts(pictures=pictures(progressive=0.02)), "decode", "slow-decode", "num_workers="),
+    (facts(pictures=replace(LARGE, progressive=1.0)), "decode", "oversized", "short-side"),
+    (facts(cores=SLOW_CORE), "decode", "slow-core", "Core 1 is slow"),
+    (facts(cores=SLOW_CORE, decode_threads=1), "decode", "slow-decode", "num_workers=2"),
+    (facts(cores=Cores(numbers=(0, 1), speeds=(0.9, 1.0))), "decode", "slow-decode", "num_w"),
+    # A gain that is known goes before one that isn't.
+    (facts(cores=SLOW_CORE, pictures=PROGRESSIVE), "decode", "slow-core", "Core 1"),
+    (
+        facts(
+            cores=SLOW_CORE,
+            pictures=PROGRESSIVE,
+            ceilings=replace(ALONE, progressive=replace(TWICE, times=3.0)),
+        ),
+        "decode",
+        "progressive",
+        "baseline",
+    ),
+    (facts(pictures=PROGRESSIVE, ceilings=MEASURED), "decode", "progressive", "take 2 times as"),
+    (
+        facts(pictures=PROGRESSIVE, ceilings=replace(ALONE, progressive=replace(TWICE, times=1.1))),
+        "decode",
+        "slow-decode",
+        "num_workers=",
+    ),
+    (
+        facts(ceilings=ALONE),
+        "decode",
+        "slow-decode",
+        "(91% of the 110/s that decoding and augmenting alone gave).",
+    ),
+    (facts(ceilings=HEAVY), "augment", "slow-augment", "only 25% of the work"),
+    (facts(ceilings=HEAVY, cores=SLOW_CORE), "augment", "slow-core", "Core 1"),
+    (
+        facts(device="cuda:0", ceilings=replace(ALONE, copy=rate(105.0))),
+        "copy",
+        "slow-copy",
+        "fewer bytes",
+    ),
+    (facts(workers=2, **READING), "dataset", "dataset-code", "num_workers="),
+    (facts(workers=2), "decode", "slow-decode", "num_workers="),
+    (facts(**READING), "disk", "slow-disk", "`penstock pack /data/set DST`) on a local NVMe"),
+    (facts(**READING, shards=FILES), "disk", "slow-disk", "penstock pack /data/set"),
+    (facts(**READING, shards=USUAL), "disk", "slow-disk", "NVMe"),
+    (facts(**READING, shards=TINY), "disk", "tiny-shards", "--shard-bytes 64MiB"),
+    (facts(**READING, shards=FEW), "disk", "slow-disk", "NVMe"),
+    (facts(**READING, fill_s=0.9), "decode", "slow-decode", "num_workers="),
+    (facts(**READING, remote=remote()), "remote", "slow-remote", "penstock warm"),
+    (facts(**READING, remote=remote(), shards=TINY), "remote", "tiny-shards", "64MiB"),
+    (facts(**READING, remote=remote(), shards=FILES), "remote", "tiny-shards", "of its own"),
+    (facts(**READING, remote=remote(), shards=USUAL), "remote", "slow-remote", "warm"),
+    (facts(**READING, remote=remote(max_bytes=0)), "remote", "no-cache", "cache=DiskCache("),
+    (facts(**READING, remote=remote(throttled=40)), "remote", "throttled", "40 of 100"),
+    (facts(**READING, remote=remote(remote_wait_s=0.1)), "disk", "slow-disk", "NVMe"),
+    (
+        facts(**READING, remote=remote(kept_bytes=4 * 10**8, bytes_passed=2 * 10**9)),
+        "cache",
+        "small-cache",
+        "keeps 40%",
+    ),
+]
+
+
+@pytest.mark.parametrize(("planted", "limit", "cause", "told"), PLANTED)
+def test_the_verdict_names_what_was_planted(
+    planted: Facts, limit: Limit, cause: Cause, told: str
+) -> None:
+    found = diagnose(planted)
+    assert (found.limit, found.cause) == (limit, cause)
+    assert told in found.verdict
+    assert found.advice in found.verdict
+    assert "  " not in found.verdict
+
+
+def test_every_limit_and_cause_is_planted() -> None:
+    assert {limit for _, limit, _, _ in PLANTED} == set(get_args(Limit))
+    assert {cause for _, _, cause, _ in PLANTED} == set(get_args(Cause))
+
+
+def test_a_prediction_is_amdahls_of_the_measured_work() -> None:
+    """Decoding is 1.4 of 2.0 CPU-seconds, so 0.7; all images are progressive and take twice as
+    long as the same ones as baseline JPEGs."""
+    found = diagnose(facts(pictures=PROGRESSIVE, ceilings=MEASURED))
+    expected = 100 / (0.3 + 0.7 / 2.0)
+    assert found.predicted_samples_per_s == pytest.approx(expected)
+    assert "decoding is 70% of the work" in found.basis
+    assert (
+        "Predicted, if the other images are like those looked at and decoding stays the limit: "
+        f"{expected:,.0f} samples/s" in found.verdict
+    )
+
+
+@pytest.mark.parametrize("ceilings", [None, ALONE])
+def test_what_progressive_images_cost_is_measured_or_not_told(ceilings: Ceilings | None) -> None:
+    found = diagnose(facts(pictures=PROGRESSIVE, ceilings=ceilings))
+    assert (found.cause, found.predicted_samples_per_s) == ("progressive", None)
+    assert "`penstock bench` measures by how much" in found.verdict
+    assert "times" not in found.verdict
+
+
+def test_whom_progressive_images_were_compared_with_is_told() -> None:
+    beside = replace(ALONE, progressive=replace(TWICE, of_twins=False))
+    assert "the baseline ones here (16 measured)" in (
+        diagnose(facts(pictures=PROGRESSIVE, ceilings=beside)).verdict
+    )
+    assert "the same images as baseline ones" in (
+        diagnose(facts(pictures=PROGRESSIVE, ceilings=MEASURED)).verdict
+    )
+
+
+@pytest.mark.parametrize("planted", [planted for planted, *_ in PLANTED])
+def test_every_prediction_names_what_it_assumes(planted: Facts) -> None:
+    for ceilings in (planted.ceilings, MEASURED, HEAVY):
+        found = diagnose(replace(planted, ceilings=ceilings))
+        if found.predicted_samples_per_s is None:
+            assert not found.assumes
+        else:
+            assert found.basis
+            assert re.search(rf"\b[Ii]f {re.escape(found.assumes)}[:,]", found.verdict)
+
+
+@pytest.mark.parametrize("planted", [planted for planted, *_ in PLANTED])
+def test_a_verdict_has_one_share_of_one_ceiling(planted: Facts) -> None:
+    for ceilings in (planted.ceilings, MEASURED, HEAVY):
+        found = diagnose(replace(planted, ceilings=ceilings))
+        shares = re.findall(r"(\d+)% of the [\d,]+/s", found.verdict)
+        if found.limit in ("model", "python") or found.of_ceiling is None:
+            assert shares == []
+        else:
+            assert shares == [f"{100 * found.of_ceiling:.0f}"]
+
+
+def test_a_prediction_ends_where_the_next_stage_does() -> None:
+    large = facts(pictures=LARGE, ceilings=replace(ALONE, read=rate(170.0)))
+    found = diagnose(large)
+    assert found.predicted_samples_per_s == 170.0
+    assert "then reading would be the limit" in found.basis
+    stepped = diagnose(replace(large, step_s=8.0, wait_s=2.0))
+    assert stepped.predicted_samples_per_s == 125.0
+    assert "then the training step would be the limit" in stepped.basis
+
+
+def test_what_is_left_without_the_remote_are_the_other_stages() -> None:
+    alone = replace(ALONE, remote=rate(125.0), read=None)
+    found = diagnose(facts(**READING, remote=remote(), ceilings=alone))
+    assert found.of_ceiling == pytest.approx(100 / 125)
+    assert "80% of the 125/s that fetching alone gave" in found.verdict
+    assert found.predicted_samples_per_s == 110.0
+    assert "then decoding and augmenting would be the limit" in found.basis
+    warm = diagnose(facts(**READING, remote=remote(), ceilings=replace(alone, read=rate(105.0))))
+    assert warm.predicted_samples_per_s == 105.0  # reading what is here takes as long
+
+
+def test_nothing_is_predicted_from_nothing() -> None:
+    found = diagnose(facts(**READING, remote=remote()))
+    assert found.predicted_samples_per_s is None
+    assert found.of_ceiling is None
+    assert "Predicted" not in found.verdict
+
+
+def test_a_slow_model_is_told_what_it_could_be_fed() -> None:
+    found = diagnose(facts(step_s=10.0, wait_s=0.0, ceilings=ALONE))
+    assert found.predicted_samples_per_s == 110.0
+    assert "could feed up to 110 samples/s" in found.verdict
+    assert found.of_ceiling == 1.0
+
+
+def test_a_warm_up_is_left_out() -> None:
+    warm_up, whole = facts(samples=100, batches=1, wait_s=4.0), facts()
+    left = whole.since(warm_up)
+    assert (left.samples, left.batches, left.wait_s, left.step_s) == (900, 9, 5.0, 0.0)
+    assert left.decode_threads == 2
+    earlier = replace(warm_up, remote=remote(requests=40, request_s=0.5))
+    later = replace(whole, remote=remote(requests=100, request_s=0.4)).since(earlier).remote
+    assert later is not None
+    assert (later.traffic.requests, later.traffic.request_s) == (60, 0.4)
+    assert later.kept_bytes == 10**9
+
+
+times = st.floats(0, 1e4)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    step_s=times,
+    wait_read_s=times,
+    wait_decode_s=times,
+    load_s=times,
+    gil_late=st.floats(0, 1),
+    device=st.sampled_from(["cpu", "cuda:0"]),
+    workers=st.sampled_from([None, 0, 2]),
+    far=st.sampled_from([None, remote(), remote(max_bytes=0), remote(throttled=99)]),
+    shards=st.sampled_from([None, TINY, USUAL, FILES]),
+    images=st.sampled_from([None, pictures(), LARGE, PROGRESSIVE]),
+    cores=st.sampled_from([None, SLOW_CORE]),
+    ceilings=st.sampled_from([None, ALONE, HEAVY, Ceilings(read=rate(20.0))]),
+)
+def test_any_run_has_a_verdict_that_gains(
+    step_s: float,
+    wait_read_s: float,
+    wait_decode_s: float,
+    load_s: float,
+    gil_late: float,
+    device: str,
+    workers: int | None,
+    far: RemoteFacts | None,
+    shards: Shards | None,
+    images: Pictures | None,
+    cores: Cores | None,
+    ceilings: Ceilings | None,
+) -> None:
+    run = facts(
+        step_s=step_s,
+        wait_s=wait_read_s + wait_decode_s,
+        wait_read_s=wait_read_s,
+        wait_decode_s=wait_decode_s,
+        load_s=load_s,
+        gil_late=gil_late,
+        device=device,
+        workers=workers,
+        remote=far,
+        shards=shards,
+        pictures=images,
+        cores=cores,
+        ceilings=ceilings,
+    )
+    found = diagnose(run)
+    assert found.limit in get_args(Limit)
+    assert found.cause in get_args(Cause)
+    assert found.verdict
+    assert found.advice in found.verdict
+    if found.predicted_samples_per_s is not None:
+        assert found.predicted_samples_per_s >= run.samples_per_s
+        assert found.basis
+    if ceilings is None and found.limit not in ("model", "python"):
+        assert found.of_ceiling is None

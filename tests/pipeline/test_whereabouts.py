@@ -1,0 +1,296 @@
+"""A world that becomes known after the loader was made: trainers may start their group in fit()."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.augment import imagenet_train
+from penstock.cache.errors import ConfigError, PlanError
+from penstock.pipeline import DataLoader, World
+from penstock.readers import Dataset
+from tests.conftest import SAMPLES
+from tests.torch_datasets import Squares
+from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
+CHILD = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}  # of Lightning's own launcher
+
+
+@pytest.fixture
+def group(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """No launcher and no group; what it returns lets one stand."""
+    for name in LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
+
+    def stands(rank: int, size: int) -> None:
+        monkeypatch.setattr("penstock.pipeline.plan.world._process_group", lambda: (rank, size))
+
+    return stands
+
+
+def native(pack: Path, **options: Any) -> DataLoader:
+    settings: dict[str, Any] = {"shuffle": True, "seed": 3, "drop_last": True, **options}
+    return DataLoader(Dataset(str(pack), fields=("label", "id")), 5, num_workers=1, **settings)
+
+
+def squares(_: Path, **options: Any) -> DataLoader:
+    settings: dict[str, Any] = {"shuffle": True, "seed": 3, "drop_last": True, **options}
+    return DataLoader(Squares(SAMPLES, "int"), 5, **settings)
+
+
+def ids_of(loader: Any) -> list[list[int]]:
+    return [(batch[-1] if isinstance(batch, tuple) else batch).tolist() for batch in loader]
+
+
+MAKERS = pytest.mark.parametrize("make", [native, squares])
+
+
+@MAKERS
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_world_is_looked_for_when_a_pass_begins(
+    make: Any, rank: int, pack: Path, group: Callable[[int, int], None]
+) -> None:
+    wanted = ids_of(make(pack, world=World(rank, 2)))
+    loader = make(pack)
+    assert (len(loader), loader.sampler.num_replicas) == (SAMPLES // 5, 1)
+    group(rank, 2)
+    assert len(loader) == SAMPLES // 10
+    assert ids_of(loader) == wanted
+    assert (loader.sampler.rank, loader.sampler.num_replicas) == (rank, 2)
+    assert len(loader.sampler) == sum(map(len, wanted))
+    assert loader.world == World(rank, 2)
+    loader.close()
+
+
+@MAKERS
+def test_without_a_len_in_between_too(
+    make: Any, pack: Path, group: Callable[[int, int], None]
+) -> None:
+    loader = make(pack)
+    group(1, 2)
+    assert ids_of(loader) == ids_of(make(pack, world=World(1, 2)))
+
+
+@MAKERS
+def test_a_state_and_an_epoch_from_before_stay(
+    make: Any, pack: Path, group: Callable[[int, int], None]
+) -> None:
+    saved = make(pack, world=World(1, 2))
+    passing = iter(saved)
+    for _ in range(3):
+        next(passing)
+    state = json.loads(json.dumps(saved.state_dict()))
+    rest = ids_of(passing)
+    loader, later = make(pack), make(pack)
+    if make is native:
+        with pytest.warns(UserWarning, match="global batch goes from 10 to 5"):
+            loader.load_state_dict(state)
+    else:
+        loader.load_state_dict(state)
+    later.set_epoch(1)
+    group(1, 2)
+    assert ids_of(loader) == rest
+    assert ids_of(later) == ids_of(saved)
+    assert (loader.epoch, later.epoch) == (1, 2)
+
+
+@MAKERS
+def test_a_batch_over_all_ranks_is_shared_out_anew(
+    make: Any, pack: Path, group: Callable[[int, int], None]
+) -> None:
+    def whole(world: World | None) -> DataLoader:
+        dataset = Squares(SAMPLES, "int") if make is squares else Dataset(pack, fields=("id",))
+        options: dict[str, Any] = {"shuffle": True, "seed": 3, "drop_last": True}
+        return DataLoader(dataset, global_batch_size=10, world=world, **options)
+
+    loader = whole(None)
+    assert loader.batch_size == 10
+    group(0, 2)
+    found = ids_of(loader)
+    assert loader.batch_size == 5
+    assert found == ids_of(whole(World(0, 2)))
+
+
+@MAKERS
+def test_what_only_the_world_decides_is_an_error_at_the_first_pass(
+    make: Any, pack: Path, group: Callable[[int, int], None]
+) -> None:
+    loader = make(pack, drop_last=False)
+    unseeded = make(pack, seed=None)
+    group(0, 2)
+    for _ in range(2):  # and every time again: never a pass over another world's share
+        with pytest.raises(ConfigError, match="With 2 ranks the end of an epoch"):
+            iter(loader)
+    if make is native:
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"shuffle=True on 2 ranks needs seed="):
+                iter(unseeded)
+
+
+@MAKERS
+@pytest.mark.usefixtures("group")
+def test_what_needs_no_world_is_an_error_at_once(
+    make: Any, pack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CHILD.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="seed must be an integer"):
+        make(pack, seed="x")
+    with pytest.raises(ConfigError, match="would have no step"):
+        DataLoader(make(pack).dataset, 500, shuffle=True, seed=1, drop_last=True)
+
+
+@MAKERS
+def test_half_a_launcher_is_no_world_of_one(
+    make: Any,
+    pack: Path,
+    group: Callable[[int, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in CHILD.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(PlanError, match=r"RANK: not set.*process group.*World\(rank, size\)"):
+        World.detect()
+    loader = make(pack)  # nothing is known yet, and nothing needed
+    assert len(loader) == SAMPLES // 5
+    assert loader.state_dict()["version"] > 0
+    for _ in range(2):
+        with pytest.raises(PlanError, match=r"RANK: not set"):
+            iter(loader)
+    loader.load_state_dict(make(pack, world=World(1, 2)).state_dict())
+    group(1, 2)
+    assert ids_of(loader) == ids_of(make(pack, world=World(1, 2)))
+    loader.close()
+
+
+@MAKERS
+def test_a_world_that_changes_under_a_running_job_is_refused(
+    make: Any, pack: Path, group: Callable[[int, int], None]
+) -> None:
+    group(1, 2)
+    loader = make(pack)
+    passing = iter(loader)
+    next(passing)
+    group(0, 1)
+    length = len(loader)
+    with pytest.raises(PlanError, match=r"has begun as rank 1 of 2.*rank 0 of 1 now"):
+        iter(loader)
+    assert len(loader) == length == SAMPLES // 10
+    group(1, 2)
+    assert len(ids_of(loader)) == length
+
+
+@MAKERS
+def test_a_look_at_a_batch_before_the_group_does_no_harm(
+    make: Any, pack: Path, group: Callable[[int, int], None]
+) -> None:
+    loader = make(pack)
+    next(iter(loader))
+    group(0, 2)
+    assert ids_of(loader) == ids_of(make(pack, world=World(0, 2)))
+
+
+@pytest.mark.usefixtures("group")
+def test_torchs_order_needs_no_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**CHILD, "WORLD_SIZE": "two"}.items():
+        monkeypatch.setenv(name, value)
+    assert ids_of(DataLoader(Squares(6, "int"), 3)) == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_augmented_torch_datasets_need_it(group: Callable[[int, int], None]) -> None:
+    loader = DataLoader(Squares(6), 3, augment=imagenet_train(8))
+    group(0, 2)
+    with pytest.raises(ConfigError, match=r"needs seed="):
+        iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("told", "place"),
+    [
+        (CHILD, (1, 2)),
+        ({**CHILD, "MASTER_ADDR": "127.0.0.1"}, (1, 2)),
+        ({**CHILD, "LOCAL_RANK": "0", "WORLD_SIZE": "8", "NODE_RANK": "2"}, (0, 3)),
+        ({**CHILD, "WORLD_SIZE": "4"}, (0, 1)),  # of another world
+    ],
+)
+def test_the_place_on_the_node_is_known_without_a_rank(
+    group: Callable[[int, int], None], told: dict[str, str], place: tuple[int, int]
+) -> None:
+    rank, size = (6, 8) if told.get("NODE_RANK") == "2" else (1, 2)
+    group(rank, size)
+    world = World.detect(told)
+    assert (world.rank, world.size) == (rank, size)
+    assert (world.local_rank, world.local_size) == place
+
+
+SCRIPT = """
+import json, os, sys
+import torch.distributed as dist
+from penstock.pipeline import DataLoader
+from penstock.readers import Dataset
+from tests.torch_datasets import Squares
+
+pack, out, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+order = {"shuffle": True, "seed": 3, "drop_last": True}
+loaders = {
+    "native": DataLoader(Dataset(pack, fields=("image", "id")), 5, **order,
+                         augment=__import__("augment").imagenet_train(32)),
+    "seeded": DataLoader(Squares(203, "int"), 5, **order),
+    "plain": DataLoader(Squares(203, "int"), 5),
+}
+found = {name: [len(loader)] for name, loader in loaders.items()}
+os.environ.update(WORLD_SIZE="2", LOCAL_RANK=str(rank), NODE_RANK="0")  # as Lightning in fit()
+dist.init_process_group("gloo", rank=rank, world_size=2)
+for name, loader in loaders.items():
+    found[name].append(len(loader))
+    for batch in loader:
+        found[name] += (batch[1] if isinstance(batch, tuple) else batch).tolist()
+    loader.close()
+open(f"{out}/{rank}.json", "w").write(json.dumps(found))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_a_launcher_that_starts_its_group_late(pack: Path, tmp_path: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
+    clean = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(pack), str(tmp_path), str(rank)],
+            env={**clean, **told, **(CHILD if rank else {})},
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        errors = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], errors
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)]
+    for name in ("native", "seeded"):
+        (one, two) = (told[name] for told in found)
+        assert one[:2] == two[:2] == [SAMPLES // 5, SAMPLES // 10]
+        assert len(one) == len(two) == 2 + SAMPLES // 10 * 5
+        assert not set(one[2:]) & set(two[2:])
+        assert len({*one[2:], *two[2:]}) == SAMPLES // 10 * 10
+    assert found[0]["plain"] == found[1]["plain"] == [41, 41, *range(203)]

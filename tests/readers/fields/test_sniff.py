@@ -1,0 +1,62 @@
+"""What is told of an image without decoding it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.readers.fields.sniff import HEAD_BYTES, check_jpeg, sniff
+from penstock.readers.types import Rejected
+from tests import images
+
+PLAIN = images.jpeg(1, 40, 50, quality=95)
+PROGRESSIVE = images.jpeg(2, 40, 50, progressive=True)
+RESTARTS = images.jpeg(3, 40, 50, restart_marker_blocks=2)
+COMMENTED = images.jpeg(4, comment=b"\xff\xd9 is no end here", exif=b"Exif\0\0" + PLAIN)
+WHOLE = [PLAIN, PROGRESSIVE, RESTARTS, COMMENTED]
+
+
+def check(data: bytes) -> Rejected | None:
+    return check_jpeg(np.frombuffer(data, np.uint8))
+
+
+@pytest.mark.parametrize("data", WHOLE)
+def test_whole_jpegs_pass_with_anything_after_them(data: bytes) -> None:
+    assert check(data) is None
+    assert check(data + PLAIN[:100]) is None
+
+
+@pytest.mark.parametrize("data", WHOLE)
+def test_jpegs_cut_anywhere_are_rejected(data: bytes) -> None:
+    for end in range(2, len(data)):
+        assert check(data[:end]) is not None
+
+
+@settings(max_examples=100)
+@given(data=st.binary(max_size=300))
+def test_garbage_behind_the_magic_never_raises(data: bytes) -> None:
+    check(b"\xff\xd8\xff" + data)
+
+
+def test_a_marker_that_cannot_be_in_a_scan_is_found() -> None:
+    broken = check(images.with_corrupt_scan(PLAIN))
+    assert broken is not None
+    assert "corrupt" in broken.reason
+
+
+@pytest.mark.parametrize(("name", "data"), images.GOOD.items())
+def test_good_images_have_a_codec(name: str, data: bytes) -> None:
+    ending = name.rpartition(".")[2]
+    assert sniff(data[:HEAD_BYTES]) == {"jpg": "jpeg", "tif": "tiff"}.get(ending, ending)
+
+
+@settings(max_examples=100)
+@given(head=st.binary(max_size=HEAD_BYTES))
+def test_any_head_gets_an_answer(head: bytes) -> None:
+    found = sniff(head)
+    if isinstance(found, Rejected):
+        assert found.reason
+    else:
+        assert found in {sniff(data[:HEAD_BYTES]) for data in images.GOOD.values()}

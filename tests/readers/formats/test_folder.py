@@ -1,0 +1,254 @@
+"""Listing: names of any bytes, classes, what is passed over, virtual shards."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ConfigError, DatasetNotFoundError, FetchError, MissingDependencyError
+from penstock.readers.formats.folder.listing import Listing, changed_directories, list_folder, virtual_shards
+from penstock.readers.files.names import printable, unsafe_reason
+from penstock.readers.origin.origin import LocalFolder, locate
+from penstock.readers.origin.scratch import Scratch
+from tests.images import write_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.readers.origin.origin import Url
+
+
+def listing(url: Url, tmp_path: Path) -> Listing:
+    return list_folder(locate(url, storage_options=None, scratch=Scratch(tmp_path / "cache")))
+
+
+def names(found: Listing) -> list[bytes]:
+    return [file.name for file in found.files]
+
+
+def reasons(found: Listing) -> dict[bytes, str]:
+    return {q.name: q.reason for q in found.quarantined}
+
+
+def test_classes_are_first_level_folders_and_files_below_them_count(tmp_path: Path) -> None:
+    files = ["b/2.jpg", "b/1.jpg", "a/deep/er/3.jpg", "a/z.jpg", "a-b/4.jpg", "B/5.jpg"]
+    found = listing(write_folder(tmp_path / "set", dict.fromkeys(files, b"x")), tmp_path)
+    assert found.classes == ("B", "a", "a-b", "b")
+    expected = [b"B/5.jpg", b"a/z.jpg", b"a/deep/er/3.jpg", b"a-b/4.jpg", b"b/1.jpg", b"b/2.jpg"]
+    assert names(found) == expected
+    assert found.labels is not None
+    assert found.labels.tolist() == [0, 1, 1, 2, 3, 3]
+
+
+def test_without_sub_folders_there_are_no_labels(tmp_path: Path) -> None:
+    found = listing(write_folder(tmp_path / "set", {"2.jpg": b"x", "1.jpg": b"xy"}), tmp_path)
+    assert names(found) == [b"1.jpg", b"2.jpg"]
+    assert found.sizes.tolist() == [2, 1]
+    assert (found.labels, found.classes) == (None, ())
+
+
+def test_dotfiles_and_our_own_folder_are_passed_over(tmp_path: Path) -> None:
+    files = [".DS_Store", "a/.hidden.jpg", ".git/x.jpg", "_penstock/x.jpg", "a/1.jpg"]
+    files += ["b.penstock/x.jpg", "a/c.penstock/x.jpg"]
+    found = listing(write_folder(tmp_path / "set", dict.fromkeys(files, b"x")), tmp_path)
+    assert names(found) == [b"a/1.jpg"]
+    assert not found.quarantined
+
+
+def test_a_file_beside_class_folders_is_named_with_its_reason(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", {"a/1.jpg": b"x", "README.txt": b"x"})
+    found = listing(root, tmp_path)
+    assert names(found) == [b"a/1.jpg"]
+    assert "class folder" in reasons(found)[b"README.txt"]
+
+
+def test_names_may_be_any_bytes(tmp_path: Path) -> None:
+    root = os.fsencode(tmp_path / "set")
+    os.makedirs(root + b"/cl\xff\nass")
+    odd = [b"new\nline.jpg", b"\xff\xfe.jpg", b"..jpg.", b"sp ace'\".jpg"]
+    for name in odd:
+        with open(root + b"/cl\xff\nass/" + name, "wb") as file:
+            file.write(b"x")
+    found = listing(root, tmp_path)
+    # "..jpg." starts with a dot: passed over like any dot-file.
+    assert names(found) == sorted(b"cl\xff\nass/" + name for name in odd if name[:1] != b".")
+    assert os.fsencode(found.classes[0]) == b"cl\xff\nass"
+
+
+def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", {"a/1.jpg": b"x"})
+    write_folder(tmp_path / "elsewhere", {"2.jpg": b"y"})
+    (root / "b").symlink_to(tmp_path / "elsewhere")
+    (root / "a" / "up").symlink_to(root)
+    (root / "a" / "gone.jpg").symlink_to(tmp_path / "nowhere")
+    found = listing(root, tmp_path)
+    assert names(found) == [b"a/1.jpg", b"b/2.jpg"]
+    assert "leads back" in reasons(found)[b"a/up"]
+    assert "symbolic link" in reasons(found)[b"a/gone.jpg"]
+
+
+def test_what_is_no_regular_file_is_named(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", {"1.jpg": b"x"})
+    os.mkfifo(root / "pipe.jpg")
+    assert "regular" in reasons(listing(root, tmp_path))[b"pipe.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("url", "error", "word"),
+    [
+        ("{tmp}/missing", DatasetNotFoundError, "nothing"),
+        ("file://{tmp}/missing", DatasetNotFoundError, "nothing"),
+        ("{tmp}/empty", DatasetNotFoundError, "empty"),
+        ("{tmp}/file", ConfigError, "folder"),
+        ("nonsense://x/y", ConfigError, "nonsense"),
+        ("memory://nowhere", DatasetNotFoundError, "memory"),
+        ("", ConfigError, "url"),
+    ],
+)
+def test_what_is_no_folder_says_what_to_do(
+    tmp_path: Path, url: str, error: type[Exception], word: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(error, match=word):
+        listing(url.format(tmp=tmp_path), tmp_path)
+
+
+def test_a_missing_backend_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> object:
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "url_to_fs", fail)
+    with pytest.raises(MissingDependencyError, match="s3fs"):
+        listing("sftp://host/set", tmp_path)
+
+
+def test_a_remote_folder_lists_as_a_local_one(tmp_path: Path) -> None:
+    files = {"b/2.jpg": b"22", "a/1.jpg": b"1", ".hidden": b"x", "stray.txt": b"x"}
+    local = listing(write_folder(tmp_path / "set", files), tmp_path)
+    memory = fsspec.filesystem("memory")
+    for name, data in files.items():
+        memory.pipe(f"/lists/{name}", data)
+    remote = listing("memory://lists", tmp_path)
+    assert names(remote) == names(local)
+    assert remote.classes == local.classes
+    assert remote.sizes.tolist() == local.sizes.tolist()
+    assert reasons(remote) == reasons(local)
+    assert virtual_shards(remote).order.tolist() == virtual_shards(local).order.tolist()
+
+
+def test_a_remote_name_that_leaves_the_dataset_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory = fsspec.filesystem("memory")
+    bad = ["/evil/../x.jpg", "/evil//etc/../y.jpg", "/evil/a/\0.jpg", "/evil/./y.jpg"]
+    found = {path: {"size": 1, "type": "file"} for path in ["/evil/a/1.jpg", *bad]}
+    monkeypatch.setattr(type(memory), "find", lambda *_, **__: found)
+    listed = listing("memory://evil", tmp_path)
+    assert names(listed) == [b"a/1.jpg"]
+    assert len(listed.quarantined) == len(bad)
+
+
+def test_errors_of_a_store_hide_credentials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class AccessDenied(Exception):
+        """Some backends' errors aren't OSErrors."""
+
+    def fail(*_: object, **__: object) -> object:
+        raise AccessDenied("no access with hush-hush to https://me:pw@host/x?X-Signature=abc")
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "find", fail)
+    origin = locate(
+        "memory://private/set",
+        storage_options={"client": {"secret": "hush-hush"}, "retry_timeout": 0.05},
+        scratch=Scratch(tmp_path / "cache"),
+    )
+    with pytest.raises(FetchError, match="AccessDenied") as caught:
+        list_folder(origin)
+    assert caught.value.uri == "memory://private/set"
+    for secret in ("hush-hush", "pw", "abc"):
+        assert secret not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_changed_folder_is_seen_by_its_time(tmp_path: Path) -> None:
+    root = write_folder(tmp_path / "set", {"a/1.jpg": b"x", "b/2.jpg": b"x"})
+    origin = LocalFolder(os.fsencode(root))
+    before = list_folder(origin)
+    assert changed_directories(origin, before.directories) == []
+    os.utime(root / "b", ns=(1, 1))
+    assert changed_directories(origin, before.directories) == [b"b"]
+
+
+def made_up(sizes: list[int]) -> Listing:
+    from penstock.readers.formats.folder.listing import File
+
+    files = [
+        File(name=b"%05d.jpg" % i, size_bytes=size, mtime_ns=0, version="")
+        for i, size in enumerate(sizes)
+    ]
+    return Listing(
+        files=files,
+        sizes=np.array(sizes, np.int64),
+        labels=None,
+        classes=(),
+        directories={},
+        quarantined=[],
+    )
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60),
+    shard_bytes=st.integers(1, 5000),
+)
+def test_virtual_shards_hold_each_file_once_in_listing_order(
+    sizes: list[int], shard_bytes: int
+) -> None:
+    found = made_up(sizes)
+    shards = virtual_shards(found, shard_bytes=shard_bytes)
+    assert sorted(shards.order.tolist()) == list(range(len(sizes)))
+    assert shards.shards <= max(1, -(-sum(sizes) // shard_bytes))
+    for shard in range(shards.shards):
+        positions = shards.positions(shard).tolist()
+        assert positions
+        assert positions == sorted(positions)
+    if shards.shards == 1:
+        assert shards.order.tolist() == list(range(len(sizes)))
+
+
+def test_virtual_shards_depend_on_names_and_sizes_alone() -> None:
+    found = made_up([100] * 50)
+    touched = replace(found, files=[replace(f, mtime_ns=9, version="v") for f in found.files])
+    one, other = (virtual_shards(x, shard_bytes=600) for x in (found, touched))
+    assert one.order.tolist() == other.order.tolist()
+    assert one.bounds.tolist() == other.bounds.tolist()
+    # A golden value: another order would be another index of every folder.
+    assert one.order[:8].tolist() == [7, 9, 12, 13, 14, 28, 30, 33]
+
+
+@settings(max_examples=200)
+@given(name=st.binary(max_size=30))
+def test_printable_names_are_one_line_of_valid_text_and_differ(name: bytes) -> None:
+    text = printable(name)
+    assert text.encode("utf-8").decode() == text
+    assert len(text.splitlines()) <= 1
+    assert printable(name + b"\\n") != printable(name + b"\n")
+
+
+@pytest.mark.parametrize("name", [b"a/../b", b"..", b"/a", b"a\0b", b"./a"])
+def test_unsafe_names(name: bytes) -> None:
+    assert unsafe_reason(name) is not None
+
+
+@pytest.mark.parametrize("name", [b"a/b.jpg", b"..a", b"a..b/c", b"\xff\n"])
+def test_safe_names(name: bytes) -> None:
+    assert unsafe_reason(name) is None

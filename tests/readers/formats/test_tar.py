@@ -1,0 +1,399 @@
+"""Tar files as a dataset: the samples that WebDataset's rule gives, and nothing hostile."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import tarfile
+import tempfile
+from pathlib import Path
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import (
+    ConfigError,
+    DatasetError,
+    DatasetNotFoundError,
+    IndexChangedError,
+    PenstockError,
+    PenstockWarning,
+)
+from penstock.readers import Dataset, build_index, open_index, pack
+from penstock.readers.origin.tar_urls import select_tars
+from tests import images, tars
+
+JPEG = images.jpeg(1)
+
+# Some of these have further members; test_unread.py has the warning.
+pytestmark = pytest.mark.filterwarnings("ignore:.*left out")
+
+
+def opened(url: object, **options: object) -> Dataset:
+    """A dataset whose index is built by Pillow."""
+    dataset = Dataset(url, **options)  # type: ignore[arg-type]
+    dataset.open(verify=images.verify, workers=2)
+    return dataset
+
+
+def everything(dataset: Dataset, mode: str = "copy") -> tuple[list[str], list[int], list[bytes]]:
+    """Names, labels (or none) and bytes of all samples, by id."""
+    rows = [
+        (shard, row) for shard, n in enumerate(dataset.index.sizes.tolist()) for row in range(n)
+    ]
+    batch = dataset.read(np.array(rows, np.int64), mode=mode)  # type: ignore[arg-type]
+    assert batch.ids.tolist() == list(range(len(dataset)))
+    labels = batch.columns["label"].tolist() if "label" in batch.columns else []
+    return dataset.names(batch.ids), labels, [bytes(sample) for sample in batch.encoded]
+
+
+def by_tarfile(*paths: Path) -> tuple[list[str], list[int], list[bytes]]:
+    """The same by Python's tarfile."""
+    names, labels, data = [], [], []
+    for path in paths:
+        with tarfile.open(path) as tar:
+            files = {m.name: tar.extractfile(m).read() for m in tar if m.isfile()}  # type: ignore[union-attr]
+        for name, content in files.items():
+            if name.endswith(".jpg"):
+                names.append(f"{path.name}/{name}")
+                labels.append(int(files[name[:-3] + "cls"]))
+                data.append(content)
+    return names, labels, data
+
+
+def quarantine(place: str | Path) -> dict[str, str]:
+    """Reason by name."""
+    lines = (Path(place) / "quarantine.jsonl").read_text().splitlines()
+    return {line["name"]: line["reason"] for line in map(json.loads, lines)}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tars.tar_folder(tmp_path / "set")
+
+
+@pytest.mark.parametrize("mode", ["copy", "pread", "mmap"])
+def test_ids_labels_and_bytes_are_those_that_tarfile_reads(folder: Path, mode: str) -> None:
+    dataset = opened(folder)
+    assert everything(dataset, mode) == by_tarfile(*sorted(folder.glob("*.tar")))
+    index = dataset.index
+    assert (index.kind, index.sizes.tolist(), index.fields) == ("tar", [8] * 3, ("image", "label"))
+    assert index.about.passed_over == {"json": 24}
+    assert index.about.progressive == 0
+    assert index.shard_bytes.tolist() == [p.stat().st_size for p in sorted(folder.glob("*.tar"))]
+    # Opened again, nothing is built (there is no verifier to do it with).
+    assert open_index(folder, verify=None).fingerprint == index.fingerprint
+
+
+def test_one_file_or_a_pattern_is_a_dataset_of_its_own(folder: Path) -> None:
+    paths = sorted(folder.glob("*.tar"))
+    some = opened(folder / "train-{000000..000001}.tar")
+    assert everything(some) == by_tarfile(*paths[:2])
+    assert everything(opened(str(paths[2]))) == by_tarfile(paths[2])
+    assert everything(opened(f"file://{paths[2]}")) == by_tarfile(paths[2])
+    assert everything(opened(folder)) == by_tarfile(*paths)
+    assert everything(some) == by_tarfile(*paths[:2])
+    backwards = opened(folder / "train-{000002,000000}.tar")
+    assert everything(backwards) == by_tarfile(paths[2], paths[0])
+    with pytest.raises(DatasetNotFoundError, match=r"2 of 5 tar files aren't there.*000003"):
+        opened(folder / "train-{000000..000004}.tar")
+    with pytest.raises(ConfigError, match="format"):
+        opened(folder / "train-000000.tar", format="folder")
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("s3://b/x-{008..011}.tar", ["x-008.tar", "x-009.tar", "x-010.tar", "x-011.tar"]),
+        ("/d/{a,b}/{0..1}.tar", ["a/0.tar", "a/1.tar", "b/0.tar", "b/1.tar"]),
+        ("one.tar", ["one.tar"]),
+    ],
+)
+def test_patterns_expand_as_webdataset_writes_them(url: str, wanted: list[str]) -> None:
+    found = select_tars(url)
+    assert found is not None
+    assert [os.fsdecode(name) for name in found[1].names] == wanted
+    assert select_tars("/a/folder") is None
+
+
+@pytest.mark.parametrize(
+    "url", ["a-{3..1}.tar", "a-{1..2.tar", "a-{}.tar", "a-{1,1}.tar", "a-{0..99999999}.tar"]
+)
+def test_patterns_that_mean_nothing_are_refused(url: str) -> None:
+    with pytest.raises(ConfigError, match="url"):
+        select_tars(url)
+
+
+def test_a_remote_set_is_read_through_copies_and_indexed_in_the_cache(
+    folder: Path, tmp_path: Path
+) -> None:
+    fs = fsspec.filesystem("memory")
+    for path in folder.glob("*.tar"):
+        fs.pipe_file(f"/tars-{tmp_path.name}/{path.name}", path.read_bytes())
+    url = f"memory://tars-{tmp_path.name}"
+    paths = sorted(folder.glob("*.tar"))
+    assert everything(opened(url, cache=tmp_path / "cache")) == by_tarfile(*paths)
+    picked = opened(url + "/train-{000001..000002}.tar", cache=tmp_path / "cache")
+    assert everything(picked) == by_tarfile(*paths[1:])
+    build_index(url, verify=images.verify, cache=tmp_path / "cache")
+    assert not fs.exists(f"/tars-{tmp_path.name}.penstock")
+    build_index(url, out=f"{url}.penstock", verify=images.verify, cache=tmp_path / "cache")
+    assert fs.exists(f"/tars-{tmp_path.name}.penstock/manifest.arrow")
+    with pytest.warns(PenstockWarning, match="cache="):
+        assert everything(Dataset(url)) == by_tarfile(*paths)
+    fs.rm(f"/tars-{tmp_path.name}", recursive=True)
+
+
+def test_an_archive_that_changes_is_indexed_anew_or_found_when_it_is_read(folder: Path) -> None:
+    dataset = opened(folder)
+    before = len(dataset)
+    (folder / "train-000003.tar").write_bytes(tars.archive(tars.photographs(24, 2)))
+    assert len(opened(folder)) == before + 2
+    dataset = opened(folder)
+    path = folder / "train-000000.tar"
+    data = bytearray(path.read_bytes())
+    data[512 + 100] ^= 255  # in the first image
+    path.write_bytes(data)
+    with pytest.raises(IndexChangedError, match=r"train-000000\.tar/00000\.jpg"):
+        everything(dataset)
+    bad: dict[int, str] = {}
+    batch = dataset.read(np.array([(0, 1), (0, 0)], np.int64), bad=bad)
+    assert (list(bad), batch.columns["label"].tolist()) == ([1], [1, 0])
+    index = opened(folder).index
+    path.write_bytes(data[:-512])
+    with pytest.raises(IndexChangedError, match=r"train-000000\.tar: changed.*bytes"):
+        index.open_shard(0)
+
+
+def test_an_index_of_another_set_is_not_overwritten(folder: Path, tmp_path: Path) -> None:
+    opened(folder / "train-000000.tar", index=tmp_path / "index")
+    with pytest.raises(IndexChangedError, match="own folder"):
+        opened(folder / "train-000001.tar", index=tmp_path / "index")
+
+
+class _Bomb:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("unpickled",)
+
+
+HOSTILE = {
+    "../../x.jpg": "leaves the dataset",
+    "/abs.jpg": "absolute",
+    "a/../../y.jpg": "leaves the dataset",
+    "inner.tar": "a tar inside a tar",
+}
+
+
+def test_hostile_members_are_refused_by_name_and_nothing_is_written_or_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tmp_path / "deep" / "set"
+    root.mkdir(parents=True)
+    monkeypatch.chdir(root)
+    bomb = pickle.dumps(_Bomb())
+    good = {"ok.jpg": JPEG, "./dotted.jpg": JPEG, "d.e/key.one.jpg": JPEG}
+    passed = {f"ok.{e}": bomb for e in ("npy", "pth", "pkl", "pyd", "pt", "txt")}
+    hostile = dict.fromkeys(HOSTILE, JPEG)
+    kinds = {"hard": b"1", "soft": b"2", "char": b"3", "block": b"4", "fifo": b"6"}
+    links = b"".join(tars.special(f"{name}.jpg", kind) for name, kind in kinds.items())
+    plain = tars.archive({**good, **hostile, **passed, ".hidden.jpg": JPEG, "__meta__": b""})
+    (root / "a.tar").write_bytes(links + plain)
+    dataset = opened(root)
+    names, labels, data = everything(dataset)
+    assert names == ["a.tar/ok.jpg", "a.tar/./dotted.jpg"]
+    assert (labels, data) == ([], [JPEG, JPEG])
+    refused = quarantine(dataset.index.place)
+    for name, reason in HOSTILE.items():
+        assert reason in refused[f"a.tar/{name}"]
+    for name in kinds:
+        assert refused[f"a.tar/{name}.jpg"].startswith("a ")
+    over = dataset.index.about.passed_over
+    assert {over[e] for e in ("npy", "pth", "pkl", "pyd", "pt", "txt", "one.jpg")} == {1}
+    assert over["(no key)"] == 2
+    assert os.listdir(root) == ["a.tar"]
+    assert sorted(os.listdir(tmp_path)) == ["deep"]
+
+
+def test_samples_that_are_not_whole_are_refused_with_the_reason(tmp_path: Path) -> None:
+    first = [
+        ("good.jpg", JPEG),
+        ("good.cls", b" 7\n"),
+        ("json.png", images.GOOD["one.png"]),
+        ("json.json", b'{"label": 3}'),
+        ("none.jpg", JPEG),
+        ("word.jpg", JPEG),
+        ("word.cls", b"dog"),
+        ("huge.jpg", JPEG),
+        ("huge.cls", b"9" * 19),
+        ("two.jpg", JPEG),
+        ("two.png", images.GOOD["one.png"]),
+        ("twice.jpg", JPEG),
+        ("twice.jpg", JPEG),
+        ("split.jpg", JPEG),
+        ("loose.cls", b"1"),
+        ("torn.jpg", images.truncated(JPEG)),
+        ("torn.cls", b"1"),
+        ("film.gif", images.BAD["film.gif"][0]),
+        ("film.cls", b"1"),
+        ("deep.jpg", JPEG),
+        ("deep.json", b"[" * 100_000),
+    ]
+    (tmp_path / "0.tar").write_bytes(tars.archive(first))
+    (tmp_path / "1.tar").write_bytes(
+        tars.archive({"split.cls": b"1", "a.jpg": JPEG, "a.cls": b"2"})
+    )
+    (tmp_path / "2.tar").write_bytes(tars.END)
+    dataset = opened(tmp_path)
+    names, labels, _ = everything(dataset)
+    assert names == ["0.tar/good.jpg", "0.tar/json.png", "1.tar/a.jpg"]
+    assert labels == [7, 3, 2]
+    refused = quarantine(dataset.index.place)
+    wanted = {
+        "0.tar/none.jpg": "no label",
+        "0.tar/word.jpg": "isn't an integer",
+        "0.tar/huge.jpg": "isn't an integer",
+        "0.tar/two.jpg": "two images of one key",
+        "0.tar/twice.jpg": "two members of one key and extension",
+        "0.tar/split.jpg": "another archive (1.tar)",
+        "1.tar/split.cls": "another archive",
+        "0.tar/loose.cls": "isn't there",
+        "0.tar/torn.jpg": "truncated",
+        "0.tar/film.gif": "convert",
+        "0.tar/deep.jpg": "no label",
+        "2.tar": "without members",
+    }
+    assert set(refused) == set(wanted)
+    for name, reason in wanted.items():
+        assert reason in refused[name]
+    assert dataset.index.quarantined == len(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("b.tar.gz", r"Decompress it \(gunzip"),
+        ("b.tgz", r"Decompress it \(gunzip"),
+        ("b.tar.zst", r"Decompress it \(unzstd"),
+        ("b.tar.000", "Join the parts"),
+        ("b.tar.partaa", "Join the parts"),
+    ],
+)
+def test_what_looks_like_a_tar_and_cannot_be_read_is_not_passed_over(
+    folder: Path, name: str, reason: str
+) -> None:
+    (folder / name).write_bytes(b"whatever")
+    with pytest.raises(DatasetError, match=reason):
+        opened(folder)
+    for path in folder.glob("*.tar"):
+        path.unlink()
+    with pytest.raises(DatasetError, match=reason):
+        opened(folder)
+
+
+def test_a_torn_archive_among_whole_ones_stops_the_set(folder: Path) -> None:
+    path = folder / "train-000001.tar"
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(DatasetError, match=r"train-000001\.tar: .*at byte"):
+        opened(folder)
+    path.unlink()
+    path.symlink_to("nowhere")
+    with pytest.raises(DatasetNotFoundError, match=r"train-000001\.tar"):
+        opened(folder)
+
+
+def test_images_beside_tar_files_ask_which_of_them_it_is(folder: Path) -> None:
+    images.class_folder(folder, samples=6)
+    with pytest.raises(ConfigError, match='format="tar"'):
+        opened(folder)
+    assert opened(folder, format="tar").index.kind == "tar"
+    assert opened(folder, format="folder").index.kind == "folder"
+    with pytest.raises(DatasetNotFoundError, match=r"no \*\.tar"):
+        opened(folder / "class-0", format="tar")
+
+
+SMALL = tars.archive({"a.jpg": JPEG, "a.cls": b"1", "b.jpg": images.jpeg(2), "b.cls": b"2"})
+# Headers are a small part of the file, and damage there matters most.
+PLACES = st.one_of(st.integers(0, len(SMALL) - 1), st.integers(0, 511), st.integers(1536, 2047))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    flips=st.lists(st.tuples(PLACES, st.integers(0, 255)), min_size=1, max_size=6),
+    cut=st.one_of(st.none(), st.integers(0, len(SMALL))),
+)
+def test_any_damage_ends_in_samples_or_an_error(
+    flips: list[tuple[int, int]], cut: int | None
+) -> None:
+    data = bytearray(SMALL)
+    for at, value in flips:
+        data[at] = value
+    with tempfile.TemporaryDirectory() as above:
+        folder = Path(above, "set")
+        folder.mkdir()
+        Path(folder, "a.tar").write_bytes(data[:cut])
+        try:
+            names, labels, samples = everything(opened(folder))
+        except PenstockError:
+            return
+        assert len(names) == len(samples) >= 1
+        assert len(labels) in (0, len(names))
+        assert os.listdir(folder) == ["a.tar"]
+        assert set(os.listdir(above)) == {"set", "set.penstock"}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_pack_of_tar_files_holds_every_sample_once(
+    folder: Path, tmp_path: Path, shuffle: bool
+) -> None:
+    (folder / "train-000003.tar").write_bytes(
+        tars.archive({"bad.jpg": b"no image", "bad.cls": b"1", "x/../y.jpg": JPEG})
+    )
+    wanted = by_tarfile(*sorted(folder.glob("*.tar"))[:3])
+    options = {"shuffle": shuffle, "shard_bytes": 5000, "verify": images.verify, "workers": 2}
+    summary = pack(folder, tmp_path / "whole", **options)  # type: ignore[arg-type]
+    assert (summary.samples, summary.quarantined) == (24, 2)
+    assert set(quarantine(tmp_path / "whole" / "_penstock")) == {
+        "train-000003.tar/bad.jpg",
+        "train-000003.tar/x/../y.jpg",
+    }
+    _, labels, data = everything(Dataset(tmp_path / "whole"))
+    if not shuffle:
+        assert (labels, data) == wanted[1:]
+    assert sorted(zip(labels, data, strict=True)) == sorted(zip(*wanted[1:], strict=True))
+    # Two ranks write the same bytes, whatever the order in which they work.
+    for rank in (1, 0):
+        pack(folder, tmp_path / "ranks", rank=rank, size=2, **options)  # type: ignore[arg-type]
+    for path in (tmp_path / "whole").glob("*.arrow"):
+        assert (tmp_path / "ranks" / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_pack_may_lie_beside_the_tar_files_that_were_picked(folder: Path) -> None:
+    picked = folder / "train-{000000..000001}.tar"
+    assert pack(picked, folder / "packed", verify=images.verify).samples == 16
+    with pytest.raises(ConfigError, match="dst"):
+        pack(folder, folder / "packed", verify=images.verify)
+
+
+def test_a_killed_pack_of_tar_files_goes_on(folder: Path, tmp_path: Path) -> None:
+    calls = random.Random(0).randrange(2, 4)
+    seen = 0
+
+    def dies(samples: object) -> object:
+        nonlocal seen
+        seen += 1
+        if seen == calls:
+            raise KeyboardInterrupt
+        return images.verify(samples)  # type: ignore[arg-type]
+
+    options = {"shard_bytes": 4000, "workers": 1}
+    with pytest.raises(KeyboardInterrupt):
+        pack(folder, tmp_path / "killed", verify=dies, **options)  # type: ignore[arg-type]
+    pack(folder, tmp_path / "killed", verify=images.verify, **options)  # type: ignore[arg-type]
+    pack(folder, tmp_path / "whole", verify=images.verify, **options)  # type: ignore[arg-type]
+    for path in (tmp_path / "whole").glob("*.arrow"):
+        assert (tmp_path / "killed" / path.name).read_bytes() == path.read_bytes()

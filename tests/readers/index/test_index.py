@@ -1,0 +1,369 @@
+"""The index: built once, kept, brought up to date, refused when it can't be right."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.readers.formats.folder.listing
+import penstock.readers.fields.verify
+from penstock.cache.errors import (
+    ConfigError,
+    CorruptShardError,
+    DatasetError,
+    DatasetNotFoundError,
+    IndexChangedError,
+    MissingDependencyError,
+)
+from penstock.readers import build_index, open_index, pack
+from penstock.readers.fields.facts import label_correlation
+from penstock.readers.index.manifest import FORMAT, read_manifest, write_manifest
+from tests import images
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.readers.types import Encoded, ImageFacts, Rejected
+
+
+class Counting:
+    """The test verifier, counting what it was asked to decode."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+        self.decoded += len(samples)
+        return images.verify(samples)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return images.class_folder(tmp_path / "set", samples=12)
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Virtual shards of 3 KB, so that a few small images make several."""
+    monkeypatch.setattr(penstock.readers.formats.folder.listing.virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
+
+
+def beside(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".penstock")
+
+
+def quarantine(place: Path) -> dict[str, str]:
+    lines = (place / "quarantine.jsonl").read_text().splitlines()
+    return {entry["name"]: entry["reason"] for entry in map(json.loads, lines)}
+
+
+def test_what_an_index_says(folder: Path) -> None:
+    index = open_index(str(folder), verify=images.verify)
+    assert (index.kind, index.samples, index.quarantined) == ("folder", 12, 0)
+    assert index.fields == ("image", "label")
+    assert index.classes == ("class-0", "class-1", "class-2")
+    assert index.starts.tolist() == [0]
+    assert index.sizes.tolist() == [12]
+    assert index.shard_bytes.sum() == sum(p.stat().st_size for p in folder.rglob("*.jpg"))
+    assert (index.images.min_height, index.images.max_height) == (16, 22)
+    assert (index.images.min_width, index.images.max_width) == (20, 24)
+    assert index.icc == pytest.approx(0)
+    assert Path(index.place) == folder.with_name("set.penstock")
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_shards_are_virtual_and_ids_go_through_them(folder: Path) -> None:
+    index = open_index(str(folder), verify=images.verify)
+    assert len(index.sizes) > 2
+    assert index.sizes.sum() == 12
+    assert index.starts.tolist() == [0, *np.cumsum(index.sizes)[:-1].tolist()]
+    assert (index.sizes > 0).all()
+
+
+def test_a_folder_without_classes_has_no_labels(tmp_path: Path) -> None:
+    root = images.write_folder(tmp_path / "flat", {f"{i}.jpg": images.jpeg(i) for i in range(3)})
+    index = open_index(root, verify=images.verify)
+    assert (index.fields, index.classes, index.icc) == (("image",), (), None)
+
+
+def test_bad_files_are_named_with_their_reason(tmp_path: Path) -> None:
+    files = {f"a/{name}": data for name, data in images.GOOD.items()}
+    files |= {f"a/{name}": data for name, (data, _) in images.BAD.items()}
+    root = images.write_folder(tmp_path / "set", files | {"stray.txt": b"x"})
+    summary = build_index(root, verify=images.verify)
+    assert summary.samples == len(images.GOOD)
+    assert summary.quarantined == len(images.BAD) + 1
+    reasons = quarantine(tmp_path / "set.penstock")
+    assert reasons.pop("stray.txt").startswith("not in a class folder")
+    assert set(reasons) == {f"a/{name}" for name in images.BAD}
+    for name, (_, word) in images.BAD.items():
+        assert word in reasons[f"a/{name}"], name
+
+
+def test_dims_are_after_the_exif_orientation(tmp_path: Path) -> None:
+    root = images.write_folder(tmp_path / "set", {"1.jpg": images.rotated_jpeg(1, 24, 32)})
+    assert open_index(root, verify=images.verify).images.fixed == (32, 24)
+
+
+def test_a_file_that_may_not_be_read_is_quarantined(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import builtins
+
+    real = builtins.open
+
+    def refuse(path: object, *args: object, **kwargs: object) -> object:
+        if isinstance(path, bytes) and path.endswith(b"0003.jpg"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **kwargs)  # type: ignore[call-overload]
+
+    monkeypatch.setattr("builtins.open", refuse)
+    assert open_index(folder, verify=images.verify).samples == 11
+    assert "Permission denied" in quarantine(beside(folder))["class-0/0003.jpg"]
+
+
+def test_nothing_that_decodes_is_an_error_that_names_reasons(tmp_path: Path) -> None:
+    root = images.write_folder(tmp_path / "set", {"a/x.jpg": b"", "a/y.jpg": b"text"})
+    with pytest.raises(DatasetNotFoundError, match=r"a/x\.jpg: empty file"):
+        open_index(root, verify=images.verify)
+
+
+def test_opening_again_decodes_nothing(folder: Path) -> None:
+    verify = Counting()
+    first = open_index(folder, verify=verify)
+    again = open_index(folder, verify=verify)
+    assert verify.decoded == 12
+    assert again.fingerprint == first.fingerprint
+
+
+def test_a_new_file_is_found_and_only_it_is_decoded(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    verify = Counting()
+    before = open_index(folder, verify=verify)
+    images.write_folder(folder, {"class-1/new.jpg": images.jpeg(99), "class-0/bad.jpg": b"no"})
+    caplog.set_level(logging.INFO, logger="penstock")
+    after = open_index(folder, verify=verify)
+    assert (after.samples, after.quarantined, verify.decoded) == (13, 1, 13)
+    assert after.fingerprint != before.fingerprint
+    assert "12 files as before, 2 new or changed, 0 gone" in caplog.text
+
+
+def test_a_removed_file_is_noticed(folder: Path) -> None:
+    open_index(folder, verify=images.verify)
+    (folder / "class-0" / "0000.jpg").unlink()
+    assert open_index(folder, verify=images.verify).samples == 11
+
+
+def test_a_folder_touched_without_a_change_keeps_its_index(folder: Path) -> None:
+    verify = Counting()
+    before = open_index(folder, verify=verify)
+    os.utime(folder / "class-0", ns=(5, 5))
+    after = open_index(folder, verify=verify)
+    assert (after.fingerprint, verify.decoded) == (before.fingerprint, 12)
+    assert dict(after.about.directories)["class-0"] == 5
+
+
+def test_a_copied_folder_is_known_by_its_bytes(folder: Path, tmp_path: Path) -> None:
+    verify = Counting()
+    before = open_index(folder, verify=verify)
+    copy = tmp_path / "copy"
+    for source, target in ((folder, copy), (beside(folder), beside(copy))):
+        shutil.copytree(source, target, copy_function=shutil.copyfile)
+    after = open_index(copy, verify=verify)
+    assert (after.fingerprint, verify.decoded) == (before.fingerprint, 12)
+
+
+def test_build_index_decodes_everything_again(folder: Path) -> None:
+    verify = Counting()
+    open_index(folder, verify=verify)
+    seen: list[tuple[int, int, int]] = []
+    build_index(folder, verify=verify, progress=lambda *counts: seen.append(counts))
+    assert verify.decoded == 24
+    assert seen[-1][:2] == (12, 12)
+
+
+def test_index_goes_where_it_is_told(folder: Path, tmp_path: Path) -> None:
+    build_index(folder, out=tmp_path / "elsewhere", verify=images.verify)
+    assert not beside(folder).exists()
+    verify = Counting()
+    assert open_index(folder, index=tmp_path / "elsewhere", verify=verify).samples == 12
+    assert verify.decoded == 0
+
+
+def test_an_index_of_another_dataset_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = images.write_folder(tmp_path / "other", {"x/1.jpg": images.jpeg(1)})
+    build_index(other, out=tmp_path / "index", verify=images.verify)
+    with pytest.raises(IndexChangedError, match="another dataset"):
+        open_index(folder, index=tmp_path / "index", verify=images.verify)
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_a_torn_index_of_a_folder_is_built_anew(
+    folder: Path, keep: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = open_index(folder, verify=images.verify)
+    path = beside(folder) / "manifest.arrow"
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep if keep > 1 else keep * len(data))])
+    assert open_index(folder, verify=images.verify).fingerprint == before.fingerprint
+    assert "built anew" in caplog.text
+
+
+@settings(max_examples=30, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), flip=st.integers(1, 255))
+def test_a_manifest_with_a_flipped_byte_is_refused_or_says_the_same(
+    place: float, flip: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "flipped"
+    if not root.exists():
+        images.class_folder(root, samples=4)
+        open_index(root, verify=images.verify)
+        shutil.copy(beside(root) / "manifest.arrow", root.with_suffix(".whole"))
+    whole = root.with_suffix(".whole").read_bytes()
+    data = bytearray(whole)
+    data[int(place * len(data))] ^= flip
+    path = root.with_suffix(f".{os.getpid()}.bad")
+    path.write_bytes(data)
+    try:
+        got = read_manifest(os.fsencode(path), remedy="again")
+    except DatasetError:
+        return
+    expected = read_manifest(os.fsencode(root.with_suffix(".whole")), remedy="again")
+    assert got.about == expected.about
+    assert list(got.names) == list(expected.names)
+    assert got.samples.tolist() == expected.samples.tolist()
+    assert got.shard_bytes.tolist() == expected.shard_bytes.tolist()
+
+
+def test_a_newer_format_is_refused_with_a_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.readers.index.manifest.FORMAT", FORMAT + 1)
+    open_index(folder, verify=images.verify)
+    monkeypatch.undo()
+    with pytest.raises(DatasetError, match="Upgrade penstock"):
+        open_index(folder, verify=images.verify)
+
+
+def test_a_torn_sidecar_is_found(folder: Path) -> None:
+    index = open_index(folder, verify=images.verify)
+    (sidecar,) = (beside(folder) / "sidecars").iterdir()
+    sidecar.write_bytes(sidecar.read_bytes()[:-200])
+    with pytest.raises(CorruptShardError, match="penstock index"):
+        index.open_shard(0)
+    sidecar.unlink()
+    with pytest.raises(IndexChangedError, match="Open the dataset again"):
+        index.open_shard(0)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None:
+    first = open_index(folder, verify=images.verify)
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    for path in moved.rglob("*.jpg"):
+        os.utime(path, ns=(7, 7))
+    second = open_index(moved, index=tmp_path / "index", verify=images.verify)
+    assert second.fingerprint == first.fingerprint
+    image = moved / "class-0" / "0000.jpg"
+    image.write_bytes(image.read_bytes() + b"more")
+    third = open_index(moved, index=tmp_path / "third", verify=images.verify)
+    assert third.fingerprint != first.fingerprint
+
+
+def test_packs_are_told_from_folders(folder: Path, tmp_path: Path) -> None:
+    pack(folder, tmp_path / "pack", verify=images.verify)
+    index = open_index(tmp_path / "pack")
+    assert (index.kind, index.shuffled, index.seed) == ("arrow", True, 0)
+    with pytest.raises(ConfigError, match="drop index="):
+        open_index(tmp_path / "pack", index=tmp_path / "index")
+    with pytest.raises(ConfigError, match="pack"):
+        build_index(tmp_path / "pack", verify=images.verify)
+    with pytest.raises(ConfigError, match="format"):
+        open_index(folder, format="zip")  # type: ignore[arg-type]
+    with pytest.raises(DatasetNotFoundError, match="manifest"):
+        open_index(folder, format="arrow")
+
+
+@pytest.mark.parametrize("damage", ["gone", "torn"])
+def test_a_pack_without_a_whole_manifest_is_no_image_folder(
+    folder: Path, tmp_path: Path, damage: str
+) -> None:
+    pack(folder, tmp_path / "pack", verify=images.verify)
+    manifest = tmp_path / "pack" / "_penstock" / "manifest.arrow"
+    if damage == "gone":
+        manifest.unlink()
+    else:
+        manifest.write_bytes(manifest.read_bytes()[:-50])
+    with pytest.raises((DatasetNotFoundError, CorruptShardError), match="penstock pack"):
+        open_index(tmp_path / "pack", verify=images.verify)
+
+
+def test_a_remote_folder_keeps_its_index_in_the_cache(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    for i in range(4):
+        memory.pipe(f"/indexed/{'ab'[i % 2]}/{i}.jpg", images.jpeg(i))
+    before = set(memory.find("/"))  # other tests' files are there, too
+    verify = Counting()
+    for _ in range(2):
+        index = open_index("memory://indexed", cache=tmp_path, verify=verify)
+        assert index.samples == 4
+    assert verify.decoded == 4
+    summary = build_index("memory://indexed", cache=tmp_path, verify=verify)
+    assert str(tmp_path) in summary.place
+    assert set(memory.find("/")) == before
+    assert verify.decoded == 8
+    assert index.open_shard(0).name(0) == "a/0.jpg"
+
+
+def test_without_a_decoder_the_remedy_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock.readers.fields.verify, "entry_points", lambda **_: ())
+    with pytest.raises(MissingDependencyError, match=r"penstock\[dali\]"):
+        open_index(folder)
+
+
+def test_a_manifest_reads_as_it_was_written(folder: Path, tmp_path: Path) -> None:
+    written = open_index(folder, verify=images.verify).manifest
+    odd = replace(written, about=replace(written.about, classes=("\udcff\n", "ü", "c")))
+    path = os.fsencode(tmp_path / "manifest.arrow")
+    write_manifest(path, odd)
+    assert read_manifest(path, remedy="").about == odd.about
+
+
+counts = st.lists(st.dictionaries(st.integers(0, 4), st.integers(1, 9), max_size=5), max_size=8)
+
+
+@settings(max_examples=100)
+@given(shards=counts)
+def test_label_correlation_is_the_formula_on_pairs(shards: list[dict[int, int]]) -> None:
+    drawn = [[label for label, n in shard.items() for _ in range(n)] for shard in shards]
+    whole = [label for shard in drawn for label in shard]
+
+    def share_alike(groups: list[list[int]]) -> float | None:
+        pairs = [(a, b) for g in groups for i, a in enumerate(g) for b in g[:i]]
+        return sum(a == b for a, b in pairs) / len(pairs) if pairs else None
+
+    within, total = share_alike(drawn), share_alike([whole])
+    expected = 0.0
+    if within is not None and total is not None and total < 1:
+        expected = (within - total) / (1 - total)
+    assert label_correlation(shards) == pytest.approx(expected)
+
+
+def test_label_correlation_of_sorted_shards_is_one() -> None:
+    assert label_correlation([Counter({i: 50}) for i in range(20)]) == pytest.approx(1)

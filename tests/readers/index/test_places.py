@@ -1,0 +1,279 @@
+"""Where an index of foreign data lies: beside it, never in it; elsewhere where that can't be."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+import penstock.readers.index.home
+import penstock.readers.index.places
+from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockWarning
+from penstock.readers import Dataset, build_index, open_index
+from penstock.readers.origin.origin import beside_url
+from penstock.readers.origin.tar_urls import select_tars
+from tests import images, tars
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.readers.types import Encoded, ImageFacts, Rejected
+
+
+class Counting:
+    """The test verifier, counting what it was asked to decode."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+        self.decoded += len(samples)
+        return images.verify(samples)
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user's cache directory of this test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    return tmp_path / "xdg"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return images.class_folder(tmp_path / "data" / "photos", samples=6)
+
+
+@pytest.fixture
+def sealed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder beside which nothing may be written, for root too."""
+    real = penstock.readers.index.places.Places._can_write
+
+    def can_write(self: penstock.readers.index.places.Places, place: bytes) -> bool:
+        return os.path.dirname(place) != os.fsencode(folder.parent) and real(self, place)
+
+    monkeypatch.setattr(penstock.readers.index.places.Places, "_can_write", can_write)
+    return folder
+
+
+def test_an_indexed_folder_is_still_the_folder_that_others_read(folder: Path) -> None:
+    before = sorted(folder.rglob("*"))
+    open_index(folder, verify=images.verify)
+    assert sorted(folder.rglob("*")) == before
+    assert sorted(p.name for p in folder.parent.iterdir()) == ["photos", "photos.penstock"]
+
+
+def test_an_index_inside_is_no_class_of_ours(folder: Path) -> None:
+    build_index(folder, out=folder / "mine.penstock", verify=images.verify)
+    images.write_folder(folder, {"other.penstock/1.jpg": images.jpeg(1)})
+    index = open_index(folder, verify=images.verify)
+    assert (index.samples, index.classes) == (6, ("class-0", "class-1", "class-2"))
+
+
+@pytest.mark.parametrize("spelling", ["{}", "{}/", "{}/.", "file://{}", "{}/../photos"])
+def test_a_folder_has_one_place_however_it_is_spelled(folder: Path, spelling: str) -> None:
+    index = open_index(spelling.format(folder), verify=images.verify)
+    assert Path(index.place) == folder.with_name("photos.penstock")
+
+
+def test_tar_files_have_theirs_beside_them(tmp_path: Path) -> None:
+    for name in ("a-0.tar", "a-1.tar", "b.tar"):
+        path = tmp_path / name
+        path.write_bytes(tars.archive({f"{k}.jpg": images.jpeg(k) for k in range(2)}))
+    one = open_index(tmp_path / "b.tar", verify=images.verify)
+    assert Path(one.place) == tmp_path / "b.tar.penstock"
+    some = open_index(f"{tmp_path}/a-{{0..1}}.tar", verify=images.verify)
+    place = Path(some.place)
+    assert (place.parent, place.suffix) == (tmp_path, ".penstock")
+    assert place.name.startswith("a-")
+    whole = open_index(tmp_path, verify=images.verify)
+    assert Path(whole.place) == tmp_path.with_name(tmp_path.name + ".penstock")
+    assert [each.samples for each in (one, some, whole)] == [2, 4, 6]
+    shutil.rmtree(whole.place)
+
+
+def test_a_long_pattern_has_a_name_that_a_file_system_takes() -> None:
+    for url in ("/x/" + "é" * 120 + "-{0..9}.tar", "/x/" + "n" * 251 + ".tar", "/x/{a,b}.tar"):
+        found = select_tars(url)
+        assert found is not None
+        assert len(found[1].index_name) <= 255
+        assert found[1].index_name.endswith(b".penstock")
+
+
+def test_a_link_has_its_index_beside_it_and_finds_the_targets(folder: Path, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    assert Path(open_index(link, verify=images.verify).place) == tmp_path / "link.penstock"
+    shutil.rmtree(tmp_path / "link.penstock")
+    open_index(folder, verify=images.verify)
+    verify = Counting()
+    assert Path(open_index(link, verify=verify).place) == folder.with_name("photos.penstock")
+    assert verify.decoded == 0
+
+
+def test_what_cant_be_written_beside_goes_into_the_cache_folder(
+    sealed: Path, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        verify = Counting()
+        index = open_index(sealed, cache=tmp_path / "cache", verify=verify)
+        assert Path(index.place).is_relative_to(tmp_path / "cache")
+    assert verify.decoded == 0
+
+
+def test_without_a_cache_it_goes_into_the_users_cache_directory(sealed: Path, home: Path) -> None:
+    for _ in range(2):
+        verify = Counting()
+        index = open_index(sealed, verify=verify)
+        assert Path(index.place).is_relative_to(home / "penstock" / "indexes")
+    assert verify.decoded == 0
+    assert (home / "penstock").stat().st_mode & 0o077 == 0
+    images.write_folder(sealed, {"class-0/new.jpg": images.jpeg(77)})
+    assert open_index(sealed, verify=verify).samples == 7
+    assert verify.decoded == 1
+
+
+def test_another_disk_at_the_same_path_has_another_index(
+    sealed: Path, home: Path, tmp_path: Path
+) -> None:
+    del home
+    first = open_index(sealed, verify=images.verify)
+    sealed.rename(tmp_path / "away")
+    images.class_folder(sealed, samples=6)
+    assert open_index(sealed, verify=images.verify).place != first.place
+
+
+def test_nowhere_to_keep_it_is_a_warning(
+    sealed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    with pytest.warns(PenstockWarning, match="isn't kept"):
+        assert open_index(sealed, verify=images.verify).samples == 6
+
+
+@pytest.mark.parametrize("told", ["", "relative/path"])
+def test_the_users_cache_directory_is_the_specifications(
+    told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", told)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert penstock.readers.index.home.user_cache() == b"/home/somebody/.cache/penstock"
+    monkeypatch.setenv("HOME", "nowhere")
+    assert penstock.readers.index.home.user_cache() is None
+
+
+def test_an_index_of_another_user_is_left_alone(
+    folder: Path, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    open_index(folder, verify=images.verify)
+    place = os.fsencode(folder) + b".penstock"
+    owners = {place: 4242}
+    real_stat, real_lstat = os.stat, os.lstat
+
+    def foreign(real: object) -> object:
+        def stat(path: object, *args: object, **more: object) -> os.stat_result:
+            found = real(path, *args, **more)  # type: ignore[operator]
+            uid = owners.get(path, found.st_uid)  # type: ignore[call-overload]
+            return os.stat_result((*found[:4], uid, *found[5:]), found.__reduce__()[1][1])
+
+        return stat
+
+    monkeypatch.setattr(os, "stat", foreign(real_stat))
+    monkeypatch.setattr(os, "lstat", foreign(real_lstat))
+    index = open_index(folder, verify=images.verify)
+    assert Path(index.place).is_relative_to(home)
+    assert "another user" in caplog.text
+
+
+@pytest.fixture
+def bucket() -> Iterator[str]:
+    memory = fsspec.filesystem("memory")
+    for i in range(4):
+        memory.pipe(f"/bucket/photos/{'ab'[i % 2]}/{i}.jpg", images.jpeg(i))
+    yield "memory://bucket/photos"
+    memory.rm("/", recursive=True)
+
+
+def test_a_bucket_is_written_only_where_it_is_said(bucket: str, tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    before = set(memory.find("/"))
+    build_index(bucket, cache=tmp_path / "one", verify=images.verify)
+    open_index(bucket, cache=tmp_path / "one", verify=images.verify)
+    assert set(memory.find("/")) == before
+    summary = build_index(
+        bucket, out=f"{bucket}.penstock", cache=tmp_path / "one", verify=images.verify
+    )
+    assert summary.place == f"{bucket}.penstock"
+    assert not any("penstock" in name for name in memory.find("/bucket/photos"))
+    verify = Counting()
+    with Dataset(bucket, cache=tmp_path / "two") as dataset:
+        dataset.open(verify=verify)
+        assert dataset.index.place == f"{bucket}.penstock"
+        assert dataset.names(range(4)) == ["a/0.jpg", "a/2.jpg", "b/1.jpg", "b/3.jpg"]
+    assert verify.decoded == 0
+
+
+def test_an_index_elsewhere_in_the_store_is_named(bucket: str, tmp_path: Path) -> None:
+    elsewhere = "memory://indexes/of-photos"
+    build_index(bucket, out=elsewhere, cache=tmp_path / "one", verify=images.verify)
+    verify = Counting()
+    index = open_index(bucket, index=elsewhere, cache=tmp_path / "two", verify=verify)
+    assert (index.samples, index.place, verify.decoded) == (4, elsewhere, 0)
+    with pytest.raises(DatasetNotFoundError, match="there is no index"):
+        open_index(bucket, index="memory://indexes/none", cache=tmp_path / "two", verify=verify)
+    with pytest.raises(ConfigError, match="another store"):
+        open_index(bucket, index="s3://indexes/x", cache=tmp_path / "two", verify=verify)
+
+
+def test_local_data_has_a_local_index(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="local folder"):
+        build_index(folder, out="memory://x/y", verify=images.verify)
+
+
+def test_remote_data_without_a_cache_is_looked_at_again(
+    tmp_path: Path, home: Path, httpserver_folder: tuple[str, Path]
+) -> None:
+    del tmp_path
+    url, root = httpserver_folder
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PenstockWarning)
+        first, again, more = Counting(), Counting(), Counting()
+        index = open_index(url, verify=first)
+        assert Path(index.place).is_relative_to(home)
+        open_index(url, verify=again)
+        images.write_folder(root, {"class-0/new.jpg": images.jpeg(9)})
+        assert open_index(url, verify=more).samples == 7
+    assert (first.decoded, again.decoded, more.decoded) == (6, 0, 1)
+
+
+@pytest.fixture
+def httpserver_folder(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    from tests.servers.faulty import serving
+
+    root = images.class_folder(tmp_path / "srv" / "photos", samples=6)
+    with serving(tmp_path / "srv") as server:
+        yield f"{server.url}/photos", root
+
+
+@pytest.mark.parametrize(
+    ("url", "place"),
+    [
+        ("s3://bucket/a/photos/", "s3://bucket/a/photos.penstock"),
+        ("s3://bucket", None),
+        ("s3://bucket/", None),
+        ("https://host:8000/x?token=abc", "https://host:8000/x.penstock?token=abc"),
+        ("https://host", None),
+        ("abfs://data@account/photos", "abfs://data@account/photos.penstock"),
+        ("hf://datasets/org/name", None),
+        ("hf://datasets/org/name@main/train", "hf://datasets/org/name@main/train.penstock"),
+        ("memory://photos", "memory://photos.penstock"),
+        ("zip://a::s3://bucket/photos.zip", None),
+    ],
+)
+def test_a_root_has_no_place_beside_it(url: str, place: str | None) -> None:
+    assert beside_url(url, None) == place

@@ -1,0 +1,105 @@
+"""What lies beside the images and isn't read is named once; labels are never guessed."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
+from penstock.pipeline.cli.main import main
+from penstock.readers import Dataset, build_index, open_index, pack
+from tests import images, tars
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+JPEG = images.jpeg(1)
+PNG = images.encoded(images.picture(2), "PNG")
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"images/1.jpg": JPEG, "images/2.jpg": JPEG, "labels.csv": b"1,cat"}, "labels.csv"),
+        ({"images/1.jpg": JPEG, "images/labels.csv": b"1,cat"}, "labels.csv"),
+        ({"data/1.jpg": JPEG, "metadata.jsonl": b"{}"}, "metadata.jsonl"),
+        ({"images/1.jpg": JPEG, "masks/1.png": PNG}, "masks"),
+        ({"JPEGImages/1.jpg": JPEG, "SegmentationClass/1.png": PNG}, "segmentationclass"),
+        ({"images/1.jpg": JPEG, "annotations/1.json": b"{}"}, "annotations"),
+        ({"train/a/1.jpg": JPEG, "val/a/2.jpg": JPEG}, "parts of a dataset"),
+    ],
+)
+def test_folders_that_cant_be_classes_are_refused(
+    tmp_path: Path, files: dict[str, bytes], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = images.write_folder(tmp_path / "set", files)
+    with pytest.raises(DatasetError, match=words):
+        Dataset(root).open(verify=images.verify)
+    with pytest.raises(DatasetError, match=words):
+        build_index(root, verify=images.verify)
+    with pytest.raises(DatasetError, match=words):
+        pack(root, tmp_path / "pack", verify=images.verify)
+    assert main(["inspect", str(root)]) == 1
+    assert words in capsys.readouterr().err
+    inner = root / next(iter(files)).partition("/")[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PenstockWarning)
+        assert open_index(inner, verify=images.verify).samples >= 1
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "metadata.csv": b"x"},
+        {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "a/1.txt": b"a caption"},
+        {"1.jpg": JPEG, "1.txt": b"a caption"},
+        {"1.jpg": JPEG, "metadata.jsonl": b"{}"},
+        {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "a/x.npy": b"x", "b/y.wav": b"y"},
+    ],
+)
+def test_what_is_left_out_is_named_once(tmp_path: Path, files: dict[str, bytes]) -> None:
+    root = images.write_folder(tmp_path / "set", files)
+    other = next(name for name in files if not name.endswith("jpg"))
+    with pytest.warns(PenstockWarning, match=r"torch dataset") as told:
+        index = open_index(root, verify=images.verify)
+    assert len([each for each in told if "left out" in str(each.message)]) == 1
+    assert other in str(told[0].message)
+    assert index.about.passed_over[other.rpartition(".")[2]] == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_index(root, verify=images.verify)
+
+
+@pytest.mark.parametrize("name", ["x.npy", "x.tfrecord", "x.wav", "x.parquet", "x.mp4", "x.mds"])
+def test_a_folder_of_another_kind_names_the_way(tmp_path: Path, name: str) -> None:
+    root = images.write_folder(tmp_path / "set", {name: b"data of another kind"})
+    with (
+        pytest.warns(PenstockWarning),
+        pytest.raises(DatasetNotFoundError, match="torch dataset"),
+    ):
+        open_index(root, verify=images.verify)
+    with pytest.raises(ConfigError, match="torch dataset"):
+        open_index(root / name, verify=images.verify)
+
+
+def test_members_of_tar_files_that_are_left_out_are_named(tmp_path: Path) -> None:
+    members = {"a.jpg": JPEG, "a.txt": b"a caption", "b.jpg": JPEG, "b.json": b'{"label": [1, 2]}'}
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "a.tar").write_bytes(tars.archive(members))
+    with pytest.warns(PenstockWarning) as told:
+        index = open_index(tmp_path / "set", verify=images.verify)
+    text = "\n".join(str(each.message) for each in told)
+    assert "1 .txt" in text
+    assert "isn't an integer" in text
+    assert len(told) == 2
+    assert index.fields == ("image",)
+
+
+def test_plain_folders_are_told_nothing(tmp_path: Path) -> None:
+    root = images.class_folder(tmp_path / "set", samples=6)
+    images.write_folder(root, {"class-0/Thumbs.db": b"x", "class-1/LICENSE": b"x"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_index(root, verify=images.verify).samples == 6

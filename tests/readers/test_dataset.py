@@ -1,0 +1,402 @@
+"""Reading: every container, mode and thread gives the same samples; damage is found and named."""
+
+from __future__ import annotations
+
+import gc
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import fsspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.readers.dataset
+import penstock.readers.reading.open_shards
+from penstock.cache.errors import (
+    ClosedError,
+    ConfigError,
+    CorruptSampleError,
+    CorruptShardError,
+    DatasetError,
+    FetchError,
+    IndexChangedError,
+    PenstockWarning,
+)
+from penstock.cache.threads import ordered
+from penstock.readers import Dataset, pack
+from tests import images
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.readers.types import EncodedBatch
+
+SAMPLES = 24
+SHARD_BYTES = 3000
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with its index, and an unshuffled pack of it in some shards."""
+    root = tmp_path_factory.mktemp("built")
+    images.class_folder(root / "set", samples=SAMPLES)
+    Dataset(root / "set").open(verify=images.verify)
+    pack(root / "set", root / "pack", shuffle=False, shard_bytes=SHARD_BYTES, verify=images.verify)
+    return root
+
+
+@pytest.fixture
+def own(built: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    shutil.copytree(built / "pack", tmp_path / "pack")
+    images.class_folder(tmp_path / "set", samples=SAMPLES)
+    Dataset(tmp_path / "set").open(verify=images.verify)
+    return tmp_path
+
+
+def rows_of(dataset: Dataset) -> NDArray[np.int64]:
+    sizes = dataset.index.sizes.tolist()
+    return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
+
+
+def contents(batch: EncodedBatch) -> list[bytes]:
+    return [bytes(sample) for sample in batch.encoded]
+
+
+def first_byte(shard: Path) -> int:
+    """Where the first image's scan lies in a shard's file, roughly."""
+    return shard.read_bytes().index(b"\xff\xd8\xff") + 40
+
+
+def flip(path: Path, at: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        byte = file.read(1)[0]
+        file.seek(at)
+        file.write(bytes([byte ^ 1]))
+
+
+@pytest.mark.parametrize("kind", ["set", "pack"])
+@pytest.mark.parametrize("mode", ["copy", "pread", "mmap"])
+def test_samples_are_the_files_bytes(built: Path, kind: str, mode: str) -> None:
+    with Dataset(built / kind) as dataset:
+        batch = dataset.read(rows_of(dataset), mode=mode)  # type: ignore[arg-type]
+        names = Dataset(built / "set").names(range(SAMPLES))
+        assert contents(batch) == [(built / "set" / name).read_bytes() for name in names]
+        assert batch.ids.tolist() == list(range(SAMPLES))
+        assert batch.columns["label"].tolist() == [int(name[6]) for name in names]
+        assert batch.columns["label"].dtype == np.int64
+        assert batch.dims.dtype == np.int32
+        sizes = [images.verify([sample])[0] for sample in batch.encoded]
+        assert batch.dims.tolist() == [[f.height, f.width] for f in sizes]  # type: ignore[union-attr]
+        assert all(s.dtype == np.uint8 and not s.flags.writeable for s in batch.encoded)
+
+
+@settings(max_examples=40, deadline=None)
+@given(picks=st.lists(st.integers(0, SAMPLES - 1), max_size=40))
+def test_any_rows_come_in_the_order_asked_for(built: Path, picks: list[int]) -> None:
+    for kind in ("set", "pack"):
+        with Dataset(built / kind) as dataset:
+            rows = rows_of(dataset)
+            whole = contents(dataset.read(rows))
+            batch = dataset.read(rows[np.array(picks, np.int64)])
+            assert batch.ids.tolist() == picks
+            assert contents(batch) == [whole[i] for i in picks]
+            assert batch.dims.shape == (len(picks), 2)
+
+
+def test_no_rows(built: Path) -> None:
+    with Dataset(built / "pack") as dataset:
+        batch = dataset.read(np.empty((0, 2), np.int64))
+    assert (len(batch.ids), batch.encoded, batch.dims.shape) == (0, [], (0, 2))
+
+
+def test_many_threads_read_at_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(penstock.readers.reading.open_shards, "OPEN_SHARDS", 2)
+    with Dataset(built / "pack") as dataset:
+        rows = rows_of(dataset)
+        whole = contents(dataset.read(rows))
+        orders = [np.random.default_rng(i).permutation(SAMPLES) for i in range(40)]
+        batches = ordered(lambda o: contents(dataset.read(rows[o])), orders, workers=4, ahead=8)
+        for order, batch in zip(orders, batches, strict=True):
+            assert batch == [whole[i] for i in order]
+
+
+def test_open_maps_are_bounded_and_hold_no_descriptor(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock.readers.reading.open_shards, "OPEN_SHARDS", 2)
+
+    def maps() -> int:
+        return Path("/proc/self/maps").read_text().count("/pack/shard-")
+
+    gc.collect()
+    before = maps()
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with Dataset(built / "pack") as dataset:
+        assert len(dataset.index.sizes) > 4
+        held = [dataset.read(rows_of(dataset)[i : i + 1]).encoded[0] for i in range(SAMPLES)]
+        assert len(os.listdir("/proc/self/fd")) == descriptors
+        last = bytes(held[0])
+        del held[1:]
+        gc.collect()
+        assert maps() - before <= 3
+    assert bytes(held[0]) == last  # what was handed out outlives close()
+    del held
+    gc.collect()
+    assert maps() == before
+
+
+@pytest.mark.parametrize(("factor", "advised"), [(-1.0, 3), (float("inf"), 2)])
+def test_batches_are_read_ahead_while_the_last_ones_were_cold(
+    built: Path, monkeypatch: pytest.MonkeyPatch, factor: float, advised: int
+) -> None:
+    """Every batch counts as cold, or none does: then two are advised at the start and no more."""
+    from penstock.readers.formats.pack.shard import ArrowShard
+
+    calls: list[int] = []
+    monkeypatch.setattr(penstock.readers.dataset, "_COLD_FACTOR", factor)
+    monkeypatch.setattr(penstock.readers.dataset, "ADVISED_BATCHES", 2)
+    real = ArrowShard.advise
+    monkeypatch.setattr(
+        ArrowShard,
+        "advise",
+        lambda *args: (calls.append(1), real(*args)),  # type: ignore[func-returns-value]
+    )
+    with Dataset(built / "pack") as dataset:
+        row = rows_of(dataset)[:1]
+        whole = [contents(dataset.read(row)) for _ in range(3)]
+    assert whole[0] == whole[1] == whole[2]
+    assert len(calls) == advised
+
+
+@pytest.mark.parametrize(
+    ("fields", "there"),
+    [(None, ("image", "label")), (("image", "label", "id"), None), (["label"], None)],
+)
+def test_fields(built: Path, fields: object, there: tuple[str, ...] | None) -> None:
+    dataset = Dataset(built / "pack", fields=fields)  # type: ignore[arg-type]
+    assert dataset.fields == (there or tuple(fields))  # type: ignore[arg-type]
+    dataset.open()
+    assert len(dataset) == SAMPLES
+
+
+def test_fields_that_arent_there(built: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="mask"):
+        Dataset(built / "pack", fields=("image", "mask"))
+    images.write_folder(tmp_path / "flat", {"1.jpg": images.jpeg(1)})
+    flat = Dataset(tmp_path / "flat", fields=("image", "label"))
+    with pytest.raises(ConfigError, match="sub-folder"):
+        flat.open(verify=images.verify)
+    assert Dataset(tmp_path / "flat").fields == ("image",)
+
+
+@pytest.mark.parametrize("bad", [(99, 0), (-1, 0), (0, 999), (0, -1)])
+def test_rows_that_arent_there(built: Path, bad: tuple[int, int]) -> None:
+    with Dataset(built / "pack") as dataset:
+        with pytest.raises(ConfigError, match="rows"):
+            dataset.read(np.array([bad], np.int64))
+        with pytest.raises(ConfigError, match="ids"):
+            dataset.names([SAMPLES])
+
+
+def test_names_of_a_pack_are_the_sources_or_where_they_are_damaged_shard_and_row(
+    built: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Dataset(built / "pack") as dataset, Dataset(built / "set") as source:
+        assert sorted(dataset.names(range(SAMPLES))) == sorted(source.names(range(SAMPLES)))
+        monkeypatch.setattr("penstock.readers.formats.pack.shard._sum_of", lambda _: b"other")
+        assert dataset.names([0, 1]) == ["shard-000000.arrow[0]", "shard-000000.arrow[1]"]
+
+
+@pytest.mark.parametrize("mode", ["copy", "pread", "mmap"])
+def test_a_flipped_bit_in_a_pack_is_found_and_named(own: Path, mode: str) -> None:
+    shard = own / "pack" / "shard-000001.arrow"
+    flip(shard, first_byte(shard))
+    with Dataset(own / "pack") as dataset:
+        wrong = int(dataset.index.starts[1])
+        with pytest.raises(CorruptSampleError, match=r"shard-000001\.arrow\[0\]") as caught:
+            dataset.read(rows_of(dataset), mode=mode)  # type: ignore[arg-type]
+        assert caught.value.sample_id == wrong
+        good = np.delete(rows_of(dataset), wrong, axis=0)
+        assert len(dataset.read(good).encoded) == SAMPLES - 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "word"),
+    [("torn", CorruptShardError, "torn"), ("gone", CorruptShardError, "missing"),
+     ("longer", IndexChangedError, "changed"), ("other", CorruptShardError, "not a shard")],
+)  # fmt: skip
+def test_a_damaged_shard_names_itself_and_the_remedy(
+    own: Path, damage: str, error: type[Exception], word: str
+) -> None:
+    shard = sorted((own / "pack").glob("*.arrow"))[-1]
+    data = shard.read_bytes()
+    if damage == "gone":
+        shard.unlink()
+    else:
+        changed = {"torn": data[:-9], "longer": data + b"x", "other": b"x" * len(data)}
+        shard.write_bytes(changed[damage])
+    with Dataset(own / "pack") as dataset, pytest.raises(error, match=word) as caught:
+        dataset.read(rows_of(dataset))
+    assert shard.name in str(caught.value)
+    assert "penstock pack" in str(caught.value)
+
+
+def test_a_shard_that_shrinks_while_open_is_an_error_by_pread(own: Path) -> None:
+    with Dataset(own / "pack") as dataset:
+        dataset.read(rows_of(dataset), mode="pread")
+        os.truncate(own / "pack" / "shard-000000.arrow", 100)
+        with pytest.raises(CorruptShardError, match="torn"):
+            dataset.read(rows_of(dataset), mode="pread")
+
+
+@settings(max_examples=80, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255))
+def test_a_shard_with_a_flipped_byte_is_refused_or_reads_the_same(
+    built: Path, place: float, change: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    root = tmp_path_factory.getbasetemp() / "flipped-shard"
+    if not root.exists():
+        shutil.copytree(built / "pack", root)
+    shard = root / "shard-000000.arrow"
+    whole = (built / "pack" / shard.name).read_bytes()
+    data = bytearray(whole)
+    data[int(place * len(data))] ^= change
+    shard.unlink()  # never in place: another run's map may look into it
+    shard.write_bytes(data)
+    with Dataset(built / "pack") as dataset:
+        expected = dataset.read(rows_of(dataset))
+    with Dataset(root) as dataset:
+        try:
+            got = dataset.read(rows_of(dataset))
+        except DatasetError:
+            return
+    assert contents(got) == contents(expected)
+    assert got.dims.tolist() == expected.dims.tolist()
+    assert got.columns["label"].tolist() == expected.columns["label"].tolist()
+
+
+@pytest.mark.parametrize("change", ["grown", "shrunk", "gone", "same size"])
+def test_a_file_that_changed_in_place_is_named(own: Path, change: str) -> None:
+    victim = own / "set" / "class-1" / "0004.jpg"
+    data = victim.read_bytes()
+    dataset = Dataset(own / "set")
+    dataset.open()
+    if change == "gone":
+        victim.unlink()
+    else:
+        end = data[:-1] + b"\x00"
+        changed = {"grown": data + b"x", "shrunk": data[:-1], "same size": end}
+        victim.write_bytes(changed[change])
+    with pytest.raises(IndexChangedError, match=r"class-1/0004\.jpg") as caught:
+        dataset.read(rows_of(dataset))
+    assert "penstock index" in str(caught.value)
+
+
+def test_a_file_that_may_not_be_read_is_named(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = os.open
+
+    def refuse(path: object, *args: object, **kwargs: object) -> int:
+        if isinstance(path, bytes) and path.endswith(b"0004.jpg"):
+            raise PermissionError(13, "Permission denied")
+        return real(path, *args, **kwargs)  # type: ignore[arg-type]
+
+    with Dataset(built / "set") as dataset:
+        rows = rows_of(dataset)
+        monkeypatch.setattr(os, "open", refuse)
+        with pytest.raises(DatasetError, match=r"class-1/0004\.jpg.*Permission denied"):
+            dataset.read(rows)
+
+
+def upload(source: Path, name: str) -> str:
+    memory = fsspec.filesystem("memory")
+    for path in source.rglob("*"):
+        if path.is_file():
+            memory.pipe(f"/{name}/{path.relative_to(source)}", path.read_bytes())
+    return f"memory://{name}"
+
+
+def test_downloads_without_a_cache_go_away_with_the_dataset(built: Path) -> None:
+    url = upload(built / "pack", "remote-temporary")
+    dataset = Dataset(url)
+    with pytest.warns(PenstockWarning, match="cache="):
+        dataset.open()
+    dataset.read(rows_of(dataset))
+    folder = dataset._scratch.folder()
+    assert os.listdir(folder)
+    dataset.close()
+    dataset.close()
+    assert not os.path.exists(folder)
+    forgotten = Dataset(url)
+    with pytest.warns(PenstockWarning, match="cache="):
+        forgotten.open()
+    folder = forgotten._scratch.folder()
+    del forgotten
+    gc.collect()
+    assert not os.path.exists(folder)
+
+
+def test_a_remote_that_is_damaged_itself_is_named(own: Path, tmp_path: Path) -> None:
+    shard = own / "pack" / "shard-000001.arrow"
+    flip(shard, first_byte(shard))
+    url = upload(own / "pack", "remote-broken")
+    with (
+        Dataset(url, cache=tmp_path / "cache") as dataset,
+        pytest.raises(CorruptSampleError, match="memory://remote-broken"),
+    ):
+        dataset.read(rows_of(dataset))
+
+
+def test_a_remote_object_that_is_gone_is_named(built: Path, tmp_path: Path) -> None:
+    url = upload(built / "pack", "remote-gone")
+    fsspec.filesystem("memory").rm("/remote-gone/shard-000002.arrow")
+    with (
+        Dataset(url, cache=tmp_path / "cache") as dataset,
+        pytest.raises(FetchError, match=r"remote-gone/shard-000002\.arrow") as caught,
+    ):
+        dataset.read(rows_of(dataset))
+    assert caught.value.uri == "memory://remote-gone/shard-000002.arrow"
+
+
+def test_after_close_nothing_can_be_read(built: Path) -> None:
+    dataset = Dataset(built / "pack")
+    rows = rows_of(dataset)
+    dataset.close()
+    with pytest.raises(ClosedError):
+        dataset.read(rows)
+
+
+def test_the_repr_hides_secrets() -> None:
+    dataset = Dataset("https://me:word@host/set?sig=abc", storage_options={"token": "hush"})
+    assert repr(dataset) == "Dataset('https://host/set')"
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"format": "zip"}, {"fields": []}, {"fields": ["id", "id"]}, {"cache": 7}]
+)
+def test_wrong_arguments(built: Path, wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        Dataset(built / "pack", **wrong)  # type: ignore[arg-type]
+
+
+def test_odd_names_are_read_and_shown_on_one_line(tmp_path: Path) -> None:
+    root = os.fsencode(tmp_path / "odd")
+    os.makedirs(root + b"/cl\xffass")
+    for i, name in enumerate([b"new\nline.jpg", b"\xfe.jpg"]):
+        with open(root + b"/cl\xffass/" + name, "wb") as file:
+            file.write(images.jpeg(i))
+    with Dataset(root) as dataset:
+        dataset.open(verify=images.verify)
+        batch = dataset.read(rows_of(dataset))
+        assert contents(batch) == [images.jpeg(0), images.jpeg(1)]
+        names = dataset.names(range(2))
+        assert names == [r"cl\xffass/new\nline.jpg", r"cl\xffass/\xfe.jpg"]
+        pack(root, tmp_path / "pack", verify=images.verify)
+        assert (tmp_path / "pack" / "_penstock" / "quarantine.jsonl").read_bytes() == b""
+    with Dataset(tmp_path / "pack") as packed:
+        assert [os.fsencode(name) for name in packed.classes] == [b"cl\xffass"]

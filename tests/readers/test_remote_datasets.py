@@ -1,0 +1,655 @@
+"""Datasets behind a URL: the local one's bytes, whatever server, cache or damage lies between."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import warnings
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
+
+import penstock.readers.origin.origin
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.errors import (
+    ConfigError,
+    CorruptSampleError,
+    DatasetError,
+    FetchError,
+    PenstockWarning,
+)
+from penstock.cache.threads import ordered
+from penstock.readers import Dataset, build_index, open_index, pack
+from penstock.readers.index.index import Index
+from penstock.readers.reading.open_shards import OpenShards
+from tests import images, tars
+from tests.servers import Server, moto, serving
+from tests.servers.moto import HAS_MOTO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.index.index import Shard
+    from penstock.readers.types import EncodedBatch
+
+SAMPLES = 24
+KINDS = {"set": "set", "pack": "pack", "tars": "tars/train-{000000..000002}.tar"}
+QUICK = {"retry_timeout": 0.2, "connect_timeout": 0.2}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder without an index, tar files without one, and a pack of some shards."""
+    root = tmp_path_factory.mktemp("remote")
+    images.class_folder(root / "set", samples=SAMPLES)
+    tars.tar_folder(root / "tars", samples=SAMPLES, archives=3)
+    pack(root / "set", root / "pack", shuffle=False, shard_bytes=3000, verify=images.verify)
+    return root
+
+
+@pytest.fixture
+def memory(built: Path) -> Iterator[str]:
+    """All of it in fsspec's memory file system, as URL."""
+    fs = fsspec.filesystem("memory")
+    upload(built, fs, "/all")
+    yield "memory://all"
+    fs.rm("/all", recursive=True)
+
+
+def upload(source: Path, fs: Any, root: str) -> None:
+    for path in source.rglob("*"):
+        if path.is_file():
+            fs.pipe(f"{root}/{path.relative_to(source)}", path.read_bytes())
+
+
+def rows_of(dataset: Dataset) -> NDArray[np.int64]:
+    sizes = dataset.index.sizes.tolist()
+    return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
+
+
+def told(batch: EncodedBatch) -> list[tuple[bytes, int, list[int]]]:
+    """What a batch says of each sample."""
+    labels, dims = batch.columns["label"].tolist(), batch.dims.tolist()
+    return list(zip(map(bytes, batch.encoded), labels, dims, strict=True))
+
+
+def everything(dataset: Dataset, mode: Any = "copy") -> list[tuple[bytes, int, list[int]]]:
+    dataset.open(verify=images.verify)
+    return told(dataset.read(rows_of(dataset), mode=mode))
+
+
+def locally(built: Path, kind: str, tmp_path: Path) -> list[tuple[bytes, int, list[int]]]:
+    index = None if kind == "pack" else tmp_path / f"index-{kind}"
+    with Dataset(built / KINDS[kind], index=index) as dataset:
+        return everything(dataset)
+
+
+def blobs_of(cache: Path, dataset: Dataset) -> list[Path]:
+    """The files of the dataset's shards in a cache."""
+    keys = dataset.index.keys()
+    return [cache / "blobs" / key for key in keys]
+
+
+@pytest.fixture
+def no_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request is sent once, however busy the machine: what is counted is what was asked."""
+    monkeypatch.setattr("penstock.cache.base.fetch_policy.RequestTimes.late_after_s", lambda *_: None)
+
+
+def filled(dataset: Dataset) -> list[tuple[bytes, int, list[int]]]:
+    """Read everything, and fill what of the blobs no sample needs."""
+    found = everything(dataset)
+    assert dataset.remote is not None
+    for shard in range(len(dataset.index.sizes)):
+        source = dataset.index.source(shard)
+        dataset.remote.fill(source)
+        assert dataset.remote.is_whole(source)
+    return found
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("mode", ["copy", "pread"])
+def test_a_remote_dataset_reads_as_the_local_one(
+    built: Path, memory: str, tmp_path: Path, kind: str, mode: str
+) -> None:
+    expected = locally(built, kind, tmp_path)
+    url = f"{memory}/{KINDS[kind]}"
+    with Dataset(url, cache=tmp_path / "cache") as dataset:
+        assert everything(dataset, mode) == expected
+        first = dataset.traffic()
+        assert everything(dataset, mode) == expected
+        again = dataset.traffic()
+        assert again.bytes_remote == first.bytes_remote
+        assert again.hits == first.hits + SAMPLES
+        assert all(blob.exists() for blob in blobs_of(tmp_path / "cache", dataset))
+        names = dataset.names(range(SAMPLES))
+    with Dataset(url, cache=tmp_path / "cache") as warm:
+        assert everything(warm, mode) == expected
+        assert warm.bytes_fetched == 0
+        assert warm.names(range(SAMPLES)) == names
+    with Dataset(url) as dataset:
+        with pytest.warns(PenstockWarning, match="cache="):
+            dataset.open(verify=images.verify)
+        assert everything(dataset, mode) == expected
+        folder = dataset._scratch.folder()
+        assert os.path.isdir(folder)
+    assert not os.path.exists(folder)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+def test_what_the_cache_has_no_room_for_passes(
+    built: Path, memory: str, tmp_path: Path, kind: str
+) -> None:
+    expected = locally(built, kind, tmp_path)
+    with Dataset(f"{memory}/{KINDS[kind]}", cache=tmp_path / "cache") as dataset:
+        dataset.open(verify=images.verify)
+        assert dataset.remote is not None
+        keys = dataset.index.keys()
+        job = dataset.remote.join(keys, [2**60] * len(keys))
+        assert job is not None
+        for key in keys:  # an index that was built has filled the tar files
+            (tmp_path / "cache" / "blobs" / key).unlink(missing_ok=True)
+        assert everything(dataset) == expected
+        assert everything(dataset, "pread") == expected
+        assert not any(blob.exists() for blob in blobs_of(tmp_path / "cache", dataset))
+        assert dataset.traffic().bytes_passed > 0
+        # Shards that are open and pass by are opened anew when they have come by another way.
+        dataset.remote.leave(job)
+        for number in range(len(keys)):
+            dataset.remote.fill(dataset.index.source(number))
+        fetched = dataset.bytes_fetched
+        assert everything(dataset) == expected
+        assert dataset.bytes_fetched == fetched
+
+
+def test_a_cache_that_cant_be_used_is_one_warning(built: Path, memory: str, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"not a folder")
+    for kind in KINDS:
+        expected = locally(built, kind, tmp_path)
+        with Dataset(f"{memory}/{KINDS[kind]}", cache=tmp_path / "file") as dataset:
+            with pytest.warns(PenstockWarning, match="can't be used"):
+                dataset.open(verify=images.verify)
+            assert everything(dataset) == expected
+
+
+@pytest.fixture(scope="module")
+def indexed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of it with its index beside it, as somebody uploads it."""
+    root = tmp_path_factory.mktemp("indexed")
+    shutil.copytree(built, root / "all")
+    for kind in ("set", "tars"):
+        build_index(root / "all" / KINDS[kind], verify=images.verify)
+    return root / "all"
+
+
+@pytest.fixture(scope="module")
+def bucket(indexed: Path) -> Iterator[Server]:
+    """It has all of it in its folder or bucket "all"."""
+    with serving(indexed.parent) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(indexed: Path) -> Iterator[Server]:
+    with serving(indexed) as found:
+        yield found
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.usefixtures("no_hedges")
+def test_every_kind_over_every_server(
+    built: Path, bucket: Server, tmp_path: Path, kind: str, protocol: str, kept: bool
+) -> None:
+    server = bucket
+    expected = locally(built, kind, tmp_path)
+    start = f"{server.url}/" if protocol == "http" else "s3://"
+    url = f"{start}all/{KINDS[kind]}"
+    options = {} if protocol == "http" else server.s3_options
+    cache = DiskCache(tmp_path / "cache", max_bytes="1GiB") if kept else None
+    server.reset()
+    with Dataset(url, cache=cache, storage_options=options) as dataset, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*cache= isn't given")
+        assert everything(dataset) == expected
+        size_bytes = int(dataset.index.shard_bytes.sum())
+        # Each byte once, the index aside; an index that is beside the data costs no listing.
+        data = sum(n for path, n in server.bytes_of.items() if "penstock/" not in path)
+        assert data <= 1.02 * size_bytes
+        server.reset()
+        assert everything(dataset) == expected
+        assert server.requests == 0
+    if cache is not None:
+        cache.close()
+
+
+@pytest.mark.skipif(not HAS_MOTO, reason="moto[server] isn't installed")
+def test_every_kind_on_moto(built: Path, indexed: Path, tmp_path: Path) -> None:
+    with moto() as store:
+        store.bucket("bucket")
+        for path in indexed.rglob("*"):
+            if path.is_file():
+                store.put("bucket", str(path.relative_to(indexed)), path.read_bytes())
+        for kind in KINDS:
+            with Dataset(
+                f"s3://bucket/{KINDS[kind]}",
+                cache=tmp_path / "cache",
+                storage_options=store.s3_options,
+            ) as dataset:
+                assert everything(dataset) == locally(built, kind, tmp_path)
+
+
+def test_the_first_batch_fetches_little_more_than_its_bytes(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (160, 160, 3), np.uint8)
+    files = {
+        f"{'ab'[i % 2]}/{i:04d}.png": images.encoded(Image.fromarray(np.roll(noise, i, 0)), "PNG")
+        for i in range(200)
+    }
+    images.write_folder(tmp_path / "set", files)
+    pack(tmp_path / "set", tmp_path / "srv" / "p", shard_bytes="4MiB", verify=images.verify)
+    with (
+        serving(tmp_path / "srv") as server,
+        Dataset(f"{server.url}/p", cache=tmp_path / "cache") as dataset,
+    ):
+        index = dataset.index
+        assert len(index.sizes) > 2
+        rows = np.array([(s, r) for s in range(len(index.sizes)) for r in (3, 17)], np.int64)
+        manifest = server.bytes_sent
+        batch = dataset.read(rows)
+        wanted = sum(map(len, batch.encoded))
+        # Two pages around each sample; head and tail of each shard.
+        heads = sum(16 * 1024 + 60 * int(n) for n in index.sizes)
+        assert server.bytes_sent - manifest <= wanted + 8192 * len(rows) + heads
+        assert server.bytes_sent <= 4 * wanted
+        assert server.bytes_sent < int(index.shard_bytes.sum()) / 4
+
+
+@pytest.mark.filterwarnings("ignore:.*left out")
+def test_keys_are_agreed_on_without_any_request(server: Server, tmp_path: Path) -> None:
+    for kind in KINDS:
+        url = f"{server.url}/{KINDS[kind]}"
+        with (
+            Dataset(url, cache=tmp_path / "one") as one,
+            Dataset(url, cache=tmp_path / "two") as two,
+        ):
+            shards = range(len(one.index.sizes))
+            two.open()
+            server.reset()
+            sources = [one.index.source(shard) for shard in shards]
+            assert [source.key for source in sources] == list(one.index.keys())
+            assert one.index.keys() == two.index.keys()
+            assert [s.size_bytes for s in sources] == one.index.shard_bytes.tolist()
+            assert len({*one.index.keys()}) == len(shards)
+            assert [len(s.parts) for s in sources] == (
+                [1] * len(shards) if kind != "set" else one.index.sizes.tolist()
+            )
+            assert server.requests == 0
+            assert sum(p.size_bytes for s in sources for p in s.parts) == sum(
+                s.size_bytes for s in sources
+            )
+    with Dataset(tmp_path) as local, pytest.raises(DatasetError):
+        local.index.keys()
+
+
+def test_a_tar_file_is_one_blob_for_its_indexing_and_its_reading(
+    built: Path, tmp_path: Path
+) -> None:
+    """And for two selections that hold it: each byte comes once."""
+    with serving(built) as plain:
+        url = f"{plain.url}/tars"
+        for pattern in ("train-{000000..000001}.tar", "train-{000001..000002}.tar"):
+            with Dataset(f"{url}/{pattern}", cache=tmp_path / "cache") as dataset:
+                everything(dataset)
+        for name in ("train-000000.tar", "train-000001.tar", "train-000002.tar"):
+            size_bytes = (built / "tars" / name).stat().st_size
+            assert plain.bytes_of[f"/tars/{name}"] == size_bytes
+
+
+def flip(path: Path) -> None:
+    """One bit in the first image."""
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\xff\xd8\xff") + 40] ^= 1
+    replace(path, bytes(data))
+
+
+def replace(path: Path, data: bytes) -> None:
+    """In place, as a failing disk does; no map looks into it."""
+    with path.open("r+b") as file:
+        file.truncate(len(data))
+        file.write(data)
+
+
+def truncate(path: Path) -> None:
+    replace(path, path.read_bytes()[:-100])
+
+
+def zero_tail(path: Path) -> None:
+    data = path.read_bytes()
+    replace(path, data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+
+def zero(path: Path) -> None:
+    replace(path, bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("damage", [flip, truncate, zero_tail, zero])
+@pytest.mark.parametrize("mode", ["copy", "pread"])
+@pytest.mark.usefixtures("no_hedges")
+def test_damage_in_the_cache_is_never_delivered_but_fetched_again(
+    server: Server, tmp_path: Path, kind: str, damage: Callable[[Path], None], mode: str
+) -> None:
+    url, cache = f"{server.url}/{KINDS[kind]}", tmp_path / "cache"
+    with Dataset(url, cache=cache) as dataset:
+        expected = filled(dataset)
+        damaged = blobs_of(cache, dataset)[0]
+        size_bytes = int(dataset.index.shard_bytes[0])
+    damage(damaged)
+    with Dataset(url, cache=cache) as dataset:
+        server.reset()
+        for _ in range(2):  # what isn't needed for the bad samples comes the second time
+            assert everything(dataset, mode) == expected
+        assert dataset.traffic().refetched == 1 or damage is truncate
+        assert dataset.traffic().retries == dataset.traffic().hedges == 0
+        assert 0 < server.bytes_sent <= size_bytes
+        server.reset()
+        assert everything(dataset, mode) == expected
+        assert server.requests == 0
+
+
+@pytest.mark.parametrize("kind", ["pack", "tars"])
+def test_two_swapped_blobs_are_fetched_again(server: Server, tmp_path: Path, kind: str) -> None:
+    url, cache = f"{server.url}/{KINDS[kind]}", tmp_path / "cache"
+    with Dataset(url, cache=cache) as dataset:
+        expected = filled(dataset)
+        one, two = blobs_of(cache, dataset)[:2]
+    kept = one.read_bytes()
+    shutil.copyfile(two, one)
+    two.write_bytes(kept)
+    with Dataset(url, cache=cache) as dataset:
+        assert everything(dataset) == expected
+
+
+@pytest.mark.usefixtures("no_hedges")
+def test_damage_while_a_shard_is_open_is_fetched_once_however_many_threads_find_it(
+    server: Server, tmp_path: Path
+) -> None:
+    url, cache = f"{server.url}/pack", tmp_path / "cache"
+    with Dataset(url, cache=cache) as dataset:
+        expected = everything(dataset)
+        rows = rows_of(dataset)
+        size_bytes = int(dataset.index.shard_bytes[0])
+        flip(blobs_of(cache, dataset)[0])
+        server.reset()
+        for batch in ordered(lambda _: told(dataset.read(rows)), range(12), workers=6, ahead=12):
+            assert batch == expected
+        assert dataset.traffic().refetched == 1
+        assert dataset.traffic().retries == dataset.traffic().hedges == 0
+        assert server.bytes_sent <= 1.02 * size_bytes
+
+
+def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread's open begins before the drop and ends behind it."""
+    cache = tmp_path / "cache"
+    with Dataset(f"{server.url}/pack", cache=cache) as dataset:
+        expected = everything(dataset)
+        opened, begun, late = OpenShards(dataset.index), Event(), Event()
+        (bad,) = opened.get([0])
+        flip(blobs_of(cache, dataset)[0])
+        real_open, real_drop = Index.open_shard, Index.drop
+        openers: list[Shard] = []
+
+        def open_late(index: Index, number: int) -> Shard:
+            shard = real_open(index, number)
+            if threading.current_thread() is other:
+                openers.append(shard)
+                begun.set()
+                assert late.wait(30)
+            return shard
+
+        def drop(index: Index, number: int, *, opened: Shard | None = None) -> None:
+            opened_shards.release([number])
+            other.start()
+            assert begun.wait(30)
+            real_drop(index, number, opened=opened)
+
+        opened_shards = opened
+        other = threading.Thread(target=opened.get, args=[[0]], name="late")
+        monkeypatch.setattr(Index, "open_shard", open_late)
+        monkeypatch.setattr(Index, "drop", drop)
+        fresh = opened.replace(0, bad)
+        late.set()
+        other.join(30)
+        assert opened.get([0])[0] is fresh
+        assert opened.replace(0, openers[0]) is fresh
+        opened.close()
+        monkeypatch.undo()
+        assert everything(dataset) == expected
+        assert dataset.traffic().refetched == 1
+
+
+def test_a_disk_that_fails_is_read_past(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset:
+        expected = everything(dataset)
+        real, failing = os.preadv, {os.stat(blobs_of(tmp_path / "cache", dataset)[1]).st_ino}
+
+        def preadv(fd: int, *args: Any) -> int:
+            if os.fstat(fd).st_ino in failing:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(fd, *args)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        assert everything(dataset, "pread") == expected
+        assert dataset.traffic().refetched == 1
+
+        def all_fail(*_: Any) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "preadv", all_fail)
+        with pytest.warns(PenstockWarning, match="can't be used"):
+            assert everything(dataset, "pread") == expected
+
+
+def test_a_remote_that_is_wrong_itself_is_bad_and_an_error(built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built / "pack", tmp_path / "srv" / "pack")
+    flip(tmp_path / "srv" / "pack" / "shard-000001.arrow")
+    with (
+        serving(tmp_path / "srv") as server,
+        Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset,
+    ):
+        rows, bad = rows_of(dataset), dict[int, str]()
+        wrong = int(dataset.index.starts[1])
+        with pytest.raises(CorruptSampleError, match=rf"{server.url}/pack") as caught:
+            dataset.read(rows)
+        assert caught.value.sample_id == wrong
+        batch = dataset.read(rows, bad=bad)
+        assert list(bad) == [wrong]
+        assert len(batch.encoded[wrong]) == 0
+        assert len(dataset.read(np.delete(rows, wrong, axis=0)).encoded) == SAMPLES - 1
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("change", ["gone", "another"])
+def test_an_object_that_changed_is_an_error_and_no_bad_sample(
+    indexed: Path, tmp_path: Path, kind: str, change: str
+) -> None:
+    shutil.copytree(indexed, tmp_path / "srv")
+    root = tmp_path / "srv" / KINDS[kind].partition("/")[0]
+    with (
+        serving(tmp_path / "srv") as server,
+        Dataset(
+            f"{server.url}/{KINDS[kind]}", cache=tmp_path / "cache", storage_options=QUICK
+        ) as dataset,
+    ):
+        dataset.open()
+        parts = dataset.index.source(0).parts
+        victim = root / parts[0].path
+        if change == "gone":
+            victim.unlink()
+        else:  # shorter
+            victim.write_bytes(victim.read_bytes()[:-7])
+        bad: dict[int, str] = {}
+        with pytest.raises(FetchError, match=server.url):
+            dataset.read(rows_of(dataset), bad=bad)
+        assert not bad
+
+
+def test_damaged_manifests_and_sidecars_in_the_cache_are_fetched_again(
+    server: Server, tmp_path: Path
+) -> None:
+    for kind in KINDS:
+        url, cache = f"{server.url}/{KINDS[kind]}", tmp_path / kind
+        with Dataset(url, cache=cache) as dataset:
+            expected = everything(dataset)
+            data = {blob.name for blob in blobs_of(cache, dataset)}
+        for path in (cache / "blobs").iterdir():
+            if path.name not in data:
+                content = bytearray(path.read_bytes())
+                content[len(content) // 2] ^= 8
+                replace(path, bytes(content))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with Dataset(url, cache=cache) as dataset:
+                assert everything(dataset) == expected
+                assert dataset.traffic().refetched >= 1
+        # A pack has no sidecars; its manifest comes again without a word.
+        assert [each.category for each in warned] == [PenstockWarning] * (kind != "pack")
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("beside", [True, False])
+def test_without_the_remote_what_is_cached_is_read(
+    built: Path, indexed: Path, tmp_path: Path, kind: str, beside: bool
+) -> None:
+    with serving(indexed if beside else built) as server:
+        url = f"{server.url}/{KINDS[kind]}"
+        options = dict(storage_options=QUICK, cache=tmp_path / "cache")
+        with Dataset(url, **options) as dataset:  # type: ignore[arg-type]
+            expected = everything(dataset)
+        server.go_away()
+        with Dataset(url, **options) as dataset:  # type: ignore[arg-type]
+            with pytest.warns(PenstockWarning, match="the remote can't be asked"):
+                dataset.open()
+            assert everything(dataset) == expected
+            assert dataset.bytes_fetched == 0
+        with (
+            Dataset(url, storage_options=QUICK, cache=tmp_path / "cold") as cold,
+            pytest.raises(FetchError, match=server.url),
+        ):
+            cold.open()
+
+
+def test_released_shards_are_opened_again(server: Server, tmp_path: Path) -> None:
+    with Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset:
+        expected = everything(dataset)
+        dataset.release(range(len(dataset.index.sizes)))
+        assert not len(dataset._shards or "")
+        assert everything(dataset) == expected
+
+
+def test_a_folder_on_a_network_mount_is_read_through_the_cache(
+    indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(penstock.readers.origin.origin, "is_network", lambda path: str(indexed) in path)
+    for kind in KINDS:
+        with (
+            Dataset(indexed / KINDS[kind]) as plain,
+            Dataset(indexed / KINDS[kind], cache=tmp_path / "cache") as cached,
+        ):
+            assert everything(cached) == everything(plain)
+            assert plain.remote is None
+            assert cached.remote is not None
+            filled(cached)
+            assert all(blob.exists() for blob in blobs_of(tmp_path / "cache", cached))
+    with pytest.raises(ConfigError, match="one inside the other"):
+        pack(indexed / "set", indexed / "set" / "p", cache=tmp_path / "cache")
+
+
+def test_a_file_system_object_of_the_users(built: Path, tmp_path: Path) -> None:
+    fs = MemoryFileSystem()
+    upload(built, fs, "/own")
+    with Dataset("/own/pack", filesystem=fs, cache=tmp_path / "cache") as dataset:
+        assert everything(dataset) == locally(built, "pack", tmp_path)
+    index = open_index("/own/set", filesystem=fs, cache=tmp_path / "two", verify=images.verify)
+    assert index.samples == SAMPLES
+    made = pack("/own/pack", tmp_path / "made", filesystem=fs, shuffle=False, shard_bytes=3000)
+    assert made.samples == SAMPLES
+    fs.rm("/own", recursive=True)
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("kept", [True, False])
+def test_packs_of_a_remote_are_those_of_the_local_one(
+    built: Path, server: Server, tmp_path: Path, kind: str, kept: bool
+) -> None:
+    options: dict[str, Any] = dict(seed=5, shard_bytes=4000, verify=images.verify)
+    pack(built / KINDS[kind], tmp_path / "local", **options)
+    cache = DiskCache(tmp_path / "cache", max_bytes="8MiB") if kept else None
+    pack(f"s3://{KINDS[kind]}", tmp_path / "remote", cache=cache,
+         storage_options=server.s3_options, **options)  # fmt: skip
+    for path in (tmp_path / "local").glob("*.arrow"):
+        assert path.read_bytes() == (tmp_path / "remote" / path.name).read_bytes()
+    assert len(list((tmp_path / "remote").glob("*.arrow"))) > 2
+    if cache is not None:
+        cache.close()
+
+
+def test_packing_leaves_out_of_the_cache_what_is_wrong_there(
+    server: Server, built: Path, tmp_path: Path
+) -> None:
+    url, cache = f"{server.url}/pack", tmp_path / "cache"
+    with Dataset(url, cache=cache) as dataset:
+        everything(dataset)
+        flip(blobs_of(cache, dataset)[1])
+    pack(url, tmp_path / "made", cache=cache, shuffle=False, shard_bytes=3000)
+    with Dataset(tmp_path / "made") as made:
+        assert everything(made) == locally(built, "pack", tmp_path)
+
+
+def test_secrets_are_shown_nowhere(
+    indexed: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(0)
+    secrets = ["hush-key-hush", "hush-secret-hush", "pass-word-x", "signature-xyz"]
+    shown: list[str] = []
+    with serving(indexed) as server:
+        host = server.url.removeprefix("http://")
+        urls: dict[str, dict[str, Any]] = {
+            "s3://pack": {"key": secrets[0], "secret": secrets[1], "endpoint_url": server.url},
+            f"http://me:{secrets[2]}@{host}/pack?sig={secrets[3]}": {},
+        }
+        for url, options in urls.items():
+            cache = tmp_path / f"cache-{len(shown)}"
+            with Dataset(url, cache=cache, storage_options={**options, **QUICK}) as dataset:
+                everything(dataset)
+                server.go_away()
+                dataset.index.drop(0)
+                dataset.release([0])
+                with pytest.raises(FetchError) as caught:
+                    everything(dataset)
+                server.come_back()
+                index = dataset.index
+                shown += [str(caught.value), repr(caught.value), repr(dataset), dataset.url]
+                shown += [index.url, index.place, repr(index.source(0)), repr(index.remote)]
+                assert caught.value.__cause__ is None
+            for path in cache.rglob("*"):
+                shown.append(str(path))
+                if path.is_file():
+                    shown.append(path.read_bytes().decode("latin-1"))
+    shown += [record.getMessage() for record in caplog.records]
+    for secret in secrets:
+        assert not [text for text in shown if secret in text]

@@ -1,10 +1,10 @@
 """MixUp and CutMix: a batch of decoded images and class numbers to mixed images and soft targets.
 
-Who is mixed with whom is the order's business (`penstock.pipeline.plan.partners`): partners are neighbours in it,
-so that a rank reads at most two samples more than its own. (A batch turned around, as torchvision's
-is, would make every rank read twice as much.) The shares are keyed by (seed, epoch, sample id), so
-a sample's mixed pixels are the same at any world size, and after any restart, for the same global
-batches.
+Who is mixed with whom is the order's business (`pipeline.plan.partners`): partners are neighbours
+in it, so that a rank reads at most two samples more than its own. (A batch turned around, as
+torchvision's is, would make every rank read twice as much.) The shares are keyed by (seed, epoch,
+sample id), so a sample's mixed pixels are the same at any world size, and after any restart, for
+the same global batches.
 
 What is drawn is numpy; torch comes in where pixels are mixed.
 """
@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.augment.ops import CutMix, Mixing
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.hashing import keyed_hash, unit
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

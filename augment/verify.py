@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.augment.culprits import failing_rows
 from penstock.augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
+from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError, MissingDependencyError
 from penstock.cache.forks import keep_for_ever, watch
-from penstock.cache.base.limits import usable_cores
 from penstock.readers.types import ImageFacts, Rejected
 
 if TYPE_CHECKING:

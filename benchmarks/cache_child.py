@@ -90,9 +90,9 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
     url, names, sizes, cache ("" for none).
     """
     from penstock.cache.base.blob import BlobSource, Part, blob_key
+    from penstock.cache.blobs.remote import Remote
     from penstock.cache.fetch.fetcher import Fetcher, Span
     from penstock.cache.stores.opening import open_store
-    from penstock.cache.blobs.remote import Remote
     from penstock.cache.threads import ordered
 
     fetcher = Fetcher(open_store(task["url"], {}))

@@ -25,9 +25,9 @@ from benchmarks.photographs import ImageSet, borrow_images, make_photographs
 from benchmarks.proof import Verdict, kill_and_resume, train
 from benchmarks.record import write_result
 from benchmarks.train import Job
-from penstock.cache.errors import ConfigError, PenstockError
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError, PenstockError
 from penstock.pipeline.bench.machine import machine
 from penstock.pipeline.bench.peers.registry import TITLES
 from penstock.pipeline.bench.peers.work import Work
@@ -271,8 +271,8 @@ def ratio_lines(done: Comparison) -> list[str]:
 
 
 def _pictures(out: Path, done: Comparison, work: Work, images: ImageSet) -> Sequence[Path]:
-    from penstock.augment import imagenet_train
     from benchmarks.pictures import contact_sheet, where_time_went
+    from penstock.augment import imagenet_train
     from penstock.pipeline import DataLoader
     from penstock.readers import Dataset
 

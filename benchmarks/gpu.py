@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, get_args
 from rich.console import Console
 from rich.table import Table
 
-from penstock.augment.region import Way, found_way
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_cases import Answer, Budget, ask, facts, has_cuda, refused
 from benchmarks.gpu_loaders import HW_LOADS, TITLES, Job, Name, opened
 from benchmarks.gpu_watch import known_fields, watched
 from benchmarks.record import RESULTS, write_result
+from penstock.augment.region import Way, found_way
 from penstock.pipeline.bench.children import tell
 from penstock.pipeline.bench.cpu import tree_cpu_s
 from penstock.pipeline.bench.machine import machine, versions

@@ -146,7 +146,13 @@ def _canary(case: Case) -> dict[str, Any]:
 
 def recipe_of(case: Case) -> tuple[Operation, ...]:
     """The case's operations, and its settings of the decoder."""
-    from penstock.augment import ColorJitter, Decode, RandAugment, TrivialAugmentWide, imagenet_train
+    from penstock.augment import (
+        ColorJitter,
+        Decode,
+        RandAugment,
+        TrivialAugmentWide,
+        imagenet_train,
+    )
 
     _, crop, flip, *rest = imagenet_train(case["size"])
     decode = Decode(

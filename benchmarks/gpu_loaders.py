@@ -1,6 +1,6 @@
 """The loaders that `benchmarks.gpu` compares, each at its best on a GPU, over the same images.
 
-The work: `penstock.pipeline.bench.peers.work`'s, decoded and augmented on the device; batches of float32
+The work: `pipeline.bench.peers.work`'s, decoded and augmented on the device; batches of float32
 (n, 3, size, size) and int64 labels there. All run in one process, one after the other: none of them
 forks, and they share DALI's memory pool, as a job's training and validation loaders do. device
 "cpu" is for tests.

@@ -11,7 +11,7 @@ to 16 shards, of the whole lane, and the default. For one rank in the middle of 
 And for its node, in a first epoch over an empty cache with room for its share:
 
 - single_share: samples that came by a request of their own, because their shard wasn't there yet;
-  fills follow the order of first need, at the pace that `penstock.pipeline.plan.needs.Pace` allows;
+  fills follow the order of first need, at the pace that `pipeline.plan.needs.Pace` allows;
 - open_bytes: of shards that were begun and not yet finished, mean over the epoch;
 - readers: how many nodes read a shard in an epoch.
 

@@ -18,12 +18,12 @@ import torch.utils.data
 from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.cache.base.blob import READ_MODE, ReadMode
-from penstock.cache.errors import ClosedError, ConfigError, PlanError
 from penstock.cache.base.limits import usable_cores
-from penstock.pipeline import arguments, attributes
+from penstock.cache.errors import ClosedError, ConfigError, PlanError
+from penstock.pipeline.feed.native import NativeEngine
+from penstock.pipeline.options import arguments, attributes
 from penstock.pipeline.options.asked import Asked, Whereabouts
 from penstock.pipeline.options.given import check_dataset
-from penstock.pipeline.feed.native import NativeEngine
 from penstock.pipeline.options.sampler import PlanBatches, PlanSampler
 from penstock.pipeline.plan.world import local_rank
 from penstock.readers import Dataset
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 
     from penstock.augment import Operation
     from penstock.pipeline.feed.build import Settings
+    from penstock.pipeline.feed.resident.room import ResidentMode
     from penstock.pipeline.foreign.engine import ForeignEngine, ForeignSettings
     from penstock.pipeline.foreign.order import Order, PlanOrder
     from penstock.pipeline.foreign.pictures import Darkroom
-    from penstock.pipeline.feed.resident.room import ResidentMode
-    from penstock.pipeline.report.statistics import Statistics
     from penstock.pipeline.plan.world import World
+    from penstock.pipeline.report.statistics import Statistics
 
     T_co = TypeVar("T_co", covariant=True, default=Any)
     Engine = NativeEngine | ForeignEngine
@@ -77,7 +77,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     world: rank and size; None reads torch's process group, else the launcher's environment, again
         with each pass until one has begun: a trainer may start the group later.
     max_bad: native: share of the samples that may be bad in an epoch before every rank stops.
-    lanes, window, reshuffle: of the plan (`penstock.pipeline.plan.order.Plan`); None follows dataset and batch.
+    lanes, window, reshuffle: of the plan (`plan.order.Plan`); None follows dataset and batch.
     deterministic: bit-exact pixels on CUDA too, for speed.
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -28,7 +26,7 @@ __all__ = [
     "pack",
 ]
 
-# Each name's module. Loaded at first use: `penstock.readers.types` is all that many importers want.
+# Each name's module. Loaded at first use: `readers.types` is all that many importers want.
 _HOME = {
     "Dataset": "penstock.readers.dataset",
     "EncodedBatch": "penstock.readers.types",
@@ -42,26 +40,6 @@ _HOME = {
     "open_index": "penstock.readers.index.opening",
     "pack": "penstock.readers.packing.packing",
 }
-
-
-def _refuse_a_hidden_cache() -> None:
-    """A user's own cache.py beside the script hides our package of that name.
-
-    A plain ImportError: the error tree is what is hidden.
-    """
-    wanted = Path(__file__).resolve().parent.parent / "cache" / "__init__.py"
-    spec = importlib.util.find_spec("cache")
-    found = Path(spec.origin).resolve() if spec is not None and spec.origin else None
-    if found != wanted:
-        raise ImportError(
-            f"Penstock's package `cache` is hidden: Python finds {found or 'nothing'}, wanted "
-            f"{wanted}. Rename your file or folder, or start Python where it isn't first on the "
-            "path.",
-            name="cache",
-        )
-
-
-_refuse_a_hidden_cache()
 
 
 def __getattr__(name: str) -> object:

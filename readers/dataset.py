@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.base.counters import Traffic, TrafficMeter
+from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import (
     ClosedError,
     ConfigError,
@@ -19,17 +20,16 @@ from penstock.cache.errors import (
     FetchError,
     IndexChangedError,
 )
-from penstock.cache.base.limits import usable_cores
-from penstock.readers.formats.pack.shard import ArrowColumns
-from penstock.readers.reading.blocks import Blocks
-from penstock.readers.formats.folder.shard import REINDEX
-from penstock.readers.reading.loading import Visit, checksums, load_blobs, load_local
 from penstock.readers.files.names import printable
-from penstock.readers.reading.open_shards import OpenShards
+from penstock.readers.formats.folder.shard import REINDEX
+from penstock.readers.formats.pack.shard import ArrowColumns
+from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.index.opening import Format, Opener, check_format
 from penstock.readers.origin.origin import locate, show
 from penstock.readers.origin.scratch import Scratch
-from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
+from penstock.readers.reading.blocks import Blocks
+from penstock.readers.reading.loading import Visit, checksums, load_blobs, load_local
+from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.disk.disk_cache import DiskCache
     from penstock.cache.blobs.remote import Remote
+    from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.origin import Url

@@ -22,11 +22,11 @@ import obstore  # noqa: F401 - imported by the fork server, not by each child
 import pyarrow as pa  # noqa: F401
 
 from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.blobs.remote import Remote
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.stores.opening import open_store
-from penstock.cache.blobs.remote import Remote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -88,7 +88,10 @@ def test_the_environment_is_read_in_world_and_the_command_line_only() -> None:
         if str(relative) == "readers/index/home.py":
             # Where the user's cache directory lies; a Dataset needs it without a command line.
             assert re.findall(r"os\.environ\b.*", text) == ['os.environ.get("XDG_CACHE_HOME", "")']
-        elif str(relative) != "pipeline/plan/world.py" and relative.parts[:2] != ("pipeline", "cli"):
+        elif str(relative) != "pipeline/plan/world.py" and relative.parts[:2] != (
+            "pipeline",
+            "cli",
+        ):
             assert not re.search(r"os\.environ|getenv|import environ", text), relative
 
 

@@ -1,7 +1,7 @@
 """How requests to a remote are retried, hedged and limited: arithmetic, no threads and no clock.
 
-`penstock.cache.fetch.fetcher` holds the lock, asks these and obeys. Times are seconds of one monotonic clock that
-the caller reads.
+`cache.fetch.fetcher` holds the lock, asks these and obeys. Times are seconds of one monotonic
+clock that the caller reads.
 """
 
 from __future__ import annotations

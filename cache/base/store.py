@@ -1,7 +1,7 @@
 """Remote stores: what every store can do, and what can go wrong with one request.
 
-A store makes one request and tells what became of it; `penstock.cache.fetch.fetcher` retries, hedges and counts.
-`penstock.cache.stores.http_store` serves http(s), `penstock.cache.stores.obstore_store` s3, gs and az, `penstock.cache.stores.fsspec_store` every
+A store makes one request and tells what became of it; `cache.fetch` retries, hedges and counts.
+Of `cache.stores`, `http_store` serves http(s), `obstore_store` s3, gs and az, `fsspec_store` every
 other URL and whatever file system object a user passes.
 """
 

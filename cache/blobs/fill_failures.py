@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.cache.errors import FetchError
     from penstock.cache.disk.fills import Run
+    from penstock.cache.errors import FetchError
 
 _REMEMBERED = 256
 

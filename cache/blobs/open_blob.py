@@ -1,6 +1,6 @@
 """Open blobs: cached ones, which are read through a map, and passing ones, which are kept nowhere.
 
-Neither fetches: `penstock.cache.blobs.remote` does, for many blobs at once.
+Neither fetches: `cache.blobs.remote` does, for many blobs at once.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.fetch.fetcher import Span
 from penstock.cache.disk.fills import part_name
+from penstock.cache.fetch.fetcher import Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import BlobSource
-    from penstock.cache.disk.fills import Fill
     from penstock.cache.base.folders import Folder
-    from penstock.cache.disk.layout import Layout
     from penstock.cache.base.mapping import Map
+    from penstock.cache.disk.fills import Fill
+    from penstock.cache.disk.layout import Layout
 
     Bytes = NDArray[np.uint8]
     Spans = Sequence[tuple[int, int]]

@@ -22,7 +22,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.base.blob import BlobSource, Part, blob_key
+from penstock.cache.base.locks import wait_for
+from penstock.cache.base.store import ObjectInfo
+from penstock.cache.blobs.fill_failures import FillFailures
+from penstock.cache.blobs.open_blob import CachedBlob, PassingBlob
 from penstock.cache.disk.disk_cache import TROUBLE, DiskCache, Membership, _remove_folder
+from penstock.cache.disk.fills import Claims, Fill, cut
 from penstock.cache.errors import (
     ClosedError,
     FetchError,
@@ -32,11 +37,6 @@ from penstock.cache.errors import (
     StalledError,
 )
 from penstock.cache.fetch.fetcher import Span
-from penstock.cache.blobs.fill_failures import FillFailures
-from penstock.cache.disk.fills import Claims, Fill, cut
-from penstock.cache.base.locks import wait_for
-from penstock.cache.blobs.open_blob import CachedBlob, PassingBlob
-from penstock.cache.base.store import ObjectInfo
 
 if TYPE_CHECKING:
     import weakref
@@ -46,12 +46,12 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob, ReadMode, Wanted
     from penstock.cache.base.counters import Traffic
-    from penstock.cache.fetch.fetcher import Fetcher
-    from penstock.cache.disk.fills import Run
     from penstock.cache.base.mapping import Map
+    from penstock.cache.base.store import Answer
+    from penstock.cache.disk.fills import Run
     from penstock.cache.disk.published import Published
     from penstock.cache.disk.shelf import Shelf
-    from penstock.cache.base.store import Answer
+    from penstock.cache.fetch.fetcher import Fetcher
 
     Bytes = NDArray[np.uint8]
 

@@ -8,18 +8,18 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError
-from penstock.cache.disk.fills import part_name
 from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.disk.fills import part_name
 from penstock.cache.disk.layout import Layout
 from penstock.cache.disk.published import block_crcs
 from penstock.cache.disk.shelf import Shelf
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.cache.disk.catalogue import Row, State
     from penstock.cache.base.locks import ByteLocks
+    from penstock.cache.disk.catalogue import Row, State
 
 _log = logging.getLogger("penstock")
 

@@ -21,14 +21,14 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from penstock.cache.disk.catalogue import Job, is_damage, new_job
-from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
-from penstock.cache.disk.fills import fill_disk_bytes
 from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.base.sizes import format_size, parse_size
+from penstock.cache.disk.catalogue import Job, is_damage, new_job
+from penstock.cache.disk.fills import fill_disk_bytes
 from penstock.cache.disk.layout import disk_bytes
 from penstock.cache.disk.published import Published
 from penstock.cache.disk.shelf import Shelf
-from penstock.cache.base.sizes import format_size, parse_size
+from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, StalledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.disk.layout import disk_bytes
 from penstock.cache.base.locks import ByteLocks
+from penstock.cache.disk.layout import disk_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,7 +6,7 @@ blobs/<key>          whole blobs; fills/<key>.part, .map: being filled
 trash/<key>-<inode>  dropped, but perhaps still mapped by someone
 unverified/<key>     blobs of before a reboot: their checksums are due
 boot                 the boot of the machine that blobs/ are of, with a checksum
-*.lock               see `penstock.cache.base.locks`
+*.lock               see `cache.base.locks`
 indexes/, …          other modules' own, counted into the limit
 """
 
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.folders import Folder, StrangeFileError
 from penstock.cache.base.locks import ByteLocks
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,12 +12,12 @@ from urllib.parse import quote
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.disk.catalogue import recalled
-from penstock.cache.errors import StalledError
 from penstock.cache.base.folders import StrangeFileError
-from penstock.cache.disk.layout import Layout
 from penstock.cache.base.locks import ReaderLocks, wait_for
 from penstock.cache.base.mapping import Map
+from penstock.cache.disk.catalogue import recalled
+from penstock.cache.disk.layout import Layout
+from penstock.cache.errors import StalledError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,8 +14,11 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.base.locks import ReaderLocks
+from penstock.cache.base.mapping import Map
+from penstock.cache.base.sizes import format_size
 from penstock.cache.disk.catalogue import Catalogue, is_damage
-from penstock.cache.errors import ConfigError
 from penstock.cache.disk.fills import (
     PIECE_BYTES,
     Fill,
@@ -25,19 +28,16 @@ from penstock.cache.disk.fills import (
     map_name,
     part_name,
 )
-from penstock.cache.base.folders import StrangeFileError
 from penstock.cache.disk.layout import Layout, boot_id, taken_bytes
-from penstock.cache.base.locks import ReaderLocks
-from penstock.cache.base.mapping import Map
 from penstock.cache.disk.published import Published, block_crcs, crcs_of
-from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.cache.base.blob import BlobSource
-    from penstock.cache.disk.catalogue import Row
     from penstock.cache.base.folders import Folder
+    from penstock.cache.disk.catalogue import Row
 
 _log = logging.getLogger("penstock")
 

@@ -1,0 +1,1 @@
+"""Fetching ranges of a store's objects: in parallel, retried, hedged, limited and counted."""

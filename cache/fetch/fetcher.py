@@ -24,9 +24,21 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.base.counters import TrafficMeter
-from penstock.cache.errors import ClosedError, FetchError, ObjectChangedError, PenstockError, StalledError
-from penstock.cache.base.fetch_policy import Connections, FetchPolicy, Health, RequestTimes, backoff_s
+from penstock.cache.base.fetch_policy import (
+    Connections,
+    FetchPolicy,
+    Health,
+    RequestTimes,
+    backoff_s,
+)
 from penstock.cache.base.store import Answer, ObjectInfo, RequestError, Store
+from penstock.cache.errors import (
+    ClosedError,
+    FetchError,
+    ObjectChangedError,
+    PenstockError,
+    StalledError,
+)
 from penstock.cache.threads import STALL_TIMEOUT_S, Workers, end_at_exit
 
 if TYPE_CHECKING:

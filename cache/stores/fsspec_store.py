@@ -16,8 +16,8 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
-from penstock.cache.secrets import clean_message
 from penstock.cache.base.store import Answer, Failure, ObjectInfo, RequestError
+from penstock.cache.secrets import clean_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -1,6 +1,6 @@
 """http and https: web servers, hubs that send to a CDN, presigned URLs.
 
-Requests are `penstock.cache.stores.web_client`'s, so that a redirect never carries a login to another origin, no
+Requests are `web_client`'s, so that a redirect never carries a login to another origin, no
 answer is longer than what was asked for, and a request that hangs can be cut.
 """
 
@@ -10,8 +10,8 @@ import mmap
 import os
 from typing import TYPE_CHECKING
 
-from penstock.cache.stores.http_listing import HttpListing
 from penstock.cache.base.store import Answer, ObjectInfo, RequestError
+from penstock.cache.stores.http_listing import HttpListing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

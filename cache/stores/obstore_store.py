@@ -1,12 +1,12 @@
 """s3, gs and az through obstore: what to ask for, how to sign it, and how to list.
 
-An s3 object's bytes come by a URL that obstore signs (9 us) and `penstock.cache.stores.web_client` fetches: that
+An s3 object's bytes come by a URL that obstore signs (9 us) and `web_client` fetches: that
 shows every header, follows no redirect with a login and can be cut, for less CPU time a byte.
 obstore itself asks where a signed URL won't do, and for gs and az, which sign by request headers;
 there the other way is for what follows a throttled request: obstore doesn't show Retry-After.
 
 Synchronous calls in threads, not async: 0.55 CPU-s/GB for 8 MiB ranges and 1.2 for 100 kB, where
-async takes twice that for the small ones. Retries are `penstock.cache.fetch.fetcher`'s, so obstore's are off, but
+async takes twice that for the small ones. Retries are `cache.fetch`'s, so obstore's are off, but
 for a listing's later pages, which only obstore can fetch again.
 
 obstore's own threads don't survive a fork: after it was used, a forked child would hang, so
@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.cache.secrets import hide
 from penstock.cache.base.store import Answer, Failure, ObjectInfo, RequestError
+from penstock.cache.secrets import hide
 from penstock.cache.stores.tls import REMEDY, certificate_fault_of
 from penstock.cache.stores.web_objects import bucket_failure, is_strong
 

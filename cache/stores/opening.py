@@ -1,4 +1,4 @@
-"""The store behind a URL: http(s) by `penstock.cache.stores.web_client`, s3, gs and az by obstore and, where a URL
+"""The store behind a URL: http(s) by `web_client`, s3, gs and az by obstore and, where a URL
 can be signed, by the same client; every other one by fsspec."""
 
 from __future__ import annotations
@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from penstock.cache.errors import ConfigError, FetchError, MissingDependencyError
+from penstock.cache.secrets import (
+    clean_message,
+    find_secrets,
+    plain_query,
+    redact,
+    store_scope,
+    url_secrets,
+)
 from penstock.cache.stores.fsspec_store import FsspecStore
 from penstock.cache.stores.http_store import HttpStore
 from penstock.cache.stores.obstore_store import ObstoreStore, Signer, rust_errors
-from penstock.cache.secrets import clean_message, find_secrets, plain_query, redact, store_scope, url_secrets
 from penstock.cache.stores.options import (
     OURS,
     Settings,

@@ -13,8 +13,8 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import redact
 from penstock.cache.stores.tls import certificates
 

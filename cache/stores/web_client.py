@@ -30,7 +30,14 @@ import numpy as np
 
 from penstock.cache.base.store import RequestError
 from penstock.cache.stores.tls import REMEDY, certificate_fault
-from penstock.cache.stores.web_address import MOST_REDIRECTS, Origin, is_public, origin_of, redirected, target_of
+from penstock.cache.stores.web_address import (
+    MOST_REDIRECTS,
+    Origin,
+    is_public,
+    origin_of,
+    redirected,
+    target_of,
+)
 
 if TYPE_CHECKING:
     import ssl

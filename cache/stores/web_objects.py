@@ -16,9 +16,9 @@ from collections import OrderedDict
 from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
-from penstock.cache.stores.fsspec_store import retry_after_s
-from penstock.cache.secrets import hide
 from penstock.cache.base.store import Answer, Failure, RequestError
+from penstock.cache.secrets import hide
+from penstock.cache.stores.fsspec_store import retry_after_s
 from penstock.cache.stores.web_client import Place
 
 if TYPE_CHECKING:

@@ -7,20 +7,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.cache.errors import PenstockError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import PenstockError
 from penstock.pipeline.bench.ceilings import measure_ceilings
 from penstock.pipeline.bench.compare import ROUND, ROUNDS, compare_url
-from penstock.pipeline.report.diagnosis import Diagnosis, diagnose
 from penstock.pipeline.bench.play import Played, floor_au, import_all, play
 from penstock.pipeline.bench.tune import Setup, Tuned, axes_for, tune
+from penstock.pipeline.report.diagnosis import Diagnosis, diagnose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.pipeline.bench.compare import Against
-    from penstock.pipeline.report.facts import Ceilings
     from penstock.pipeline.bench.job import Job
+    from penstock.pipeline.report.facts import Ceilings
     from penstock.readers import Dataset
 
 # Each run of a search takes this share of a measured run, but long enough for some batches.

@@ -21,10 +21,9 @@ import numpy as np
 
 from penstock.augment.ops import CenterCrop, Decode, RandomResizedCrop, Resize
 from penstock.augment.recipe import check_recipe
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import ConfigError
 from penstock.cache.threads import Ordered, Workers
-from penstock.pipeline.report.facts import Ceilings, Rate
 from penstock.pipeline.bench.progressive import progressive_cost
 from penstock.pipeline.bench.raw_remote import raw_remote
 from penstock.pipeline.bench.stage import Clock, Stage, play_in_turns, rate_of, wait_for
@@ -34,6 +33,7 @@ from penstock.pipeline.feed.build import (
     make_plan,
     shuffled_plan,
 )
+from penstock.pipeline.report.facts import Ceilings, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

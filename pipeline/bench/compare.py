@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.augment.ops import RandomResizedCrop, imagenet_train
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.export import export_files
 from penstock.pipeline.bench.peers.registry import OURS, split_installed
 from penstock.pipeline.bench.peers.work import Work, list_files
@@ -81,7 +81,7 @@ def compare_url(
     than most_samples; of those, and of a remote one, all read the same local copy of so many.
 
     url: or a Dataset, where it needs options; it stays open. names: of
-    `penstock.pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and told. workers:
+    `pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and told. workers:
     processes or threads of each, this process's cores by default. progress: told (rounds played,
     rounds in all), counting every peer's. Raises ConfigError (unknown name, another recipe than
     imagenet_train, a batch larger than the set), NotTheSameWorkError, ChildFailedError, and what

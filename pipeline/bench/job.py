@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.blob import READ_MODE
-from penstock.cache.errors import ConfigError, PlanError, RecipeError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import ConfigError, PlanError, RecipeError
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
 from penstock.pipeline.bench.tune import Setup
 from penstock.pipeline.plan.world import World

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import MissingDependencyError
-from penstock.pipeline.report.facts import ProgressiveCost
 from penstock.pipeline.bench.stage import Stage, play_in_turns, some_of
+from penstock.pipeline.report.facts import ProgressiveCost
 from penstock.readers.fields.sniff import HEAD_BYTES, is_progressive, sniff
 from penstock.readers.packing.transcode import baseline_twin
 

@@ -10,9 +10,9 @@ from rich.text import Text
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
-from penstock.pipeline.report.diagnosis import ceiling_of
 from penstock.pipeline.bench.machine import machine, versions
 from penstock.pipeline.bench.tune import BUSY_NOISE
+from penstock.pipeline.report.diagnosis import ceiling_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.bench.bench import Result
     from penstock.pipeline.bench.compare import Against, Beside
-    from penstock.pipeline.report.facts import Rate
     from penstock.pipeline.bench.measured import Measured
     from penstock.pipeline.bench.tune import Trial
+    from penstock.pipeline.report.facts import Rate
 
 OURS = "penstock"
 # Decoding threads that never wait use their cores whole, but for what the kernel takes.

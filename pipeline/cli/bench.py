@@ -1,4 +1,4 @@
-"""`penstock bench`: thin over `penstock.pipeline.bench`."""
+"""`penstock bench`: thin over `pipeline.bench`."""
 
 from __future__ import annotations
 
@@ -85,11 +85,11 @@ def bench(
     is used; each stage's own ceiling; the one change that would help most. docs/bench.md explains
     every figure.
     """
-    from penstock.pipeline.options.arguments import parse_device
     from penstock.pipeline.bench.bench import bench as measure
     from penstock.pipeline.bench.job import Job, recipe_named, step_of
     from penstock.pipeline.bench.plot import check_plot
     from penstock.pipeline.bench.plot import plot as draw
+    from penstock.pipeline.options.arguments import parse_device
 
     # All that can be told to be wrong is told before anything is measured.
     _check_positive(seconds, "--seconds", example="10")

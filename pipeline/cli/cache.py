@@ -1,4 +1,4 @@
-"""`penstock cache ls | stat | verify | evict | clear | gc`: thin over `penstock.cache.disk.admin`.
+"""`penstock cache ls | stat | verify | evict | clear | gc`: thin over `cache.disk.admin`.
 
 All of them may run while jobs use the cache: what a job has mapped is never taken from under it.
 """
@@ -18,8 +18,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cache.errors import ConfigError, PenstockError, WriteError
 from penstock.cache.base.sizes import format_size, parse_size
+from penstock.cache.errors import ConfigError, PenstockError, WriteError
 from penstock.pipeline.cli.check import count
 from penstock.pipeline.cli.examples import epilog
 from penstock.pipeline.cli.progress import ByteProgress
@@ -50,7 +50,7 @@ def list_(
     as_json: Json = False,
 ) -> None:
     """List the blobs: dataset, size, state, who needs them, when they were last used."""
-    from penstock.cache import admin
+    from penstock.cache.disk import admin
 
     with _errors(folder):
         found = admin.list_blobs(folder)
@@ -77,7 +77,7 @@ def list_(
 @app.command("stat", epilog=epilog("cache stat"))
 def stat(folder: Folder, as_json: Json = False) -> None:
     """Limit, use, datasets and the jobs that share the folder now."""
-    from penstock.cache import admin
+    from penstock.cache.disk import admin
 
     with _errors(folder):
         summary = admin.stat(folder)
@@ -93,7 +93,7 @@ def verify(folder: Folder, as_json: Json = False) -> None:
 
     Leaves with 1 if one was bad.
     """
-    from penstock.cache import admin
+    from penstock.cache.disk import admin
 
     begun_s = time.monotonic()
     with ByteProgress("verify") as progress, _errors(folder):
@@ -131,7 +131,7 @@ def evict(
     as_json: Json = False,
 ) -> None:
     """Take blobs out, least recently used first; none that a live job pins or has mapped."""
-    from penstock.cache import admin
+    from penstock.cache.disk import admin
 
     if to is None and label is None:
         raise ConfigError(
@@ -163,7 +163,7 @@ def clear(
     as_json: Json = False,
 ) -> None:
     """Take everything out that no live job has mapped; asks first."""
-    from penstock.cache import admin
+    from penstock.cache.disk import admin
 
     with _errors(folder):
         before = admin.stat(folder)
@@ -192,7 +192,7 @@ def gc(folder: Folder, as_json: Json = False) -> None:
 
     A job does the same when it starts and when the cache is full.
     """
-    from penstock.cache import admin
+    from penstock.cache.disk import admin
 
     with _errors(folder):
         mended, freed_bytes = admin.gc(folder)

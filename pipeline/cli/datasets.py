@@ -11,13 +11,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.inspect_batch import Recipe, look, open_with_ids, show
 from penstock.pipeline.cli.progress import SampleProgress
-from penstock.pipeline.plan.order import default_lanes, default_window, label_spread
 from penstock.pipeline.plan.advice import usual_spread_words, usual_spreads
+from penstock.pipeline.plan.order import default_lanes, default_window, label_spread
 from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:

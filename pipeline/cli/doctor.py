@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.check import Check
 from penstock.pipeline.cli.check import count as _count
 from penstock.pipeline.cli.datasets import StoreOptions, parse_options

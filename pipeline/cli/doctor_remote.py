@@ -10,9 +10,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import FetchError, MissingDependencyError
 from penstock.cache.base.sizes import format_size
 from penstock.cache.base.store import ObjectInfo, RequestError
+from penstock.cache.errors import FetchError, MissingDependencyError
 from penstock.pipeline.cli.check import Check, count
 
 if TYPE_CHECKING:
@@ -78,8 +78,8 @@ class RemoteFacts:
 
 def remote_facts(url: str, options: Mapping[str, Any]) -> RemoteFacts:
     """Ask the store of a URL. Raises ConfigError for a URL or options that make no sense."""
-    from penstock.cache.stores.opening import open_store
     from penstock.cache.secrets import redact
+    from penstock.cache.stores.opening import open_store
 
     try:
         store = open_store(url, options)

@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cache.errors import PlanError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import PlanError
 from penstock.pipeline.cli.cache_facts import CacheFacts, cache_facts
 from penstock.pipeline.cli.packages import PackageFacts, package_facts
 from penstock.pipeline.plan.world import World

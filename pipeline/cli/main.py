@@ -13,7 +13,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-import penstock.pipeline
+from penstock import __version__
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning
 from penstock.pipeline.cli import datasets
 from penstock.pipeline.cli.bench import bench
@@ -50,7 +50,7 @@ def _root(
     ] = False,
 ) -> None:
     if version:
-        typer.echo(f"penstock {pipeline.__version__}")
+        typer.echo(f"penstock {__version__}")
         raise typer.Exit
 
 

@@ -1,4 +1,4 @@
-"""`penstock warm`: thin over `penstock.pipeline.feed.warm`."""
+"""`penstock warm`: thin over `pipeline.feed.warm`."""
 
 from __future__ import annotations
 

@@ -1,0 +1,1 @@
+"""The native engine: from a plan's positions to batches of tensors."""

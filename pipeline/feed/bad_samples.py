@@ -16,8 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import PenstockError, PenstockWarning, RankFailedError, TooManyBadSamplesError
 from penstock.cache.base.hashing import keyed_hash
+from penstock.cache.errors import (
+    PenstockError,
+    PenstockWarning,
+    RankFailedError,
+    TooManyBadSamplesError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,8 +31,8 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.feed.agreement import Agreement
     from penstock.pipeline.feed.quarantine import QuarantineFile
-    from penstock.pipeline.report.statistics import Meter
     from penstock.pipeline.plan.steps import Cursor
+    from penstock.pipeline.report.statistics import Meter
     from penstock.readers import Dataset
 
 SAME_SHARD_ATTEMPTS = 8

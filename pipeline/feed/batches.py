@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
     from penstock.cache.base.blob import ReadMode
     from penstock.pipeline.feed.bad_samples import BadSamples
-    from penstock.pipeline.plan.order import Plan
     from penstock.pipeline.feed.resident.images import Store
+    from penstock.pipeline.plan.order import Plan
     from penstock.pipeline.plan.steps import Step
     from penstock.pipeline.plan.world import World
     from penstock.readers import Dataset

@@ -12,28 +12,33 @@ import numpy as np
 from penstock.augment.graph import Graph
 from penstock.augment.mixing import Mixer, mixer_of
 from penstock.augment.recipe import CheckedRecipe, check_recipe
-from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, PlanError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, PlanError
 from penstock.cache.threads import STALL_TIMEOUT_S
 from penstock.pipeline.feed.agreement import Agreement, check_same_plan, join
-from penstock.pipeline.options.arguments import BatchSizes, batch_sizes
 from penstock.pipeline.feed.bad_samples import BadSamples
 from penstock.pipeline.feed.batches import BatchReader
-from penstock.pipeline.report.facts import Shards
 from penstock.pipeline.feed.decoding import PREPARED_AHEAD
 from penstock.pipeline.feed.finish import Finish
-from penstock.pipeline.plan.order import Plan, default_lanes, default_window
-from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE
-from penstock.pipeline.plan.advice import advice
 from penstock.pipeline.feed.prefetch import Prefetch
 from penstock.pipeline.feed.quarantine import QuarantineFile
-from penstock.pipeline.feed.resident.images import Store
 from penstock.pipeline.feed.resident.graph import ResidentGraph
-from penstock.pipeline.feed.resident.room import ResidentMode, resident_bytes, room_for, share_of_rank
+from penstock.pipeline.feed.resident.images import Store
+from penstock.pipeline.feed.resident.room import (
+    ResidentMode,
+    resident_bytes,
+    room_for,
+    share_of_rank,
+)
 from penstock.pipeline.feed.run import Run
+from penstock.pipeline.options.arguments import BatchSizes, batch_sizes
+from penstock.pipeline.plan.advice import advice
+from penstock.pipeline.plan.order import Plan, default_lanes, default_window
+from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE
 from penstock.pipeline.plan.state import LoaderState, PlanSettings
-from penstock.pipeline.report.statistics import Meter
 from penstock.pipeline.plan.steps import Walk
+from penstock.pipeline.report.facts import Shards
+from penstock.pipeline.report.statistics import Meter
 
 if TYPE_CHECKING:
     import torch

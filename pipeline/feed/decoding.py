@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.batches import BatchReader, Prepared
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.feed.resident.graph import ResidentGraph
-    from penstock.pipeline.report.statistics import Meter
     from penstock.pipeline.plan.steps import Cursor, Step, Walk
+    from penstock.pipeline.report.statistics import Meter
 
 # Prepared batches wait here beside those in DALI; more would only hold mapped pages.
 PREPARED_AHEAD = 2

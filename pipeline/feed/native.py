@@ -11,7 +11,6 @@ import torch
 
 from penstock.cache.errors import ClosedError, ConfigError, NotPicklableError, PlanError
 from penstock.cache.forks import check_process
-from penstock.pipeline import arguments
 from penstock.pipeline.feed.build import (
     Built,
     Settings,
@@ -21,6 +20,7 @@ from penstock.pipeline.feed.build import (
     make_walk,
     order_fingerprint,
 )
+from penstock.pipeline.options import arguments
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
 from penstock.pipeline.plan.steps import Cursor
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.pipeline.plan.state import PlanSettings
-    from penstock.pipeline.report.statistics import Statistics
     from penstock.pipeline.plan.world import World
+    from penstock.pipeline.report.statistics import Statistics
     from penstock.readers import Dataset
 
 Batch = tuple[torch.Tensor, ...]

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import PenstockError, PenstockWarning
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import PenstockError, PenstockWarning
 from penstock.cache.threads import Workers
 from penstock.pipeline.plan.needs import (
     LookAhead,
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import BlobSource
     from penstock.cache.base.counters import Traffic
-    from penstock.cache.disk.disk_cache import Membership
     from penstock.cache.blobs.remote import Remote
+    from penstock.cache.disk.disk_cache import Membership
     from penstock.pipeline.plan.order import Plan
     from penstock.pipeline.plan.state import PlanSettings
     from penstock.pipeline.plan.steps import Cursor, Walk

@@ -8,8 +8,8 @@ import tempfile
 import warnings
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import PenstockWarning
 from penstock.cache.base.folders import Folder
+from penstock.cache.errors import PenstockWarning
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -18,9 +18,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.heap import trim_heap
 from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.forks import watch
-from penstock.cache.base.heap import trim_heap
 from penstock.cache.threads import (
     NAME_PREFIX,
     STALL_TIMEOUT_S,
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.finish import Finish
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.feed.resident.graph import ResidentGraph
-    from penstock.pipeline.report.statistics import Meter
     from penstock.pipeline.plan.steps import Cursor, Walk
+    from penstock.pipeline.report.statistics import Meter
 
 # Reads of a remote that hangs end by themselves; what stops a run waits for them no longer.
 _REMOTE_CLOSE_S = 1.0

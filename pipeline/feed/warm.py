@@ -17,8 +17,8 @@ import numpy as np
 from penstock.cache.errors import ClosedError, ConfigError, PenstockError, WriteError
 from penstock.cache.threads import Ordered, Workers
 from penstock.pipeline.feed.build import make_plan, shuffled_plan
-from penstock.pipeline.plan.needs import Needs, node_ranks
 from penstock.pipeline.feed.prefetch import Share
+from penstock.pipeline.plan.needs import Needs, node_ranks
 from penstock.pipeline.plan.state import PlanSettings
 from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.pipeline.plan.world import World

@@ -16,25 +16,31 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.data
 
-from penstock.cache.errors import ClosedError, ConfigError, DatasetError, PenstockWarning, ResumeError
+from penstock.cache.errors import (
+    ClosedError,
+    ConfigError,
+    DatasetError,
+    PenstockWarning,
+    ResumeError,
+)
 from penstock.cache.forks import watch
-from penstock.pipeline import arguments
 from penstock.pipeline.foreign.draws import NAMES, cannot_repeat, freeze
 from penstock.pipeline.foreign.order import Mark, PlanOrder, TorchOrder
 from penstock.pipeline.foreign.passes import Pass
 from penstock.pipeline.foreign.state import has_state
 from penstock.pipeline.foreign.stream import IterableSource, WorkerPosition
+from penstock.pipeline.foreign.worker import MapSource, WorkerInit, as_it_is, fresh_seed
+from penstock.pipeline.options import arguments
 from penstock.pipeline.plan.state import not_torchs
 from penstock.pipeline.report.statistics import Meter
-from penstock.pipeline.foreign.worker import MapSource, WorkerInit, as_it_is, fresh_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from penstock.pipeline.foreign.order import Order
     from penstock.pipeline.foreign.pictures import Darkroom
-    from penstock.pipeline.report.statistics import Statistics
     from penstock.pipeline.plan.world import World
+    from penstock.pipeline.report.statistics import Statistics
 
 STATE_VERSION = 1
 

@@ -16,13 +16,13 @@ import torch
 import torch.utils.data
 
 from penstock.cache.errors import ConfigError, PlanError, ResumeError
-from penstock.pipeline import arguments
 from penstock.pipeline.foreign.draws import NAMES, Draws, check_told
 from penstock.pipeline.foreign.state import copied, has_state, taken
 from penstock.pipeline.foreign.stream import WorkerPosition
+from penstock.pipeline.foreign.worker import Request, fresh_seed
+from penstock.pipeline.options import arguments
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.foreign.worker import Request, fresh_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

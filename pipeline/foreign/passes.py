@@ -15,9 +15,9 @@ import torch
 
 from penstock.cache.forks import check_process, watch
 from penstock.pipeline.foreign.draws import freeze, thaw
+from penstock.pipeline.foreign.lost_workers import Asked, error_of, forget
 from penstock.pipeline.foreign.state import has_state
 from penstock.pipeline.foreign.stream import WorkerPosition
-from penstock.pipeline.foreign.lost_workers import Asked, error_of, forget
 from penstock.pipeline.foreign.worker import Fetched, Request, described
 
 if TYPE_CHECKING:

@@ -17,7 +17,14 @@ import torch.utils.data
 from penstock.cache.base.hashing import keyed_hash
 from penstock.pipeline.foreign.draws import Chance
 from penstock.pipeline.foreign.state import begun_with, copied, has_exact_state, has_state, taken
-from penstock.pipeline.foreign.worker import Fetched, Snapshots, collated, fresh_seed, seed_all, worker_id
+from penstock.pipeline.foreign.worker import (
+    Fetched,
+    Snapshots,
+    collated,
+    fresh_seed,
+    seed_all,
+    worker_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

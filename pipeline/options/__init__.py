@@ -1,0 +1,1 @@
+"""What a user asks a loader for, checked once and turned into values."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.errors import PlanError
-from penstock.pipeline import arguments
 from penstock.pipeline.feed.build import Settings
+from penstock.pipeline.options import arguments
 from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
-from penstock.pipeline import arguments
+from penstock.pipeline.options import arguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

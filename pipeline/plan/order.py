@@ -2,9 +2,9 @@
 
     (epoch, p) -> lane = p % L, strand = p % 2L, offset = p // 2L -> window -> (shard, row)
 
-Shards are dealt out to L lanes and laid end to end (`penstock.pipeline.plan.lanes`); in each epoch a lane takes
+Shards are dealt out to L lanes and laid end to end (`lanes`); in each epoch a lane takes
 its pieces in another order, and samples change places within windows of about W shards
-(`penstock.pipeline.plan.windows`). So W·L shards are open at once and each is read once an epoch, where a full
+(`windows`). So W·L shards are open at once and each is read once an epoch, where a full
 shuffle would read each many times; lanes stay where they are, so a node keeps reading the shards
 that it holds; and nothing is a history: any position costs the same, at any world size. A global
 batch is the positions [p, p + B), so B may change in mid-epoch. Ranks take slices of it sorted by
@@ -15,7 +15,7 @@ see to it that what meets in a batch isn't. Shards are dealt like cards: the ind
 and a lane gets a share of every run, so it holds what the whole dataset holds. And a lane is spun
 from two strands of different shards, odd runs for the one and even runs for the other, which take
 turns: neighbours in a lane never come from one shard, so mixing may pair neighbours
-(`penstock.pipeline.plan.partners`), and no rank reads another's samples for that.
+(`pipeline.plan.partners`), and no rank reads another's samples for that.
 
 Rejected: a generator that is walked (a resume costs a replay); lanes counted in shards (uneven
 shards make uneven lanes); a table of highly composite lane numbers (it divides no power-of-two
@@ -34,8 +34,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import PlanError
 from penstock.cache.base.hashing import keyed_hash, unit
+from penstock.cache.errors import PlanError
 from penstock.pipeline.plan.lanes import Cut, Layout, cut, deal, lanes_of_slots, lay
 from penstock.pipeline.plan.windows import Windows, window_count
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import PlanError
 from penstock.cache.base.hashing import keyed_hash, splitmix64
+from penstock.cache.errors import PlanError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

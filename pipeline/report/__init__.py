@@ -1,0 +1,1 @@
+"""What a loader measures of itself, and the verdict that follows."""

@@ -1,7 +1,7 @@
 """What a verdict is made from: figures of one run, as values. `diagnosis` judges them.
 
 All that `Facts` holds is measured or stored; nothing here is a guess. `Statistics.facts` has what a
-running loader knows of itself, `penstock.pipeline.bench.ceilings` adds what each stage can do alone.
+running loader knows of itself, `pipeline.bench.ceilings` adds what each stage can do alone.
 """
 
 from __future__ import annotations

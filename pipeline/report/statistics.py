@@ -1,8 +1,8 @@
 """What the loader measured about itself, and the one line that says what holds the job back.
 
 Measured at two places only: where the training loop waits for a batch, and where bytes are read.
-What the tiers did is the cache's own count (`penstock.cache.base.counters`). What follows from all that is told
-by `penstock.pipeline.report.diagnosis`.
+What the tiers did is the cache's own count (`cache.base.counters`). What follows from all that is
+told by `diagnosis`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import numpy as np
 
 from penstock.cache.base.counters import Traffic
 from penstock.cache.base.sizes import format_size
+from penstock.pipeline.report.cores import core_speeds
 from penstock.pipeline.report.diagnosis import diagnose
 from penstock.pipeline.report.facts import Facts
-from penstock.pipeline.report.cores import core_speeds
 from penstock.pipeline.report.probes import ReadProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.pipeline.feed.resident.images import ResidentFacts
     from penstock.pipeline.report.advice import Cause
     from penstock.pipeline.report.facts import Cores, Limit, Shards
-    from penstock.pipeline.feed.resident.images import ResidentFacts
 
 _WAITS_KEPT = 4096
 # Looking at the cores takes 0.2 s, and what else runs on them seldom changes.

@@ -1,0 +1,1 @@
+"""What is known of one kind of field; today images: headers, facts, checks."""

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from penstock.cache.errors import MissingDependencyError, PenstockError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import MissingDependencyError, PenstockError
 from penstock.readers.fields.sniff import HEAD_BYTES, check_jpeg, sniff
 from penstock.readers.types import ImageFacts, Rejected
 

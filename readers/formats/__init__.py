@@ -1,0 +1,1 @@
+"""The containers that samples lie in, one module or folder a format."""

@@ -2,7 +2,7 @@
 
 Whatever the container, a blob's samples are loaded alike, so one class serves tar files, folders'
 virtual shards and, with columns of its own, packs. The bytes come through `Remote.load`, for one
-shard here, for all shards of a batch in `penstock.readers.dataset`.
+shard here, for all shards of a batch in `readers.dataset`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.base.blob import Wanted
 from penstock.cache.errors import CorruptShardError
-from penstock.readers.formats.pack.shard import ArrowColumns
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, advise_willneed, only_the_tail
+from penstock.readers.formats.pack.shard import ArrowColumns
 from penstock.readers.formats.shard import END, START
 
 if TYPE_CHECKING:

@@ -47,7 +47,7 @@ _LISTING = re.compile(r"[0-9a-f]{0,64}")
 class About:
     """What is true of all shards; the JSON part of a manifest.
 
-    classes: names by label; images: bounds over all samples; icc: see `penstock.readers.fields.facts`; source: URL
+    classes: names by label; images: bounds over all samples; icc: see `fields.facts`; source: URL
     of what a pack was made from; settings: what a pack was asked to be; directories: name and
     modification time in ns of each listed folder (local folders); listing: fingerprint of what an
     index was built over, hex; passed_over: members of tar files that are no part of a sample, by

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import CorruptShardError, PenstockError
-from penstock.readers.formats.pack.shard import ArrowShard
-from penstock.readers.index.blob_names import BlobNames
+from penstock.readers.files.names import OWN_FOLDER, below, printable
 from penstock.readers.formats.blob_shard import ArrowBlob, BlobShard, FilesBlob
 from penstock.readers.formats.folder.shard import FolderShard, folder_table
-from penstock.readers.files.names import OWN_FOLDER, below, printable
-from penstock.readers.origin.origin import LocalFolder, RemoteFolder
-from penstock.readers.index.sidecars import Sidecars
+from penstock.readers.formats.pack.shard import ArrowShard
 from penstock.readers.formats.tar.shard import TarShard, tar_table
+from penstock.readers.index.blob_names import BlobNames
+from penstock.readers.index.sidecars import Sidecars
+from penstock.readers.origin.origin import LocalFolder, RemoteFolder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,7 +45,7 @@ class Index:
     sizes: samples a shard; starts: id of a shard's first sample; shard_bytes: bytes to read a
     shard; all int64, shape (shards,), no shard empty. images: bounds of the oriented image sizes.
     icc: label correlation inside a shard, None without labels (see
-    penstock.readers.fields.facts.label_correlation). fingerprint: of the content, not of where it lies.
+    `fields.facts.label_correlation`). fingerprint: of the content, not of where it lies.
     quarantined: files that aren't in it. place: where the manifest is, for people.
     """
 

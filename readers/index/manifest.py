@@ -22,6 +22,17 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache.errors import CorruptShardError, DatasetError
+from penstock.readers.fields.facts import (
+    ShardFacts,
+    Sums,
+    fingerprint,
+    join_ranges,
+    label_correlation,
+)
+from penstock.readers.files.atomic import write_whole
+from penstock.readers.files.ipc import metadata, only_batch, write_batch
+from penstock.readers.files.names import are_unsafe, printable
+from penstock.readers.files.pages import BROKEN, map_buffer
 from penstock.readers.index.about import (
     LEAST_BYTES,
     MAX_BYTES,
@@ -33,11 +44,6 @@ from penstock.readers.index.about import (
     check_about,
     load_values,
 )
-from penstock.readers.files.atomic import write_whole
-from penstock.readers.fields.facts import ShardFacts, Sums, fingerprint, join_ranges, label_correlation
-from penstock.readers.files.ipc import metadata, only_batch, write_batch
-from penstock.readers.files.names import are_unsafe, printable
-from penstock.readers.files.pages import BROKEN, map_buffer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

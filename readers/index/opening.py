@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import (
     ConfigError,
     CorruptShardError,
@@ -30,22 +31,25 @@ from penstock.cache.errors import (
     IndexChangedError,
     PenstockWarning,
 )
-from penstock.cache.base.limits import usable_cores
+from penstock.readers.fields.verify import find_verify
 from penstock.readers.files.atomic import locked
-from penstock.readers.formats.folder.building import build_folder_index, known_files, refresh_directories
+from penstock.readers.files.names import OWN_FOLDER, printable
+from penstock.readers.formats.folder.building import (
+    build_folder_index,
+    known_files,
+    refresh_directories,
+)
 from penstock.readers.formats.folder.listing import changed_directories, list_folder
 from penstock.readers.formats.folder.shard import REINDEX
+from penstock.readers.formats.tar.listing import holds_tars
+from penstock.readers.formats.tar.opening import TarOpener
 from penstock.readers.index.index import opened
 from penstock.readers.index.manifest import MANIFEST, Manifest, read_manifest
 from penstock.readers.index.mending import Mender
-from penstock.readers.files.names import OWN_FOLDER, printable
-from penstock.readers.origin.origin import LocalFolder, locate
 from penstock.readers.index.places import Folder as Folder
 from penstock.readers.index.places import Places, is_kept, read_own, upload
+from penstock.readers.origin.origin import LocalFolder, locate
 from penstock.readers.origin.scratch import Scratch
-from penstock.readers.formats.tar.listing import holds_tars
-from penstock.readers.formats.tar.opening import TarOpener
-from penstock.readers.fields.verify import find_verify
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,21 +7,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.cache.errors import CorruptShardError, IndexChangedError
-from penstock.readers.formats.folder.shard import REINDEX, read_sidecar
-from penstock.readers.index.mending import warn_of_damage
 from penstock.readers.files.names import below, printable
-from penstock.readers.origin.origin import part
+from penstock.readers.formats.folder.shard import REINDEX, read_sidecar
 from penstock.readers.formats.tar.shard import read_tar_sidecar
+from penstock.readers.index.mending import warn_of_damage
+from penstock.readers.origin.origin import part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.cache.base.blob import Part
     from penstock.readers.formats.folder.shard import SidecarContent
+    from penstock.readers.formats.tar.shard import TarSidecar
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.mending import Mender
     from penstock.readers.origin.origin import RemoteFolder
-    from penstock.readers.formats.tar.shard import TarSidecar
 
 T = TypeVar("T")
 S = TypeVar("S", covariant=True)

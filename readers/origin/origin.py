@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.cache.base.blob import BlobSource, Part, blob_key
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.cache.disk.layout import is_network
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.cache.secrets import redact
 from penstock.readers.files.names import INDEX_SUFFIX, printable
 from penstock.readers.origin.tar_urls import Selection, select_tars
@@ -27,8 +27,8 @@ from penstock.readers.origin.unread import way_for
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from penstock.cache.blobs.remote import Remote
     from penstock.cache.base.store import Answer
+    from penstock.cache.blobs.remote import Remote
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.types import Encoded
 
@@ -290,7 +290,7 @@ class RemoteFolder:
         return BlobSource(key=key, uri=uri, parts=parts, size_bytes=size_bytes)
 
     def blob_key(self, name: bytes, version: str) -> str:
-        """See `penstock.cache.base.blob.blob_key`. name: below the root."""
+        """See `cache.base.blob.blob_key`. name: below the root."""
         uri = f"{self._root_url}/{os.fsdecode(name)}"
         return blob_key(scope=self._scope, uri=uri, version=version)
 
@@ -450,9 +450,9 @@ def _open_remote(
     of: Remote | None = None,
 ) -> RemoteFolder:
     """of: the dataset that this folder belongs to, where it is none itself."""
+    from penstock.cache.blobs.remote import Remote
     from penstock.cache.fetch.fetcher import Fetcher
     from penstock.cache.stores.opening import fetch_policy, open_store
-    from penstock.cache.blobs.remote import Remote
 
     store = open_store(url, options, filesystem=filesystem)
     meter = None if of is None else of.fetcher.meter

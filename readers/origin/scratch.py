@@ -10,8 +10,8 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError, PenstockWarning
 from penstock.cache.base.folders import Folder, StrangeFileError, make_private_folder
+from penstock.cache.errors import ConfigError, PenstockWarning
 
 if TYPE_CHECKING:
     from penstock.cache.disk.disk_cache import DiskCache

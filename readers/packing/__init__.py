@@ -1,0 +1,1 @@
+"""Writing packs: a seeded shuffle, every image decoded once, resumable at any moment."""

@@ -17,26 +17,37 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockError
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
+from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockError
 from penstock.cache.threads import ordered
-from penstock.readers.formats.pack.shard import ArrowShard, ShardContent, write_shard
-from penstock.readers.files.atomic import locked, make_folder, write_bytes
 from penstock.readers.fields.facts import shard_facts
-from penstock.readers.index.manifest import FORMAT, MANIFEST, Manifest, join_manifest, write_manifest
+from penstock.readers.fields.sniff import is_progressive
+from penstock.readers.fields.verify import Checked, find_verify
+from penstock.readers.files.atomic import locked, make_folder, write_bytes
 from penstock.readers.files.names import printable
+from penstock.readers.files.progress import Reporter
+from penstock.readers.formats.pack.shard import ArrowShard, ShardContent, write_shard
+from penstock.readers.index.manifest import (
+    FORMAT,
+    MANIFEST,
+    Manifest,
+    join_manifest,
+    write_manifest,
+)
 from penstock.readers.index.opening import Opener, check_format
 from penstock.readers.origin.origin import LocalFolder, local_path, locate, show
+from penstock.readers.origin.quarantine import (
+    QUARANTINE,
+    Quarantined,
+    nothing_decodes,
+    quarantine_lines,
+)
+from penstock.readers.origin.scratch import Scratch
 from penstock.readers.packing.parts import PackFolder, Part, shard_name
 from penstock.readers.packing.source import FolderSource, PackedSource, TarSource
-from penstock.readers.files.progress import Reporter
-from penstock.readers.origin.quarantine import QUARANTINE, Quarantined, nothing_decodes, quarantine_lines
-from penstock.readers.origin.scratch import Scratch
-from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.packing.transcode import Transcode
 from penstock.readers.types import Rejected
-from penstock.readers.fields.verify import Checked, find_verify
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -12,10 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import DatasetError, DestinationError, WriteError
-from penstock.readers.files.atomic import make_folder, temp_name, write_json
 from penstock.readers.fields.facts import ShardFacts, Sums
-from penstock.readers.index.manifest import MANIFEST, Manifest, read_manifest
+from penstock.readers.files.atomic import make_folder, temp_name, write_json
 from penstock.readers.files.names import OWN_FOLDER, printable
+from penstock.readers.index.manifest import MANIFEST, Manifest, read_manifest
 from penstock.readers.origin.quarantine import Quarantined
 from penstock.readers.types import ImageRange
 

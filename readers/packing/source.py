@@ -10,17 +10,17 @@ from crc32c import crc32c
 
 from penstock.cache.errors import CorruptSampleError
 from penstock.cache.threads import ordered
-from penstock.readers.formats.pack.shard import ArrowShard
+from penstock.readers.fields.verify import Checked, examine
 from penstock.readers.formats.blob_shard import ArrowBlob
-from penstock.readers.formats.folder.listing import list_folder
 from penstock.readers.formats.folder.intake import cut, read_chunks
-from penstock.readers.reading.open_shards import OPENERS
-from penstock.readers.packing.plan import PackPlan, plan_folder, plan_samples
+from penstock.readers.formats.folder.listing import list_folder
+from penstock.readers.formats.pack.shard import ArrowShard
 from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.formats.tar.intake import read_tar_chunks
 from penstock.readers.formats.tar.listing import list_archives, list_samples
+from penstock.readers.packing.plan import PackPlan, plan_folder, plan_samples
+from penstock.readers.reading.open_shards import OPENERS
 from penstock.readers.types import ImageFacts, Rejected
-from penstock.readers.fields.verify import Checked, examine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

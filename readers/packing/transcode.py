@@ -20,8 +20,8 @@ from crc32c import crc32c
 
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.readers.fields.sniff import is_progressive
-from penstock.readers.types import ImageFacts
 from penstock.readers.fields.verify import Checked
+from penstock.readers.types import ImageFacts
 
 if TYPE_CHECKING:
     from PIL import Image

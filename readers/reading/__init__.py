@@ -1,0 +1,1 @@
+"""Reading a batch's samples: open shards, bytes, and the memory that they are copied into."""

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob, ReadMode
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.reading.blocks import Blocks
     from penstock.readers.index.index import Shard
+    from penstock.readers.reading.blocks import Blocks
     from penstock.readers.reading.open_shards import OpenShards
     from penstock.readers.types import Encoded
 

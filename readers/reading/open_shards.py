@@ -94,7 +94,9 @@ class OpenShards:
         remote = self._index.remote
         if remote is None:
             return
-        from penstock.cache.blobs.open_blob import CachedBlob  # local datasets start without the cache's modules
+        from penstock.cache.blobs.open_blob import (
+            CachedBlob,  # local datasets start without the cache's modules
+        )
 
         with self._lock:
             held = list(self._held.items())

@@ -14,8 +14,8 @@ from penstock.augment.recipe import check_recipe
 from penstock.augment.whole import WholeDecoder
 from penstock.cache.errors import DeviceError, PenstockError
 from penstock.readers.types import EncodedBatch, ImageRange
-from tests.conftest import photograph
 from tests.augment.test_graph import encode
+from tests.conftest import photograph
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 

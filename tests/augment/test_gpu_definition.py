@@ -33,8 +33,8 @@ from penstock.augment.nodes import GraphPlan, describe
 from penstock.augment.recipe import check_recipe
 from penstock.augment.verify import load_dali
 from penstock.readers.types import EncodedBatch, ImageRange
-from tests.conftest import photograph
 from tests.augment.test_graph import encode
+from tests.conftest import photograph
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 

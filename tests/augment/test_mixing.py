@@ -23,8 +23,8 @@ from penstock.augment.mixing import (
     symmetric_beta,
 )
 from penstock.augment.ops import CutMix, MixUp
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.hashing import keyed_hash, unit
+from penstock.cache.errors import ConfigError
 from penstock.pipeline.plan.partners import partners, with_partners
 
 if TYPE_CHECKING:

@@ -9,7 +9,15 @@ import pytest
 from PIL import Image, ImageOps
 from skimage import data
 
-from penstock.augment import Cast, CenterCrop, Decode, Normalize, RandomResizedCrop, Resize, imagenet_eval
+from penstock.augment import (
+    Cast,
+    CenterCrop,
+    Decode,
+    Normalize,
+    RandomResizedCrop,
+    Resize,
+    imagenet_eval,
+)
 from penstock.augment.draws import draw
 from penstock.augment.graph import Graph
 from penstock.augment.recipe import check_recipe, short_side

@@ -20,9 +20,9 @@ from penstock.augment.recipe import check_recipe
 from penstock.augment.region import Trial, found_way, try_out, way_for
 from penstock.cache.errors import RecipeError
 from penstock.readers.types import EncodedBatch, ImageRange
-from tests.conftest import photograph
 from tests.augment.test_gpu_definition import defined, kinds
 from tests.augment.test_graph import encode
+from tests.conftest import photograph
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 CHILD = Path(region.__file__).with_name("region_child.py")

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from penstock.augment import imagenet_eval
 from benchmarks import gpu, gpu_watch
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_cases import Answer
 from benchmarks.gpu_loaders import Job, Name, dali_decoding, dali_pipeline
 from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.resnet import resnet50, training_step
+from penstock.augment import imagenet_eval
 from penstock.pipeline import DataLoader
 from penstock.pipeline.bench.sameness import NotTheSameWorkError
 from penstock.readers import Dataset

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, get_args
 import pytest
 from rich.console import Console
 
-from penstock.augment.verify import load_dali
 from benchmarks import gpu_first
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_cases import Answer, Budget, ask
 from benchmarks.photographs import PHOTOGRAPHS
+from penstock.augment.verify import load_dali
 from penstock.pipeline.bench.children import MARK
 
 if TYPE_CHECKING:

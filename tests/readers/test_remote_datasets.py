@@ -103,7 +103,9 @@ def blobs_of(cache: Path, dataset: Dataset) -> list[Path]:
 @pytest.fixture
 def no_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request is sent once, however busy the machine: what is counted is what was asked."""
-    monkeypatch.setattr("penstock.cache.base.fetch_policy.RequestTimes.late_after_s", lambda *_: None)
+    monkeypatch.setattr(
+        "penstock.cache.base.fetch_policy.RequestTimes.late_after_s", lambda *_: None
+    )
 
 
 def filled(dataset: Dataset) -> list[tuple[bytes, int, list[int]]]:
@@ -564,7 +566,9 @@ def test_released_shards_are_opened_again(server: Server, tmp_path: Path) -> Non
 def test_a_folder_on_a_network_mount_is_read_through_the_cache(
     indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(penstock.readers.origin.origin, "is_network", lambda path: str(indexed) in path)
+    monkeypatch.setattr(
+        penstock.readers.origin.origin, "is_network", lambda path: str(indexed) in path
+    )
     for kind in KINDS:
         with (
             Dataset(indexed / KINDS[kind]) as plain,

@@ -1,0 +1,1 @@
+"""Small datasets whose decoded images stay in memory."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from penstock.augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.limits import available_memory_bytes
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError
 from penstock.readers.formats.shard import HEIGHT, WIDTH
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Image folders: one file a sample, grouped into virtual shards."""

@@ -12,24 +12,29 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.errors import DatasetNotFoundError
-from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.fields.facts import ShardFacts, shard_facts
+from penstock.readers.fields.verify import Checked, examine
+from penstock.readers.files.atomic import make_folder, write_bytes
+from penstock.readers.files.progress import Reporter
+from penstock.readers.formats.folder.intake import read_chunks
 from penstock.readers.formats.folder.listing import virtual_shards
 from penstock.readers.formats.folder.shard import SidecarContent, read_sidecar, write_sidecar
-from penstock.readers.formats.folder.intake import read_chunks
 from penstock.readers.index.manifest import MANIFEST, Manifest, join_manifest, write_manifest
-from penstock.readers.files.progress import Reporter
-from penstock.readers.origin.quarantine import QUARANTINE, Quarantined, nothing_decodes, quarantine_lines
+from penstock.readers.origin.quarantine import (
+    QUARANTINE,
+    Quarantined,
+    nothing_decodes,
+    quarantine_lines,
+)
 from penstock.readers.types import ImageFacts, Rejected
-from penstock.readers.fields.verify import Checked, examine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.folder.listing import File, Listing
     from penstock.readers.formats.folder.intake import Chunk
+    from penstock.readers.formats.folder.listing import File, Listing
     from penstock.readers.origin.origin import Origin
     from penstock.readers.types import Progress, Verify
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.threads import ordered
+from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.formats.folder.shard import changed, read_file, unreadable
 from penstock.readers.origin.origin import Entry, LocalFolder, RemoteFolder
-from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.types import Rejected
 
 if TYPE_CHECKING:

@@ -11,13 +11,13 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache.errors import CorruptShardError, DatasetError, IndexChangedError
-from penstock.readers.formats.pack.shard import read_up_to
 from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import Columns, only_batch, write_batch
-from penstock.readers.index.manifest import FORMAT
 from penstock.readers.files.names import are_unsafe, printable
 from penstock.readers.files.pages import BROKEN, map_buffer, read_buffer
+from penstock.readers.formats.pack.shard import read_up_to
 from penstock.readers.formats.shard import check_rows, table
+from penstock.readers.index.manifest import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

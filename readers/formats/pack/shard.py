@@ -15,13 +15,13 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache.errors import CorruptShardError, IndexChangedError
-from penstock.readers.files.atomic import write_whole
 from penstock.readers.fields.facts import Sums
+from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import only_batch, write_batch
-from penstock.readers.index.manifest import FORMAT
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, advise_willneed, map_buffer, only_the_tail
 from penstock.readers.formats.shard import check_rows, table
+from penstock.readers.index.manifest import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""Tar archives as WebDataset writes them, read in place."""

@@ -10,26 +10,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import DatasetNotFoundError
-from penstock.readers.files.atomic import make_folder, write_bytes
-from penstock.readers.formats.folder.building import SIDECARS, sweep_sidecars
 from penstock.readers.fields.facts import ShardFacts, shard_facts
-from penstock.readers.index.manifest import MANIFEST, Manifest, join_manifest, write_manifest
-from penstock.readers.files.progress import Reporter
-from penstock.readers.origin.quarantine import QUARANTINE, Quarantined, nothing_decodes, quarantine_lines
 from penstock.readers.fields.sniff import is_progressive
+from penstock.readers.fields.verify import Checked, examine
+from penstock.readers.files.atomic import make_folder, write_bytes
+from penstock.readers.files.progress import Reporter
+from penstock.readers.formats.folder.building import SIDECARS, sweep_sidecars
 from penstock.readers.formats.tar.intake import read_tar_chunks
 from penstock.readers.formats.tar.listing import list_samples
 from penstock.readers.formats.tar.shard import TarSidecar, write_tar_sidecar
+from penstock.readers.index.manifest import MANIFEST, Manifest, join_manifest, write_manifest
+from penstock.readers.origin.quarantine import (
+    QUARANTINE,
+    Quarantined,
+    nothing_decodes,
+    quarantine_lines,
+)
 from penstock.readers.types import Rejected
-from penstock.readers.fields.verify import Checked, examine
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.origin.origin import Entry, Origin
     from penstock.readers.formats.tar.listing import TarListing
+    from penstock.readers.origin.origin import Entry, Origin
     from penstock.readers.types import Progress, Verify
 
 _log = logging.getLogger("penstock")

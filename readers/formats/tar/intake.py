@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.origin.origin import Origin
     from penstock.readers.formats.tar.listing import TarListing
+    from penstock.readers.origin.origin import Origin
     from penstock.readers.types import Encoded
 
 _AHEAD = 3

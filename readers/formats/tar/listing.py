@@ -21,9 +21,9 @@ import numpy as np
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.cache.threads import ordered
 from penstock.readers.files.names import is_passed_over, printable, unsafe_reason
-from penstock.readers.origin.quarantine import Quarantined
 from penstock.readers.formats.tar.headers import COMPRESSED, Member, compressed, members
 from penstock.readers.formats.tar.remote import drop_copy, is_here, open_tar
+from penstock.readers.origin.quarantine import Quarantined
 from penstock.readers.origin.unread import warn_of_members
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.origin.origin import Entry, Origin
     from penstock.readers.formats.tar.remote import AnyTar
+    from penstock.readers.origin.origin import Entry, Origin
 
 # Those that no decoder here takes are named too: each is refused with what to do, not passed over.
 _IMAGES = frozenset(

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import IndexChangedError
+from penstock.readers.fields.verify import find_verify
 from penstock.readers.files.atomic import locked
 from penstock.readers.files.names import printable
-from penstock.readers.index.places import read_own
 from penstock.readers.formats.tar.building import build_tar_index
 from penstock.readers.formats.tar.listing import fingerprint, list_archives, list_samples
-from penstock.readers.fields.verify import find_verify
+from penstock.readers.index.places import read_own
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin.origin import Entry, Origin
     from penstock.readers.index.places import Places
+    from penstock.readers.origin.origin import Entry, Origin
     from penstock.readers.types import Progress, Verify
 
 _log = logging.getLogger("penstock")

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from penstock.cache.base.blob import Wanted
-from penstock.readers.origin.origin import LocalFolder, RemoteFolder
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.formats.tar.shard import OpenTar
+from penstock.readers.origin.origin import LocalFolder, RemoteFolder
 from penstock.readers.types import Rejected
 
 if TYPE_CHECKING:

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.formats.pack.shard import read_up_to
 from penstock.readers.files.atomic import write_whole
+from penstock.readers.files.ipc import write_batch
+from penstock.readers.files.names import printable
+from penstock.readers.files.pages import BROKEN, advise_willneed, map_buffer
 from penstock.readers.formats.folder.shard import (
     changed,
     check_names,
@@ -24,12 +26,10 @@ from penstock.readers.formats.folder.shard import (
     torn,
     unreadable,
 )
-from penstock.readers.files.ipc import write_batch
-from penstock.readers.index.manifest import FORMAT
-from penstock.readers.files.names import printable
-from penstock.readers.origin.origin import Entry
-from penstock.readers.files.pages import BROKEN, advise_willneed, map_buffer
+from penstock.readers.formats.pack.shard import read_up_to
 from penstock.readers.formats.shard import check_rows, table
+from penstock.readers.index.manifest import FORMAT
+from penstock.readers.origin.origin import Entry
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.base.store import RequestError
+from penstock.cache.blobs.fill_failures import FillFailures
+from penstock.cache.blobs.remote import Remote
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import DatasetError, FetchError, PenstockError
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.blobs.fill_failures import FillFailures
 from penstock.cache.stores.opening import open_store
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.base.store import RequestError
 from penstock.readers.origin.origin import LocalFolder
 from tests.stores import MemoryStore
 

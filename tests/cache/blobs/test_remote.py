@@ -15,18 +15,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache import admin
 from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
-from penstock.cache.disk.catalogue import Job
-from penstock.cache.disk.disk_cache import DiskCache, Membership, fair_shares
-from penstock.cache.errors import ConfigError, FetchError, ObjectChangedError, PenstockWarning
-from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.disk.layout import file_system
+from penstock.cache.base.store import RequestError
 from penstock.cache.blobs.open_blob import CachedBlob
 from penstock.cache.blobs.remote import Remote
+from penstock.cache.disk import admin
+from penstock.cache.disk.catalogue import Job
+from penstock.cache.disk.disk_cache import DiskCache, Membership, fair_shares
+from penstock.cache.disk.layout import file_system
 from penstock.cache.disk.shelf import SLACK_BYTES, Shelf
-from penstock.cache.base.store import RequestError
+from penstock.cache.errors import ConfigError, FetchError, ObjectChangedError, PenstockWarning
+from penstock.cache.fetch.fetcher import Fetcher
 from tests.stores import MemoryStore
 
 if TYPE_CHECKING:

@@ -19,15 +19,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache import admin
 from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.blobs.remote import Remote
+from penstock.cache.disk import admin
 from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.disk.layout import Layout, _format_text, boot_id
+from penstock.cache.disk.shelf import Shelf
 from penstock.cache.errors import ConfigError
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.disk.layout import Layout, _format_text, boot_id
-from penstock.cache.blobs.remote import Remote
-from penstock.cache.disk.shelf import Shelf
 from penstock.readers import Dataset
 from tests import images, tars
 from tests.stores import MemoryStore

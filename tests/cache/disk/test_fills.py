@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.base.blob import BlobSource, Part
-from penstock.cache.disk.fills import PIECE_BYTES, Fill, Pieces, cut, discard, merged
 from penstock.cache.base.folders import Folder
 from penstock.cache.blobs.remote import bridged
+from penstock.cache.disk.fills import PIECE_BYTES, Fill, Pieces, cut, discard, merged
 
 if TYPE_CHECKING:
     from pathlib import Path

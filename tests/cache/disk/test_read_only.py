@@ -14,12 +14,12 @@ import pytest
 
 from penstock.cache import DiskCache
 from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
-from penstock.cache.errors import PenstockWarning, WriteError
-from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.folders import Folder
 from penstock.cache.blobs.open_blob import CachedBlob
 from penstock.cache.blobs.remote import Remote
+from penstock.cache.errors import PenstockWarning, WriteError
+from penstock.cache.fetch.fetcher import Fetcher
 from penstock.pipeline import DataLoader
 from penstock.pipeline.feed.warm import warm
 from penstock.readers import Dataset

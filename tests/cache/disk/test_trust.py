@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache import admin
 from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
-from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import PenstockWarning
-from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.folders import Folder, StrangeFileError
 from penstock.cache.blobs.remote import Remote
+from penstock.cache.disk import admin
+from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.disk.shelf import Shelf
+from penstock.cache.errors import PenstockWarning
+from penstock.cache.fetch.fetcher import Fetcher
 from penstock.pipeline.feed.quarantine import QuarantineFile
 from penstock.readers.files.atomic import temp_name, write_bytes
 from penstock.readers.origin.scratch import Scratch

@@ -16,8 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ClosedError, ConfigError, FetchError, ObjectChangedError
-from penstock.cache.fetch.fetcher import Fetcher, Span
 from penstock.cache.base.fetch_policy import (
     Connections,
     FetchPolicy,
@@ -26,8 +24,10 @@ from penstock.cache.base.fetch_policy import (
     backoff_s,
     quantile,
 )
-from penstock.cache.stores.opening import open_store
 from penstock.cache.base.store import Answer, ObjectInfo, RequestError
+from penstock.cache.errors import ClosedError, ConfigError, FetchError, ObjectChangedError
+from penstock.cache.fetch.fetcher import Fetcher, Span
+from penstock.cache.stores.opening import open_store
 from tests.servers import FAULTS, Faults, Server, serving
 from tests.watchdog import PATIENCE_S
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.fetch.fetcher import Fetcher, Span
 from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.stores.opening import open_store
 from penstock.cache.base.store import RequestError
+from penstock.cache.fetch.fetcher import Fetcher, Span
+from penstock.cache.stores.opening import open_store
 from penstock.cache.stores.web_address import is_public, origin_of, redirected, target_of
 from penstock.cache.stores.web_client import Place, Proxies, WebClient
 from penstock.cache.stores.web_objects import WebObjects

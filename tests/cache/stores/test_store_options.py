@@ -14,13 +14,24 @@ from hypothesis import strategies as st
 
 from penstock.cache.errors import ConfigError, FetchError, MissingDependencyError
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.stores.fsspec_store import FsspecStore, failed_request, object_version, retry_after_s
+from penstock.cache.secrets import find_secrets, hide, plain_query, redact, url_secrets
+from penstock.cache.stores.fsspec_store import (
+    FsspecStore,
+    failed_request,
+    object_version,
+    retry_after_s,
+)
 from penstock.cache.stores.http_listing import links
 from penstock.cache.stores.http_store import HttpStore
 from penstock.cache.stores.obstore_store import ObstoreStore
 from penstock.cache.stores.opening import fetch_policy, open_store
-from penstock.cache.secrets import find_secrets, hide, plain_query, redact, url_secrets
-from penstock.cache.stores.options import azure_settings, gcs_settings, http_settings, s3_settings, seconds
+from penstock.cache.stores.options import (
+    azure_settings,
+    gcs_settings,
+    http_settings,
+    s3_settings,
+    seconds,
+)
 from tests.servers import serving
 
 if TYPE_CHECKING:
@@ -255,8 +266,8 @@ def test_a_scope_tells_places_apart_and_nothing_else() -> None:
 
 
 def test_a_web_server_without_ranges_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    from penstock.cache.fetch.fetcher import Span
     from penstock.cache.base.fetch_policy import FetchPolicy
+    from penstock.cache.fetch.fetcher import Span
     from tests.servers import Faults
 
     (tmp_path / "x").write_bytes(b"0123456789")

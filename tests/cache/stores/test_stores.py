@@ -1,4 +1,4 @@
-"""Every store keeps the same contract: the conformance tests of `penstock.cache.base.store.Store`."""
+"""Every store keeps the same contract: the conformance tests of `cache.base.store.Store`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import fsspec
 import pytest
 
-from penstock.cache.stores.opening import open_store
 from penstock.cache.base.store import ObjectInfo, RequestError, Store
+from penstock.cache.stores.opening import open_store
 from tests.servers import NGINX, Faults, MotoServer, Server, moto, nginx, serving
 from tests.servers.moto import HAS_MOTO
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.base.store import RequestError, Store
 from penstock.cache.errors import ConfigError, FetchError
 from penstock.cache.fetch.fetcher import Fetcher, Span
-from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.stores.opening import open_store
-from penstock.cache.base.store import RequestError, Store
 from tests.servers.certificates import Authority, authority, server_context
 from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
 

@@ -20,15 +20,14 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from penstock import augment
 from penstock.augment import CenterCrop, Resize, imagenet_train
-from penstock.cache.errors import ConfigError, MissingDependencyError, PlanError, RecipeError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import ConfigError, MissingDependencyError, PlanError, RecipeError
 from penstock.pipeline.bench import plot as plots
 from penstock.pipeline.bench.accelerators import accelerator
 from penstock.pipeline.bench.bench import About, Result, _as_at_first
 from penstock.pipeline.bench.compare import Against, Beside
-from penstock.pipeline.report.diagnosis import Diagnosis
-from penstock.pipeline.report.facts import Ceilings, Facts, Rate
 from penstock.pipeline.bench.job import Job, recipe_named, step_of
 from penstock.pipeline.bench.measured import Measured
 from penstock.pipeline.bench.play import Played
@@ -37,6 +36,8 @@ from penstock.pipeline.bench.sameness import NotTheSameWorkError
 from penstock.pipeline.bench.tune import Axis, Setup, Trial, Tuned
 from penstock.pipeline.cli import main
 from penstock.pipeline.plan.world import World
+from penstock.pipeline.report.diagnosis import Diagnosis
+from penstock.pipeline.report.facts import Ceilings, Facts, Rate
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.watchdog import PATIENCE_S
@@ -78,7 +79,11 @@ FIXED = {
         (["PACK", "--augment", "imagnet"], 2, "imagenet-eval, none"),
         (["PACK", "--augment", "tests.pipeline.bench.test_bench_cli:nobody"], 2, "nobody"),
         (["PACK", "--augment", "no_such_module:recipe"], 2, "no_such_module"),
-        (["PACK", "--augment", "tests.pipeline.bench.test_bench_cli:OF_AUDIO"], 2, "'mel spectrogram'"),
+        (
+            ["PACK", "--augment", "tests.pipeline.bench.test_bench_cli:OF_AUDIO"],
+            2,
+            "'mel spectrogram'",
+        ),
         (["PACK", "--against", "frobnicate"], 2, "webdataset"),
         (["PACK", "--against", "torch", "--augment", "none"], 2, "`--augment imagenet`"),
         (["PACK", "--against", ","], 2, "--against: got nothing"),
@@ -96,7 +101,9 @@ def test_wrong_use_is_told_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("penstock.pipeline.bench.bench.play", lambda *_, **__: pytest.fail("it played"))
+    monkeypatch.setattr(
+        "penstock.pipeline.bench.bench.play", lambda *_, **__: pytest.fail("it played")
+    )
     given = [str(pack) if argument == "PACK" else argument for argument in arguments]
     # A recipe is compared with the images when the loader is built, which is in the first run.
     if "OF_AUDIO" in arguments[-1]:
@@ -214,7 +221,6 @@ def test_a_small_set_gives_the_batch_that_it_has(pack: Path) -> None:
 def test_the_line_of_python_builds_the_same_loader(
     pack: Path, recipe: str, changes: dict[str, Any]
 ) -> None:
-    import penstock.augment
     from penstock.pipeline import DataLoader
 
     job = a_job(pack, recipe=recipe_named(recipe))

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from penstock.augment import RandomResizedCrop, imagenet_eval, imagenet_train
 from benchmarks import readme
 from benchmarks.compare import README
+from penstock.augment import RandomResizedCrop, imagenet_eval, imagenet_train
 from penstock.cache.errors import ConfigError, DatasetNotFoundError
 from penstock.pipeline.bench import compare
 from penstock.pipeline.bench.children import Child, ChildFailedError

@@ -14,7 +14,8 @@ from penstock.augment import graph as graph_module
 from penstock.augment import imagenet_eval
 from penstock.augment.recipe import check_recipe
 from penstock.augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS, RUN_SAMPLES
-from penstock.pipeline import DataLoader, resident_room
+from penstock.pipeline import DataLoader
+from penstock.pipeline.feed.resident import room as resident_room
 from penstock.pipeline.feed.resident.images import Store
 from penstock.pipeline.feed.resident.room import dali_needs_bytes, resident_bytes, room_for
 from penstock.pipeline.plan.world import World

@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache import admin
+from penstock.cache.base.store import RequestError
+from penstock.cache.disk import admin
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import PenstockWarning, PlanError
-from penstock.cache.base.store import RequestError
 from penstock.pipeline import DataLoader, World
 from penstock.pipeline.plan.needs import (
     DEMAND,
@@ -439,7 +439,9 @@ def test_each_loader_of_a_dataset_has_a_share_of_its_own(remote: Dataset) -> Non
 def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.feed.prefetch._REFRESH_LEAST_S", 0.0)  # else small epochs are too many
+    monkeypatch.setattr(
+        "penstock.pipeline.feed.prefetch._REFRESH_LEAST_S", 0.0
+    )  # else small epochs are too many
     monkeypatch.setattr("penstock.pipeline.feed.prefetch._REFRESH_S", 0.0)
     places = [pack, Path(shutil.copytree(pack, tmp_path / "other"))]
     limit = 768 * 2**10 + data_bytes(pack)

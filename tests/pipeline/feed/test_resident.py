@@ -19,6 +19,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
+from benchmarks import resident as benchmark
+from benchmarks.photographs import PHOTOGRAPHS
 from penstock.augment import (
     CenterCrop,
     CutMix,
@@ -33,13 +35,10 @@ from penstock.augment import (
 )
 from penstock.augment.recipe import check_recipe
 from penstock.augment.whole import RUN_PIXELS, RUN_SAMPLES, WholeDecoder, runs
-from benchmarks import resident as benchmark
-from benchmarks.photographs import PHOTOGRAPHS
 from penstock.cache import DiskCache
-from penstock.cache.errors import ConfigError
 from penstock.cache.base.limits import available_memory_bytes
+from penstock.cache.errors import ConfigError
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.feed.resident.images import Store
 from penstock.pipeline.feed.resident.room import (
     ASKED_SHARE,
@@ -50,6 +49,7 @@ from penstock.pipeline.feed.resident.room import (
     room_for,
     share_of_rank,
 )
+from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.state import PlanSettings
 from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.readers import Dataset
@@ -552,7 +552,9 @@ class TestWholeDecoder:
 
 class TestRoom:
     def room(self, mode: Any, monkeypatch: pytest.MonkeyPatch, free: int, ranks: int = 1) -> int:
-        monkeypatch.setattr("penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: free)
+        monkeypatch.setattr(
+            "penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: free
+        )
         recipe = check_recipe(
             RECIPES["train"],
             images=ImageRange(min_height=9, max_height=9, min_width=9, max_width=9),
@@ -577,14 +579,18 @@ class TestRoom:
     def test_what_was_asked_for_and_does_not_fit_is_refused(
         self, pack: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 1_000_000)
+        monkeypatch.setattr(
+            "penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 1_000_000
+        )
         with pytest.raises(ConfigError, match=r"resident=True: .* room for .*50%"):
             make(pack, resident=True)
 
     def test_auto_keeps_nothing_then_and_says_so(
         self, pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 10_000_000)
+        monkeypatch.setattr(
+            "penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 10_000_000
+        )
         with caplog.at_level("INFO", "penstock"), make(pack, resident="auto") as loader:
             bits(loader)
             bits(loader)
@@ -607,7 +613,9 @@ class TestRoom:
     def test_auto_keeps_what_fits(
         self, pack: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        monkeypatch.setattr("penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 10**9)
+        monkeypatch.setattr(
+            "penstock.pipeline.feed.resident.room.available_memory_bytes", lambda: 10**9
+        )
         with caplog.at_level("INFO", "penstock"), make(pack, resident="auto") as loader:
             bits(loader)
             assert loader.statistics().resident_bytes > 0

@@ -16,8 +16,8 @@ from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.threads import NAME_PREFIX
 from penstock.pipeline.feed.batches import Prepared
 from penstock.pipeline.feed.run import Run
-from penstock.pipeline.report.statistics import Meter
 from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.pipeline.report.statistics import Meter
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ import fsspec
 import numpy as np
 import pytest
 
+from penstock.cache.base.store import RequestError
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import ConfigError, DatasetNotFoundError, WriteError
-from penstock.cache.base.store import RequestError
 from penstock.pipeline import DataLoader, World
 from penstock.pipeline.cli.main import main
 from penstock.pipeline.feed.warm import node_world, warm

@@ -17,9 +17,15 @@ from hypothesis import strategies as st
 import penstock.pipeline.plan.lanes
 import penstock.pipeline.plan.order
 import penstock.pipeline.plan.windows
-from penstock.cache.errors import PlanError
 from penstock.cache.base.hashing import keyed_hash, splitmix64
-from penstock.pipeline.plan.order import Plan, default_lanes, default_window, label_spread, most_lanes
+from penstock.cache.errors import PlanError
+from penstock.pipeline.plan.order import (
+    Plan,
+    default_lanes,
+    default_window,
+    label_spread,
+    most_lanes,
+)
 from penstock.pipeline.plan.partners import partners
 
 PRIMES_AND_POWERS = (1, 2, 3, 5, 7, 8, 16, 31, 64, 96)
@@ -538,7 +544,9 @@ def test_demand_is_steady_because_windows_are_staggered(
     sizes = np.random.default_rng(5).integers(56, 73, 8 * lanes * window)
     plan = Plan(sizes, seed=2, lanes=lanes, window=window)
     shifted = peak_demand(plan, size)
-    monkeypatch.setattr(penstock.pipeline.plan.windows, "_shifts", lambda strands, _: np.zeros(strands, int))
+    monkeypatch.setattr(
+        penstock.pipeline.plan.windows, "_shifts", lambda strands, _: np.zeros(strands, int)
+    )
     together = peak_demand(fresh(plan), size)
     record_property("peak_demand", float(shifted))
     record_property("peak_demand_unshifted", float(together))

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from penstock.cache.errors import PenstockWarning
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.plan.order import Plan, default_lanes, default_window, most_lanes
 from penstock.pipeline.plan.advice import advice, better_batch, readers_per_shard, usual_spreads
+from penstock.pipeline.plan.order import Plan, default_lanes, default_window, most_lanes
 from penstock.readers import Dataset, pack
 from tests.images import jpeg
 

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.augment.verify import ImageVerifier
-from penstock.cache.errors import PlanError
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import PlanError
 from penstock.pipeline.bench.machine import machine as bench_machine
 from penstock.pipeline.cli.machine import gather
 from penstock.pipeline.plan.world import World

@@ -12,9 +12,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, FetchError, MissingDependencyError
-from penstock.readers.formats.folder.listing import Listing, changed_directories, list_folder, virtual_shards
+from penstock.cache.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    FetchError,
+    MissingDependencyError,
+)
 from penstock.readers.files.names import printable, unsafe_reason
+from penstock.readers.formats.folder.listing import (
+    Listing,
+    changed_directories,
+    list_folder,
+    virtual_shards,
+)
 from penstock.readers.origin.origin import LocalFolder, locate
 from penstock.readers.origin.scratch import Scratch
 from tests.images import write_folder

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.readers.formats.folder.listing
 import penstock.readers.fields.verify
+import penstock.readers.formats.folder.listing
 from penstock.cache.errors import (
     ConfigError,
     CorruptShardError,
@@ -57,7 +57,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Virtual shards of 3 KB, so that a few small images make several."""
-    monkeypatch.setattr(penstock.readers.formats.folder.listing.virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
+    monkeypatch.setattr(
+        penstock.readers.formats.folder.listing.virtual_shards,
+        "__kwdefaults__",
+        {"shard_bytes": 3000},
+    )
 
 
 def beside(folder: Path) -> Path:

@@ -34,7 +34,11 @@ SAMPLES = 60
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(penstock.readers.formats.folder.listing.virtual_shards, "__kwdefaults__", {"shard_bytes": 6000})
+    monkeypatch.setattr(
+        penstock.readers.formats.folder.listing.virtual_shards,
+        "__kwdefaults__",
+        {"shard_bytes": 6000},
+    )
 
 
 @pytest.fixture(scope="module")

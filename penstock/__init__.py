@@ -1,0 +1,125 @@
+"""Penstock keeps GPUs fed: the public names, each loaded from its floor when it is first used.
+
+`import penstock` loads neither torch nor DALI.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.augment.ops import IMAGENET_MEAN as IMAGENET_MEAN
+    from penstock.augment.ops import IMAGENET_STD as IMAGENET_STD
+    from penstock.augment.ops import Apply as Apply
+    from penstock.augment.ops import AutoAugment as AutoAugment
+    from penstock.augment.ops import Cast as Cast
+    from penstock.augment.ops import CenterCrop as CenterCrop
+    from penstock.augment.ops import ColorJitter as ColorJitter
+    from penstock.augment.ops import CutMix as CutMix
+    from penstock.augment.ops import Decode as Decode
+    from penstock.augment.ops import GaussianBlur as GaussianBlur
+    from penstock.augment.ops import MixUp as MixUp
+    from penstock.augment.ops import Normalize as Normalize
+    from penstock.augment.ops import Operation as Operation
+    from penstock.augment.ops import RandAugment as RandAugment
+    from penstock.augment.ops import RandomErasing as RandomErasing
+    from penstock.augment.ops import RandomGrayscale as RandomGrayscale
+    from penstock.augment.ops import RandomHorizontalFlip as RandomHorizontalFlip
+    from penstock.augment.ops import RandomResizedCrop as RandomResizedCrop
+    from penstock.augment.ops import RandomRotation as RandomRotation
+    from penstock.augment.ops import Resize as Resize
+    from penstock.augment.ops import TrivialAugmentWide as TrivialAugmentWide
+    from penstock.augment.ops import imagenet_eval as imagenet_eval
+    from penstock.augment.ops import imagenet_train as imagenet_train
+    from penstock.cache.disk.disk_cache import DiskCache as DiskCache
+    from penstock.cache.errors import PenstockError as PenstockError
+    from penstock.pipeline.feed.warm import warm as warm
+    from penstock.pipeline.loader import DataLoader as DataLoader
+    from penstock.pipeline.plan.world import World as World
+    from penstock.pipeline.report.statistics import Statistics as Statistics
+    from penstock.readers.dataset import Dataset as Dataset
+    from penstock.readers.index.opening import open_index as open_index
+    from penstock.readers.packing.packing import pack as pack
+
+__all__ = [
+    "IMAGENET_MEAN",
+    "IMAGENET_STD",
+    "Apply",
+    "AutoAugment",
+    "Cast",
+    "CenterCrop",
+    "ColorJitter",
+    "CutMix",
+    "DataLoader",
+    "Dataset",
+    "Decode",
+    "DiskCache",
+    "GaussianBlur",
+    "MixUp",
+    "Normalize",
+    "Operation",
+    "PenstockError",
+    "RandAugment",
+    "RandomErasing",
+    "RandomGrayscale",
+    "RandomHorizontalFlip",
+    "RandomResizedCrop",
+    "RandomRotation",
+    "Resize",
+    "Statistics",
+    "TrivialAugmentWide",
+    "World",
+    "imagenet_eval",
+    "imagenet_train",
+    "open_index",
+    "pack",
+    "warm",
+]
+__version__ = "0.1.0"
+
+# Each name's module. It is imported at first use, so that a name costs nobody who doesn't use it.
+_HOME = {
+    "IMAGENET_MEAN": "penstock.augment.ops",
+    "IMAGENET_STD": "penstock.augment.ops",
+    "Apply": "penstock.augment.ops",
+    "AutoAugment": "penstock.augment.ops",
+    "Cast": "penstock.augment.ops",
+    "CenterCrop": "penstock.augment.ops",
+    "ColorJitter": "penstock.augment.ops",
+    "CutMix": "penstock.augment.ops",
+    "DataLoader": "penstock.pipeline.loader",
+    "Dataset": "penstock.readers.dataset",
+    "Decode": "penstock.augment.ops",
+    "DiskCache": "penstock.cache.disk.disk_cache",
+    "GaussianBlur": "penstock.augment.ops",
+    "MixUp": "penstock.augment.ops",
+    "Normalize": "penstock.augment.ops",
+    "Operation": "penstock.augment.ops",
+    "PenstockError": "penstock.cache.errors",
+    "RandAugment": "penstock.augment.ops",
+    "RandomErasing": "penstock.augment.ops",
+    "RandomGrayscale": "penstock.augment.ops",
+    "RandomHorizontalFlip": "penstock.augment.ops",
+    "RandomResizedCrop": "penstock.augment.ops",
+    "RandomRotation": "penstock.augment.ops",
+    "Resize": "penstock.augment.ops",
+    "Statistics": "penstock.pipeline.report.statistics",
+    "TrivialAugmentWide": "penstock.augment.ops",
+    "World": "penstock.pipeline.plan.world",
+    "imagenet_eval": "penstock.augment.ops",
+    "imagenet_train": "penstock.augment.ops",
+    "open_index": "penstock.readers.index.opening",
+    "pack": "penstock.readers.packing.packing",
+    "warm": "penstock.pipeline.feed.warm",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _HOME:
+        return getattr(importlib.import_module(_HOME[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

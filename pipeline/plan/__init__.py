@@ -1,1 +1,1 @@
-"""The plan of a job: order, steps, needs and state. Pure but for `world`, which reads its launcher."""
+"""The plan of a job: order, steps, needs and state. All of it is pure, but for `world`."""

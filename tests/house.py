@@ -1,0 +1,144 @@
+"""What imports what in this repository, read from the source: modules, rooms, floors."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "penstock"
+FLOORS = ("pipeline", "augment", "readers", "cache")
+"""From the top down."""
+
+# Each floor's storeys from the top down. On one storey rooms lie side by side and don't import one
+# another. A room is a set of names, each a folder or a module of the floor.
+STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
+    "pipeline": (
+        (frozenset({"cli"}),),
+        (frozenset({"bench"}),),
+        (frozenset({"loader"}),),
+        (frozenset({"foreign"}), frozenset({"feed"})),
+        (frozenset({"options"}),),
+        (frozenset({"report"}),),
+        (frozenset({"plan"}),),
+    ),
+    # One package, by stage; what decodes and verifies stands below.
+    "augment": (
+        (frozenset({"graph", "whole"}),),
+        (
+            frozenset(
+                {"nodes", "pixel_nodes", "policy_nodes", "resample_node", "resample_kernels"}
+            ),
+            frozenset({"region", "region_child"}),
+        ),
+        (frozenset({"draws", "mixing"}),),
+        (frozenset({"recipe", "pixels", "policies", "ops", "checks"}),),
+        (frozenset({"verify", "culprits", "jpeg2000"}),),
+    ),
+    "readers": (
+        (frozenset({"packing"}),),
+        (frozenset({"dataset"}),),
+        (frozenset({"reading"}),),
+        (frozenset({"index"}),),
+        (frozenset({"formats"}),),
+        (frozenset({"origin"}), frozenset({"fields"})),
+        (frozenset({"files"}),),
+        (frozenset({"types"}),),
+    ),
+    "cache": (
+        (frozenset({"blobs"}),),
+        (frozenset({"disk"}),),
+        (frozenset({"fetch"}),),
+        (frozenset({"stores"}),),
+        (frozenset({"base"}),),
+        (frozenset({"threads", "forks"}),),
+        (frozenset({"errors", "secrets"}),),
+    ),
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the four floors by its dotted name without `penstock.`."""
+    found = {}
+    for floor in FLOORS:
+        for path in sorted((ROOT / floor).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported_names(path: Path) -> Iterator[tuple[str, int]]:
+    """What a file imports, wherever in it, for types too: full dotted names, and the line.
+
+    `from a import b` gives `a.b`, which may be a module or a name of `a`.
+    """
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, node.lineno
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            for alias in node.names:
+                yield f"{node.module}.{alias.name}", node.lineno
+
+
+def imports() -> dict[str, dict[str, int]]:
+    """Module -> the modules of ours that it imports, each with the line."""
+    known = modules()
+    graph: dict[str, dict[str, int]] = {}
+    for module, path in known.items():
+        graph[module] = {}
+        for name, line in imported_names(path):
+            if name.split(".")[0] != PACKAGE:
+                continue
+            parts = name.split(".")[1:]
+            while parts and ".".join(parts) not in known:
+                parts.pop()
+            if parts and ".".join(parts) != module:
+                graph[module].setdefault(".".join(parts), line)
+    return graph
+
+
+def room(module: str) -> tuple[int, frozenset[str]] | None:
+    """The storey of a module, 0 the lowest, and its room; None for a floor's own `__init__`."""
+    floor, *parts = module.split(".")
+    if not parts:
+        return None
+    for storey, rooms in enumerate(reversed(STOREYS[floor])):
+        for names in rooms:
+            if parts[0] in names:
+                return storey, names
+    raise LookupError(f"{module} lies in no room of {floor}: give it one in tests/house.py.")
+
+
+def circles(graph: Mapping[str, Mapping[str, int]]) -> list[list[str]]:
+    """Sets of modules that import one another in a circle, by Tarjan's algorithm (1972)."""
+    order: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        order[module] = lowest[module] = len(order)
+        stack.append(module)
+        for other in graph[module]:
+            if other not in order:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in stack:
+                lowest[module] = min(lowest[module], order[other])
+        if lowest[module] == order[module]:
+            circle = [stack.pop()]
+            while circle[-1] != module:
+                circle.append(stack.pop())
+            if len(circle) > 1:
+                found.append(sorted(circle))
+
+    for module in graph:
+        if module not in order:
+            visit(module)
+    return found

@@ -1,0 +1,150 @@
+"""Floors and rooms: imports go down, never up or round; `import penstock` is light."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.house import FLOORS, ROOT, circles, imported_names, imports, modules, room
+from tests.watchdog import PATIENCE_S
+
+# What augment, which knows columns and tensors, may know of the cache.
+AUGMENT_MAY_IMPORT = ("cache.errors", "cache.forks", "cache.base.hashing", "cache.base.limits")
+MAY_IMPORT_DALI = {
+    "augment.graph",
+    "augment.nodes",
+    "augment.pixel_nodes",
+    "augment.policy_nodes",
+    "augment.region_child",
+    "augment.resample_node",
+    "augment.verify",
+    "pipeline.bench.peers.dali",
+}
+MODULES = modules()
+IMPORTS = imports()
+
+FILE_LINES, TEST_LINES, CLASS_METHODS, FUNCTION_LINES = 450, 600, 25, 60
+# Long, and clearer whole: each says why where it stands.
+LONG_FUNCTIONS: set[str] = set()
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_there_is_something_to_look_at(floor: str) -> None:
+    """Else a house that has moved would pass all of these."""
+    assert len([module for module in MODULES if module.startswith(f"{floor}.")]) > 10
+    assert len([module for module in IMPORTS if IMPORTS[module]]) > 100
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module: str) -> None:
+    floor, place = module.split(".")[0], room(module)
+    for other, line in IMPORTS[module].items():
+        seen = f"{MODULES[module].relative_to(ROOT)}:{line} imports {other}"
+        other_floor, other_place = other.split(".")[0], room(other)
+        if other_floor != floor:
+            assert FLOORS.index(other_floor) > FLOORS.index(floor), f"{seen}: that is a floor up"
+            if (floor, other_floor) == ("augment", "cache"):
+                assert other in AUGMENT_MAY_IMPORT, seen
+        elif place is not None:
+            assert other_place is not None, f"{seen}: name the module, not its floor"
+            assert other_place[0] <= place[0], f"{seen}: that is a room up"
+            assert other_place[0] < place[0] or other_place[1] == place[1], (
+                f"{seen}: that is a room beside it"
+            )
+
+
+def test_nothing_imports_in_a_circle() -> None:
+    assert circles(IMPORTS) == []
+
+
+def test_a_circle_is_found() -> None:
+    graph = {"a": {"b": 1}, "b": {"c": 1}, "c": {"b": 2}, "d": {"a": 1}}
+    assert circles(graph) == [["b", "c"]]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_dali_is_imported_where_graphs_are_made(module: str) -> None:
+    for name, line in imported_names(MODULES[module]):
+        if name.startswith("nvidia"):
+            assert module in MAY_IMPORT_DALI, f"{MODULES[module]}:{line} imports {name}"
+
+
+def test_all_imports_say_penstock() -> None:
+    """A bare `cache` or `pipeline` may be anybody's."""
+    for path in sorted(
+        p
+        for top in (*FLOORS, "penstock", "tests", "benchmarks")
+        for p in ROOT.glob(f"{top}/**/*.py")
+    ):
+        for name, line in imported_names(path):
+            assert name.split(".")[0] not in FLOORS, f"{path}:{line} imports {name}"
+
+
+def test_threads_start_in_one_module() -> None:
+    for module, path in MODULES.items():
+        if module != "cache.threads":
+            assert "ThreadPoolExecutor" not in path.read_text(), path
+            assert "Thread(" not in path.read_text(), path
+
+
+def test_the_environment_is_read_in_world_and_the_command_line_only() -> None:
+    for module, path in MODULES.items():
+        text = path.read_text()
+        if module == "readers.index.home":
+            # Where the user's cache directory lies; a Dataset needs it without a command line.
+            assert re.findall(r"os\.environ\b.*", text) == ['os.environ.get("XDG_CACHE_HOME", "")']
+        elif module != "pipeline.plan.world" and not module.startswith("pipeline.cli."):
+            assert not re.search(r"os\.environ|getenv|import environ", text), path
+
+
+@pytest.mark.parametrize("package", ["penstock", *(f"penstock.{floor}" for floor in FLOORS)])
+def test_import_is_light(package: str) -> None:
+    code = (
+        f"import {package}, sys\n"
+        "heavy = {'torch', 'nvidia.dali', 'zarr', 's3fs', 'obstore', 'PIL', 'numba'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+        f"bare = {set(FLOORS)} & {{module.split('.')[0] for module in sys.modules}}\n"
+        "assert not bare, bare"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("package", ["penstock", *(f"penstock.{floor}" for floor in FLOORS)])
+def test_all_is_sorted_and_resolves(package: str) -> None:
+    module = importlib.import_module(package)
+    if names := getattr(module, "__all__", None):
+        assert names == sorted(names, key=lambda name: (not name.isupper(), name))
+        assert all(getattr(module, name) is not None for name in names)
+        assert set(names) <= set(dir(module))
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = module.no_such_name
+
+
+def test_files_functions_and_classes_stay_small() -> None:
+    """What has outgrown its room is split, not scrolled."""
+    for path in sorted(
+        p for top in (*FLOORS, "tests", "benchmarks") for p in ROOT.glob(f"{top}/**/*.py")
+    ):
+        text = path.read_text()
+        is_test = path.relative_to(ROOT).parts[0] == "tests"
+        lines = len(text.splitlines())
+        assert lines <= (TEST_LINES if is_test else FILE_LINES), f"{path}: {lines} lines"
+        if is_test:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                where = f"{path.relative_to(ROOT)}:{node.name}"
+                assert length <= FUNCTION_LINES or where in LONG_FUNCTIONS, (
+                    f"{where}: {length} lines"
+                )
+            elif isinstance(node, ast.ClassDef):
+                methods = sum(
+                    isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef) for n in node.body
+                )
+                assert methods <= CLASS_METHODS, f"{path}: {node.name} has {methods} methods"

@@ -45,7 +45,7 @@ from penstock.cache.errors import (
     PenstockError,
 )
 from penstock.cache.forks import watch
-from penstock.readers.types import Rejected
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -270,7 +270,7 @@ class Graph:
         encoded = fed.batch.encoded
         if not self._plan.pixels:
             for row, why in bad.items():
-                if why == NO_IMAGE and not isinstance(read_header(encoded[row]), Rejected):
+                if why == NO_IMAGE and not isinstance(read_header(encoded[row]), Rejection):
                     raise machine_error(
                         f"nvImageCodec fails on sample {int(fed.batch.ids[row])}, whose header it "
                         "can read"
@@ -503,7 +503,7 @@ def bad_headers(batch: EncodedBatch) -> dict[int, str]:
     bad: dict[int, str] = {}
     for row, (sample, dims) in enumerate(zip(batch.encoded, batch.dims.tolist(), strict=True)):
         header = safe_header(sample)
-        if isinstance(header, Rejected):
+        if isinstance(header, Rejection):
             bad[row] = header.reason
         # Stored dims are upright, these may not be.
         elif sorted((header.height, header.width)) != sorted(dims):

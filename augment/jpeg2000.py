@@ -12,7 +12,7 @@ import io
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import MissingDependencyError
-from penstock.readers.types import Rejected
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ def is_jpeg2000(sample: Encoded) -> bool:
     return head[4:8] == b"jP  " or head.startswith(b"\xff\x4f")
 
 
-def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejected | None:
+def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
     """Why a JPEG 2000 file mustn't go to DALI; None for one that Pillow decodes whole.
 
     Raises MissingDependencyError where Pillow was built without OpenJPEG.
@@ -48,7 +48,7 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejected | None:
         with Jpeg2KImagePlugin.Jpeg2KImageFile(io.BytesIO(sample.data)) as image:
             width, height = image.size
             if not 1 <= width * height <= max_pixels:
-                return Rejected(
+                return Rejection(
                     f"its header says {width} x {height} pixels; wanted 1 to {max_pixels:,} in all"
                 )
             with _strictly():
@@ -57,7 +57,7 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejected | None:
         raise
     except Exception as error:  # each layer of Pillow raises its own kinds
         reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
-        return Rejected(
+        return Rejection(
             f"truncated or damaged: a JPEG 2000 file that Pillow can't decode "
             f"({type(error).__name__}: {reason})"
         )

@@ -21,7 +21,7 @@ from penstock.augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError, MissingDependencyError
 from penstock.cache.forks import keep_for_ever, watch
-from penstock.readers.types import ImageFacts, Rejected
+from penstock.readers.types import ImageFacts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,14 +80,14 @@ class ImageVerifier:
         pipe, self._pipe = self._pipe, None
         disown_pipeline(pipe)
 
-    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         """Facts of each sample that decodes, else why not; in the order of `samples`.
 
         Never raises for a bad sample. Raises ClosedError after close().
         """
         if self._pipe is None:
             raise ClosedError("This verifier is closed; make a new one.")
-        verdicts: dict[int, ImageFacts | Rejected] = {}
+        verdicts: dict[int, ImageFacts | Rejection] = {}
         good: dict[int, Header] = {}
         for row, sample in enumerate(samples):
             header = _capped_header(sample, self._max_pixels)
@@ -102,7 +102,7 @@ class ImageVerifier:
 
         for group in self._groups(good):
             for row, reason in failing_rows(group, decode).items():
-                verdicts[row] = Rejected(f"truncated or damaged: {reason}")
+                verdicts[row] = Rejection(f"truncated or damaged: {reason}")
         return [verdicts[row] for row in range(len(samples))]
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class ImageVerifier:
 
 def verify_images(
     samples: Sequence[Encoded], *, threads: int | None = None, max_pixels: int = MAX_PIXELS
-) -> list[ImageFacts | Rejected]:
+) -> list[ImageFacts | Rejection]:
     """Facts of each image that decodes fully, else why not; in the order of `samples`.
 
     samples: uint8 of shape (bytes,) each. `ImageVerifier` saves building the decoder, some
@@ -179,10 +179,10 @@ def _decoder(dali: Any, threads: int) -> Any:
     return pipe
 
 
-def _capped_header(sample: Encoded, max_pixels: int) -> Header | Rejected:
+def _capped_header(sample: Encoded, max_pixels: int) -> Header | Rejection:
     header = safe_header(sample, max_pixels=max_pixels)
     if isinstance(header, Header) and not 1 <= header.pixels <= max_pixels:
-        return Rejected(
+        return Rejection(
             f"its header says {header.width} x {header.height} pixels; wanted 1 to {max_pixels:,} "
             "in all"
         )
@@ -194,32 +194,32 @@ def _facts(shape: tuple[int, int], header: Header) -> ImageFacts:
     return ImageFacts(height=height, width=width, channels=header.channels, codec=header.codec)
 
 
-def safe_header(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Header | Rejected:
+def safe_header(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Header | Rejection:
     """As `read_header`, of bytes that nobody has verified: JPEG 2000, which may end the process,
     is decoded whole by Pillow before, up to max_pixels. Raises MissingDependencyError."""
     refusal = jpeg2000_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
     return read_header(sample) if refusal is None else refusal
 
 
-def read_header(sample: Encoded) -> Header | Rejected:
+def read_header(sample: Encoded) -> Header | Rejection:
     """What an encoded image says of itself, about 4 us; no pixel is decoded."""
     from nvidia import nvimgcodec
 
     if len(sample) < _SMALLEST_FILE_BYTES:
-        return Rejected(f"not an image: {len(sample)} byte(s)" if len(sample) else "empty file")
+        return Rejection(f"not an image: {len(sample)} byte(s)" if len(sample) else "empty file")
     try:
         stream = nvimgcodec.CodeStream(sample)
         dtype = str(stream.dtype)
         header = Header(stream.height, stream.width, stream.num_channels, stream.codec_name)
     except (RuntimeError, ValueError):  # what nvImageCodec raises for bytes that it can't parse
-        return Rejected("not an image of a format that DALI decodes")
+        return Rejection("not an image of a format that DALI decodes")
     except Exception as error:  # and what its binding does for files that it parses half-way
-        return Rejected(
+        return Rejection(
             f"its header can't be understood ({type(error).__name__}: {error}): convert it to "
             "JPEG, PNG or WebP"
         )
     if dtype not in _DECODABLE_DTYPES:
-        return Rejected(f"its samples are {dtype}; DALI decodes {', '.join(_DECODABLE_DTYPES)}")
+        return Rejection(f"its samples are {dtype}; DALI decodes {', '.join(_DECODABLE_DTYPES)}")
     return header
 
 

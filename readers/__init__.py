@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import IndexSummary, build_index, open_index
     from penstock.readers.packing.packing import PackSummary, pack
-    from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejected
+    from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejection
 
 __all__ = [
     "Dataset",
@@ -20,7 +20,7 @@ __all__ = [
     "Index",
     "IndexSummary",
     "PackSummary",
-    "Rejected",
+    "Rejection",
     "build_index",
     "open_index",
     "pack",
@@ -35,7 +35,7 @@ _HOME = {
     "Index": "penstock.readers.index.index",
     "IndexSummary": "penstock.readers.index.opening",
     "PackSummary": "penstock.readers.packing.packing",
-    "Rejected": "penstock.readers.types",
+    "Rejection": "penstock.readers.types",
     "build_index": "penstock.readers.index.opening",
     "open_index": "penstock.readers.index.opening",
     "pack": "penstock.readers.packing.packing",

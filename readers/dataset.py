@@ -25,8 +25,9 @@ from penstock.readers.formats.folder.shard import REINDEX
 from penstock.readers.formats.pack.shard import ArrowColumns
 from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.index.opening import Format, Opener, check_format
-from penstock.readers.origin.origin import locate, show
+from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
+from penstock.readers.origin.urls import show
 from penstock.readers.reading.blocks import Blocks
 from penstock.readers.reading.loading import Visit, checksums, load_blobs, load_local
 from penstock.readers.reading.open_shards import OpenShards
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
-    from penstock.readers.origin.origin import Url
+    from penstock.readers.origin.urls import Url
     from penstock.readers.types import Encoded, Verify
 
 # Reading through a map is checksumming it: about 10 GB/s (one core, measured) where the pages are

@@ -40,7 +40,7 @@ class ImageRange:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejection:
     """Why one sample can't be used, in words for the quarantine report."""
 
     reason: str
@@ -49,7 +49,7 @@ class Rejected:
 Progress = Callable[[int, int, int], None]
 """Called as progress(done samples, total samples, done bytes) while something long runs."""
 
-Verify = Callable[[Sequence[Encoded]], list[ImageFacts | Rejected]]
+Verify = Callable[[Sequence[Encoded]], list[ImageFacts | Rejection]]
 """Decodes each sample fully; answers in the same order, never raises for a bad sample."""
 
 

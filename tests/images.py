@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image, ImageOps
 
-from penstock.readers.types import ImageFacts, Rejected
+from penstock.readers.types import ImageFacts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,16 +100,16 @@ BAD = {
 }
 
 
-def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
     """Pillow's full decode of each sample, in the shape that the readers ask for."""
     return [_verify_one(bytes(sample)) for sample in samples]
 
 
-def _verify_one(data: bytes) -> ImageFacts | Rejected:
+def _verify_one(data: bytes) -> ImageFacts | Rejection:
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.width * image.height > MAX_PIXELS:
-                return Rejected(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}")
+                return Rejection(f"{image.width} x {image.height} pixels, more than {MAX_PIXELS}")
             image.load()
             shown = ImageOps.exif_transpose(image)
             codec = str(image.format).lower()
@@ -119,7 +119,7 @@ def _verify_one(data: bytes) -> ImageFacts | Rejected:
             )
     # Pillow raises many kinds for bad data; each is this image's reason.
     except Exception as error:
-        return Rejected(f"can't be decoded ({error})")
+        return Rejection(f"can't be decoded ({error})")
 
 
 def write_folder(root: Path, files: dict[str, bytes]) -> Path:

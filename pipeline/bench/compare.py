@@ -15,7 +15,7 @@ from penstock.pipeline.bench.peers.registry import OURS, split_installed
 from penstock.pipeline.bench.peers.work import Work, list_files
 from penstock.pipeline.bench.player import RoundSize
 from penstock.pipeline.bench.rounds import compare
-from penstock.readers.origin.origin import LocalFolder
+from penstock.readers.origin.local import LocalFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

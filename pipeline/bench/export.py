@@ -9,7 +9,7 @@ import numpy as np
 
 from penstock.cache.errors import DatasetError
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
-from penstock.readers.types import Rejected
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,6 +64,6 @@ def _rows(starts: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64
 
 def _suffix(head: bytes) -> str:
     codec = sniff(head)
-    if isinstance(codec, Rejected):
+    if isinstance(codec, Rejection):
         raise DatasetError(f"A sample is no image ({codec.reason}), so that no peer can read it.")
     return {"jpeg": "jpg", "jpeg2000": "jp2", "pnm": "ppm"}.get(codec, codec)

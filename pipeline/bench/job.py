@@ -17,7 +17,7 @@ from penstock.cache.errors import ConfigError, PlanError, RecipeError
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
 from penstock.pipeline.bench.tune import Setup
 from penstock.pipeline.plan.world import World
-from penstock.readers.origin.origin import show
+from penstock.readers.origin.urls import show
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

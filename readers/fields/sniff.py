@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from penstock.readers.types import Rejected
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from penstock.readers.types import Encoded
@@ -51,10 +51,10 @@ _PROGRESSIVE = (0xC2, 0xC6, 0xCA, 0xCE)
 _AFTER_SCAN = frozenset((0xC4, 0xCC, _EOI, _SOS, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)))
 
 
-def sniff(head: bytes) -> str | Rejected:
+def sniff(head: bytes) -> str | Rejection:
     """The codec of an image by its first HEAD_BYTES bytes, or why it can't be one."""
     if not head:
-        return Rejected("empty file")
+        return Rejection("empty file")
     for magic, codec in _MAGIC:
         if head.startswith(magic):
             return codec
@@ -66,11 +66,11 @@ def sniff(head: bytes) -> str | Rejected:
     if head[4:8] == b"ftyp":
         foreign = _FOREIGN_BRANDS.get(head[8:12])
     if foreign:
-        return Rejected(f"{foreign} can't be decoded by DALI: convert it to JPEG, PNG or WebP")
-    return Rejected("not an image (its first bytes are of no known image format)")
+        return Rejection(f"{foreign} can't be decoded by DALI: convert it to JPEG, PNG or WebP")
+    return Rejection("not an image (its first bytes are of no known image format)")
 
 
-def check_jpeg(data: Encoded) -> Rejected | None:
+def check_jpeg(data: Encoded) -> Rejection | None:
     """Why a JPEG's structure is broken, or None. data: uint8, shape (bytes,).
 
     Lenient where decoders agree: bytes after the end marker and between segments are passed over.
@@ -80,13 +80,13 @@ def check_jpeg(data: Encoded) -> Rejected | None:
     while found := _MARKER.search(view, at):
         marker, at = view[found.start() + 1], found.end()
         if in_scan and marker not in _AFTER_SCAN:
-            return Rejected(f"corrupt JPEG scan (0xFF{marker:02X} at byte {found.start()})")
+            return Rejection(f"corrupt JPEG scan (0xFF{marker:02X} at byte {found.start()})")
         if marker == _EOI:
             return None
         if marker not in _NO_LENGTH:
             at += max(int.from_bytes(view[at : at + 2], "big"), 2)
         in_scan = marker == _SOS
-    return Rejected("truncated JPEG (no end-of-image marker)")
+    return Rejection("truncated JPEG (no end-of-image marker)")
 
 
 def is_progressive(data: Encoded) -> bool:

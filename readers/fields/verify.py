@@ -16,7 +16,7 @@ from crc32c import crc32c
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import MissingDependencyError, PenstockError
 from penstock.readers.fields.sniff import HEAD_BYTES, check_jpeg, sniff
-from penstock.readers.types import ImageFacts, Rejected
+from penstock.readers.types import ImageFacts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,11 +55,11 @@ def find_verify(*, workers: int | None = None) -> Verify:
     return functools.partial(verify, threads=workers or usable_cores())
 
 
-def examine(samples: Sequence[Encoded | Rejected], verify: Verify) -> list[Checked | Rejected]:
+def examine(samples: Sequence[Encoded | Rejection], verify: Verify) -> list[Checked | Rejection]:
     """Structure and a full decode of each sample; what came in rejected stays so, in place."""
     results = [_structure(sample) for sample in samples]
     good = [i for i, result in enumerate(results) if result is None]
-    encoded = [sample for i in good if not isinstance(sample := samples[i], Rejected)]
+    encoded = [sample for i in good if not isinstance(sample := samples[i], Rejection)]
     for i, sample, verdict in zip(good, encoded, _verdicts(encoded, verify), strict=True):
         if isinstance(verdict, ImageFacts):
             results[i] = Checked(crc32c=crc32c(sample), facts=verdict)
@@ -68,7 +68,7 @@ def examine(samples: Sequence[Encoded | Rejected], verify: Verify) -> list[Check
     return [result for result in results if result is not None]
 
 
-def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | Rejected]:
+def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | Rejection]:
     """What `verify` says; a sample over which it fails, whatever it raises, is rejected for that.
     What isn't a sample's fault is raised: our own errors, and what the machine lacks."""
     if not encoded:
@@ -80,15 +80,15 @@ def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | R
     except Exception as error:
         if len(encoded) == 1:
             reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
-            return [Rejected(f"the decoder failed over it ({type(error).__name__}: {reason})")]
+            return [Rejection(f"the decoder failed over it ({type(error).__name__}: {reason})")]
     half = len(encoded) // 2
     return [*_verdicts(encoded[:half], verify), *_verdicts(encoded[half:], verify)]
 
 
-def _structure(sample: Encoded | Rejected) -> Checked | Rejected | None:
-    if isinstance(sample, Rejected):
+def _structure(sample: Encoded | Rejection) -> Checked | Rejection | None:
+    if isinstance(sample, Rejection):
         return sample
     codec = sniff(sample[:HEAD_BYTES].tobytes())
-    if isinstance(codec, Rejected):
+    if isinstance(codec, Rejection):
         return codec
     return check_jpeg(sample) if codec == "jpeg" else None

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
 from penstock.readers.files.names import printable
-from penstock.readers.origin.origin import part
+from penstock.readers.origin.remote import part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.cache.base.blob import BlobSource, Part
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin.origin import RemoteFolder
+    from penstock.readers.origin.remote import RemoteFolder
 
 _TAR_SIDECAR = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
 

@@ -19,7 +19,8 @@ from penstock.readers.formats.pack.shard import ArrowShard
 from penstock.readers.formats.tar.shard import TarShard, tar_table
 from penstock.readers.index.blob_names import BlobNames
 from penstock.readers.index.sidecars import Sidecars
-from penstock.readers.origin.origin import LocalFolder, RemoteFolder
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.remote import RemoteFolder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -48,7 +48,8 @@ from penstock.readers.index.manifest import MANIFEST, Manifest, read_manifest
 from penstock.readers.index.mending import Mender
 from penstock.readers.index.places import Folder as Folder
 from penstock.readers.index.places import Places, is_kept, read_own, upload
-from penstock.readers.origin.origin import LocalFolder, locate
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ if TYPE_CHECKING:
     from penstock.readers.formats.folder.building import Known
     from penstock.readers.formats.folder.listing import Listing
     from penstock.readers.index.index import Index
-    from penstock.readers.origin.origin import Origin, RemoteFolder, Url
+    from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.remote import RemoteFolder
+    from penstock.readers.origin.urls import Url
     from penstock.readers.types import Progress, Verify
 
 _log = logging.getLogger("penstock")

@@ -23,8 +23,10 @@ from penstock.readers.files.names import printable
 from penstock.readers.formats.folder.shard import REINDEX, is_sidecar
 from penstock.readers.index.home import user_cache
 from penstock.readers.index.manifest import MANIFEST, MAX_READ_BYTES, Manifest, read_manifest
-from penstock.readers.origin.origin import LocalFolder, RemoteFolder, local_path, show
+from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.quarantine import QUARANTINE
+from penstock.readers.origin.remote import RemoteFolder
+from penstock.readers.origin.urls import local_path, show
 
 if TYPE_CHECKING:
     from penstock.readers.origin.origin import Origin

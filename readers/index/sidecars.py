@@ -11,7 +11,7 @@ from penstock.readers.files.names import below, printable
 from penstock.readers.formats.folder.shard import REINDEX, read_sidecar
 from penstock.readers.formats.tar.shard import read_tar_sidecar
 from penstock.readers.index.mending import warn_of_damage
-from penstock.readers.origin.origin import part
+from penstock.readers.origin.remote import part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.tar.shard import TarSidecar
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.mending import Mender
-    from penstock.readers.origin.origin import RemoteFolder
+    from penstock.readers.origin.remote import RemoteFolder
 
 T = TypeVar("T")
 S = TypeVar("S", covariant=True)

@@ -16,14 +16,14 @@ QUARANTINE = b"quarantine.jsonl"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
+class QuarantineEntry:
     """name: below the dataset's root."""
 
     name: bytes
     reason: str
 
 
-def quarantine_lines(quarantined: Sequence[Quarantined]) -> bytes:
+def quarantine_lines(quarantined: Sequence[QuarantineEntry]) -> bytes:
     """One JSON object a line, sorted by name: {"name": printable, "reason": …}."""
     return b"".join(
         json.dumps({"name": printable(q.name), "reason": q.reason}).encode("ascii") + b"\n"
@@ -31,7 +31,7 @@ def quarantine_lines(quarantined: Sequence[Quarantined]) -> bytes:
     )
 
 
-def nothing_decodes(url: str, quarantined: Sequence[Quarantined], *, shown: int = 3) -> str:
+def nothing_decodes(url: str, quarantined: Sequence[QuarantineEntry], *, shown: int = 3) -> str:
     """The message for a dataset without one good image; names the first few."""
     ways = [way for q in quarantined if (way := way_for(q.name))]
     first = "; ".join(f"{printable(q.name)}: {q.reason}" for q in quarantined[:shown])

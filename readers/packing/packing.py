@@ -36,18 +36,20 @@ from penstock.readers.index.manifest import (
     write_manifest,
 )
 from penstock.readers.index.opening import Opener, check_format
-from penstock.readers.origin.origin import LocalFolder, local_path, locate, show
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.locate import locate
 from penstock.readers.origin.quarantine import (
     QUARANTINE,
-    Quarantined,
+    QuarantineEntry,
     nothing_decodes,
     quarantine_lines,
 )
 from penstock.readers.origin.scratch import Scratch
+from penstock.readers.origin.urls import local_path, show
 from penstock.readers.packing.parts import PackFolder, Part, shard_name
 from penstock.readers.packing.source import FolderSource, PackedSource, TarSource
 from penstock.readers.packing.transcode import Transcode
-from penstock.readers.types import Rejected
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -56,12 +58,13 @@ if TYPE_CHECKING:
 
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.index.opening import Folder, Format
-    from penstock.readers.origin.origin import Origin, Url
+    from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.urls import Url
     from penstock.readers.packing.plan import PackPlan
     from penstock.readers.packing.source import Judged, PackSource
     from penstock.readers.types import Encoded, Progress, Verify
 
-    _Pair = tuple[Encoded | Rejected, Checked | Rejected]
+    _Pair = tuple[Encoded | Rejection, Checked | Rejection]
 
 _log = logging.getLogger("penstock")
 
@@ -203,8 +206,8 @@ class _Made:
 
     shard: int
     positions: NDArray[np.int64]
-    samples: list[Encoded | Rejected]
-    results: list[Checked | Rejected]
+    samples: list[Encoded | Rejection]
+    results: list[Checked | Rejection]
     names: list[bytes]
 
 
@@ -250,8 +253,8 @@ class _Packer:
         judged = self.source.judged(jobs, verify=self.verify, workers=self.workers)
         for shard in shards:
             positions = self.plan.shards.positions(shard)
-            samples: list[Encoded | Rejected] = []
-            results: list[Checked | Rejected] = []
+            samples: list[Encoded | Rejection] = []
+            results: list[Checked | Rejection] = []
             names: list[bytes] = []
             while len(samples) < len(positions):
                 some = next(judged)
@@ -274,7 +277,7 @@ class _Packer:
 
     def _transcode(self, pair: _Pair) -> _Pair:
         sample, result = pair
-        if isinstance(sample, Rejected) or isinstance(result, Rejected):
+        if isinstance(sample, Rejection) or isinstance(result, Rejection):
             return pair
         return self.transcode.apply(sample, result)
 
@@ -298,10 +301,10 @@ class _Packer:
         rejected = [
             (
                 int(self.plan.source_ids[position]),
-                Quarantined(name=self.source.name(position), reason=result.reason),
+                QuarantineEntry(name=self.source.name(position), reason=result.reason),
             )
             for position, result in zip(made.positions.tolist(), made.results, strict=True)
-            if isinstance(result, Rejected)
+            if isinstance(result, Rejection)
         ]
         part = Part(facts=facts, rejected=rejected)
         self.folder.write_part(made.shard, part)
@@ -310,7 +313,7 @@ class _Packer:
     def _content(self, made: _Made, positions: NDArray[np.int64]) -> ShardContent:
         checked = [r for r in made.results if isinstance(r, Checked)]
         pairs = zip(made.samples, made.results, strict=True)
-        images = [s for s, r in pairs if isinstance(r, Checked) and not isinstance(s, Rejected)]
+        images = [s for s, r in pairs if isinstance(r, Checked) and not isinstance(s, Rejection)]
         labels = self.source.labels
         return ShardContent(
             images=images,

@@ -16,7 +16,7 @@ from penstock.readers.fields.facts import ShardFacts, Sums
 from penstock.readers.files.atomic import make_folder, temp_name, write_json
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.index.manifest import MANIFEST, Manifest, read_manifest
-from penstock.readers.origin.quarantine import Quarantined
+from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Part:
     source's index if no file were bad, with what the quarantine shall say."""
 
     facts: ShardFacts | None
-    rejected: list[tuple[int, Quarantined]]
+    rejected: list[tuple[int, QuarantineEntry]]
 
 
 def shard_name(shard: int) -> bytes:
@@ -170,7 +170,7 @@ def _part(value: Mapping[str, Any]) -> Part:
             overhead_bytes=facts.get("overhead_bytes"),
         )
     rejected = [
-        (i, Quarantined(name=os.fsencode(name), reason=reason))
+        (i, QuarantineEntry(name=os.fsencode(name), reason=reason))
         for i, name, reason in value["rejected"]
     ]
     return Part(facts=facts, rejected=rejected)

@@ -20,7 +20,7 @@ from penstock.readers.formats.tar.intake import read_tar_chunks
 from penstock.readers.formats.tar.listing import list_archives, list_samples
 from penstock.readers.packing.plan import PackPlan, plan_folder, plan_samples
 from penstock.readers.reading.open_shards import OPENERS
-from penstock.readers.types import ImageFacts, Rejected
+from penstock.readers.types import ImageFacts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.index.index import Index
     from penstock.readers.origin.origin import Origin
-    from penstock.readers.origin.quarantine import Quarantined
+    from penstock.readers.origin.quarantine import QuarantineEntry
     from penstock.readers.types import Encoded, Verify
 
 
@@ -39,8 +39,8 @@ class Judged:
     the source."""
 
     positions: NDArray[np.int64]
-    samples: list[Encoded | Rejected]
-    results: list[Checked | Rejected]
+    samples: list[Encoded | Rejection]
+    results: list[Checked | Rejection]
     names: list[bytes]
 
 
@@ -54,7 +54,7 @@ class PackSource(Protocol):
     sizes: NDArray[np.int64]
     labels: NDArray[np.int64] | None
     classes: tuple[str, ...]
-    quarantined: list[Quarantined]
+    quarantined: list[QuarantineEntry]
     has_ids: bool
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
@@ -150,7 +150,7 @@ class PackedSource:
     def __init__(self, index: Index) -> None:
         self._index = index
         self.url, self.fingerprint, self.classes = index.url, index.fingerprint, index.classes
-        self.quarantined: list[Quarantined] = []
+        self.quarantined: list[QuarantineEntry] = []
         tables = ordered(
             lambda number: self._shard(number).table,
             range(len(index.sizes)),
@@ -180,8 +180,8 @@ class PackedSource:
 
     def _read(self, ids: NDArray[np.int64]) -> Judged:
         shards = np.searchsorted(self._index.starts, ids, side="right") - 1
-        samples: list[Encoded | Rejected] = [Rejected("")] * len(ids)
-        results: list[Checked | Rejected] = [Rejected("")] * len(ids)
+        samples: list[Encoded | Rejection] = [Rejection("")] * len(ids)
+        results: list[Checked | Rejection] = [Rejection("")] * len(ids)
         names = [b""] * len(ids)
         for number in np.unique(shards).tolist():
             places = np.flatnonzero(shards == number)

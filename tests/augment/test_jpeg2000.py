@@ -15,7 +15,7 @@ from penstock.augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
 from penstock.augment.verify import ImageVerifier, read_header
 from penstock.cache.errors import MissingDependencyError
 from penstock.readers import build_index
-from penstock.readers.types import EncodedBatch, ImageFacts, Rejected
+from penstock.readers.types import EncodedBatch, ImageFacts, Rejection
 from tests import images
 
 if TYPE_CHECKING:
@@ -107,9 +107,9 @@ def test_what_pillow_cannot_decode_is_rejected_and_never_given_to_dali(
         verdicts = verifier([*broken, whole])
     assert isinstance(verdicts[-1], ImageFacts)
     for sample, verdict in zip(broken, verdicts, strict=False):
-        assert isinstance(verdict, ImageFacts | Rejected)
+        assert isinstance(verdict, ImageFacts | Rejection)
         if sample.tobytes() in bad:
-            assert isinstance(verdict, Rejected)
+            assert isinstance(verdict, Rejection)
             assert verdict.reason
     assert whole.tobytes() in seen
     assert not bad.intersection(seen)

@@ -16,7 +16,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from PIL import Image
 
-import penstock.readers.origin.origin
+import penstock.readers.origin.locate
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import (
     ConfigError,
@@ -567,7 +567,7 @@ def test_a_folder_on_a_network_mount_is_read_through_the_cache(
     indexed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        penstock.readers.origin.origin, "is_network", lambda path: str(indexed) in path
+        penstock.readers.origin.locate, "is_network", lambda path: str(indexed) in path
     )
     for kind in KINDS:
         with (

@@ -104,7 +104,7 @@ def list_files(folder: Path) -> Files:
     Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
     """
     from penstock.readers.formats.folder.listing import list_folder
-    from penstock.readers.origin.origin import LocalFolder
+    from penstock.readers.origin.local import LocalFolder
 
     listing = list_folder(LocalFolder(os.fsencode(folder)))
     if listing.labels is None:

@@ -22,11 +22,11 @@ from penstock.readers.formats.folder.shard import SidecarContent, read_sidecar, 
 from penstock.readers.index.manifest import MANIFEST, Manifest, join_manifest, write_manifest
 from penstock.readers.origin.quarantine import (
     QUARANTINE,
-    Quarantined,
+    QuarantineEntry,
     nothing_decodes,
     quarantine_lines,
 )
-from penstock.readers.types import ImageFacts, Rejected
+from penstock.readers.types import ImageFacts, Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -137,7 +137,7 @@ def judge_shard(
 ) -> tuple[SidecarContent, ShardFacts] | None:
     """One virtual shard's sidecar, as build_folder_index makes it; None if nothing of it decodes.
     Raises what reading raises."""
-    results: list[Checked | Rejected] = []
+    results: list[Checked | Rejection] = []
     for chunk in read_chunks(origin, listing, iter([(0, positions)]), workers=workers):
         results += examine(chunk.samples, verify)
     good = [i for i, result in enumerate(results) if isinstance(result, Checked)]
@@ -185,7 +185,7 @@ def _judged(
     verify: Verify,
     workers: int,
     reporter: Reporter,
-) -> Iterator[tuple[NDArray[np.int64], list[Checked | Rejected]]]:
+) -> Iterator[tuple[NDArray[np.int64], list[Checked | Rejection]]]:
     """(positions, results) of each virtual shard, in order."""
     shards = virtual_shards(listing)
     old = {
@@ -207,7 +207,7 @@ def _judged(
     ]
     chunks = read_chunks(origin, listing, iter(enumerate(fresh)), workers=workers)
     for shard in range(shards.shards):
-        results: dict[int, Checked | Rejected] = {}
+        results: dict[int, Checked | Rejection] = {}
         while len(results) < len(fresh[shard]):
             chunk = next(chunks)
             results |= zip(chunk.positions.tolist(), _check(chunk, old, verify), strict=True)
@@ -218,13 +218,13 @@ def _judged(
         yield positions, [same.get(i) or results[i] for i in positions.tolist()]
 
 
-def _check(chunk: Chunk, old: Mapping[int, Known], verify: Verify) -> list[Checked | Rejected]:
+def _check(chunk: Chunk, old: Mapping[int, Known], verify: Verify) -> list[Checked | Rejection]:
     """Decode what is new; a copied or touched file with the bytes it had is known."""
-    results: dict[int, Checked | Rejected] = {}
+    results: dict[int, Checked | Rejection] = {}
     unknown: list[int] = []
     for i, position in enumerate(chunk.positions.tolist()):
         sample, before = chunk.samples[i], old.get(position)
-        if before and not isinstance(sample, Rejected) and crc32c(sample) == before.checked.crc32c:
+        if before and not isinstance(sample, Rejection) and crc32c(sample) == before.checked.crc32c:
             results[i] = before.checked
         else:
             unknown.append(i)
@@ -234,12 +234,12 @@ def _check(chunk: Chunk, old: Mapping[int, Known], verify: Verify) -> list[Check
 
 
 def _quarantined(
-    listing: Listing, positions: NDArray[np.int64], results: Sequence[Checked | Rejected]
-) -> list[Quarantined]:
+    listing: Listing, positions: NDArray[np.int64], results: Sequence[Checked | Rejection]
+) -> list[QuarantineEntry]:
     return [
-        Quarantined(name=listing.files[i].name, reason=result.reason)
+        QuarantineEntry(name=listing.files[i].name, reason=result.reason)
         for i, result in zip(positions.tolist(), results, strict=True)
-        if isinstance(result, Rejected)
+        if isinstance(result, Rejection)
     ]
 
 

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from penstock.cache.threads import ordered
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.formats.folder.shard import changed, read_file, unreadable
-from penstock.readers.origin.origin import Entry, LocalFolder, RemoteFolder
-from penstock.readers.types import Rejected
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.origin import Entry
+from penstock.readers.origin.remote import RemoteFolder
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,7 +39,7 @@ class Chunk:
 
     shard: int
     positions: NDArray[np.int64]
-    samples: list[Encoded | Rejected]
+    samples: list[Encoded | Rejection]
 
 
 def cut(sizes: NDArray[np.int64]) -> Iterator[slice]:
@@ -80,7 +82,7 @@ def read_chunks(
     yield from ordered(read, jobs(), workers=workers, ahead=_AHEAD + workers, name="intake")
 
 
-def _read(origin: Origin, files: Sequence[File]) -> list[Encoded | Rejected]:
+def _read(origin: Origin, files: Sequence[File]) -> list[Encoded | Rejection]:
     if isinstance(origin, RemoteFolder):
         return _read_remote(origin, files)
     if isinstance(origin, LocalFolder):
@@ -88,21 +90,21 @@ def _read(origin: Origin, files: Sequence[File]) -> list[Encoded | Rejected]:
     raise TypeError(f"unknown origin {origin!r}")
 
 
-def _read_remote(origin: RemoteFolder, files: Sequence[File]) -> list[Encoded | Rejected]:
+def _read_remote(origin: RemoteFolder, files: Sequence[File]) -> list[Encoded | Rejection]:
     """As read_candidate, over many files at once: of large ones the head is looked at first."""
     entries = [
         Entry(name=file.name, size_bytes=file.size_bytes, mtime_ns=0, version=file.version)
         for file in files
     ]
     first = [e.size_bytes if e.size_bytes <= _SMALL_BYTES else HEAD_BYTES for e in entries]
-    samples: list[Encoded | Rejected] = []
+    samples: list[Encoded | Rejection] = []
     for data in origin.read(list(zip(entries, first, strict=True))):
         codec = sniff(data[:HEAD_BYTES].tobytes())
-        samples.append(codec if isinstance(codec, Rejected) else data)
+        samples.append(codec if isinstance(codec, Rejection) else data)
     large = [
         i
         for i, sample in enumerate(samples)
-        if not isinstance(sample, Rejected) and first[i] < entries[i].size_bytes
+        if not isinstance(sample, Rejection) and first[i] < entries[i].size_bytes
     ]
     whole = origin.read([(entries[i], entries[i].size_bytes) for i in large]) if large else []
     for i, data in zip(large, whole, strict=True):
@@ -110,7 +112,7 @@ def _read_remote(origin: RemoteFolder, files: Sequence[File]) -> list[Encoded | 
     return samples
 
 
-def read_candidate(origin: LocalFolder, file: File) -> Encoded | Rejected:
+def read_candidate(origin: LocalFolder, file: File) -> Encoded | Rejection:
     """A file's bytes, or why it can't be an image; a large file of another kind isn't read
     whole."""
     path = os.path.join(origin.root, file.name)
@@ -120,13 +122,13 @@ def read_candidate(origin: LocalFolder, file: File) -> Encoded | Rejected:
     except FileNotFoundError:
         raise changed(file.name, "it is gone") from None
     except PermissionError as error:
-        return Rejected(f"can't be read ({error.strerror})")
+        return Rejection(f"can't be read ({error.strerror})")
     except OSError as error:
         raise unreadable(file.name, error) from error
     if len(head) != min(HEAD_BYTES, file.size_bytes):
         raise changed(file.name, f"it had {file.size_bytes} bytes and has another number")
     codec = sniff(head)
-    if isinstance(codec, Rejected):
+    if isinstance(codec, Rejection):
         return codec
     data = read_file(path, name=file.name, size_bytes=file.size_bytes)
     if file.mtime_ns and os.stat(path).st_mtime_ns != file.mtime_ns:

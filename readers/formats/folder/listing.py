@@ -19,15 +19,10 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.files.names import is_passed_over, printable, unsafe_reason
-from penstock.readers.origin.origin import (
-    LocalFolder,
-    RemoteFolder,
-    leads_to_folder,
-    not_a_folder,
-    not_seen,
-    nothing_there,
-)
-from penstock.readers.origin.quarantine import Quarantined
+from penstock.readers.origin.absent import not_a_folder, not_seen, nothing_there
+from penstock.readers.origin.local import LocalFolder, leads_to_folder
+from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.readers.origin.remote import RemoteFolder
 from penstock.readers.origin.unread import check_layout
 
 if TYPE_CHECKING:
@@ -70,7 +65,7 @@ class Listing:
     labels: NDArray[np.int64] | None
     classes: tuple[str, ...]
     directories: Mapping[bytes, int]
-    quarantined: list[Quarantined]
+    quarantined: list[QuarantineEntry]
     passed_over: dict[str, int] = field(default_factory=dict)
 
     def fingerprint(self) -> str:
@@ -88,7 +83,7 @@ def list_folder(origin: Origin) -> Listing:
     Raises DatasetNotFoundError (missing, empty), ConfigError (a file), FetchError, DatasetError (a
     folder that may not be listed).
     """
-    quarantined: list[Quarantined] = []
+    quarantined: list[QuarantineEntry] = []
     directories: dict[bytes, int] = {}
     if isinstance(origin, LocalFolder):
         found = list(_walk_local(origin, directories, quarantined))
@@ -108,14 +103,14 @@ def list_folder(origin: Origin) -> Listing:
 
 
 def _arrange(
-    found: Iterable[File], directories: Mapping[bytes, int], quarantined: list[Quarantined]
+    found: Iterable[File], directories: Mapping[bytes, int], quarantined: list[QuarantineEntry]
 ) -> Listing:
     files = sorted(found, key=_order)
     classes = sorted({top for file in files if (top := _class_of(file.name)) is not None})
     if classes:
         reason = "not in a class folder (a file beside the class folders has no label)"
         stray = [file.name for file in files if _class_of(file.name) is None]
-        quarantined = [*quarantined, *(Quarantined(name=name, reason=reason) for name in stray)]
+        quarantined = [*quarantined, *(QuarantineEntry(name=name, reason=reason) for name in stray)]
         files = [file for file in files if _class_of(file.name) is not None]
     label_of = {name: label for label, name in enumerate(classes)}
     labels = [label_of[top] for file in files if (top := _class_of(file.name)) is not None]
@@ -140,7 +135,7 @@ def _order(file: File) -> tuple[bytes, bytes, bytes]:
 
 
 def _walk_local(
-    origin: LocalFolder, directories: dict[bytes, int], quarantined: list[Quarantined]
+    origin: LocalFolder, directories: dict[bytes, int], quarantined: list[QuarantineEntry]
 ) -> Iterator[File]:
     try:
         root = os.stat(origin.root)
@@ -162,7 +157,7 @@ def _walk_local(
             identity = (found.st_dev, found.st_ino)
             if identity in above:
                 reason = "a symbolic link that leads back to a folder above it"
-                quarantined.append(Quarantined(name=folder, reason=reason))
+                quarantined.append(QuarantineEntry(name=folder, reason=reason))
                 continue
             # Before the scan: what is added while it runs must look newer than it.
             directories[folder] = found.st_mtime_ns
@@ -177,7 +172,7 @@ def _walk_local(
             elif isinstance(file := _local_file(name, entry), File):
                 yield file
             else:
-                quarantined.append(Quarantined(name=name, reason=file))
+                quarantined.append(QuarantineEntry(name=name, reason=file))
 
 
 def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> File | str:
@@ -204,12 +199,12 @@ def _not_listed(path: bytes, error: OSError) -> DatasetError:
     )
 
 
-def _walk_remote(origin: RemoteFolder, quarantined: list[Quarantined]) -> Iterator[File]:
+def _walk_remote(origin: RemoteFolder, quarantined: list[QuarantineEntry]) -> Iterator[File]:
     for found in origin.walk():
         name = found.name
         reason = unsafe_reason(name)
         if reason is not None:
-            quarantined.append(Quarantined(name=name, reason=reason))
+            quarantined.append(QuarantineEntry(name=name, reason=reason))
         elif name and not name.endswith(b"/") and not any(map(is_passed_over, name.split(b"/"))):
             yield File(name=name, size_bytes=found.size_bytes, mtime_ns=0, version=found.version)
 

@@ -22,11 +22,11 @@ from penstock.readers.formats.tar.shard import TarSidecar, write_tar_sidecar
 from penstock.readers.index.manifest import MANIFEST, Manifest, join_manifest, write_manifest
 from penstock.readers.origin.quarantine import (
     QUARANTINE,
-    Quarantined,
+    QuarantineEntry,
     nothing_decodes,
     quarantine_lines,
 )
-from penstock.readers.types import Rejected
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,9 +71,9 @@ def build_tar_index(
     ):
         good = [i for i, result in enumerate(results) if isinstance(result, Checked)]
         quarantined += (
-            Quarantined(name=listing.shown(position), reason=result.reason)
+            QuarantineEntry(name=listing.shown(position), reason=result.reason)
             for position, result in zip(positions.tolist(), results, strict=True)
-            if isinstance(result, Rejected)
+            if isinstance(result, Rejection)
         )
         if not good:
             continue
@@ -120,7 +120,7 @@ def judge_archive(
     listing = list_samples(origin, archives, workers=workers, warns=False)
     start, end = listing.bounds[number : number + 2].tolist()
     positions = np.arange(start, end, dtype=np.int64)
-    results: list[Checked | Rejected] = []
+    results: list[Checked | Rejection] = []
     for chunk in read_tar_chunks(origin, listing, iter([(number, positions)]), workers=workers):
         results += examine(chunk.samples, verify)
     good = [i for i, result in enumerate(results) if isinstance(result, Checked)]
@@ -133,7 +133,7 @@ def judge_archive(
 
 def _judged(
     origin: Origin, listing: TarListing, verify: Verify, workers: int, reporter: Reporter
-) -> Iterator[tuple[int, NDArray[np.int64], list[Checked | Rejected], int]]:
+) -> Iterator[tuple[int, NDArray[np.int64], list[Checked | Rejection], int]]:
     """(archive, positions, results, progressive JPEGs) of each archive with samples, in order."""
     bounds = listing.bounds.tolist()
     jobs = [
@@ -143,14 +143,14 @@ def _judged(
     ]
     chunks = read_tar_chunks(origin, listing, iter(jobs), workers=workers)
     for number, positions in jobs:
-        results: list[Checked | Rejected] = []
+        results: list[Checked | Rejection] = []
         progressive = 0
         while len(results) < len(positions):
             chunk = next(chunks)
             verdicts = examine(chunk.samples, verify)
             results += verdicts
             for sample, verdict in zip(chunk.samples, verdicts, strict=True):
-                if not isinstance(sample, Rejected) and isinstance(verdict, Checked):
+                if not isinstance(sample, Rejection) and isinstance(verdict, Checked):
                     progressive += is_progressive(sample)
             reporter.done(len(chunk.positions), int(listing.sizes[chunk.positions].sum()))
         yield number, positions, results, progressive

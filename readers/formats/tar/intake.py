@@ -10,7 +10,7 @@ import numpy as np
 from penstock.cache.threads import ordered
 from penstock.readers.formats.folder.intake import cut
 from penstock.readers.formats.tar.remote import open_tar
-from penstock.readers.types import Rejected
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,7 +30,7 @@ class TarChunk:
 
     shard: int
     positions: NDArray[np.int64]
-    samples: list[Encoded | Rejected]
+    samples: list[Encoded | Rejection]
 
 
 def read_tar_chunks(
@@ -61,10 +61,10 @@ def read_tar_chunks(
 
 def _read(
     origin: Origin, listing: TarListing, positions: NDArray[np.int64]
-) -> list[Encoded | Rejected]:
+) -> list[Encoded | Rejection]:
     """Each archive is opened once, its images read in their order there."""
     archives = np.searchsorted(listing.bounds, positions, side="right") - 1
-    samples: list[Encoded | Rejected] = [Rejected("")] * len(positions)
+    samples: list[Encoded | Rejection] = [Rejection("")] * len(positions)
     for number in np.unique(archives).tolist():
         places = np.flatnonzero(archives == number)
         places = places[np.argsort(listing.starts[positions[places]])]

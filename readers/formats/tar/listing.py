@@ -23,7 +23,7 @@ from penstock.cache.threads import ordered
 from penstock.readers.files.names import is_passed_over, printable, unsafe_reason
 from penstock.readers.formats.tar.headers import COMPRESSED, Member, compressed, members
 from penstock.readers.formats.tar.remote import drop_copy, is_here, open_tar
-from penstock.readers.origin.quarantine import Quarantined
+from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.origin.unread import warn_of_members
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class TarListing:
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
     labels: NDArray[np.int64] | None
-    quarantined: list[Quarantined]
+    quarantined: list[QuarantineEntry]
     passed_over: dict[str, int]
 
     def fingerprint(self) -> str:
@@ -192,12 +192,12 @@ class _Contents:
     entry: Entry
     samples: list[_Sample] = field(default_factory=list)
     loose: dict[bytes, Member] = field(default_factory=dict)
-    quarantined: list[Quarantined] = field(default_factory=list)
+    quarantined: list[QuarantineEntry] = field(default_factory=list)
     passed_over: Counter[str] = field(default_factory=Counter)
     odd_labels: int = 0
 
     def refuse(self, name: bytes, reason: str) -> None:
-        self.quarantined.append(Quarantined(name=_below(self.entry, name), reason=reason))
+        self.quarantined.append(QuarantineEntry(name=_below(self.entry, name), reason=reason))
 
 
 def list_samples(
@@ -281,7 +281,7 @@ def _contents(entry: Entry, opened: AnyTar) -> _Contents:
                     labels[member.start] = None
     if count == 0:
         reason = "an archive without members"
-        contents.quarantined.append(Quarantined(name=entry.name, reason=reason))
+        contents.quarantined.append(QuarantineEntry(name=entry.name, reason=reason))
     for key, parts in groups.items():
         _judge(key, parts, contents, labels)
     contents.samples.sort(key=lambda sample: sample.image.start)

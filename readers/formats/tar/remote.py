@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.cache.base.blob import Wanted
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.formats.tar.shard import OpenTar
-from penstock.readers.origin.origin import LocalFolder, RemoteFolder
-from penstock.readers.types import Rejected
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.remote import RemoteFolder
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ class AnyTar(Protocol):
     def read_at(self, offset: int, size_bytes: int) -> bytes:
         """Bytes of the archive, fewer where it ends."""
 
-    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejected]:
+    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
         """Members that may be images; of another kind: why they aren't."""
 
 
@@ -71,12 +72,12 @@ class LocalTar(OpenTar):
     def __enter__(self) -> LocalTar:
         return self
 
-    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejected]:
+    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
         """A large member of another kind isn't read whole."""
-        samples: list[Encoded | Rejected] = []
+        samples: list[Encoded | Rejection] = []
         for start, size_bytes in zip(starts, sizes, strict=True):
             codec = sniff(self.read_at(start, min(HEAD_BYTES, size_bytes)))
-            if isinstance(codec, Rejected):
+            if isinstance(codec, Rejection):
                 samples.append(codec)
             else:
                 samples.append(self.read(start, size_bytes))
@@ -114,13 +115,13 @@ class RemoteTar:
         at = offset - self._start
         return bytes(self._window[at : at + end - offset])
 
-    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejected]:
+    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
         """All are fetched at once."""
         ends = [start + size_bytes for start, size_bytes in zip(starts, sizes, strict=True)]
-        samples: list[Encoded | Rejected] = []
+        samples: list[Encoded | Rejection] = []
         for data in self._load(starts, ends):
             codec = sniff(data[:HEAD_BYTES].tobytes())
-            samples.append(codec if isinstance(codec, Rejected) else data)
+            samples.append(codec if isinstance(codec, Rejection) else data)
         return samples
 
     def _load(self, starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:

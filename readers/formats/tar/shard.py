@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.origin.origin import LocalFolder
+    from penstock.readers.origin.local import LocalFolder
     from penstock.readers.types import Encoded
 
 _ARCHIVE = b"penstock.tar"

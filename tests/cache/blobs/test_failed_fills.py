@@ -18,7 +18,7 @@ from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import DatasetError, FetchError, PenstockError
 from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.stores.opening import open_store
-from penstock.readers.origin.origin import LocalFolder
+from penstock.readers.origin.local import LocalFolder
 from tests.stores import MemoryStore
 
 if TYPE_CHECKING:

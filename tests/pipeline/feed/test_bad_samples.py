@@ -22,7 +22,7 @@ from penstock.cache.errors import FetchError, PenstockWarning, TooManyBadSamples
 from penstock.pipeline import DataLoader, World
 from penstock.pipeline.feed.bad_samples import SAME_SHARD_ATTEMPTS, substitute
 from penstock.readers import Dataset, pack
-from penstock.readers.types import ImageFacts, Rejected
+from penstock.readers.types import ImageFacts, Rejection
 from tests.conftest import photograph
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ SAMPLES, SIZE = 120, 16
 DIMS = (40, 48)
 
 
-def credulous(samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+def credulous(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
     """Believes anything to be an image."""
     return [ImageFacts(height=DIMS[0], width=DIMS[1], channels=3, codec="png") for _ in samples]
 

@@ -53,7 +53,7 @@ from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.state import PlanSettings
 from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.readers import Dataset
-from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejected
+from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejection
 from tests.conftest import SAMPLES, photograph
 from tests.images import jpeg, picture, rotated_jpeg, sixteen_bit_png
 from tests.servers import serving
@@ -202,7 +202,7 @@ class TestSameBits:
         assert epochs(same_size, 3, **options, resident=True) == epochs(same_size, 3, **options)
 
 
-def credulous(samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+def credulous(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
     """Believes anything to be an image of 200 x 240."""
     return [ImageFacts(height=200, width=240, channels=3, codec="jpeg") for _ in samples]
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.readers.fields.sniff import HEAD_BYTES, check_jpeg, sniff
-from penstock.readers.types import Rejected
+from penstock.readers.types import Rejection
 from tests import images
 
 PLAIN = images.jpeg(1, 40, 50, quality=95)
@@ -18,7 +18,7 @@ COMMENTED = images.jpeg(4, comment=b"\xff\xd9 is no end here", exif=b"Exif\0\0" 
 WHOLE = [PLAIN, PROGRESSIVE, RESTARTS, COMMENTED]
 
 
-def check(data: bytes) -> Rejected | None:
+def check(data: bytes) -> Rejection | None:
     return check_jpeg(np.frombuffer(data, np.uint8))
 
 
@@ -56,7 +56,7 @@ def test_good_images_have_a_codec(name: str, data: bytes) -> None:
 @given(head=st.binary(max_size=HEAD_BYTES))
 def test_any_head_gets_an_answer(head: bytes) -> None:
     found = sniff(head)
-    if isinstance(found, Rejected):
+    if isinstance(found, Rejection):
         assert found.reason
     else:
         assert found in {sniff(data[:HEAD_BYTES]) for data in images.GOOD.values()}

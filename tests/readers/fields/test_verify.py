@@ -13,7 +13,7 @@ from PIL import Image
 
 from penstock.augment.verify import ImageVerifier, verify_images
 from penstock.cache.errors import ClosedError, ConfigError, MissingDependencyError
-from penstock.readers.types import ImageFacts, Rejected
+from penstock.readers.types import ImageFacts, Rejection
 from tests.conftest import photograph
 
 HEIGHT, WIDTH = photograph(0).shape[:2]
@@ -127,7 +127,7 @@ def test_sizes_are_after_the_orientation(verifier):
 def test_bad_files_are_rejected_with_a_reason(verifier, name):
     data, reason = BAD[name]
     (verdict,) = verifier([array(data)])
-    assert isinstance(verdict, Rejected)
+    assert isinstance(verdict, Rejection)
     assert any(part in verdict.reason for part in reason.split("|"))
 
 
@@ -145,7 +145,7 @@ def test_a_large_header_allocates_nothing():
     bombs = [array(huge_jpeg()), array(huge_png())] * 20
     with open("/proc/self/statm") as before, ImageVerifier(threads=1) as verifier:
         pages = int(before.read().split()[1])
-        assert all(isinstance(verdict, Rejected) for verdict in verifier(bombs))
+        assert all(isinstance(verdict, Rejection) for verdict in verifier(bombs))
         with open("/proc/self/statm") as after:
             assert int(after.read().split()[1]) - pages < 100 * 2**20 // 4096
 
@@ -157,7 +157,7 @@ def test_pixels_are_capped_per_image_and_per_group():
         isinstance(verdict, ImageFacts) for verdict in verify_images(pictures, max_pixels=pixels)
     )
     assert all(
-        isinstance(verdict, Rejected) for verdict in verify_images(pictures, max_pixels=pixels - 1)
+        isinstance(verdict, Rejection) for verdict in verify_images(pictures, max_pixels=pixels - 1)
     )
 
 

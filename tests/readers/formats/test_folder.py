@@ -25,14 +25,15 @@ from penstock.readers.formats.folder.listing import (
     list_folder,
     virtual_shards,
 )
-from penstock.readers.origin.origin import LocalFolder, locate
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from tests.images import write_folder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.origin.origin import Url
+    from penstock.readers.origin.urls import Url
 
 
 def listing(url: Url, tmp_path: Path) -> Listing:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejected
+    from penstock.readers.types import Encoded, ImageFacts, Rejection
 
 GREYS = b"".join(bytes((i, i, i, 0)) for i in range(256))
 
@@ -108,7 +108,7 @@ def test_whatever_a_decoder_raises_is_a_reason(tmp_path: Path, kind: type[Except
     """Of the file that it raises for, however many come with it."""
     folder = images.write_folder(tmp_path / "set", PLAIN)
 
-    def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+    def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         if any(bytes(sample) == PLAIN["b.png"] for sample in samples):
             raise kind("no\nway")
         return images.verify(samples)
@@ -119,7 +119,7 @@ def test_whatever_a_decoder_raises_is_a_reason(tmp_path: Path, kind: type[Except
 
 @pytest.mark.parametrize("kind", [ClosedError, MemoryError, OSError, KeyboardInterrupt])
 def test_what_no_sample_is_to_blame_for_is_raised(kind: type[BaseException]) -> None:
-    def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+    def verify(samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         del samples
         raise kind("the machine")
 

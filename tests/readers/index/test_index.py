@@ -35,7 +35,7 @@ from tests import images
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejected
+    from penstock.readers.types import Encoded, ImageFacts, Rejection
 
 
 class Counting:
@@ -44,7 +44,7 @@ class Counting:
     def __init__(self) -> None:
         self.decoded = 0
 
-    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         self.decoded += len(samples)
         return images.verify(samples)
 

@@ -15,14 +15,14 @@ import penstock.readers.index.home
 import penstock.readers.index.places
 from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index
-from penstock.readers.origin.origin import beside_url
 from penstock.readers.origin.tar_urls import select_tars
+from penstock.readers.origin.urls import beside_url
 from tests import images, tars
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejected
+    from penstock.readers.types import Encoded, ImageFacts, Rejection
 
 
 class Counting:
@@ -31,7 +31,7 @@ class Counting:
     def __init__(self) -> None:
         self.decoded = 0
 
-    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         self.decoded += len(samples)
         return images.verify(samples)
 

@@ -33,7 +33,7 @@ from tests.watchdog import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.readers.types import Encoded, ImageFacts, Rejected
+    from penstock.readers.types import Encoded, ImageFacts, Rejection
 
 SMALL = 4000  # bytes a shard: a handful of test images
 ROOT = Path(__file__).resolve().parents[3]
@@ -128,7 +128,7 @@ def test_any_arrow_tool_opens_a_shard(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_pack_of_a_pack(folder: Path, tmp_path: Path) -> None:
-    def never(_: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+    def never(_: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         raise AssertionError("a pack's images were verified when it was written")
 
     make(folder, tmp_path / "one")
@@ -247,7 +247,7 @@ def stop_after(calls: int) -> object:
 def test_finished_shards_are_not_done_again(folder: Path, tmp_path: Path) -> None:
     decoded = 0
 
-    def verify(encoded: Sequence[Encoded]) -> list[ImageFacts | Rejected]:
+    def verify(encoded: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
         nonlocal decoded
         decoded += len(encoded)
         return images.verify(encoded)

@@ -1,0 +1,104 @@
+"""From a URL to the origin behind it: the one place that decides how a dataset is reached."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.disk.layout import is_network
+from penstock.cache.errors import ConfigError
+from penstock.cache.secrets import redact
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.remote import RemoteFolder, dataset_key
+from penstock.readers.origin.tar_urls import Selection, select_tars
+from penstock.readers.origin.urls import beside_url, local_path, options_scope
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.origin.origin import Origin
+    from penstock.readers.origin.scratch import Scratch
+    from penstock.readers.origin.urls import Url
+
+
+def locate(
+    url: Url,
+    *,
+    storage_options: Mapping[str, Any] | None,
+    scratch: Scratch,
+    filesystem: Any | None = None,
+) -> Origin:
+    """The origin behind a URL. filesystem: an fsspec file system, of which url is a path then.
+
+    A local path on a network file system is read through the cache, if the user has given one.
+    Raises ConfigError, MissingDependencyError, FetchError."""
+    path = local_path(url) if filesystem is None else None
+    if path is None:
+        text = os.fsdecode(url) if filesystem is not None else str(url)
+        root, selection = select_tars(text) or (text, None)
+        return _open_remote(root, storage_options or {}, scratch, selection, filesystem)
+    if not path or b"\0" in path:
+        raise ConfigError(f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set.")
+    root_path, picked = path, None
+    if not os.path.isdir(path) and (found := select_tars(os.fsdecode(path))) is not None:
+        root_path, picked = os.fsencode(found[0] or "."), found[1]
+    if scratch.is_kept and is_network(os.fsdecode(os.path.abspath(root_path))):
+        from fsspec.implementations.local import LocalFileSystem
+
+        mount = os.path.abspath(root_path)
+        mounted = _open_remote(os.fsdecode(mount), {}, scratch, picked, LocalFileSystem())
+        mounted.mount = mount
+        return mounted
+    return LocalFolder(root_path, picked)
+
+
+def _open_remote(
+    url: str,
+    options: Mapping[str, Any],
+    scratch: Scratch,
+    selection: Selection | None,
+    filesystem: Any | None,
+    of: Remote | None = None,
+) -> RemoteFolder:
+    """of: the dataset that this folder belongs to, where it is none itself."""
+    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.fetch.fetcher import Fetcher
+    from penstock.cache.stores.opening import fetch_policy, open_store
+
+    store = open_store(url, options, filesystem=filesystem)
+    meter = None if of is None else of.fetcher.meter
+    fetcher = Fetcher(store, policy=fetch_policy(options), meter=meter)
+    shown = redact(url) if filesystem is None else store.url
+    key = dataset_key(store.scope, shown.rstrip("/"), selection)
+    label = shown if selection is None else f"{shown.rstrip('/')}/{selection.pattern}"
+    remote = Remote(
+        fetcher,
+        scratch.disk_cache(),
+        group=_group(key) if of is None else of.group,
+        label=label if of is None else of.label,
+    )
+
+    def at(other: str) -> RemoteFolder:
+        if filesystem is None and options_scope(other) != options_scope(url):
+            raise ConfigError(
+                f"index: {redact(other)} lies in another store than {redact(url)}, and "
+                "storage_options are for that one. Give a folder of the same store or a local one."
+            )
+        return _open_remote(other, options, scratch, None, filesystem, remote)
+
+    beside = beside_url(url, selection, is_path=filesystem is not None)
+    return RemoteFolder(
+        remote,
+        shown,
+        selection,
+        beside=beside,
+        at=at,
+        # Memory is this process's own, and a file system object may be anything.
+        is_known_by_url=filesystem is None and not url.startswith("memory:"),
+    )
+
+
+def _group(key: str) -> str:
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]

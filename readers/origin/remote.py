@@ -1,0 +1,178 @@
+"""A dataset in a folder of a remote store, read through the cache."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.blob import BlobSource, Part, blob_key
+from penstock.cache.errors import ConfigError, DatasetNotFoundError
+from penstock.readers.files.names import printable
+from penstock.readers.origin.absent import not_a_folder, nothing_there
+from penstock.readers.origin.origin import Entry, TopLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.cache.base.store import Answer
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.origin.tar_urls import Selection
+    from penstock.readers.types import Encoded
+
+
+class RemoteFolder:
+    """A folder of a remote store, read through `remote`. shown: its URL, without credentials.
+    mount: its path, if it is a folder of a network file system. beside: URL of the folder for its
+    index, None where there is no such place. at: opens another folder of the same store.
+    is_known_by_url: a later process finds the same data under this URL."""
+
+    is_local = False
+    mount: bytes | None = None
+
+    def __init__(
+        self,
+        remote: Remote,
+        shown: str,
+        selection: Selection | None = None,
+        *,
+        beside: str | None = None,
+        at: Callable[[str], RemoteFolder] | None = None,
+        is_known_by_url: bool = True,
+    ) -> None:
+        self.remote = remote
+        self.beside, self.is_known_by_url, self._at = beside, is_known_by_url, at
+        self._others: dict[str, RemoteFolder] = {}
+        self._root_url = self.url = shown.rstrip("/")
+        self._scope = remote.fetcher.store.scope
+        self.key = dataset_key(self._scope, self._root_url, selection)
+        self.selection: tuple[bytes, ...] | None = None
+        if selection is not None:
+            self.selection = selection.names
+            self.url = f"{self.url}/{selection.pattern}"
+
+    def at(self, url: str) -> RemoteFolder:
+        """Another folder, opened with the same options and closed with this one. Raises
+        ConfigError (of another store, which these options aren't for), FetchError."""
+        if self._at is None:
+            raise TypeError(f"{self.url} was opened without the way to others")
+        if url not in self._others:
+            self._others[url] = self._at(url)
+        return self._others[url]
+
+    def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
+        return self.remote.object(os.fsdecode(name), size_bytes=size_bytes, version=version)
+
+    def drop(self, name: bytes, *, size_bytes: int | None, version: str) -> bool:
+        self.remote.drop_object(os.fsdecode(name), size_bytes=size_bytes, version=version)
+        return True
+
+    def find(self, name: bytes) -> tuple[int, str] | None:
+        found = self.remote.find(os.fsdecode(name))
+        return None if found is None else (found.size_bytes, found.version)
+
+    def entry(self, name: bytes) -> Entry | None:
+        found = self.find(name)
+        if found is None:
+            return None
+        return Entry(name=name, size_bytes=found[0], mtime_ns=0, version=found[1])
+
+    def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
+        top = TopLevel(entries=[], missing=[], others=[], folders=[])
+        objects, folders = self.remote.fetcher.top()
+        top.folders.extend(sorted(map(os.fsencode, folders)))
+        for found in sorted(objects, key=lambda found: os.fsencode(found.path)):
+            name = os.fsencode(found.path)
+            if wanted(name):
+                top.entries.append(
+                    Entry(name=name, size_bytes=found.size_bytes, mtime_ns=0, version=found.version)
+                )
+            elif name:
+                top.others.append(name)
+        return top
+
+    def walk(self) -> Iterator[Entry]:
+        """Every object. Raises FetchError, DatasetNotFoundError, ConfigError (one file)."""
+        is_empty = True
+        for found in self.remote.fetcher.walk():
+            is_empty = False
+            yield Entry(
+                name=os.fsencode(found.path),
+                size_bytes=found.size_bytes,
+                mtime_ns=0,
+                version=found.version,
+            )
+        if is_empty:
+            if self.remote.fetcher.info("") is not None:
+                raise ConfigError(not_a_folder(self.url))
+            raise DatasetNotFoundError(nothing_there(self.url))
+
+    def read(self, wanted: Sequence[tuple[Entry, int]]) -> list[Encoded]:
+        """The first bytes of some objects, as many of each as told, all at once and kept nowhere.
+        Raises FetchError."""
+        from penstock.cache.fetch.fetcher import Span
+
+        data = [np.empty(0, np.uint8)] * len(wanted)
+        some = [i for i, (_, size_bytes) in enumerate(wanted) if size_bytes]
+        spans = [
+            Span(
+                path=os.fsdecode(wanted[i][0].name),
+                start=0,
+                end=wanted[i][1],
+                version=wanted[i][0].version or None,
+            )
+            for i in some
+        ]
+
+        def deliver(number: int, answer: Answer) -> None:
+            data[some[number]] = np.frombuffer(answer.data, np.uint8)
+
+        self.remote.fetcher.fetch(spans, deliver)
+        return data
+
+    def uri(self, name: bytes) -> str:
+        """Of a file, for people."""
+        return f"{self._root_url}/{printable(name)}"
+
+    def blob(self, key: str, *, uri: str, parts: Sequence[Part], size_bytes: int) -> BlobSource:
+        """A blob of this store."""
+        return BlobSource(key=key, uri=uri, parts=parts, size_bytes=size_bytes)
+
+    def blob_key(self, name: bytes, version: str) -> str:
+        """See `cache.base.blob.blob_key`. name: below the root."""
+        uri = f"{self._root_url}/{os.fsdecode(name)}"
+        return blob_key(scope=self._scope, uri=uri, version=version)
+
+    def archive_key(self, identity: str) -> str:
+        """The key of an object that is a blob of its own. identity: Entry.identity."""
+        return blob_key(scope=self._scope, uri=self._root_url, version=identity)
+
+    def archive(self, entry: Entry) -> BlobSource:
+        """An object as a blob of its own, named by what a listing told of it."""
+        return self.blob(
+            self.archive_key(entry.identity),
+            uri=self.uri(entry.name),
+            parts=(part(entry.name, entry.size_bytes, entry.version),),
+            size_bytes=entry.size_bytes,
+        )
+
+    def upload(self, local: bytes, name: bytes) -> None:
+        """Put a local file below the root. Raises FetchError."""
+        self.remote.fetcher.put(os.fsdecode(local), os.fsdecode(name))
+
+    def close(self) -> None:
+        for other in self._others.values():
+            other.close()
+        self.remote.close()
+
+
+def part(name: bytes, size_bytes: int, version: str) -> Part:
+    """A file below the root as a part of a blob. version: "" where none is known."""
+    return Part(path=os.fsdecode(name), size_bytes=size_bytes, version=version or None)
+
+
+def dataset_key(scope: str, url: str, selection: Selection | None) -> str:
+    """Names a remote dataset in a cache."""
+    chosen = "" if selection is None else f"\0{selection.key}"
+    return f"{scope}\0{url}{chosen}"

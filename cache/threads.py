@@ -6,13 +6,15 @@ consumer's own pull submits work, so no feeder thread exists that could block on
 The threads are daemons, and not `concurrent.futures`' own: its exit waits for whatever runs, and a
 request to a server that hangs runs for minutes. Instead `_end_all` is the exit: who waits for a
 network is told to stop (`end_at_exit`), and all threads have a short time to end.
+
+Nothing here holds a lock: see cache/outcomes.py.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures as futures
 import contextlib
+import logging
 import multiprocessing
 import os
 import queue
@@ -22,22 +24,21 @@ import time
 import weakref
 from collections import deque
 from multiprocessing import connection
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeVar
 
 from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.forks import check_process
+from penstock.cache.outcomes import LONGEST_WAIT_S, STALL_TIMEOUT_S, Outcome, Settled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable, Iterator
+
+_log = logging.getLogger("penstock")
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 NAME_PREFIX = "penstock-"
-
-# Longer than any honest read of one batch; a stuck NFS mount or disk is reported, not waited for.
-STALL_TIMEOUT_S = 300.0
-
 
 EXIT_TIMEOUT_S = 2.0
 """So long the interpreter's end waits for threads in all. What is left then is stuck in a system
@@ -45,9 +46,6 @@ call, and is cut off: the cache and the writers of files stand a kill at any mom
 
 LEAVE_TIMEOUT_S = 1.0
 """So long who leaves early (an error, Ctrl-C) waits for what has started."""
-
-LONGEST_WAIT_S = 1.0
-"""A Ctrl-C that lands just before a wait begins is noticed only when the wait ends."""
 
 _pools: weakref.WeakSet[Workers] = weakref.WeakSet()
 _closers: list[Callable[[], object]] = []
@@ -80,17 +78,6 @@ def not_at_exit(close: Callable[[], object]) -> None:
         _closers.remove(close)
 
 
-def result_of(future: futures.Future[T], *, timeout_s: float) -> T:
-    """A future's result, in waits that Ctrl-C ends. Raises futures.TimeoutError."""
-    deadline_s = time.monotonic() + timeout_s
-    while True:
-        left_s = deadline_s - time.monotonic()
-        if left_s <= LONGEST_WAIT_S:
-            return future.result(timeout=max(0.0, left_s))
-        if futures.wait([future], timeout=LONGEST_WAIT_S).done:
-            return future.result()
-
-
 class _Exit:
     """Whether the interpreter is ending: its daemon threads may never get on again."""
 
@@ -117,35 +104,36 @@ def _end_all() -> None:
 os.register_at_fork(after_in_child=_enders.clear)
 
 
-class _Task(Generic[T, U]):
-    """A call and what becomes of it."""
+class _Task(NamedTuple):
+    """A call that waits for a thread."""
 
-    def __init__(self, fn: Callable[[T], U], item: T) -> None:
-        self.future: futures.Future[U] = futures.Future()
-        self._fn, self._item = fn, item
+    outcome: Outcome[Any]
+    fn: Callable[[Any], Any]
+    item: Any
 
-    def run(self) -> None:
-        if not self.future.set_running_or_notify_cancel():
+
+class _Desk:
+    """What the threads of a pool share: they don't keep the pool alive.
+
+    idle: as many as wait for a task, but for those that a waiting task is meant for.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self.idle: deque[None] = deque(maxlen=count)
+
+    def work(self, birth: Settled[bool]) -> None:
+        """A thread's life. None: the end, for all. birth: whether the thread counts."""
+        if not birth.settle(True):
             return
-        try:
-            result = self._fn(self._item)
-        except BaseException as error:  # raised again where the result is asked for
-            self.future.set_exception(error)
-            del self  # an exception's traceback holds this frame, and that the exception
-        else:
-            self.future.set_result(result)
-
-
-def _work(tasks: queue.SimpleQueue[_Task[Any, Any] | None], idle: threading.Semaphore) -> None:
-    """A thread's life. None: the end, for all."""
-    while True:
-        task = tasks.get()
-        if task is None:
-            tasks.put(None)
-            return
-        task.run()
-        del task  # its result is others' from here on
-        idle.release()
+        while True:
+            task = self.tasks.get()
+            if task is None:
+                self.tasks.put(None)
+                return
+            task.outcome.run(task.fn, task.item)
+            del task  # its result is others' from here on
+            self.idle.append(None)
 
 
 class Workers:
@@ -154,60 +142,103 @@ class Workers:
     def __init__(self, count: int, *, name: str) -> None:
         self._count = count
         self._name = NAME_PREFIX + name
-        self._tasks: queue.SimpleQueue[_Task[Any, Any] | None] = queue.SimpleQueue()
-        self._idle = threading.Semaphore(0)
+        self._desk = _Desk(count)
+        self._places: dict[int, threading.Thread] = {}
         self._threads: list[threading.Thread] = []
-        self._lock = threading.Lock()
         self._closed = False
         self.pid = os.getpid()
         _pools.add(self)
-        weakref.finalize(self, self._tasks.put, None).atexit = False
+        weakref.finalize(self, self._desk.tasks.put, None).atexit = False
 
-    def submit(self, fn: Callable[[T], U], item: T) -> futures.Future[U]:
-        """Run fn(item) on a thread. Raises ClosedError after close(), ForkedError in a child."""
+    def submit(
+        self, fn: Callable[[T], U], item: T, *, outcome: Outcome[U] | None = None
+    ) -> Outcome[U]:
+        """Run fn(item) on a thread. Raises ClosedError after close(), ForkedError in a child.
+        outcome: the one to tell, of a caller who wants to know it whatever interrupts this."""
         check_process(self.pid, "This pool of threads")
-        task = _Task(fn, item)
-        with self._lock:
-            if self._closed:
-                raise ClosedError("These workers are closed; make a new loader.")
-            if len(self._threads) < self._count and not self._idle.acquire(blocking=False):
-                thread = threading.Thread(
-                    target=_work,
-                    args=(self._tasks, self._idle),
-                    name=f"{self._name}_{len(self._threads)}",
-                    daemon=True,
-                )
-                thread.start()
-                self._threads.append(thread)
-            self._tasks.put(task)
-        return task.future
+        outcome = Outcome() if outcome is None else outcome
+        if not self._closed:
+            self._grow()
+            self._desk.tasks.put(_Task(outcome, fn, item))
+        # Closed by another thread meanwhile, nobody may be left to run it.
+        if self._closed and outcome.cancel():
+            raise ClosedError("These workers are closed; make a new loader.")
+        return outcome
 
-    def close(self, *, timeout_s: float | None = None) -> None:
-        """Safe to call twice. timeout_s: wait no longer for what has started; it ends by itself.
-        In a forked child there is nothing to wait for."""
-        if os.getpid() != self.pid:
-            self._closed = True
+    def _grow(self) -> None:
+        """Start a thread, unless one waits for a task or all are there."""
+        if len(self._places) >= self._count:
             return
-        with self._lock:
-            self._closed = True
-        while True:
-            try:
-                task = self._tasks.get_nowait()
-            except queue.Empty:
-                break
-            if task is not None and task.future.cancel():
-                task.future.set_running_or_notify_cancel()  # who waits for it goes on
-        self._tasks.put(None)
+        with contextlib.suppress(IndexError):
+            self._desk.idle.pop()
+            return
+        for place in range(self._count):
+            if place not in self._places:
+                self._start(place)
+                return
+
+    def _start(self, place: int) -> None:
+        birth = Settled[bool]()
+        thread = threading.Thread(
+            target=self._desk.work, args=(birth,), name=f"{self._name}_{place}", daemon=True
+        )
+        try:
+            if self._places.setdefault(place, thread) is thread:
+                self._threads.append(thread)
+                thread.start()
+        except BaseException as error:
+            # A thread whose start was interrupted may hang in telling it: another takes its place.
+            if self._places.get(place) is thread and not birth.settle(False):
+                del self._places[place]
+            cause = error.__context__
+            if isinstance(error, RuntimeError) and isinstance(cause, KeyboardInterrupt):
+                raise cause from None  # Condition.wait makes that of one at its very beginning
+            raise
+
+    def close(self, *, timeout_s: float | None = None) -> bool:
+        """Whether all threads have ended. Safe to call twice. timeout_s: wait no longer for what
+        has started; it ends by itself. None: so long that what is left then hangs, and is logged.
+        In a forked child there is nothing to wait for."""
+        self._closed = True
+        if os.getpid() != self.pid:
+            return True
+        waiting: list[_Task] = []
+        try:
+            with contextlib.suppress(queue.Empty):
+                # In one call in C: no task is taken out and lost to a Ctrl-C.
+                waiting.extend(iter(self._desk.tasks.get_nowait, None))
+        finally:
+            for task in waiting:
+                task.outcome.cancel()
+            self._desk.tasks.put(None)
+        is_patient = timeout_s is None and not _Exit.has_begun
         if _Exit.has_begun:
             timeout_s = 0.0
-        self.join(None if timeout_s is None else time.monotonic() + timeout_s)
+        left = self.join(time.monotonic() + (STALL_TIMEOUT_S if timeout_s is None else timeout_s))
+        if left and is_patient:
+            names = ", ".join(thread.name for thread in left)
+            _log.warning(
+                "Left behind after %.0f s: %s. What it waits for hangs: look at the disk or the "
+                "network mount with `ls`.",
+                STALL_TIMEOUT_S,
+                names,
+            )
+        return not left
 
-    def join(self, deadline_s: float | None) -> None:
-        """Wait for the threads of a closed pool, at most until a time of the monotonic clock."""
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                left_s = None if deadline_s is None else max(0.0, deadline_s - time.monotonic())
-                thread.join(left_s)
+    def join(self, deadline_s: float) -> list[threading.Thread]:
+        """Wait for the threads of a closed pool, at most until a time of the monotonic clock.
+        Returns those that are left."""
+        left = []
+        for thread in list(self._threads):
+            if thread is threading.current_thread():
+                continue
+            while thread.is_alive():
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0:
+                    left.append(thread)
+                    break
+                thread.join(min(left_s, LONGEST_WAIT_S))
+        return left
 
 
 class Ordered(Generic[T, U]):
@@ -229,7 +260,7 @@ class Ordered(Generic[T, U]):
         self._pool = pool
         self.ahead = ahead  # may be changed on the way
         self._timeout_s = timeout_s
-        self._in_flight: deque[futures.Future[U]] = deque()
+        self._in_flight: deque[Outcome[U]] = deque()
         self._closed = False
         self._pid = os.getpid()
 
@@ -252,8 +283,8 @@ class Ordered(Generic[T, U]):
     def ready_share(self) -> float:
         """Of what is in flight, how much could be popped without a wait; 1.0 for nothing."""
         count = 0
-        for future in self._in_flight:
-            if not future.done():
+        for outcome in self._in_flight:
+            if not outcome.done():
                 break
             count += 1
         return count / len(self._in_flight) if self._in_flight else 1.0
@@ -267,17 +298,17 @@ class Ordered(Generic[T, U]):
         if not self._in_flight:
             raise StopIteration
         check_process(self._pid, "This walk")
-        future = self._in_flight.popleft()
-        try:
-            return result_of(future, timeout_s=self._timeout_s)
-        except futures.TimeoutError as error:
-            if future.done():  # the work itself raised a TimeoutError: that is the better message
-                raise
-            future.cancel()
+        outcome = self._in_flight.popleft()
+        if not outcome.wait(self._timeout_s):
+            outcome.cancel()
             raise StalledError(
                 f"Nothing arrived for {self._timeout_s:.0f} s from {self._fn!r}. The disk or the "
                 "network mount under the dataset may hang; look at it with `ls`, or raise timeout=."
-            ) from error
+            )
+        try:
+            return outcome.result()
+        finally:
+            del outcome  # an error's traceback holds this frame, and the outcome the error
 
     def close(self, *, timeout_s: float | None = None) -> None:
         """Cancel what has not started, wait for what has, forget the results. timeout_s: wait no
@@ -288,11 +319,14 @@ class Ordered(Generic[T, U]):
             self._in_flight.clear()
             return
         in_flight = list(self._in_flight)
-        for future in in_flight:
-            future.cancel()
+        for outcome in in_flight:
+            outcome.cancel()
         if _Exit.has_begun:
             timeout_s = 0.0
-        futures.wait(in_flight, timeout=self._timeout_s if timeout_s is None else timeout_s)
+        deadline_s = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        for outcome in in_flight:
+            if not outcome.wait(deadline_s - time.monotonic()):
+                break
         self._in_flight.clear()
 
 

@@ -55,7 +55,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"fetch"}),),
         (frozenset({"stores"}),),
         (frozenset({"base"}),),
-        (frozenset({"threads", "forks"}),),
+        (frozenset({"threads", "outcomes", "forks"}),),
         (frozenset({"errors", "secrets"}),),
     ),
 }

@@ -39,7 +39,8 @@ from penstock.cache.errors import (
     PenstockError,
     StalledError,
 )
-from penstock.cache.threads import STALL_TIMEOUT_S, Workers, end_at_exit
+from penstock.cache.outcomes import STALL_TIMEOUT_S
+from penstock.cache.threads import Workers, end_at_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,7 +14,7 @@ from penstock.augment.mixing import Mixer, mixer_of
 from penstock.augment.recipe import CheckedRecipe, check_recipe
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning, PlanError
-from penstock.cache.threads import STALL_TIMEOUT_S
+from penstock.cache.outcomes import STALL_TIMEOUT_S
 from penstock.pipeline.feed.agreement import Agreement, check_same_plan, join
 from penstock.pipeline.feed.bad_samples import BadSamples
 from penstock.pipeline.feed.batches import BatchReader

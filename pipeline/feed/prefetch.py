@@ -36,7 +36,6 @@ from penstock.pipeline.report.statistics import RemoteFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from concurrent.futures import Future
 
     from numpy.typing import NDArray
 
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.counters import Traffic
     from penstock.cache.blobs.remote import Remote
     from penstock.cache.disk.disk_cache import Membership
+    from penstock.cache.outcomes import Outcome
     from penstock.pipeline.plan.order import Plan
     from penstock.pipeline.plan.state import PlanSettings
     from penstock.pipeline.plan.steps import Cursor, Walk
@@ -297,7 +297,7 @@ class Filler:
         # What handed_out() and the tasks share; held for moments only.
         self._lock = threading.Lock()
         self._pace = Pace(allowance_bytes=allowance)
-        self._running: deque[Future[None]] = deque()
+        self._running: deque[Outcome[None]] = deque()
         self._sought: Cursor | None = None
         self._steps_left = 0  # that the walk may go
         self._steps_ahead = 0  # of the consumer

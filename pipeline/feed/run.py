@@ -11,7 +11,6 @@ itself, as tensors belong to the stream that is current where they are taken.
 
 from __future__ import annotations
 
-import concurrent.futures as futures
 import math
 import threading
 import time
@@ -21,13 +20,12 @@ from typing import TYPE_CHECKING
 from penstock.cache.base.heap import trim_heap
 from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.forks import watch
+from penstock.cache.outcomes import STALL_TIMEOUT_S, Outcome
 from penstock.cache.threads import (
     NAME_PREFIX,
-    STALL_TIMEOUT_S,
     Workers,
     close_at_exit,
     not_at_exit,
-    result_of,
 )
 from penstock.pipeline.feed.decoding import Decoding
 
@@ -99,7 +97,7 @@ class Run:
             timeout_s=timeout_s,
             finish=finish,
         )
-        self._making: futures.Future[Made] | None = None
+        self._making: Outcome[Made] | None = None
         self._next: Cursor | None = None
         self._closed = False
         self._after: Cursor | None = None  # the place behind the last batch that was handed out
@@ -187,20 +185,21 @@ class Run:
         return Taken(prepared, made.tensors)
 
     def _make_ahead(self) -> None:
-        self._making = self._maker.submit(lambda _: self._decoding.make(), None)
+        # Known before it begins: whatever interrupts this, _stop() waits for what runs.
+        self._making = Outcome()
+        self._maker.submit(lambda _: self._decoding.make(), None, outcome=self._making)
 
     def _made(self) -> Made:
         """The batch that is being made. Raises StalledError if DALI doesn't come back."""
-        assert self._making is not None
-        try:
-            made = result_of(self._making, timeout_s=self._timeout_s + _DECODE_SPARE_S)
-        except futures.TimeoutError as error:
-            if self._making.done():  # the work itself raised it
-                raise
+        making = self._making
+        assert making is not None
+        patience_s = self._timeout_s + _DECODE_SPARE_S
+        if not making.wait(patience_s):
             raise StalledError(
-                f"No batch was decoded for {self._timeout_s + _DECODE_SPARE_S:.0f} s. The cores "
-                "may be busy with something else, or DALI hangs: look at `top`, or raise timeout=."
-            ) from error
+                f"No batch was decoded for {patience_s:.0f} s. The cores may be busy with "
+                "something else, or DALI hangs: look at `top`, or raise timeout=."
+            )
+        made = making.result()
         self._making = None
         return made
 
@@ -224,23 +223,31 @@ class Run:
     def _stop(self) -> None:
         """Drop what is in flight."""
         self._next = None
-        making, self._making = self._making, None
+        making = self._making
         runs = making is not None and not making.cancel()
         self._decoding.cancel(timeout_s=self._patience_s)
         if making is not None and runs and not self._ended(making):
             # It waits for a read that hangs and ends when that does, touching nothing.
             self._maker.close(timeout_s=0)
             self._maker = Workers(1, name="decode")
+        self._making = None  # not before: interrupted, the next stop waits for it
         self._decoding.stop()
 
-    def _ended(self, making: futures.Future[Made]) -> bool:
-        """Wait for a batch that is being made; False where it hangs in a read."""
+    def _ended(self, making: Outcome[Made]) -> bool:
+        """Wait for a batch that is being made; False where it hangs in a read. Raises StalledError
+        where it hangs in DALI."""
         patience_s = self._timeout_s if self._patience_s is None else self._patience_s
-        if not futures.wait([making], timeout=patience_s).not_done:
+        if making.wait(patience_s):
             return True
         if self._decoding.is_reading:
             return False
-        futures.wait([making])  # it decodes: nobody may touch the graph before it is done
+        # It decodes: nobody may touch the graph before it is done.
+        patience_s = self._timeout_s + _DECODE_SPARE_S
+        if not making.wait(patience_s):
+            raise StalledError(
+                f"A batch that is not wanted any more was not decoded for {patience_s:.0f} s: DALI "
+                "hangs, and is left alone. Look at `top`; end this process."
+            )
         return True
 
     def close(self) -> None:
@@ -259,11 +266,14 @@ class Run:
         self._close_until_s = time.monotonic() + _REMOTE_CLOSE_S
         not_at_exit(self.close)
         is_ours = threading.current_thread().name.startswith(NAME_PREFIX)
+        is_quiet = False
         try:
             self._stop()
+            is_quiet = True
         finally:
             if self._prefetch is not None:
                 self._prefetch.close()
-            self._maker.close(timeout_s=0 if is_ours else self._patience_s)
+            is_quiet |= self._maker.close(timeout_s=0 if is_ours else self._patience_s)
             self._readers.close(timeout_s=self._patience_s)
-            self._decoding.close()
+            if is_quiet:  # else DALI hangs or decodes, and to release it would do so too
+                self._decoding.close()

@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.cache import threads
 from penstock.cache.errors import ClosedError, StalledError
+from penstock.cache.outcomes import Outcome
 from penstock.cache.threads import Ordered, Workers, ordered
 from tests.watchdog import PATIENCE_S
 
@@ -91,3 +94,57 @@ def test_an_unclosed_pool_does_not_hang_the_exit() -> None:
         "next(run)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
+
+
+def test_who_is_left_behind_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A thread that hangs doesn't hang who closes its pool."""
+    monkeypatch.setattr(threads, "STALL_TIMEOUT_S", 0.05)
+    begun, never = threading.Event(), threading.Event()
+    pool = Workers(1, name="stuck")
+
+    def hang(_: object) -> bool:
+        begun.set()
+        return never.wait(30)
+
+    hanging = pool.submit(hang, None)
+    assert begun.wait(30)
+    waiting = pool.submit(len, "x")
+    assert not pool.close()
+    assert "penstock-stuck_0" in caplog.text
+    with pytest.raises(CancelledError):
+        waiting.result()
+    never.set()
+    assert hanging.result()
+    assert pool.close()
+
+
+def test_all_who_wait_for_an_outcome_are_told() -> None:
+    """And the value is everybody's: it may be asked for as often as they like."""
+    go = threading.Event()
+    pool = Workers(4, name="test")
+    slow = pool.submit(lambda _: go.wait(30), None)
+    others = [pool.submit(slow.result, 30) for _ in range(3)]
+    assert not slow.wait(0.0)
+    with pytest.raises(TimeoutError, match=r"No result after 0\.01 s"):
+        slow.result(0.01)
+    assert not slow.cancel()
+    go.set()
+    assert [other.result() for other in (*others, slow, slow)] == [True] * 5
+    pool.close()
+
+
+def test_an_outcome_is_run_or_cancelled_never_both() -> None:
+    done: list[int] = []
+    outcome = Outcome[None]()
+    assert outcome.cancel()
+    assert outcome.cancel()
+    outcome.run(done.append, 1)
+    assert not done
+    assert outcome.done()
+    other = Outcome[None]()
+    other.run(done.append, 2)
+    assert not other.cancel()
+    assert other.result() is None
+    assert done == [2]

@@ -236,6 +236,64 @@ def test_a_decoder_that_hangs_is_told(reader: Reader, monkeypatch: pytest.Monkey
     run.close()
 
 
+def test_a_graph_that_hangs_is_left_alone_and_told(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """close() ends though DALI doesn't, and touches nothing that DALI is at."""
+    monkeypatch.setattr("penstock.pipeline.feed.run._DECODE_SPARE_S", 0.0)
+    monkeypatch.setattr(Run, "_patience_s", 0.05)
+    graph, hangs, go = FakeGraph(), threading.Event(), threading.Event()
+    run = make(reader, graph, timeout_s=0.1)
+
+    def hang() -> None:
+        hangs.set()
+        go.wait(WAIT_S)
+
+    graph.before_output = hang
+    with pytest.raises(StalledError, match="No batch was decoded for"):
+        run.take(Cursor(0, 0))
+    assert hangs.wait(WAIT_S)
+    graph.used_by.clear()
+    for stop in (lambda: run.start(Cursor(3, 0)), run.close):  # again, it isn't forgotten
+        with pytest.raises(StalledError, match="left alone"):
+            stop()
+    go.set()
+    assert not graph.closed
+    assert not graph.used_by & {threading.current_thread().name}
+
+
+def test_a_stop_that_was_interrupted_is_waited_out_by_the_next(
+    reader: Reader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Ctrl-C while what is being made is waited for: close() waits for it again."""
+    graph, decoding, go = FakeGraph(), threading.Event(), threading.Event()
+    run = make(reader, graph)
+
+    def slow() -> None:
+        decoding.set()
+        assert go.wait(WAIT_S)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    graph.before_output = slow
+    run.start(Cursor(1, 0))
+    assert decoding.wait(WAIT_S)
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_ended", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run.start(Cursor(2, 0))
+    graph.used_by.clear()
+    closing = threading.Thread(target=run.close)
+    closing.start()
+    closing.join(0.2)
+    assert closing.is_alive()
+    assert not graph.used_by
+    go.set()
+    closing.join(WAIT_S)
+    assert graph.closed
+
+
 @pytest.mark.parametrize("where", ["read", "decode"])
 def test_a_loader_collected_on_a_thread_of_its_own_is_closed(reader: Reader, where: str) -> None:
     """The garbage collector runs anywhere; a thread can't wait for itself."""

@@ -10,14 +10,15 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import penstock
 from penstock.cache.errors import PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 MARK = "penstock-says "  # libraries print to stdout too; only lines that begin so are ours
-# Where our packages are; `python -m` puts it first, so that no file of the caller's hides them.
-HOME = Path(__file__).resolve().parents[2]
+# Where our package is; `python -m` puts it first, so that no file of the caller's hides it.
+HOME = Path(str(penstock.__file__)).resolve().parents[1]
 
 
 class ChildFailedError(PenstockError, RuntimeError):

@@ -1,4 +1,4 @@
-"""What `penstock doctor` says of our installed packages."""
+"""What `penstock doctor` says of our package as it is installed."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ _REINSTALL = "pip install --force-reinstall --no-deps penstock"
 
 def package_checks(facts: PackageFacts) -> Iterator[Check]:
     """One line for each thing that is wrong, else one that says so."""
-    troubles = list(_troubles(facts))
-    yield from troubles
-    if not troubles:
-        told = {"wheel": "as installed, and ", "checkout": "only files of the checkout, and "}
-        begin = told.get(facts.source or "", "")
-        yield Check(name="packages", status="ok", found=f"{begin}nothing hides them in this folder")
+    faults = list(_faults(facts))
+    yield from faults
+    if not faults:
+        state = {"wheel": "as installed, and ", "checkout": "only files of the checkout, and "}
+        begin = state.get(facts.source or "", "")
+        yield Check(name="package", status="ok", found=f"{begin}nothing hides it in this folder")
 
 
-def _troubles(facts: PackageFacts) -> Iterator[Check]:
+def _faults(facts: PackageFacts) -> Iterator[Check]:
     if facts.hiding:
         yield Check(
-            name="packages",
+            name="package",
             status="warn",
             found=f"hidden from scripts in this folder by {', '.join(facts.hiding)}",
-            remedy="Rename these, or keep training scripts in another folder.",
+            remedy="Rename it, or keep training scripts in another folder.",
         )
     for one in facts.namesakes:
         where = "in the same folder" if one.is_here else "elsewhere on Python's path"
         yield Check(
-            name="packages",
+            name="package",
             status="fail" if one.is_here else "warn",
-            found=f"{one.distribution} has a package `{one.package}` too, {where}",
+            found=f"{one.distribution} brings a package `penstock` too, {where}",
             remedy=f"Keep {one.distribution} in another environment: pip uninstall "
             f"{one.distribution}{f', then {_REINSTALL}' if one.is_here else ''}.",
         )
     if facts.altered:
         yield Check(
-            name="packages",
+            name="package",
             status="fail",
             found=f"{_named(facts.altered)} not as installed: another package or a hand wrote over "
             "it",
@@ -54,11 +54,11 @@ def _troubles(facts: PackageFacts) -> Iterator[Check]:
     if facts.foreign:
         missing = "tracked by this checkout" if facts.source == "checkout" else "of penstock"
         yield Check(
-            name="packages",
+            name="package",
             status="warn",
             found=f"{_named(facts.foreign)} in our folders and not {missing}",
             remedy="Move it out if it is yours; else delete it: what lies there can be imported "
-            "under our names.",
+            "under our name.",
         )
 
 

@@ -1,7 +1,6 @@
-"""Whether the folders of our packages hold what we put there, and nobody else's files.
+"""Whether the folder of our package holds what we put there, and nobody else's files.
 
-Their names are everyday words: another distribution may bring a `cache` or a `readers` too, and
-installers merge the folders without a word.
+Another distribution, or a hand, may write into it; installers merge folders without a word.
 """
 
 from __future__ import annotations
@@ -16,33 +15,33 @@ from importlib import machinery, metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import penstock
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-OURS = ("pipeline", "readers", "cache", "augment")
-HOME = Path(__file__).resolve().parents[2]
-"""The folder that holds our packages: site-packages, or a checkout."""
+PACKAGE = "penstock"
+HOME = Path(str(penstock.__file__)).resolve().parents[1]
+"""The folder that holds our package: site-packages, or a checkout."""
 
-_DISTRIBUTION = "penstock"
 _GIT_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Namesake:
-    """Another distribution with a package of one of our names. is_here: its files lie in ours."""
+    """Another distribution that brings a `penstock` too. is_here: its files lie in our folder."""
 
-    package: str
     distribution: str
     is_here: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackageFacts:
-    """Our packages as they are installed.
+    """What is known of our package as it is installed.
 
     source: what tells which files are ours, "wheel" or "checkout"; None if nothing does.
     foreign: files in our folders that aren't ours; altered: ours that hold something else than was
-    installed (of a checkout nobody asks). All relative to the folder of the packages. hiding: files
+    installed (of a checkout nobody asks). All relative to the folder of the package. hiding: files
     that Python would find instead of ours, if started in the current folder.
     """
 
@@ -54,7 +53,7 @@ class PackageFacts:
 
 
 def package_facts(folder: Path, *, home: Path = HOME) -> PackageFacts:
-    """The facts of the packages in `home`, for a script that is started in `folder`."""
+    """The facts of the package in `home`, for a script that is started in `folder`."""
     hidden, namesakes = hiding(folder, home=home), _namesakes(home)
     recorded = _recorded(home)
     owned = _tracked(home) if recorded is None else frozenset(recorded)
@@ -71,20 +70,27 @@ def package_facts(folder: Path, *, home: Path = HOME) -> PackageFacts:
 
 
 def hiding(folder: Path, *, home: Path = HOME) -> tuple[str, ...]:
-    """Modules and packages in a folder that hide ours from a script started there."""
+    """What in a folder hides our package from a script that is started there."""
     if folder.resolve() == home:
         return ()
     suffixes = machinery.all_suffixes()
-    candidates = [folder / f"{name}{suffix}" for name in OURS for suffix in suffixes]
-    candidates += [folder / name / f"__init__{suffix}" for name in OURS for suffix in suffixes]
+    candidates = [folder / f"{PACKAGE}{suffix}" for suffix in suffixes]
+    candidates += [folder / PACKAGE / f"__init__{suffix}" for suffix in suffixes]
     return tuple(str(path) for path in candidates if path.is_file())
+
+
+def _folders(home: Path) -> tuple[str, ...]:
+    """Our folders: the package, and in a checkout the floors that it links to."""
+    links = sorted(path for path in (home / PACKAGE).glob("*") if path.is_symlink())
+    targets = (path.resolve() for path in links)
+    return (PACKAGE, *(path.name for path in targets if path.parent == home and path.is_dir()))
 
 
 def _files(home: Path) -> Iterator[str]:
     """What lies in our folders, but for compiled files and what is hidden; folders behind links as
     one entry each."""
-    for package in OURS:
-        for folder, names, files in os.walk(home / package):
+    for top in _folders(home):
+        for folder, names, files in os.walk(home / top):
             names[:] = [n for n in names if n != "__pycache__" and not n.startswith(".")]
             links = [name for name in names if os.path.islink(os.path.join(folder, name))]
             for name in (*files, *links):
@@ -94,8 +100,8 @@ def _files(home: Path) -> Iterator[str]:
 
 def _recorded(home: Path) -> Mapping[str, metadata.FileHash | None] | None:
     """Files of the installed distribution with their checksums; None if `home` isn't one's."""
-    marker = f"{OURS[0]}/__init__.py"
-    for found in metadata.distributions(name=_DISTRIBUTION):
+    marker = f"{PACKAGE}/__init__.py"
+    for found in metadata.distributions(name=PACKAGE):
         files = {file.as_posix(): file.hash for file in found.files or ()}
         if marker in files and Path(str(found.locate_file(marker))).resolve() == home / marker:
             return files
@@ -106,7 +112,7 @@ def _tracked(home: Path) -> frozenset[str] | None:
     """What git keeps of our folders; None where that can't be told."""
     if not (home / ".git").exists():
         return None
-    command = ["git", "-C", str(home), "ls-files", "-z", "--", *OURS]
+    command = ["git", "-C", str(home), "ls-files", "-z", "--", *_folders(home)]
     try:
         run = subprocess.run(command, capture_output=True, timeout=_GIT_TIMEOUT_S)
     except (OSError, subprocess.TimeoutExpired):
@@ -130,20 +136,19 @@ def _is_altered(
 
 
 def _namesakes(home: Path) -> tuple[Namesake, ...]:
-    owners = metadata.packages_distributions()
-    found = {(package, owner) for package in OURS for owner in owners.get(package, ())}
+    owners = metadata.packages_distributions().get(PACKAGE, ())
     return tuple(
-        Namesake(package=package, distribution=owner, is_here=_is_here(package, owner, home))
-        for package, owner in sorted(found)
-        if re.sub(r"[-_.]+", "-", owner).lower() != _DISTRIBUTION
+        Namesake(distribution=owner, is_here=_is_here(owner, home))
+        for owner in sorted(set(owners))
+        if re.sub(r"[-_.]+", "-", owner).lower() != PACKAGE
     )
 
 
-def _is_here(package: str, owner: str, home: Path) -> bool:
+def _is_here(owner: str, home: Path) -> bool:
     found = metadata.distribution(owner)
-    ours = home / package
+    ours = home / PACKAGE
     return any(
         ours in Path(str(found.locate_file(file))).resolve().parents
         for file in found.files or ()
-        if file.parts[0] == package
+        if file.parts[0] == PACKAGE
     )

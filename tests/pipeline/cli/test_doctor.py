@@ -99,10 +99,10 @@ def test_a_healthy_machine_has_no_remedy() -> None:
         (broken(python=(3, 10, 4)), "python", "fail", "3.11"),
         (broken(system="Darwin"), "python", "fail", "Linux"),
         (
-            broken(packages=PackageFacts(hiding=("/job/cache.py",))),
-            "packages",
+            broken(packages=PackageFacts(hiding=("/job/penstock.py",))),
+            "package",
             "warn",
-            "/job/cache.py",
+            "/job/penstock.py",
         ),
         (broken(torch=Module()), "torch", "fail", "pip install torch"),
         (
@@ -403,12 +403,13 @@ def test_the_file_system_is_that_of_the_longest_mount(path: str, kind: str) -> N
     assert file_system_kind(Path(path), MOUNTS) == kind
 
 
-def test_files_that_hide_our_packages_are_found(tmp_path: Path) -> None:
-    assert hiding(tmp_path) == ()
+def test_files_that_hide_our_package_are_found(tmp_path: Path) -> None:
     (tmp_path / "cache.py").touch()
-    (tmp_path / "readers").mkdir()
-    (tmp_path / "readers/__init__.py").touch()
-    assert sorted(Path(found).name for found in hiding(tmp_path)) == ["__init__.py", "cache.py"]
+    assert hiding(tmp_path) == ()
+    (tmp_path / "penstock.py").touch()
+    (tmp_path / "penstock").mkdir()
+    (tmp_path / "penstock/__init__.py").touch()
+    assert sorted(Path(found).name for found in hiding(tmp_path)) == ["__init__.py", "penstock.py"]
     assert hiding(Path(__file__).resolve().parents[3]) == ()
 
 
@@ -422,7 +423,7 @@ def test_this_machine_as_json_and_for_people(tmp_path: Path) -> None:
     told = json.loads(run.stdout)
     assert run.returncode == (0 if told["ok"] else 1), run.stderr
     names = [check["name"] for check in told["checks"]]
-    assert names[:4] == ["python", "packages", "torch", "dali"]
+    assert names[:4] == ["python", "package", "torch", "dali"]
     assert names[-3:] == ["folder", "space", "file system"]
     missing = doctor(str(tmp_path / "nowhere"))
     assert missing.returncode == 1

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.pipeline.cli.doctor_packages import package_checks
-from penstock.pipeline.cli.packages import OURS, Namesake, PackageFacts, package_facts
+from penstock.pipeline.cli.packages import Namesake, PackageFacts, package_facts
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -33,7 +33,10 @@ def install(home: Path, name: str, files: Mapping[str, str]) -> None:
     (folder / "RECORD").write_text("\n".join(record) + "\n")
 
 
-OUR_FILES = {f"{name}/{file}": f"# {name}\n" for name in OURS for file in ("__init__.py", "a.py")}
+FLOORS = ("augment", "cache", "pipeline", "readers")
+OUR_FILES = {"penstock/__init__.py": "# penstock\n"} | {
+    f"penstock/{name}/{file}": f"# {name}\n" for name in FLOORS for file in ("__init__.py", "a.py")
+}
 
 
 @pytest.fixture
@@ -54,13 +57,13 @@ def empty(tmp_path: Path) -> Path:
 
 def statuses(facts: PackageFacts) -> list[str]:
     found = list(package_checks(facts))
-    assert {check.name for check in found} == {"packages"}
+    assert {check.name for check in found} == {"package"}
     assert all(bool(check.remedy) == (check.status != "ok") for check in found)
     return [check.status for check in found]
 
 
 def test_a_clean_wheel_has_nothing_to_say(site: Path, empty: Path) -> None:
-    compiled = site / "cache" / "__pycache__" / "a.cpython-311.pyc"
+    compiled = site / "penstock" / "cache" / "__pycache__" / "a.cpython-311.pyc"
     compiled.parent.mkdir()
     compiled.touch()
     install(site, "someone", {"theirs/__init__.py": ""})
@@ -69,48 +72,50 @@ def test_a_clean_wheel_has_nothing_to_say(site: Path, empty: Path) -> None:
     assert statuses(facts) == ["ok"]
 
 
-@pytest.mark.parametrize("name", ["cache/redis.py", "readers/sub/x.py", "augment/old.pyc"])
+@pytest.mark.parametrize("name", ["cache/redis.py", "readers/sub/x.py", "old.pyc"])
 def test_a_file_beside_ours_is_named(site: Path, empty: Path, name: str) -> None:
-    (site / name).parent.mkdir(exist_ok=True)
-    (site / name).touch()
+    file = site / "penstock" / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
     facts = package_facts(empty, home=site)
-    assert facts.foreign == (name,)
+    assert facts.foreign == (f"penstock/{name}",)
     (check,) = package_checks(facts)
     assert check.status == "warn"
     assert name in check.found
 
 
 def test_a_linked_folder_is_named(site: Path, empty: Path) -> None:
-    (site / "pipeline" / "more").symlink_to(empty)
-    assert package_facts(empty, home=site).foreign == ("pipeline/more",)
+    (site / "penstock" / "more").symlink_to(empty)
+    assert package_facts(empty, home=site).foreign == ("penstock/more",)
 
 
 def test_another_distribution_in_our_folders_is_a_failure(site: Path, empty: Path) -> None:
-    install(site, "Web.Cache", {"cache/__init__.py": "# theirs\n", "cache/web.py": ""})
+    install(site, "Web.Pen", {"penstock/__init__.py": "# theirs\n", "penstock/web.py": ""})
     facts = package_facts(empty, home=site)
-    assert facts.namesakes == (Namesake(package="cache", distribution="Web.Cache", is_here=True),)
-    assert facts.altered == ("cache/__init__.py",)
-    assert facts.foreign == ("cache/web.py",)
+    assert facts.namesakes == (Namesake(distribution="Web.Pen", is_here=True),)
+    assert facts.altered == ("penstock/__init__.py",)
+    assert facts.foreign == ("penstock/web.py",)
     assert statuses(facts) == ["fail", "fail", "warn"]
-    assert "pip uninstall Web.Cache" in next(package_checks(facts)).remedy
+    assert "pip uninstall Web.Pen" in next(package_checks(facts)).remedy
 
 
 def test_one_elsewhere_on_the_path_is_a_warning(
     site: Path, empty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = tmp_path / "other"
-    install(other, "meter", {"readers/__init__.py": ""})
+    install(other, "meter", {"penstock/__init__.py": ""})
     monkeypatch.syspath_prepend(str(other))
     facts = package_facts(empty, home=site)
-    assert facts.namesakes == (Namesake(package="readers", distribution="meter", is_here=False),)
+    assert facts.namesakes == (Namesake(distribution="meter", is_here=False),)
     assert statuses(facts) == ["warn"]
 
 
-@pytest.mark.parametrize("name", ["cache.py", "readers/__init__.py", "augment.abi3.so"])
+@pytest.mark.parametrize("name", ["penstock.py", "penstock/__init__.py", "penstock.abi3.so"])
 def test_a_module_in_the_current_folder_hides_ours(site: Path, empty: Path, name: str) -> None:
     (empty / name).parent.mkdir(exist_ok=True)
     (empty / name).touch()
-    (empty / "pipeline").mkdir()  # without an __init__ it hides nothing
+    (empty / "penstock").mkdir(exist_ok=True)  # without an __init__ it hides nothing
+    (empty / "cache.py").touch()  # the user's own
     facts = package_facts(empty, home=site)
     assert facts.hiding == (str(empty / name),)
     assert statuses(facts) == ["warn"]
@@ -120,8 +125,11 @@ def test_a_module_in_the_current_folder_hides_ours(site: Path, empty: Path, name
 def test_a_checkout_knows_its_files_by_git(tmp_path: Path, empty: Path) -> None:
     home = (tmp_path / "checkout").resolve()
     for name, text in OUR_FILES.items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_text(text)
+        path = home / (name if name.count("/") == 1 else name.removeprefix("penstock/"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for floor in FLOORS:
+        (home / "penstock" / floor).symlink_to(f"../{floor}")
     assert package_facts(empty, home=home).source is None
     for command in (["init", "-q"], ["add", "."]):
         subprocess.run(["git", "-C", str(home), *command], check=True, timeout=PATIENCE_S)
@@ -136,7 +144,7 @@ def test_a_checkout_knows_its_files_by_git(tmp_path: Path, empty: Path) -> None:
 
 def test_many_files_are_counted(site: Path, empty: Path) -> None:
     for number in range(7):
-        (site / "cache" / f"x{number}.py").touch()
+        (site / "penstock" / f"x{number}.py").touch()
     (check,) = package_checks(package_facts(empty, home=site))
     assert "7 files" in check.found
     assert "and 4 more" in check.found

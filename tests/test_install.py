@@ -1,0 +1,175 @@
+"""A wheel is a good guest: it brings `penstock` alone, and runs beside other people's modules."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.house import FLOORS, ROOT
+from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BUILD = [sys.executable, "-m", "hatchling", "build"]
+
+JOB = """
+import sys
+
+import augment
+import cache.utils
+import pipeline
+import readers
+
+from penstock import DataLoader, Dataset, imagenet_train, pack
+
+
+class Squares:
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return index * index
+
+
+if __name__ == "__main__":
+    photographs, packed = sys.argv[1:]
+    pack(photographs, packed, seed=3)
+    with DataLoader(Dataset(packed), batch_size=16, augment=imagenet_train(32)) as loader:
+        samples = sum(len(labels) for _, labels in loader)
+    batches = DataLoader(Squares(), batch_size=4, num_workers=2)
+    squares = [int(square) for batch in batches for square in batch]
+    print(samples, squares == [index * index for index in range(12)])
+    print(augment.NAME, cache.utils.NAME, pipeline.NAME, readers.NAME, sep=", ")
+    bare = {"augment", "cache", "pipeline", "readers"}
+    print(*sorted(module for module in sys.modules if module.split(".")[0] in bare))
+"""
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    done = subprocess.run(
+        list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=2 * PATIENCE_S
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    run(*BUILD, "-t", "sdist", "-d", folder, cwd=ROOT)
+    (found,) = folder.glob("*.tar.gz")
+    return found
+
+
+@pytest.fixture(scope="module")
+def unpacked(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("unpacked")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (found,) = folder.iterdir()
+    return found
+
+
+@pytest.fixture(scope="module")
+def wheel(unpacked: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built from the sdist, as a package index's users get it."""
+    folder = tmp_path_factory.mktemp("wheel")
+    run(*BUILD, "-t", "wheel", "-d", folder, cwd=unpacked)
+    (found,) = folder.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A fresh environment's Python: the wheel is installed there, what it needs is borrowed from
+    here by a path, which brings no package that is installed here for editing."""
+    folder = tmp_path_factory.mktemp("fresh")
+    run(sys.executable, "-m", "venv", "--without-pip", folder, cwd=folder)
+    found = folder / "bin" / "python"
+    pip = [sys.executable, "-m", "pip", "--python", found, "install", "--no-deps", "--no-index"]
+    run(*pip, wheel, cwd=folder)
+    (site,) = (folder / "lib").glob("python*/site-packages")
+    (site / "borrowed.pth").write_text(f"{sysconfig.get_paths()['purelib']}\n")
+    return found
+
+
+@pytest.fixture
+def their_folder(tmp_path: Path) -> Iterator[Path]:
+    """A project whose modules have the names of our floors."""
+    for name in ("cache/utils.py", "pipeline.py", "augment.py", "readers/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(f'NAME = "their {name}"\n')
+    (tmp_path / "train.py").write_text(JOB)
+    return tmp_path
+
+
+def held(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if not name.endswith("/")}
+
+
+def test_the_wheel_brings_one_package_and_all_of_it(wheel: Path) -> None:
+    there = held(wheel)
+    assert {name.split("/")[0] for name in there} == {"penstock", "penstock-0.1.0.dist-info"}
+    ours = {"penstock/__init__.py", "penstock/py.typed"} | {
+        f"penstock/{path.relative_to(ROOT)}"
+        for floor in FLOORS
+        for path in (ROOT / floor).rglob("*.py")
+    }
+    assert {name for name in there if name.startswith("penstock/")} == ours
+
+
+def test_a_wheel_of_the_checkout_is_the_same(wheel: Path, tmp_path: Path) -> None:
+    run(*BUILD, "-t", "wheel", "-d", tmp_path, cwd=ROOT)
+    (other,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as one, zipfile.ZipFile(other) as two:
+        assert sorted(one.namelist()) == sorted(two.namelist())
+        for name in one.namelist():
+            assert one.read(name) == two.read(name), name
+
+
+def test_the_sdist_holds_what_its_readme_names(unpacked: Path) -> None:
+    """Real folders: no link that an archive tool could lose, and each floor once."""
+    assert not [path for path in unpacked.rglob("*") if path.is_symlink()]
+    assert not [floor for floor in FLOORS if (unpacked / floor).exists()]
+    for name in ("Makefile", "constraints.txt", "CONTRIBUTING.md", "LICENSE", "docs", "tests"):
+        assert (unpacked / name).exists(), name
+
+
+def test_a_job_beside_modules_with_the_names_of_our_floors(
+    python: Path, their_folder: Path, folder: Path
+) -> None:
+    printed = run(python, "train.py", folder, their_folder / "packed", cwd=their_folder)
+    assert printed.splitlines() == [
+        "203 True",
+        "their augment.py, their cache/utils.py, their pipeline.py, their readers/__init__.py",
+        "augment cache cache.utils pipeline readers",
+    ]
+
+
+@pytest.mark.parametrize("command", [["-m", "penstock.pipeline.cli"], ["{bin}/penstock"]])
+def test_the_command_there(
+    python: Path, their_folder: Path, pack: Path, command: list[str]
+) -> None:
+    told = [part.format(bin=python.parent) for part in command]
+    assert run(python, *told, "--version", cwd=their_folder) == "penstock 0.1.0\n"
+    assert '"samples": 203' in run(python, *told, "inspect", pack, "--json", cwd=their_folder)
+
+
+def test_a_checkout_shows_no_floor_by_its_bare_name() -> None:
+    """An editable install makes the floors importable twice: whoever imported one by its bare name
+    would have two trees of errors."""
+    code = (
+        "import sys, penstock\n"
+        "assert all(getattr(penstock, name) is not None for name in penstock.__all__)\n"
+        f"print(sorted({set(FLOORS)} & set(sys.modules)))"
+    )
+    assert run(sys.executable, "-c", code, cwd=ROOT) == "[]\n"

@@ -21,7 +21,7 @@ from penstock.cache.errors import (
     IndexChangedError,
 )
 from penstock.readers.files.names import printable
-from penstock.readers.formats.folder.shard import REINDEX
+from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.pack.shard import ArrowColumns
 from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.index.opening import Format, Opener, check_format

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from penstock.readers.index.about import MAX_SHARD_BYTES, MAX_SIDE
+from penstock.readers.formats.limits import MAX_SHARD_BYTES, MAX_SIDE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

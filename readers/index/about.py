@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from penstock.readers.formats.limits import MAX_SAMPLES, MAX_SIDE
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
@@ -19,21 +20,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["folder", "tar", "arrow"]
 
-MAX_SHARD_SAMPLES = 2**24
-"""Samples of one shard: 16.8 million, of which the order of a window takes 0.4 GB."""
-
-MAX_SAMPLES = 2**36
-"""Samples of one dataset: 69 billion."""
-
 LEAST_BYTES: dict[Kind, int] = {"folder": 1, "tar": 1024, "arrow": 40}
 """Bytes that a sample takes in its shard at least: in a tar file its header and a block, in a pack
 what is noted of it."""
-
-MAX_SHARD_BYTES, MAX_BYTES = 2**50, 2**60
-"""Bytes of one shard and of one dataset."""
-
-MAX_SIDE = 2**27
-"""Pixels of an image's longer side; it is that of the largest image that is ever decoded."""
 
 _MAX_TEXT_BYTES = 64 * 2**20
 # So many brackets and commas: a million folders with their times. Each value takes 70 bytes.

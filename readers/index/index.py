@@ -13,8 +13,9 @@ import numpy as np
 
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.files.names import OWN_FOLDER, below, printable
-from penstock.readers.formats.blob_shard import ArrowBlob, BlobShard, FilesBlob
+from penstock.readers.formats.blob_shard import BlobShard, FilesBlob
 from penstock.readers.formats.folder.shard import FolderShard, folder_table
+from penstock.readers.formats.pack.blob import ArrowBlob
 from penstock.readers.formats.pack.shard import ArrowShard
 from penstock.readers.formats.tar.shard import TarShard, tar_table
 from penstock.readers.index.blob_names import BlobNames

@@ -33,23 +33,17 @@ from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import metadata, only_batch, write_batch
 from penstock.readers.files.names import are_unsafe, printable
 from penstock.readers.files.pages import BROKEN, map_buffer
-from penstock.readers.index.about import (
-    LEAST_BYTES,
+from penstock.readers.formats.limits import (
     MAX_BYTES,
     MAX_SAMPLES,
     MAX_SHARD_BYTES,
     MAX_SHARD_SAMPLES,
-    About,
-    Kind,
-    check_about,
-    load_values,
+    VERSION,
 )
+from penstock.readers.index.about import LEAST_BYTES, About, Kind, check_about, load_values
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-FORMAT = 1
-"""Version of manifest, sidecar and shard. A reader refuses a higher one."""
 
 MANIFEST = b"manifest.arrow"
 _ROOT, _SUM = b"penstock", b"penstock.crc32c"
@@ -66,7 +60,7 @@ COLUMNS = {
 # What a manifest takes: 112 bytes a shard and the names of the folders that were listed.
 _MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
 _NAMES_AT_ONCE = 2**14
-_VERSION = re.compile(rb'"version": \d+')
+_VERSION_TEXT = re.compile(rb'"version": \d+')
 _SIDECAR = re.compile(rb"sidecars/[0-9a-f]{16}-\d{6,12}(-[0-9a-f]{32})?\.arrow")
 
 
@@ -176,7 +170,7 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
         "crc32c": pa.array(manifest.crc32c, pa.uint32()),
         "columns_crc32c": pa.array(manifest.columns_crc32c, pa.uint32()),
     }
-    about = {"version": FORMAT, "penstock": _own_version(), **asdict(manifest.about)}
+    about = {"version": VERSION, "penstock": _own_version(), **asdict(manifest.about)}
     text = json.dumps(about, sort_keys=True).encode("ascii")
     batch = pa.record_batch(columns)
     metadata = {_ROOT: text, _SUM: f"{_checksum(text, batch):08x}".encode()}
@@ -205,13 +199,13 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
         raise
     except BROKEN as error:
         raise _damaged(path, error, remedy) from error
-    if form > FORMAT and not _was_ours(buffer, text, told.get(_SUM)):
+    if form > VERSION and not _was_ours(buffer, text, told.get(_SUM)):
         raise DatasetError(
             f"{printable(path)}: written by Penstock {by!r}, in a format newer than this one reads "
-            f"(wanted {FORMAT}). Upgrade penstock, or: {remedy}"
+            f"(wanted {VERSION}). Upgrade penstock, or: {remedy}"
         )
     try:
-        if form > FORMAT:
+        if form > VERSION:
             raise ValueError("its version was changed")
         batch = only_batch(buffer, COLUMNS)
         if int(told[_SUM], 16) != _checksum(text, batch):
@@ -238,7 +232,7 @@ def _was_ours(buffer: Any, text: bytes, told: bytes | None) -> bool:
         batch, wanted = only_batch(buffer, COLUMNS), int(told or b"", 16)
     except BROKEN:
         return False
-    ours = _VERSION.sub(b'"version": %d' % FORMAT, text)
+    ours = _VERSION_TEXT.sub(b'"version": %d' % VERSION, text)
     return _checksum(text, batch) != wanted == _checksum(ours, batch)
 
 

@@ -28,7 +28,8 @@ from penstock.readers.files.atomic import locked, make_folder
 from penstock.readers.files.names import below, printable
 from penstock.readers.formats.folder.building import SIDECARS, judge_shard
 from penstock.readers.formats.folder.listing import list_folder, virtual_shards
-from penstock.readers.formats.folder.shard import REINDEX, SidecarContent, write_sidecar
+from penstock.readers.formats.folder.shard import SidecarContent, write_sidecar
+from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.tar.building import judge_archive
 from penstock.readers.formats.tar.listing import list_archives
 from penstock.readers.formats.tar.remote import drop_copy
@@ -39,7 +40,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.readers.fields.facts import ShardFacts
-    from penstock.readers.formats.folder.listing import Grouping, Listing
+    from penstock.readers.formats.folder.listing import Listing
+    from penstock.readers.formats.grouping import Grouping
     from penstock.readers.formats.tar.shard import TarSidecar
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin.origin import Entry, Origin

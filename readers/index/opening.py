@@ -40,7 +40,7 @@ from penstock.readers.formats.folder.building import (
     refresh_directories,
 )
 from penstock.readers.formats.folder.listing import changed_directories, list_folder
-from penstock.readers.formats.folder.shard import REINDEX
+from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.tar.listing import holds_tars
 from penstock.readers.formats.tar.opening import TarOpener
 from penstock.readers.index.index import opened

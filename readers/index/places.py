@@ -20,7 +20,8 @@ from penstock.cache.base.folders import make_private_folder
 from penstock.cache.errors import ConfigError, CorruptShardError, FetchError, PenstockWarning
 from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.names import printable
-from penstock.readers.formats.folder.shard import REINDEX, is_sidecar
+from penstock.readers.formats.local_files import REINDEX
+from penstock.readers.formats.sidecar_file import is_sidecar
 from penstock.readers.index.home import user_cache
 from penstock.readers.index.manifest import MANIFEST, MAX_READ_BYTES, Manifest, read_manifest
 from penstock.readers.origin.local import LocalFolder

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.cache.errors import CorruptShardError, IndexChangedError
 from penstock.readers.files.names import below, printable
-from penstock.readers.formats.folder.shard import REINDEX, read_sidecar
+from penstock.readers.formats.folder.shard import read_sidecar
+from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.tar.shard import read_tar_sidecar
 from penstock.readers.index.mending import warn_of_damage
 from penstock.readers.origin.remote import part

@@ -27,9 +27,9 @@ from penstock.readers.fields.verify import Checked, find_verify
 from penstock.readers.files.atomic import locked, make_folder, write_bytes
 from penstock.readers.files.names import printable
 from penstock.readers.files.progress import Reporter
+from penstock.readers.formats.limits import VERSION
 from penstock.readers.formats.pack.shard import ArrowShard, ShardContent, write_shard
 from penstock.readers.index.manifest import (
-    FORMAT,
     MANIFEST,
     Manifest,
     join_manifest,
@@ -165,7 +165,7 @@ class _Job:
 
     def run(self, source: PackSource, root: bytes, began: float) -> PackSummary:
         settings = {
-            "version": FORMAT,
+            "version": VERSION,
             "source": source.fingerprint,
             "shuffle": self.shuffle,
             "seed": self.seed if self.shuffle else None,

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base.hashing import keyed_hash
-from penstock.readers.formats.folder.listing import VIRTUAL_SHARD_BYTES, Grouping, virtual_shards
+from penstock.readers.formats.folder.listing import VIRTUAL_SHARD_BYTES, virtual_shards
+from penstock.readers.formats.grouping import Grouping
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

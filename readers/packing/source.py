@@ -11,9 +11,9 @@ from crc32c import crc32c
 from penstock.cache.errors import CorruptSampleError
 from penstock.cache.threads import ordered
 from penstock.readers.fields.verify import Checked, examine
-from penstock.readers.formats.blob_shard import ArrowBlob
 from penstock.readers.formats.folder.intake import cut, read_chunks
 from penstock.readers.formats.folder.listing import list_folder
+from penstock.readers.formats.pack.blob import ArrowBlob
 from penstock.readers.formats.pack.shard import ArrowShard
 from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.formats.tar.intake import read_tar_chunks

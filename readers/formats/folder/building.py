@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats.folder.intake import Chunk
-    from penstock.readers.formats.folder.listing import File, Listing
-    from penstock.readers.origin.origin import Origin
+    from penstock.readers.formats.folder.listing import Listing
+    from penstock.readers.origin.origin import Entry, Origin
     from penstock.readers.types import Progress, Verify
 
 _log = logging.getLogger("penstock")
@@ -53,7 +53,7 @@ class Known:
     version: str
     checked: Checked
 
-    def is_same(self, file: File) -> bool:
+    def is_same(self, file: Entry) -> bool:
         """Nothing about the file looks different: its facts hold without reading it."""
         here = (self.size_bytes, self.mtime_ns, self.version)
         return here == (file.size_bytes, file.mtime_ns, file.version)

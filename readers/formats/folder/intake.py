@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.threads import ordered
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
-from penstock.readers.formats.folder.shard import changed, read_file, unreadable
+from penstock.readers.formats.local_files import changed, read_file, unreadable
 from penstock.readers.origin.local import LocalFolder
-from penstock.readers.origin.origin import Entry
 from penstock.readers.origin.remote import RemoteFolder
 from penstock.readers.types import Rejection
 
@@ -20,8 +19,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.folder.listing import File, Listing
-    from penstock.readers.origin.origin import Origin
+    from penstock.readers.formats.folder.listing import Listing
+    from penstock.readers.origin.origin import Entry, Origin
     from penstock.readers.types import Encoded
 
 # Enough images for every core of a large machine to have some, and little enough that a few chunks
@@ -82,7 +81,7 @@ def read_chunks(
     yield from ordered(read, jobs(), workers=workers, ahead=_AHEAD + workers, name="intake")
 
 
-def _read(origin: Origin, files: Sequence[File]) -> list[Encoded | Rejection]:
+def _read(origin: Origin, files: Sequence[Entry]) -> list[Encoded | Rejection]:
     if isinstance(origin, RemoteFolder):
         return _read_remote(origin, files)
     if isinstance(origin, LocalFolder):
@@ -90,29 +89,25 @@ def _read(origin: Origin, files: Sequence[File]) -> list[Encoded | Rejection]:
     raise TypeError(f"unknown origin {origin!r}")
 
 
-def _read_remote(origin: RemoteFolder, files: Sequence[File]) -> list[Encoded | Rejection]:
+def _read_remote(origin: RemoteFolder, files: Sequence[Entry]) -> list[Encoded | Rejection]:
     """As read_candidate, over many files at once: of large ones the head is looked at first."""
-    entries = [
-        Entry(name=file.name, size_bytes=file.size_bytes, mtime_ns=0, version=file.version)
-        for file in files
-    ]
-    first = [e.size_bytes if e.size_bytes <= _SMALL_BYTES else HEAD_BYTES for e in entries]
+    first = [f.size_bytes if f.size_bytes <= _SMALL_BYTES else HEAD_BYTES for f in files]
     samples: list[Encoded | Rejection] = []
-    for data in origin.read(list(zip(entries, first, strict=True))):
+    for data in origin.read(list(zip(files, first, strict=True))):
         codec = sniff(data[:HEAD_BYTES].tobytes())
         samples.append(codec if isinstance(codec, Rejection) else data)
     large = [
         i
         for i, sample in enumerate(samples)
-        if not isinstance(sample, Rejection) and first[i] < entries[i].size_bytes
+        if not isinstance(sample, Rejection) and first[i] < files[i].size_bytes
     ]
-    whole = origin.read([(entries[i], entries[i].size_bytes) for i in large]) if large else []
+    whole = origin.read([(files[i], files[i].size_bytes) for i in large]) if large else []
     for i, data in zip(large, whole, strict=True):
         samples[i] = data
     return samples
 
 
-def read_candidate(origin: LocalFolder, file: File) -> Encoded | Rejection:
+def read_candidate(origin: LocalFolder, file: Entry) -> Encoded | Rejection:
     """A file's bytes, or why it can't be an image; a large file of another kind isn't read
     whole."""
     path = os.path.join(origin.root, file.name)

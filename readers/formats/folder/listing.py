@@ -19,8 +19,10 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.files.names import is_passed_over, printable, unsafe_reason
+from penstock.readers.formats.grouping import Grouping, grouping
 from penstock.readers.origin.absent import not_a_folder, not_seen, nothing_there
 from penstock.readers.origin.local import LocalFolder, leads_to_folder
+from penstock.readers.origin.origin import Entry
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.origin.remote import RemoteFolder
 from penstock.readers.origin.unread import check_layout
@@ -41,16 +43,6 @@ _GROUP_SALT = b"penstock-group-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class File:
-    """A candidate. name: below the root; mtime_ns: 0 for remote ones; version: etag or the like."""
-
-    name: bytes
-    size_bytes: int
-    mtime_ns: int
-    version: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
     """A folder's candidates, before anything was read.
 
@@ -60,7 +52,7 @@ class Listing:
     quarantined: what can't be a candidate. passed_over: files of other kinds, by extension.
     """
 
-    files: list[File]
+    files: list[Entry]
     sizes: NDArray[np.int64]
     labels: NDArray[np.int64] | None
     classes: tuple[str, ...]
@@ -103,7 +95,7 @@ def list_folder(origin: Origin) -> Listing:
 
 
 def _arrange(
-    found: Iterable[File], directories: Mapping[bytes, int], quarantined: list[QuarantineEntry]
+    found: Iterable[Entry], directories: Mapping[bytes, int], quarantined: list[QuarantineEntry]
 ) -> Listing:
     files = sorted(found, key=_order)
     classes = sorted({top for file in files if (top := _class_of(file.name)) is not None})
@@ -129,14 +121,14 @@ def _class_of(name: bytes) -> bytes | None:
     return top if slash else None
 
 
-def _order(file: File) -> tuple[bytes, bytes, bytes]:
+def _order(file: Entry) -> tuple[bytes, bytes, bytes]:
     folder, _, base = file.name.rpartition(b"/")
     return file.name.partition(b"/")[0] if folder else b"", folder, base
 
 
 def _walk_local(
     origin: LocalFolder, directories: dict[bytes, int], quarantined: list[QuarantineEntry]
-) -> Iterator[File]:
+) -> Iterator[Entry]:
     try:
         root = os.stat(origin.root)
     except (FileNotFoundError, NotADirectoryError):
@@ -169,13 +161,13 @@ def _walk_local(
             name = os.path.join(folder, entry.name) if folder else entry.name
             if leads_to_folder(entry):
                 stack.append((name, above | {identity}))
-            elif isinstance(file := _local_file(name, entry), File):
+            elif isinstance(file := _local_file(name, entry), Entry):
                 yield file
             else:
                 quarantined.append(QuarantineEntry(name=name, reason=file))
 
 
-def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> File | str:
+def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> Entry | str:
     try:
         found = entry.stat()
     except FileNotFoundError:
@@ -189,7 +181,7 @@ def _local_file(name: bytes, entry: os.DirEntry[bytes]) -> File | str:
         return f"can't be looked at ({error.strerror})"
     if not stat.S_ISREG(found.st_mode):
         return "not a regular file"
-    return File(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
+    return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
 
 
 def _not_listed(path: bytes, error: OSError) -> DatasetError:
@@ -199,14 +191,14 @@ def _not_listed(path: bytes, error: OSError) -> DatasetError:
     )
 
 
-def _walk_remote(origin: RemoteFolder, quarantined: list[QuarantineEntry]) -> Iterator[File]:
+def _walk_remote(origin: RemoteFolder, quarantined: list[QuarantineEntry]) -> Iterator[Entry]:
     for found in origin.walk():
         name = found.name
         reason = unsafe_reason(name)
         if reason is not None:
             quarantined.append(QuarantineEntry(name=name, reason=reason))
         elif name and not name.endswith(b"/") and not any(map(is_passed_over, name.split(b"/"))):
-            yield File(name=name, size_bytes=found.size_bytes, mtime_ns=0, version=found.version)
+            yield found
 
 
 def changed_directories(origin: LocalFolder, directories: Mapping[bytes, int]) -> list[bytes]:
@@ -219,34 +211,6 @@ def _mtime_ns(origin: LocalFolder, name: bytes) -> int | None:
         return os.stat(os.path.join(origin.root, name)).st_mtime_ns
     except OSError:  # gone, or not ours to see any more: changed either way
         return None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Grouping:
-    """Positions in a listing, shard by shard.
-
-    order: positions, int64, shape (n,); bounds: where each shard starts and ends in it, int64,
-    shape (shards + 1,). No shard is empty.
-    """
-
-    order: NDArray[np.int64]
-    bounds: NDArray[np.int64]
-
-    @property
-    def shards(self) -> int:
-        return len(self.bounds) - 1
-
-    def positions(self, shard: int) -> NDArray[np.int64]:
-        """Of one shard, int64, shape (its samples,)."""
-        return self.order[self.bounds[shard] : self.bounds[shard + 1]]
-
-
-def grouping(groups: NDArray[np.int64]) -> Grouping:
-    """Group positions by number, in order inside a group; numbers that nobody has are left out."""
-    order = np.argsort(groups, kind="stable")
-    counts = np.bincount(groups) if len(groups) else np.empty(0, np.int64)
-    ends = np.cumsum(counts[counts > 0], dtype=np.int64)
-    return Grouping(order=order.astype(np.int64), bounds=np.concatenate(([0], ends)))
 
 
 def virtual_shards(listing: Listing, *, shard_bytes: int = VIRTUAL_SHARD_BYTES) -> Grouping:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from crc32c import crc32c
 
-from penstock.cache.errors import CorruptShardError, DatasetError, IndexChangedError
 from penstock.readers.files.atomic import write_whole
-from penstock.readers.files.ipc import Columns, only_batch, write_batch
-from penstock.readers.files.names import are_unsafe, printable
-from penstock.readers.files.pages import BROKEN, map_buffer, read_buffer
-from penstock.readers.formats.pack.shard import read_up_to
+from penstock.readers.files.ipc import write_batch
+from penstock.readers.files.names import printable
+from penstock.readers.files.pages import BROKEN
+from penstock.readers.formats.limits import VERSION
+from penstock.readers.formats.local_files import read_file_into
 from penstock.readers.formats.shard import check_rows, table
-from penstock.readers.index.manifest import FORMAT
+from penstock.readers.formats.sidecar_file import check_names, sidecar_batch, sidecar_etag, torn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.types import Encoded
-
-REINDEX = "Run `penstock index` on the dataset again."
 
 _COLUMNS = {
     "path": "large_binary",
@@ -74,18 +71,9 @@ def write_sidecar(path: bytes, content: SidecarContent) -> str:
     }
     if content.labels is not None:
         columns["label"] = pa.array(content.labels, pa.int64())
-    batch = pa.record_batch(columns).replace_schema_metadata({"penstock.sidecar": str(FORMAT)})
+    batch = pa.record_batch(columns).replace_schema_metadata({"penstock.sidecar": str(VERSION)})
     write_whole(path, lambda temp: write_batch(temp, batch))
     return sidecar_etag(path)
-
-
-def sidecar_etag(path: bytes) -> str:
-    """A checksum of the file."""
-    return _etag(map_buffer(path))
-
-
-def _etag(buffer: Any) -> str:
-    return f"crc32c-{crc32c(buffer):08x}"
 
 
 def read_sidecar(path: bytes, *, etag: str) -> SidecarContent:
@@ -96,37 +84,6 @@ def read_sidecar(path: bytes, *, etag: str) -> SidecarContent:
         return _content(batch)
     except BROKEN as error:
         raise torn(path, error) from error
-
-
-def is_sidecar(path: bytes, etag: str) -> bool:
-    """Whether a file is what the manifest promises. Raises OSError."""
-    try:
-        return _etag(read_buffer(path)) == etag
-    except ValueError:  # empty
-        return False
-
-
-def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
-    """A sidecar's columns, with or without labels; raises as read_sidecar does."""
-    try:
-        buffer = read_buffer(path)  # not mapped: what is checked here is what is used
-        if _etag(buffer) != etag:
-            raise ValueError("its checksum isn't what the manifest promises")
-        return only_batch(buffer, columns, optional=frozenset(("label",)))
-    except FileNotFoundError:
-        raise IndexChangedError(
-            f"{printable(path)}: part of the index is gone; it was built anew while this dataset "
-            f"was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
-        ) from None
-    except BROKEN as error:
-        raise torn(path, error) from error
-
-
-def torn(path: bytes, error: Exception) -> CorruptShardError:
-    """A sidecar that can't be read."""
-    return CorruptShardError(
-        f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
-    )
 
 
 def _content(batch: Any) -> SidecarContent:
@@ -146,12 +103,6 @@ def _content(batch: Any) -> SidecarContent:
         codecs=batch.column("codec").to_pylist(),
         labels=batch.column("label").to_numpy() if has_labels else None,
     )
-
-
-def check_names(names: Sequence[bytes]) -> None:
-    """Whether all are paths below the dataset's folder, at least one. Raises ValueError."""
-    if not names or are_unsafe(names):
-        raise ValueError("a file's name is no path below the dataset")
 
 
 def folder_table(
@@ -197,51 +148,3 @@ class FolderShard:
     def name(self, row: int) -> str:
         """The file's name below the dataset's root."""
         return printable(self._names[row])
-
-
-def read_file(path: bytes, *, name: bytes, size_bytes: int) -> Encoded:
-    """A whole file that has size_bytes. Raises as read_file_into does."""
-    data = np.empty(size_bytes + 1, np.uint8)
-    read_file_into(path, data, name=name)
-    data.flags.writeable = False
-    return data[:-1]
-
-
-def read_file_into(path: bytes, slot: Encoded, *, name: bytes) -> None:
-    """Read a whole file that is one byte shorter than its slot: so the same call sees one that
-    grew.
-
-    Raises IndexChangedError (gone, another size), DatasetError (can't be read).
-    """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        raise changed(name, "it is gone") from None
-    except OSError as error:
-        raise unreadable(name, error) from error
-    try:
-        got = read_up_to(fd, slot)
-    except OSError as error:
-        raise unreadable(name, error) from error
-    finally:
-        os.close(fd)
-    wanted = len(slot) - 1
-    if got != wanted:
-        now = "has more" if got > wanted else f"has {got}"
-        raise changed(name, f"it had {wanted} bytes and {now}")
-
-
-def changed(name: bytes, what: str) -> IndexChangedError:
-    """A file isn't what was listed or indexed."""
-    return IndexChangedError(
-        f"{printable(name)}: changed since it was listed: {what}. Put it back, or take the folder "
-        f"as it is now: {REINDEX}"
-    )
-
-
-def unreadable(name: bytes, error: OSError) -> DatasetError:
-    """A file is there and can't be read."""
-    return DatasetError(
-        f"{printable(name)}: can't be read ({error.strerror or error}). Give this user the right "
-        "to read it and look whether the disk is well."
-    )

@@ -20,8 +20,9 @@ from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import only_batch, write_batch
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, advise_willneed, map_buffer, only_the_tail
+from penstock.readers.formats.limits import VERSION
+from penstock.readers.formats.local_files import read_up_to
 from penstock.readers.formats.shard import check_rows, table
-from penstock.readers.index.manifest import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -81,7 +82,7 @@ def write_shard(path: bytes, content: ShardContent) -> int:
         "source": pa.array(content.source, pa.int64()),
         "name": pa.array(list(content.names), pa.large_binary()),
     }
-    metadata = {b"penstock.shard": str(FORMAT).encode(), _NAMES_SUM: _sum_of(content.names)}
+    metadata = {b"penstock.shard": str(VERSION).encode(), _NAMES_SUM: _sum_of(content.names)}
     batch = pa.record_batch(columns).replace_schema_metadata(metadata)
     write_whole(path, lambda temp: write_batch(temp, batch))
     return os.stat(path).st_size
@@ -206,15 +207,6 @@ class ArrowShard(ArrowColumns):
             file.seek(self._source_offset)
             file.write(np.ascontiguousarray(source, "<i8").tobytes())
             os.fsync(file.fileno())
-
-
-def read_up_to(fd: int, into: Encoded, offset: int = 0) -> int:
-    """Fill an array from a file's offset; bytes that came, fewer where the file ends. Raises
-    OSError."""
-    view, got = into.data, 0
-    while got < len(view) and (more := os.preadv(fd, [view[got:]], offset + got)):
-        got += more
-    return got
 
 
 def _check_size(path: bytes, size_bytes: int) -> None:

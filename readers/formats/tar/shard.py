@@ -18,17 +18,10 @@ from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import write_batch
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, advise_willneed, map_buffer
-from penstock.readers.formats.folder.shard import (
-    changed,
-    check_names,
-    sidecar_batch,
-    sidecar_etag,
-    torn,
-    unreadable,
-)
-from penstock.readers.formats.pack.shard import read_up_to
+from penstock.readers.formats.limits import VERSION
+from penstock.readers.formats.local_files import changed, read_up_to, unreadable
 from penstock.readers.formats.shard import check_rows, table
-from penstock.readers.index.manifest import FORMAT
+from penstock.readers.formats.sidecar_file import check_names, sidecar_batch, sidecar_etag, torn
 from penstock.readers.origin.origin import Entry
 
 if TYPE_CHECKING:
@@ -156,7 +149,7 @@ def write_tar_sidecar(path: bytes, content: TarSidecar) -> str:
         "mtime_ns": archive.mtime_ns,
         "version": archive.version,
     }
-    metadata = {b"penstock.sidecar": str(FORMAT).encode(), _ARCHIVE: json.dumps(facts).encode()}
+    metadata = {b"penstock.sidecar": str(VERSION).encode(), _ARCHIVE: json.dumps(facts).encode()}
     batch = pa.record_batch(columns).replace_schema_metadata(metadata)
     write_whole(path, lambda temp: write_batch(temp, batch))
     return sidecar_etag(path)

@@ -200,10 +200,10 @@ def test_a_changed_folder_is_seen_by_its_time(tmp_path: Path) -> None:
 
 
 def made_up(sizes: list[int]) -> Listing:
-    from penstock.readers.formats.folder.listing import File
+    from penstock.readers.origin.origin import Entry
 
     files = [
-        File(name=b"%05d.jpg" % i, size_bytes=size, mtime_ns=0, version="")
+        Entry(name=b"%05d.jpg" % i, size_bytes=size, mtime_ns=0, version="")
         for i, size in enumerate(sizes)
     ]
     return Listing(

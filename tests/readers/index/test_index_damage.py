@@ -18,7 +18,8 @@ import penstock.readers.formats.folder.listing
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import IndexChangedError, PenstockWarning
 from penstock.readers import Dataset, pack
-from penstock.readers.index.manifest import FORMAT, read_manifest
+from penstock.readers.formats.limits import VERSION
+from penstock.readers.index.manifest import read_manifest
 from tests import images, tars
 from tests.servers import serving
 
@@ -269,7 +270,7 @@ def test_a_flip_in_a_manifests_version_isnt_a_newer_one(
     Job(data / "folder", root).close()
     path = place_of(root) / "manifest.arrow"
     whole = path.read_bytes()
-    at = whole.rindex(b'"version": %d' % FORMAT) + len(b'"version": ')
+    at = whole.rindex(b'"version": %d' % VERSION) + len(b'"version": ')
     path.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
     job = Job(data / "folder", root)
     assert len(job.epoch()) == SAMPLES

@@ -1,0 +1,18 @@
+"""What the index of a dataset may say at most, and the version of the files that it is made of."""
+
+from __future__ import annotations
+
+VERSION = 1
+"""Of manifest, sidecar and shard. A reader refuses a higher one."""
+
+MAX_SHARD_SAMPLES = 2**24
+"""Samples of one shard: 16.8 million, of which the order of a window takes 0.4 GB."""
+
+MAX_SAMPLES = 2**36
+"""Samples of one dataset: 69 billion."""
+
+MAX_SHARD_BYTES, MAX_BYTES = 2**50, 2**60
+"""Bytes of one shard and of one dataset."""
+
+MAX_SIDE = 2**27
+"""Pixels of an image's longer side; it is that of the largest image that is ever decoded."""

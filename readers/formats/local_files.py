@@ -1,0 +1,73 @@
+"""Reading local files of a dataset: whole or in part, with errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.errors import DatasetError, IndexChangedError
+from penstock.readers.files.names import printable
+
+if TYPE_CHECKING:
+    from penstock.readers.types import Encoded
+
+REINDEX = "Run `penstock index` on the dataset again."
+
+
+def read_up_to(fd: int, into: Encoded, offset: int = 0) -> int:
+    """Fill an array from a file's offset; bytes that came, fewer where the file ends. Raises
+    OSError."""
+    view, got = into.data, 0
+    while got < len(view) and (more := os.preadv(fd, [view[got:]], offset + got)):
+        got += more
+    return got
+
+
+def read_file(path: bytes, *, name: bytes, size_bytes: int) -> Encoded:
+    """A whole file that has size_bytes. Raises as read_file_into does."""
+    data = np.empty(size_bytes + 1, np.uint8)
+    read_file_into(path, data, name=name)
+    data.flags.writeable = False
+    return data[:-1]
+
+
+def read_file_into(path: bytes, slot: Encoded, *, name: bytes) -> None:
+    """Read a whole file that is one byte shorter than its slot: so the same call sees one that
+    grew.
+
+    Raises IndexChangedError (gone, another size), DatasetError (can't be read).
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise changed(name, "it is gone") from None
+    except OSError as error:
+        raise unreadable(name, error) from error
+    try:
+        got = read_up_to(fd, slot)
+    except OSError as error:
+        raise unreadable(name, error) from error
+    finally:
+        os.close(fd)
+    wanted = len(slot) - 1
+    if got != wanted:
+        now = "has more" if got > wanted else f"has {got}"
+        raise changed(name, f"it had {wanted} bytes and {now}")
+
+
+def changed(name: bytes, what: str) -> IndexChangedError:
+    """A file isn't what was listed or indexed."""
+    return IndexChangedError(
+        f"{printable(name)}: changed since it was listed: {what}. Put it back, or take the folder "
+        f"as it is now: {REINDEX}"
+    )
+
+
+def unreadable(name: bytes, error: OSError) -> DatasetError:
+    """A file is there and can't be read."""
+    return DatasetError(
+        f"{printable(name)}: can't be read ({error.strerror or error}). Give this user the right "
+        "to read it and look whether the disk is well."
+    )

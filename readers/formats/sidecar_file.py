@@ -1,0 +1,62 @@
+"""The file of a sidecar, whatever the format notes in it: its checksum, and reading it strictly."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from penstock.cache.errors import CorruptShardError, IndexChangedError
+from penstock.readers.files.ipc import Columns, only_batch
+from penstock.readers.files.names import are_unsafe, printable
+from penstock.readers.files.pages import BROKEN, map_buffer, read_buffer
+from penstock.readers.formats.local_files import REINDEX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def sidecar_etag(path: bytes) -> str:
+    """A checksum of the file."""
+    return _etag(map_buffer(path))
+
+
+def _etag(buffer: Any) -> str:
+    return f"crc32c-{crc32c(buffer):08x}"
+
+
+def is_sidecar(path: bytes, etag: str) -> bool:
+    """Whether a file is what the manifest promises. Raises OSError."""
+    try:
+        return _etag(read_buffer(path)) == etag
+    except ValueError:  # empty
+        return False
+
+
+def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
+    """A sidecar's columns, with or without labels; raises as read_sidecar does."""
+    try:
+        buffer = read_buffer(path)  # not mapped: what is checked here is what is used
+        if _etag(buffer) != etag:
+            raise ValueError("its checksum isn't what the manifest promises")
+        return only_batch(buffer, columns, optional=frozenset(("label",)))
+    except FileNotFoundError:
+        raise IndexChangedError(
+            f"{printable(path)}: part of the index is gone; it was built anew while this dataset "
+            f"was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
+        ) from None
+    except BROKEN as error:
+        raise torn(path, error) from error
+
+
+def torn(path: bytes, error: Exception) -> CorruptShardError:
+    """A sidecar that can't be read."""
+    return CorruptShardError(
+        f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
+    )
+
+
+def check_names(names: Sequence[bytes]) -> None:
+    """Whether all are paths below the dataset's folder, at least one. Raises ValueError."""
+    if not names or are_unsafe(names):
+        raise ValueError("a file's name is no path below the dataset")

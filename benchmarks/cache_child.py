@@ -89,9 +89,10 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
 
     url, names, sizes, cache ("" for none).
     """
-    from penstock.cache.base.blob import BlobSource, Part, blob_key
+    from penstock.cache.base.blob import BlobSource, Segment, blob_key
     from penstock.cache.blobs.remote import Remote
-    from penstock.cache.fetch.fetcher import Fetcher, Span
+    from penstock.cache.fetch.fetcher import Fetcher
+    from penstock.cache.fetch.object_range import ObjectRange
     from penstock.cache.stores.opening import open_store
     from penstock.cache.threads import ordered
 
@@ -109,14 +110,14 @@ def fill(task: dict[str, Any]) -> dict[str, float]:
         if cache is None:
             step = fetcher.policy.range_bytes
             spans = [
-                Span(path=name, start=a, end=min(a + step, size), version=None)
+                ObjectRange(path=name, start=a, end=min(a + step, size), version=None)
                 for a in range(0, size, step)
             ]
             fetcher.fetch(spans, lambda _number, _answer: None, urgent=False)
         else:
             key = blob_key(scope="bench", uri=name, version="1")
-            part = Part(path=name, size_bytes=size, version=None)
-            remote.fill(BlobSource(key=key, uri=name, parts=(part,), size_bytes=size))
+            segment = Segment(path=name, size_bytes=size, version=None)
+            remote.fill(BlobSource(key=key, uri=name, segments=(segment,), size_bytes=size))
 
     for _ in ordered(bring, objects, workers=4, ahead=4, name="bench"):
         pass

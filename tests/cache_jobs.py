@@ -21,7 +21,7 @@ import numpy as np
 import obstore  # noqa: F401 - imported by the fork server, not by each child
 import pyarrow as pa  # noqa: F401
 
-from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.blobs.remote import Remote
 from penstock.cache.disk.disk_cache import DiskCache
@@ -91,7 +91,7 @@ def source(job: Job, name: str, size_bytes: int) -> BlobSource:
     return BlobSource(
         key=blob_key(scope="", uri=uri, version=str(size_bytes)),
         uri=uri,
-        parts=(Part(path=name, size_bytes=size_bytes, version=None),),
+        segments=(Segment(path=name, size_bytes=size_bytes, version=None),),
         size_bytes=size_bytes,
     )
 
@@ -133,7 +133,7 @@ class Reader:
             ends = [min(start + span_bytes, size_bytes) for start in starts]
             blob = self.remote.open(self.sources[each])
             for low in range(0, len(starts), 8):
-                some = Wanted(blob=blob, starts=starts[low : low + 8], ends=ends[low : low + 8])
+                some = BlobSpans(blob=blob, starts=starts[low : low + 8], ends=ends[low : low + 8])
                 (got,) = self.remote.load([some], mode=job.mode)  # type: ignore[arg-type]
                 wrong = sum(
                     bytes(array) != wanted[start:end]

@@ -1,6 +1,6 @@
 """Blobs: the unit of the cache. A blob is one object of a store, or many small ones end to end.
 
-A blob's bytes come from `parts`; it is named by a key that hashes what they are, never by a name
+A blob's bytes come from `segments`; it is named by a key that hashes what they are, never by a name
 that a remote gave.
 """
 
@@ -28,9 +28,12 @@ an image takes (benchmarks/results/reading.json)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """An object that is a part of a blob. path: as the store calls it; version: what the object
-    must be, None for whatever is there when its first byte is fetched."""
+class Segment:
+    """An object that is a blob, or one of those that make it up.
+
+    path: as the store calls it; version: what the object must be, None for whatever is there when
+    its first byte is fetched.
+    """
 
     path: str
     size_bytes: int
@@ -39,12 +42,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSource:
-    """Where a blob's bytes are. key: 40 hex digits; uri: for people, without credentials; parts:
+    """Where a blob's bytes are. key: 40 hex digits; uri: for people, without credentials; segments:
     at least one, end to end in this order; size_bytes: of all of them."""
 
     key: str
     uri: str
-    parts: Sequence[Part]
+    segments: Sequence[Segment]
     size_bytes: int
 
 
@@ -86,7 +89,7 @@ class Blob(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class BlobSpans:
     """Spans of one blob: starts, ends: bytes in the blob, end exclusive, of equal length."""
 
     blob: Blob

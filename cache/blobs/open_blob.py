@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.disk.fills import part_name
-from penstock.cache.fetch.fetcher import Span
+from penstock.cache.fetch.object_range import ObjectRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -157,19 +157,23 @@ class PassingBlob:
         self.version: str | None = None  # of the first answer, where the source doesn't say
         self._fetch = fetch
         self._memory: mmap.mmap | None = None
-        sizes = [part.size_bytes for part in source.parts] if len(source.parts) > 1 else [0]
-        self._starts = np.cumsum([0, *sizes[:-1]])  # where each part begins
+        sizes = (
+            [segment.size_bytes for segment in source.segments] if len(source.segments) > 1 else [0]
+        )
+        self._starts = np.cumsum([0, *sizes[:-1]])  # where each segment begins
 
-    def spans(self, start: int, end: int) -> Iterator[Span]:
-        """Bytes [start, end) of the blob as spans of its parts."""
-        parts = self.source.parts
+    def spans(self, start: int, end: int) -> Iterator[ObjectRange]:
+        """Bytes [start, end) of the blob as spans of its segments."""
+        segments = self.source.segments
         place = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < end:
-            part, begin = parts[place], int(self._starts[place])
-            upto = min(end, begin + part.size_bytes) if len(parts) > 1 else end
-            version = part.version or (self.version if len(parts) == 1 else None)
+            segment, begin = segments[place], int(self._starts[place])
+            upto = min(end, begin + segment.size_bytes) if len(segments) > 1 else end
+            version = segment.version or (self.version if len(segments) == 1 else None)
             if upto > start:
-                yield Span(path=part.path, start=start - begin, end=upto - begin, version=version)
+                yield ObjectRange(
+                    path=segment.path, start=start - begin, end=upto - begin, version=version
+                )
             start, place = max(start, upto), place + 1
 
     def buffer(self, spans: Spans) -> Any:

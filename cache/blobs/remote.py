@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.base.blob import BlobSource, Part, blob_key
+from penstock.cache.base.blob import BlobSource, Segment, blob_key
 from penstock.cache.base.locks import wait_for
 from penstock.cache.base.store import ObjectInfo
 from penstock.cache.blobs.fill_failures import FillFailures
@@ -36,7 +36,7 @@ from penstock.cache.errors import (
     PenstockWarning,
     StalledError,
 )
-from penstock.cache.fetch.fetcher import Span
+from penstock.cache.fetch.object_range import ObjectRange
 
 if TYPE_CHECKING:
     import weakref
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import Blob, ReadMode, Wanted
+    from penstock.cache.base.blob import Blob, BlobSpans, ReadMode
     from penstock.cache.base.counters import Traffic
     from penstock.cache.base.mapping import Map
     from penstock.cache.base.store import Answer
@@ -81,7 +81,7 @@ class _Stopped(Exception):
 class _Task:
     """One range to fetch, and what to do with it. place: key of the blob and pieces, of a fill."""
 
-    span: Span
+    span: ObjectRange
     take: Callable[[Answer], None]
     place: tuple[str, Run] | None = None
 
@@ -192,7 +192,7 @@ class Remote:
 
     # -- samples
 
-    def load(self, wanted: Sequence[Wanted], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
+    def load(self, wanted: Sequence[BlobSpans], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
         """The bytes of all spans, read-only uint8 arrays in the order asked; what is missing is
         fetched, over all blobs at once.
 
@@ -225,7 +225,7 @@ class Remote:
         self.fetcher.meter.add(bytes_disk=disk_bytes, hits=hits)
         return loaded
 
-    def _bring(self, cold: Sequence[Wanted]) -> list[list[Bytes] | None]:
+    def _bring(self, cold: Sequence[BlobSpans]) -> list[list[Bytes] | None]:
         """Fetch what isn't here: into the cache (None in its place), or for passing blobs the
         arrays themselves."""
         began = time.perf_counter()
@@ -260,7 +260,7 @@ class Remote:
         )
         return passed
 
-    def _pass_all(self, cold: Sequence[Wanted]) -> list[list[Bytes] | None]:
+    def _pass_all(self, cold: Sequence[BlobSpans]) -> list[list[Bytes] | None]:
         """Read past a cache that can't be written any more."""
         passed: list[list[Bytes] | None] = []
         tasks: list[_Task] = []
@@ -330,7 +330,7 @@ class Remote:
         return take
 
     def _check_passing(self, blob: PassingBlob, answer: Answer) -> None:
-        if len(blob.source.parts) == 1:
+        if len(blob.source.segments) == 1:
             if blob.version is None:
                 blob.version = answer.version
             if answer.version != blob.version or answer.object_bytes != blob.source.size_bytes:
@@ -395,7 +395,7 @@ class Remote:
             yield
         except ObjectChangedError as error:
             for blob in blobs:
-                names = {self._uri(part.path) for part in blob.source.parts}
+                names = {self._uri(segment.path) for segment in blob.source.segments}
                 if error.uri in (*names, blob.source.uri) and blob.fill is not None:
                     self._use(partial(_drop, key=blob.source.key, inode=blob.inode))
             raise
@@ -490,14 +490,14 @@ class Remote:
         singles = [run] if fill.pieces.single else [(i, i + 1) for i in range(*run)]
         for one in singles:
             start, end = fill.pieces.span(one)
-            part = source.parts[0] if fill.pieces.single else source.parts[one[0]]
+            segment = source.segments[0] if fill.pieces.single else source.segments[one[0]]
             if start == end:
                 fill.write(one, memoryview(b""))
                 continue
             low, high = (start, end) if fill.pieces.single else (0, end - start)
-            version = part.version or (fill.version if fill.pieces.single else None)
-            span = Span(path=part.path, start=low, end=high, version=version)
-            take = self._take_piece(source, fill, one, part, stop)
+            version = segment.version or (fill.version if fill.pieces.single else None)
+            span = ObjectRange(path=segment.path, start=low, end=high, version=version)
+            take = self._take_piece(source, fill, one, segment, stop)
             yield _Task(span, take, (source.key, one))
 
     def _take_piece(
@@ -505,14 +505,14 @@ class Remote:
         source: BlobSource,
         fill: Fill,
         run: Run,
-        part: Part,
+        segment: Segment,
         stop: threading.Event | None,
     ) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
             if stop is not None and stop.is_set():
                 raise _Stopped
             same = not fill.pieces.single or fill.agree(answer.version)
-            if not same or answer.object_bytes != part.size_bytes:
+            if not same or answer.object_bytes != segment.size_bytes:
                 raise _changed(source)
             data = memoryview(answer.data)
             fill.write(run, data)
@@ -614,8 +614,8 @@ class Remote:
     def _object_source(self, path: str, size_bytes: int | None, version: str) -> BlobSource:
         uri = f"{self.fetcher.store.url}/{path}"
         key = blob_key(scope=self.fetcher.store.scope, uri=uri, version=version)
-        part = Part(path=path, size_bytes=size_bytes or 0, version=None)
-        return BlobSource(key=key, uri=uri, parts=(part,), size_bytes=size_bytes or 0)
+        segment = Segment(path=path, size_bytes=size_bytes or 0, version=None)
+        return BlobSource(key=key, uri=uri, segments=(segment,), size_bytes=size_bytes or 0)
 
     def _held_object(
         self, cache: Published, source: BlobSource, size_bytes: int | None
@@ -644,7 +644,7 @@ class Remote:
             if (failed := self._failures.since(began_s, [(source.key, [_ALL])])) is not None:
                 raise failed
             try:
-                answer = self.fetcher.whole(source.parts[0].path, size_bytes=size_bytes)
+                answer = self.fetcher.whole(source.segments[0].path, size_bytes=size_bytes)
             except FetchError as error:
                 self._failures.note([(source.key, _ALL)], error)
                 raise
@@ -658,7 +658,7 @@ class Remote:
         """Without a cache: a file in a temporary folder of this process."""
         path = os.path.join(self._own(), source.key)
         if not os.path.exists(path):
-            answer = self.fetcher.whole(source.parts[0].path, size_bytes=size_bytes)
+            answer = self.fetcher.whole(source.segments[0].path, size_bytes=size_bytes)
             self._write_own(source, memoryview(answer.data))
         return path
 
@@ -773,7 +773,7 @@ def bridged(runs: list[Run], *, waste: int) -> list[Run]:
     return result
 
 
-def _missing(blob: CachedBlob, want: Wanted) -> tuple[list[Run], int]:
+def _missing(blob: CachedBlob, want: BlobSpans) -> tuple[list[Run], int]:
     """Runs of pieces that spans miss, and of how many spans something is missing."""
     fill = blob.fill
     if fill is None:

@@ -41,13 +41,13 @@ class Pieces:
 
     def __init__(self, source: BlobSource) -> None:
         self.size_bytes = source.size_bytes
-        self.single = len(source.parts) == 1
+        self.single = len(source.segments) == 1
         if self.single:
             self.count = -(-source.size_bytes // PIECE_BYTES)
             self._starts: NDArray[np.int64] | None = None
         else:
-            self.count = len(source.parts)
-            sizes = np.fromiter((p.size_bytes for p in source.parts), np.int64, self.count)
+            self.count = len(source.segments)
+            sizes = np.fromiter((p.size_bytes for p in source.segments), np.int64, self.count)
             self._starts = np.concatenate([[0], np.cumsum(sizes)])
 
     def span(self, run: Run) -> tuple[int, int]:

@@ -45,6 +45,8 @@ from penstock.cache.threads import Workers, end_at_exit
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from penstock.cache.fetch.object_range import ObjectRange
+
 T = TypeVar("T")
 
 _PAGE = 1000
@@ -77,16 +79,6 @@ _REMEDIES = {
     "again, and don't write to a dataset in training.",
     "refused": "Trying again would not help.",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
-    """Bytes [start, end) of an object. version: what it must be, None for whatever is there."""
-
-    path: str
-    start: int
-    end: int
-    version: str | None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -174,7 +166,7 @@ class Fetcher:
 
     def fetch(
         self,
-        spans: Sequence[Span],
+        spans: Sequence[ObjectRange],
         deliver: Callable[[int, Answer], None],
         *,
         urgent: bool = True,

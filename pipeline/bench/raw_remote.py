@@ -6,7 +6,7 @@ import time
 from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
-from penstock.cache.fetch.fetcher import Span
+from penstock.cache.fetch.object_range import ObjectRange
 from penstock.pipeline.report.facts import Rate
 
 if TYPE_CHECKING:
@@ -48,16 +48,16 @@ def raw_remote(dataset: Dataset, *, seconds: float) -> Rate | None:
     return best
 
 
-def _spans(dataset: Dataset, size_bytes: int) -> Iterator[Span]:
+def _spans(dataset: Dataset, size_bytes: int) -> Iterator[ObjectRange]:
     """Ranges of one shard after the other, over and over."""
     for shard in cycle(range(len(dataset.index.sizes))):
-        for part in dataset.index.source(shard).parts:
-            for start in range(0, part.size_bytes, size_bytes):
-                yield Span(
-                    path=part.path,
+        for segment in dataset.index.source(shard).segments:
+            for start in range(0, segment.size_bytes, size_bytes):
+                yield ObjectRange(
+                    path=segment.path,
                     start=start,
-                    end=min(start + size_bytes, part.size_bytes),
-                    version=part.version,
+                    end=min(start + size_bytes, segment.size_bytes),
+                    version=segment.version,
                 )
 
 

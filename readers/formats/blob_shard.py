@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.blob import Wanted
+from penstock.cache.base.blob import BlobSpans
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import advise_willneed
 
@@ -46,7 +46,7 @@ class BlobShard:
 
     def _load(self, starts: list[int], ends: list[int], mode: ReadMode) -> list[Encoded]:
         (samples,) = self._remote.load(
-            [Wanted(blob=self.blob, starts=starts, ends=ends)], mode=mode
+            [BlobSpans(blob=self.blob, starts=starts, ends=ends)], mode=mode
         )
         return samples
 

@@ -2,8 +2,8 @@
 
 Every process and node derives the same keys from the manifest: of a pack's shard from its sums, of
 a tar file from what a listing told of it (which its sidecar's name carries), of a folder's virtual
-shard from its sidecar's checksum. What a blob's parts are is looked up in the sidecar when somebody
-opens or fills it.
+shard from its sidecar's checksum. What a blob's segments are is looked up in the sidecar when
+somebody opens or fills it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
 from penstock.readers.files.names import printable
-from penstock.readers.origin.remote import part
+from penstock.readers.origin.remote import segment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base.blob import BlobSource, Part
+    from penstock.cache.base.blob import BlobSource, Segment
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin.remote import RemoteFolder
 
@@ -26,15 +26,15 @@ _TAR_SIDECAR = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
 
 
 class BlobNames:
-    """Keys and sources of a dataset's shards. parts: looks a shard's parts up; may fetch."""
+    """Keys and sources of a dataset's shards. segments: looks a shard's segments up; may fetch."""
 
     def __init__(
         self,
         origin: RemoteFolder,
         manifest: Manifest,
-        parts: Callable[[int], Sequence[Part]],
+        segments: Callable[[int], Sequence[Segment]],
     ) -> None:
-        self._origin, self._manifest, self._parts = origin, manifest, parts
+        self._origin, self._manifest, self._segments = origin, manifest, segments
         self._keys: tuple[str, ...] | None = None
 
     def keys(self) -> tuple[str, ...]:
@@ -48,7 +48,7 @@ class BlobNames:
         return self._keys
 
     def source(self, shard: int) -> BlobSource:
-        """One shard as a blob; looking at its parts may fetch its sidecar."""
+        """One shard as a blob; looking at its segments may fetch its sidecar."""
         manifest, name = self._manifest, self._manifest.names[shard]
         size_bytes = int(manifest.shard_bytes[shard])
         if self._keys is not None:
@@ -58,14 +58,14 @@ class BlobNames:
             key = self._key(name, manifest.etags[shard], sums.samples, sums.columns)
         if manifest.about.kind == "arrow":
             # No version: the first answer's etag is noted by the fill, and the sums are checked.
-            parts: Sequence[Part] = (part(name, size_bytes, ""),)
+            segments: Sequence[Segment] = (segment(name, size_bytes, ""),)
             return self._origin.blob(
-                key, uri=self._origin.uri(name), parts=parts, size_bytes=size_bytes
+                key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
             )
         count = 1 if manifest.about.kind == "tar" else int(manifest.samples[shard])
-        parts = _LazyParts(lambda: self._parts(shard), count)
+        segments = _LazySegments(lambda: self._segments(shard), count)
         uri = f"{self._origin.url}#{printable(name.rpartition(b'/')[2])}"
-        return self._origin.blob(key, uri=uri, parts=parts, size_bytes=size_bytes)
+        return self._origin.blob(key, uri=uri, segments=segments, size_bytes=size_bytes)
 
     def _key(self, name: bytes, etag: str, samples_crc: int, columns_crc: int) -> str:
         kind = self._manifest.about.kind
@@ -78,21 +78,21 @@ class BlobNames:
         return self._origin.blob_key(name, etag)
 
 
-class _LazyParts(Sequence["Part"]):
+class _LazySegments(Sequence["Segment"]):
     """Parts that are looked up when someone asks; how many there are is known."""
 
-    def __init__(self, load: Callable[[], Sequence[Part]], count: int) -> None:
+    def __init__(self, load: Callable[[], Sequence[Segment]], count: int) -> None:
         self._load, self._count = load, count
-        self._found: Sequence[Part] | None = None
+        self._found: Sequence[Segment] | None = None
 
     def __len__(self) -> int:
         return self._count
 
     @overload
-    def __getitem__(self, i: int) -> Part: ...
+    def __getitem__(self, i: int) -> Segment: ...
     @overload
-    def __getitem__(self, i: slice) -> Sequence[Part]: ...
-    def __getitem__(self, i: int | slice) -> Part | Sequence[Part]:
+    def __getitem__(self, i: slice) -> Sequence[Segment]: ...
+    def __getitem__(self, i: int | slice) -> Segment | Sequence[Segment]:
         if self._found is None:
             self._found = self._load()
         return self._found[i]

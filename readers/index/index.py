@@ -114,7 +114,7 @@ class Index:
         return self.origin.remote if isinstance(self.origin, RemoteFolder) else None
 
     def source(self, shard: int) -> BlobSource:
-        """A remote dataset's shard as a blob, without I/O; looking at its parts may fetch its
+        """A remote dataset's shard as a blob, without I/O; looking at its segments may fetch its
         sidecar (FetchError, CorruptShardError)."""
         return self._blob_names().source(shard)
 
@@ -230,7 +230,7 @@ def opened(
         origin=origin,
         sidecars=sidecars,
         scratch=scratch,
-        blobs=BlobNames(origin, manifest, sidecars.parts)
+        blobs=BlobNames(origin, manifest, sidecars.segments)
         if isinstance(origin, RemoteFolder)
         else None,
     )

@@ -12,12 +12,12 @@ from penstock.readers.formats.folder.shard import read_sidecar
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.tar.shard import read_tar_sidecar
 from penstock.readers.index.mending import warn_of_damage
-from penstock.readers.origin.remote import part
+from penstock.readers.origin.remote import segment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.cache.base.blob import Part
+    from penstock.cache.base.blob import Segment
     from penstock.readers.formats.folder.shard import SidecarContent
     from penstock.readers.formats.tar.shard import TarSidecar
     from penstock.readers.index.manifest import Manifest
@@ -61,14 +61,14 @@ class Sidecars:
         self._compare(shard, len(content.names), content.archive.size_bytes)
         return content
 
-    def parts(self, shard: int) -> Sequence[Part]:
+    def segments(self, shard: int) -> Sequence[Segment]:
         """The objects that a remote shard of either kind is made of."""
         if self.manifest.about.kind == "tar":
             entry = self.archive(shard).archive
-            return (part(entry.name, entry.size_bytes, entry.version),)
+            return (segment(entry.name, entry.size_bytes, entry.version),)
         files = self.files(shard)
         rows = zip(files.names, files.sizes.tolist(), files.versions, strict=True)
-        return tuple(part(*row) for row in rows)
+        return tuple(segment(*row) for row in rows)
 
     def _compare(self, shard: int, samples: int, size_bytes: int) -> None:
         manifest = self.manifest

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.base.blob import BlobSource, Part, blob_key
+from penstock.cache.base.blob import BlobSource, Segment, blob_key
 from penstock.cache.errors import ConfigError, DatasetNotFoundError
 from penstock.readers.files.names import printable
 from penstock.readers.origin.absent import not_a_folder, nothing_there
@@ -111,12 +111,12 @@ class RemoteFolder:
     def read(self, wanted: Sequence[tuple[Entry, int]]) -> list[Encoded]:
         """The first bytes of some objects, as many of each as told, all at once and kept nowhere.
         Raises FetchError."""
-        from penstock.cache.fetch.fetcher import Span
+        from penstock.cache.fetch.object_range import ObjectRange
 
         data = [np.empty(0, np.uint8)] * len(wanted)
         some = [i for i, (_, size_bytes) in enumerate(wanted) if size_bytes]
         spans = [
-            Span(
+            ObjectRange(
                 path=os.fsdecode(wanted[i][0].name),
                 start=0,
                 end=wanted[i][1],
@@ -135,9 +135,11 @@ class RemoteFolder:
         """Of a file, for people."""
         return f"{self._root_url}/{printable(name)}"
 
-    def blob(self, key: str, *, uri: str, parts: Sequence[Part], size_bytes: int) -> BlobSource:
+    def blob(
+        self, key: str, *, uri: str, segments: Sequence[Segment], size_bytes: int
+    ) -> BlobSource:
         """A blob of this store."""
-        return BlobSource(key=key, uri=uri, parts=parts, size_bytes=size_bytes)
+        return BlobSource(key=key, uri=uri, segments=segments, size_bytes=size_bytes)
 
     def blob_key(self, name: bytes, version: str) -> str:
         """See `cache.base.blob.blob_key`. name: below the root."""
@@ -153,7 +155,7 @@ class RemoteFolder:
         return self.blob(
             self.archive_key(entry.identity),
             uri=self.uri(entry.name),
-            parts=(part(entry.name, entry.size_bytes, entry.version),),
+            segments=(segment(entry.name, entry.size_bytes, entry.version),),
             size_bytes=entry.size_bytes,
         )
 
@@ -167,9 +169,9 @@ class RemoteFolder:
         self.remote.close()
 
 
-def part(name: bytes, size_bytes: int, version: str) -> Part:
-    """A file below the root as a part of a blob. version: "" where none is known."""
-    return Part(path=os.fsdecode(name), size_bytes=size_bytes, version=version or None)
+def segment(name: bytes, size_bytes: int, version: str) -> Segment:
+    """A file below the root as a segment of a blob. version: "" where none is known."""
+    return Segment(path=os.fsdecode(name), size_bytes=size_bytes, version=version or None)
 
 
 def dataset_key(scope: str, url: str, selection: Selection | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.base.blob import Wanted
+from penstock.cache.base.blob import BlobSpans
 from penstock.cache.errors import DatasetError, PenstockError
 from penstock.readers.formats.blob_shard import BlobShard
 from penstock.readers.formats.folder.shard import FolderShard
@@ -108,7 +108,8 @@ def load_blobs(
 
     def load(pieces: Iterable[tuple[Shard, int, int]]) -> list[Encoded]:
         wanted = [
-            Wanted(blob=_blob(shard), starts=first[a:b], ends=last[a:b]) for shard, a, b in pieces
+            BlobSpans(blob=_blob(shard), starts=first[a:b], ends=last[a:b])
+            for shard, a, b in pieces
         ]
         found = remote.load(wanted, mode=mode)
         return [sample for samples in found for sample in samples]

@@ -292,11 +292,11 @@ def test_keys_are_agreed_on_without_any_request(server: Server, tmp_path: Path) 
             assert one.index.keys() == two.index.keys()
             assert [s.size_bytes for s in sources] == one.index.shard_bytes.tolist()
             assert len({*one.index.keys()}) == len(shards)
-            assert [len(s.parts) for s in sources] == (
+            assert [len(s.segments) for s in sources] == (
                 [1] * len(shards) if kind != "set" else one.index.sizes.tolist()
             )
             assert server.requests == 0
-            assert sum(p.size_bytes for s in sources for p in s.parts) == sum(
+            assert sum(p.size_bytes for s in sources for p in s.segments) == sum(
                 s.size_bytes for s in sources
             )
     with Dataset(tmp_path) as local, pytest.raises(DatasetError):
@@ -498,8 +498,8 @@ def test_an_object_that_changed_is_an_error_and_no_bad_sample(
         ) as dataset,
     ):
         dataset.open()
-        parts = dataset.index.source(0).parts
-        victim = root / parts[0].path
+        segments = dataset.index.source(0).segments
+        victim = root / segments[0].path
         if change == "gone":
             victim.unlink()
         else:  # shorter

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.cache.base.blob import Wanted
+from penstock.cache.base.blob import BlobSpans
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.formats.tar.shard import OpenTar
 from penstock.readers.origin.local import LocalFolder
@@ -125,6 +125,6 @@ class RemoteTar:
         return samples
 
     def _load(self, starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:
-        wanted = Wanted(blob=self._blob, starts=starts, ends=ends)
+        wanted = BlobSpans(blob=self._blob, starts=starts, ends=ends)
         (members,) = self._remote.load([wanted])
         return members

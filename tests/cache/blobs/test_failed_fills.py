@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.store import RequestError
 from penstock.cache.blobs.fill_failures import FillFailures
@@ -33,7 +33,7 @@ def test_all_who_wait_get_the_error_of_the_one_fetch(tmp_path: Path) -> None:
     source = BlobSource(
         key=blob_key(scope="", uri="x", version="1"),
         uri=f"{store.url}/x",
-        parts=(Part(path="x", size_bytes=300_000, version=None),),
+        segments=(Segment(path="x", size_bytes=300_000, version=None),),
         size_bytes=300_000,
     )
     asked, go_on = threading.Event(), threading.Event()
@@ -54,7 +54,7 @@ def test_all_who_wait_get_the_error_of_the_one_fetch(tmp_path: Path) -> None:
 
     def read() -> None:
         try:
-            remote.load([Wanted(blob=blob, starts=[5], ends=[5000])])
+            remote.load([BlobSpans(blob=blob, starts=[5], ends=[5000])])
         except PenstockError as error:
             raised.append(error)
 

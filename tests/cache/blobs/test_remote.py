@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.store import RequestError
 from penstock.cache.blobs.open_blob import CachedBlob
@@ -72,25 +72,25 @@ def job_of(remote: Remote, keys: list[str], sizes: list[int]) -> Membership:
 
 def single(store: MemoryStore, number: int, *, version: str | None = None) -> BlobSource:
     path = f"o{number}"
-    part = Part(path=path, size_bytes=len(store.objects[path]), version=version)
+    segment = Segment(path=path, size_bytes=len(store.objects[path]), version=version)
     uri = f"{store.url}/{path}"
     key = blob_key(scope=store.scope, uri=uri, version="1")
-    return BlobSource(key=key, uri=uri, parts=(part,), size_bytes=part.size_bytes)
+    return BlobSource(key=key, uri=uri, segments=(segment,), size_bytes=segment.size_bytes)
 
 
 def joined(store: MemoryStore) -> BlobSource:
-    parts = tuple(
-        Part(path=path, size_bytes=len(data), version=store.version(path))
+    segments = tuple(
+        Segment(path=path, size_bytes=len(data), version=store.version(path))
         for path, data in store.objects.items()
     )
     key = blob_key(scope=store.scope, uri="all", version="1")
     return BlobSource(
-        key=key, uri="mem://all", parts=parts, size_bytes=sum(p.size_bytes for p in parts)
+        key=key, uri="mem://all", segments=segments, size_bytes=sum(p.size_bytes for p in segments)
     )
 
 
 def content(store: MemoryStore, source: BlobSource) -> bytes:
-    return b"".join(store.objects[part.path] for part in source.parts)
+    return b"".join(store.objects[segment.path] for segment in source.segments)
 
 
 @pytest.mark.parametrize("mode", ["mmap", "pread"])
@@ -108,7 +108,9 @@ def test_any_spans_of_any_blobs(
         for blob in rng.sample(blobs, 4):
             size = blob.source.size_bytes
             cuts = [sorted((rng.randrange(size), rng.randint(1, size))) for _ in range(5)]
-            wanted.append(Wanted(blob=blob, starts=[a for a, _ in cuts], ends=[b for _, b in cuts]))
+            wanted.append(
+                BlobSpans(blob=blob, starts=[a for a, _ in cuts], ends=[b for _, b in cuts])
+            )
         for want, found in zip(wanted, remote.load(wanted, mode=mode), strict=True):
             whole = content(store, want.blob.source)
             for start, end, sample in zip(want.starts, want.ends, found, strict=True):
@@ -128,7 +130,7 @@ def test_each_byte_once_then_none(store: MemoryStore, remotes: Callable[..., Rem
     remote = remotes(store)
     sources = [single(store, i) for i in range(len(SIZES))]
     blobs = [remote.open(source) for source in sources]
-    remote.load([Wanted(blob=blobs[0], starts=[1000, 150_000], ends=[9000, 150_010])])
+    remote.load([BlobSpans(blob=blobs[0], starts=[1000, 150_000], ends=[9000, 150_010])])
     progress: list[int] = []
     fetched = [remote.fill(source, progress=progress.append) for source in sources]
     assert sum(progress) == sum(fetched)
@@ -138,7 +140,9 @@ def test_each_byte_once_then_none(store: MemoryStore, remotes: Callable[..., Rem
     second = remotes(store, group="another job")
     before = len(store.reads)
     for number, source in enumerate(sources):
-        (found,) = second.load([Wanted(blob=second.open(source), starts=[0], ends=[SIZES[number]])])
+        (found,) = second.load(
+            [BlobSpans(blob=second.open(source), starts=[0], ends=[SIZES[number]])]
+        )
         assert found[0].tobytes() == store.objects[f"o{number}"]
     assert len(store.reads) == before
     assert second.traffic().hit_ratio == 1.0
@@ -159,7 +163,7 @@ def test_many_at_once_fetch_each_byte_once(
                 blob = remote.open(source)
                 start = rng.randrange(source.size_bytes)
                 end = min(start + 9000, source.size_bytes)
-                (found,) = remote.load([Wanted(blob=blob, starts=[start], ends=[end])])
+                (found,) = remote.load([BlobSpans(blob=blob, starts=[start], ends=[end])])
                 assert found[0].tobytes() == content(store, source)[start:end]
                 remote.fill(source)
                 assert blob.is_whole
@@ -183,7 +187,7 @@ def test_samples_of_parts_that_pass(store: MemoryStore, remotes: Callable[..., R
     source = joined(store)
     blob = remote.open(source)
     at = SIZES[0] - 10  # over four objects
-    (found,) = remote.load([Wanted(blob=blob, starts=[at], ends=[at + 20_000])])
+    (found,) = remote.load([BlobSpans(blob=blob, starts=[at], ends=[at + 20_000])])
     assert found[0].tobytes() == content(store, source)[at : at + 20_000]
     buffer = memoryview(blob.buffer([(at, at + 5000)]))
     assert bytes(buffer[at : at + 5000]) == content(store, source)[at : at + 5000]
@@ -197,12 +201,12 @@ def test_an_object_that_changes_is_never_mixed(
     remote = remotes(store, max_bytes=8 * MIB if cached else None)
     source = single(store, 0)
     blob = remote.open(source)
-    remote.load([Wanted(blob=blob, starts=[0], ends=[5000])])
+    remote.load([BlobSpans(blob=blob, starts=[0], ends=[5000])])
     store.objects["o0"] = bytes(SIZES[0])
     with pytest.raises(ObjectChangedError, match="mem://bucket/set/o0"):
-        remote.load([Wanted(blob=blob, starts=[100_000], ends=[105_000])])
+        remote.load([BlobSpans(blob=blob, starts=[100_000], ends=[105_000])])
     fresh = remote.open(source)
-    (found,) = remote.load([Wanted(blob=fresh, starts=[0, 100_000], ends=[5000, 105_000])])
+    (found,) = remote.load([BlobSpans(blob=fresh, starts=[0, 100_000], ends=[5000, 105_000])])
     assert found[0].tobytes() == bytes(5000) == found[1].tobytes()
 
 
@@ -213,7 +217,7 @@ def test_another_size_than_indexed_is_told(
     store.objects["o0"] += b"more"
     for remote in (remotes(store), remotes(store, max_bytes=None)):
         with pytest.raises(FetchError, match="mem://bucket/set/o0"):
-            remote.load([Wanted(blob=remote.open(source), starts=[0], ends=[10])])
+            remote.load([BlobSpans(blob=remote.open(source), starts=[0], ends=[10])])
 
 
 def test_a_remote_that_fails_says_which_object(
@@ -225,7 +229,7 @@ def test_a_remote_that_fails_says_which_object(
     store.before = fail
     remote = remotes(store)
     with pytest.raises(FetchError, match="mem://bucket/set/o1"):
-        remote.load([Wanted(blob=remote.open(single(store, 1)), starts=[0], ends=[10])])
+        remote.load([BlobSpans(blob=remote.open(single(store, 1)), starts=[0], ends=[10])])
     with pytest.raises(FetchError, match="mem://bucket/set/o0"):
         remote.fill(single(store, 0))
     store.before = lambda _path, _span: None
@@ -241,13 +245,13 @@ def test_dropping_fetches_again(store: MemoryStore, remotes: Callable[..., Remot
     damaged = bytearray(path.read_bytes())
     damaged[77] ^= 1
     path.write_bytes(damaged)
-    old = remote.load([Wanted(blob=blob, starts=[0], ends=[100])])[0][0]
+    old = remote.load([BlobSpans(blob=blob, starts=[0], ends=[100])])[0][0]
     assert old.tobytes() != store.objects["o0"][:100]
     assert isinstance(blob, CachedBlob)
     remote.drop(source, inode=blob.inode)
     remote.drop(source, inode=blob.inode)  # another thread saw the same
     again = remote.open(source)
-    (found,) = remote.load([Wanted(blob=again, starts=[0], ends=[100])])
+    (found,) = remote.load([BlobSpans(blob=again, starts=[0], ends=[100])])
     assert found[0].tobytes() == store.objects["o0"][:100]
     assert remote.traffic().refetched == 1
     summary = admin.stat(cache_of(remote).path)
@@ -265,7 +269,7 @@ def test_a_cut_file_is_dropped_at_opening(
     remote.fill(source)
     os.truncate(os.path.join(cache_of(remote).path, "blobs", source.key), 5000)
     blob = remote.open(source)
-    (found,) = remote.load([Wanted(blob=blob, starts=[0], ends=[SIZES[4]])])
+    (found,) = remote.load([BlobSpans(blob=blob, starts=[0], ends=[SIZES[4]])])
     assert found[0].tobytes() == store.objects["o4"]
 
 
@@ -278,7 +282,7 @@ def test_pread_tells_of_a_file_that_was_cut_under_it(
     blob = remote.open(source)
     os.truncate(os.path.join(cache_of(remote).path, "blobs", source.key), 5000)
     with pytest.raises(EOFError):
-        remote.load([Wanted(blob=blob, starts=[4000], ends=[6000])], mode="pread")
+        remote.load([BlobSpans(blob=blob, starts=[4000], ends=[6000])], mode="pread")
 
 
 # -- pins and limits
@@ -321,7 +325,7 @@ def test_half_a_dataset_is_pinned_and_stays(remotes: Callable[..., Remote]) -> N
         for source in rng.sample(sources, 64):
             blob = remote.open(source)
             assert blob.is_cached == (source.key in pinned)
-            remote.load([Wanted(blob=blob, starts=[0], ends=[100_000])])
+            remote.load([BlobSpans(blob=blob, starts=[0], ends=[100_000])])
             del blob
         passed = 64 if epoch == 0 else 64 - len(pinned)
         assert store.bytes_read - before == passed * 100_000
@@ -375,7 +379,7 @@ def test_what_a_job_has_mapped_beyond_its_share_makes_room_once_it_is_let_go(
     for source in sources:
         for mode in ("mmap", "pread"):
             if source.key in held:
-                want = Wanted(blob=held[source.key], starts=[7], ends=[50_000])
+                want = BlobSpans(blob=held[source.key], starts=[7], ends=[50_000])
                 (found,) = one.load([want], mode=mode)  # type: ignore[arg-type]
                 assert found[0].tobytes() == content(first, source)[7:50_000]
     for key, blob in held.items():
@@ -413,7 +417,7 @@ def test_what_is_mapped_is_never_evicted_and_counts(remotes: Callable[..., Remot
     held = []
     for number in range(30):
         blob = remote.open(single(store, number))
-        remote.load([Wanted(blob=blob, starts=[0], ends=[100_000])])
+        remote.load([BlobSpans(blob=blob, starts=[0], ends=[100_000])])
         held.append(blob)
         assert admin.stat(cache_of(remote).path).used_bytes <= limit - SLACK_BYTES
     cached = [blob for blob in held if blob.is_cached]
@@ -431,7 +435,7 @@ def test_least_recently_used_goes_first(remotes: Callable[..., Remote]) -> None:
     remote = remotes(store, max_bytes=SLACK_BYTES + 40_000 + 8 * 104_000)
     for number in (*range(6), 0, 1):
         blob = remote.open(single(store, number))
-        remote.load([Wanted(blob=blob, starts=[0], ends=[100_000])])
+        remote.load([BlobSpans(blob=blob, starts=[0], ends=[100_000])])
         del blob
     for number in range(6, 9):
         remote.fill(single(store, number))
@@ -522,7 +526,7 @@ def test_books_and_files_are_brought_together(
     for number in (0, 1, 4):
         remote.fill(single(store, number))
     blob = remote.open(single(store, 5))
-    remote.load([Wanted(blob=blob, starts=[0], ends=[10])])  # a fill that stays
+    remote.load([BlobSpans(blob=blob, starts=[0], ends=[10])])  # a fill that stays
     del blob
     path = Path(cache_of(remote).path)
     remote.close()
@@ -551,7 +555,7 @@ def test_after_a_reboot_blobs_are_verified_at_first_use(
     for number in (0, 4):
         remote.fill(single(store, number))
     blob = remote.open(single(store, 5))
-    remote.load([Wanted(blob=blob, starts=[0], ends=[10])])
+    remote.load([BlobSpans(blob=blob, starts=[0], ends=[10])])
     del blob
     path = Path(cache_of(remote).path)
     remote.close()
@@ -564,7 +568,7 @@ def test_after_a_reboot_blobs_are_verified_at_first_use(
     for number in (0, 4, 5):
         size = SIZES[number]
         (found,) = again.load(
-            [Wanted(blob=again.open(single(store, number)), starts=[0], ends=[size])]
+            [BlobSpans(blob=again.open(single(store, number)), starts=[0], ends=[size])]
         )
         assert found[0].tobytes() == store.objects[f"o{number}"]
     assert store.bytes_read - before == SIZES[4] + SIZES[5]
@@ -620,7 +624,7 @@ def test_trouble_with_the_disk_is_one_warning(
         blobs = [remote.open(single(store, i)) for i in range(3)]
     assert len(told) == 1
     for number, blob in enumerate(blobs):
-        (found,) = remote.load([Wanted(blob=blob, starts=[0], ends=[SIZES[number]])])
+        (found,) = remote.load([BlobSpans(blob=blob, starts=[0], ends=[SIZES[number]])])
         assert found[0].tobytes() == store.objects[f"o{number}"]
 
 
@@ -635,7 +639,7 @@ def test_a_write_that_fails_is_read_past(
 
     monkeypatch.setattr(os, "pwrite", broken)
     with pytest.warns(PenstockWarning, match="Input/output error"):
-        found = remote.load([Wanted(blob=blob, starts=[5], ends=[9000]) for blob in blobs])
+        found = remote.load([BlobSpans(blob=blob, starts=[5], ends=[9000]) for blob in blobs])
     assert found[0][0].tobytes() == store.objects["o0"][5:9000]
     assert found[1][0].tobytes() == store.objects["o4"][5:9000]
 

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.blobs.remote import Remote
 from penstock.cache.disk import admin
@@ -59,9 +59,9 @@ class Played:
         self.blobs: dict[str, Any] = {}
 
     def source(self, name: str) -> BlobSource:
-        part = Part(path=name, size_bytes=BLOB_BYTES, version=None)
+        segment = Segment(path=name, size_bytes=BLOB_BYTES, version=None)
         key = blob_key(scope=self.store.scope, uri=name, version="1")
-        return BlobSource(key=key, uri=name, parts=(part,), size_bytes=BLOB_BYTES)
+        return BlobSource(key=key, uri=name, segments=(segment,), size_bytes=BLOB_BYTES)
 
     def read(self, source: BlobSource, start: int, end: int) -> None:
         """A sample, dropped and read again if its bytes are wrong, as `Dataset.read` does it."""
@@ -69,7 +69,7 @@ class Played:
         for _ in range(3):
             blob = self.blobs.get(source.key) or self.remote.open(source)
             self.blobs[source.key] = blob
-            (got,) = self.remote.load([Wanted(blob=blob, starts=[start], ends=[end])])
+            (got,) = self.remote.load([BlobSpans(blob=blob, starts=[start], ends=[end])])
             if got[0].tobytes() == wanted:
                 return
             del self.blobs[source.key]

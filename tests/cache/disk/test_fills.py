@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.base.blob import BlobSource, Part
+from penstock.cache.base.blob import BlobSource, Segment
 from penstock.cache.base.folders import Folder
 from penstock.cache.blobs.remote import bridged
 from penstock.cache.disk.fills import PIECE_BYTES, Fill, Pieces, cut, discard, merged
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def source(*sizes: int) -> BlobSource:
-    parts = tuple(Part(path=f"p{i}", size_bytes=s, version=None) for i, s in enumerate(sizes))
-    return BlobSource(key="0" * 40, uri="mem://x", parts=parts, size_bytes=sum(sizes))
+    segments = tuple(Segment(path=f"p{i}", size_bytes=s, version=None) for i, s in enumerate(sizes))
+    return BlobSource(key="0" * 40, uri="mem://x", segments=segments, size_bytes=sum(sizes))
 
 
 def make(tmp_path: Path, blob: BlobSource) -> Fill:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock.cache import DiskCache
-from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.folders import Folder
 from penstock.cache.blobs.open_blob import CachedBlob
@@ -76,9 +76,9 @@ def one_warning() -> Iterator[None]:
 
 def source_of(store: MemoryStore, name: str) -> BlobSource:
     size_bytes = len(store.objects[name])
-    part = Part(path=name, size_bytes=size_bytes, version=None)
+    segment = Segment(path=name, size_bytes=size_bytes, version=None)
     key = blob_key(scope=store.scope, uri=name, version="1")
-    return BlobSource(key=key, uri=name, parts=(part,), size_bytes=size_bytes)
+    return BlobSource(key=key, uri=name, segments=(segment,), size_bytes=size_bytes)
 
 
 @contextlib.contextmanager
@@ -97,14 +97,14 @@ def test_what_it_holds_is_served_and_nothing_else_is_kept(
     tmp_path: Path, read_only: Any, mode: Any
 ) -> None:
     store = MemoryStore({name: os.urandom(100_000) for name in ("held", "part", "else")})
-    held, part, other = (source_of(store, name) for name in store.objects)
+    held, begun, other = (source_of(store, name) for name in store.objects)
     folder = tmp_path / "cache"
     with remote_of(store, folder) as remote:
         remote.fill(held)
         remote.object("held", size_bytes=100_000, version="m")
         found = remote.find("held")
-        blob = remote.open(part)
-        remote.load([Wanted(blob=blob, starts=[0], ends=[10])])
+        blob = remote.open(begun)
+        remote.load([BlobSpans(blob=blob, starts=[0], ends=[10])])
         del blob
     before = sorted((path, path.stat().st_size) for path in folder.rglob("*"))
     read_only(folder)
@@ -115,7 +115,7 @@ def test_what_it_holds_is_served_and_nothing_else_is_kept(
         for _ in range(2):
             assert remote.is_whole(held)
             assert isinstance(remote.open(held), CachedBlob)
-            want = Wanted(blob=remote.open(held), starts=[0, 7], ends=[5, 90_000])
+            want = BlobSpans(blob=remote.open(held), starts=[0, 7], ends=[5, 90_000])
             (got,) = remote.load([want], mode=mode)
             assert got[1].tobytes() == store.objects["held"][7:90_000]
             assert remote.fill(held) == 0
@@ -124,10 +124,10 @@ def test_what_it_holds_is_served_and_nothing_else_is_kept(
         assert store.reads == []
         assert not remote.keeps(other.key)
         assert remote.fill(other) == -1
-        for source in (part, other):
+        for source in (begun, other):
             blob = remote.open(source)
             assert not blob.is_cached
-            (got,) = remote.load([Wanted(blob=blob, starts=[5], ends=[50])])
+            (got,) = remote.load([BlobSpans(blob=blob, starts=[5], ends=[50])])
             assert got[0].tobytes() == store.objects[source.uri][5:50]
         assert remote.find("held") == found
         del got, want, blob

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.base.blob import BlobSource, Part, Wanted, blob_key
+from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.folders import Folder, StrangeFileError
 from penstock.cache.blobs.remote import Remote
@@ -72,8 +72,8 @@ def precious(tmp_path: Path) -> Iterator[Path]:
 def play(root: Path, *, mode: int = 0o700) -> tuple[list[str], bool]:
     """A job that fills and reads through a cache: its warnings, and whether the cache kept it."""
     store = MemoryStore({"o0": os.urandom(100_000)})
-    part = Part(path="o0", size_bytes=100_000, version=None)
-    source = BlobSource(key=KEY, uri=f"{store.url}/o0", parts=(part,), size_bytes=100_000)
+    segment = Segment(path="o0", size_bytes=100_000, version=None)
+    source = BlobSource(key=KEY, uri=f"{store.url}/o0", segments=(segment,), size_bytes=100_000)
     cache = DiskCache(root, max_bytes=8 * MIB, mode=mode)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
@@ -82,7 +82,7 @@ def play(root: Path, *, mode: int = 0o700) -> tuple[list[str], bool]:
             job = remote.join([KEY], [100_000])
             assert job is not None
             remote.fill(source)
-            want = Wanted(blob=remote.open(source), starts=[5], ends=[90_000])
+            want = BlobSpans(blob=remote.open(source), starts=[5], ends=[90_000])
             (found,) = remote.load([want])
             assert found[0].tobytes() == store.objects["o0"][5:90_000]
             remote.object("o0", size_bytes=100_000, version="m")
@@ -202,10 +202,10 @@ def test_a_folder_that_is_swapped_while_it_is_open_is_not_followed(tmp_path: Pat
     other.mkdir()
     os.rename(root, tmp_path / "moved")
     root.symlink_to(other)
-    part = Part(path="x", size_bytes=5, version=None)
-    source = BlobSource(key=KEY, uri="mem://x", parts=(part,), size_bytes=5)
+    segment = Segment(path="x", size_bytes=5, version=None)
+    source = BlobSource(key=KEY, uri="mem://x", segments=(segment,), size_bytes=5)
     assert shelf.put(source, memoryview(b"hello"), group="g", kept=False)
-    assert shelf.fill(BlobSource(key="ab", uri="y", parts=(part,), size_bytes=5), group="g",
+    assert shelf.fill(BlobSource(key="ab", uri="y", segments=(segment,), size_bytes=5), group="g",
                       pinned=True) is not None  # fmt: skip
     assert shelf.drop(KEY)
     shelf.reconcile()

@@ -26,7 +26,8 @@ from penstock.cache.base.fetch_policy import (
 )
 from penstock.cache.base.store import Answer, ObjectInfo, RequestError
 from penstock.cache.errors import ClosedError, ConfigError, FetchError, ObjectChangedError
-from penstock.cache.fetch.fetcher import Fetcher, Span
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.fetch.object_range import ObjectRange
 from penstock.cache.stores.opening import open_store
 from tests.servers import FAULTS, Faults, Server, serving
 from tests.watchdog import PATIENCE_S
@@ -70,11 +71,11 @@ def make(server: Server, scheme: str, policy: FetchPolicy = QUICK) -> Fetcher:
     return Fetcher(store, policy=policy, jitter=random.Random(1))
 
 
-def spans_of(fetcher: Fetcher, *, versioned: bool = True) -> list[Span]:
+def spans_of(fetcher: Fetcher, *, versioned: bool = True) -> list[ObjectRange]:
     """All of every object, in ranges of STEP bytes."""
     infos = [fetcher.info(f"{number}.bin") for number in range(4)]
     return [
-        Span(
+        ObjectRange(
             path=info.path,
             start=start,
             end=start + STEP,
@@ -86,7 +87,7 @@ def spans_of(fetcher: Fetcher, *, versioned: bool = True) -> list[Span]:
     ]
 
 
-def collect(fetcher: Fetcher, spans: list[Span], *, urgent: bool = True) -> list[bytes]:
+def collect(fetcher: Fetcher, spans: list[ObjectRange], *, urgent: bool = True) -> list[bytes]:
     found: dict[int, bytes] = {}
 
     def deliver(number: int, answer: Answer) -> None:
@@ -97,7 +98,7 @@ def collect(fetcher: Fetcher, spans: list[Span], *, urgent: bool = True) -> list
     return [found[number] for number in range(len(spans))]
 
 
-def check(spans: list[Span], found: list[bytes]) -> None:
+def check(spans: list[ObjectRange], found: list[bytes]) -> None:
     for span, data in zip(spans, found, strict=True):
         assert data == content(int(span.path[0]))[span.start : span.end]
 
@@ -157,8 +158,8 @@ def answer(path: str, span: tuple[int, int] | None) -> Answer:
     return Answer(data=bytes(end - start), version="v", object_bytes=end)
 
 
-def numbered(count: int) -> list[Span]:
-    return [Span(path=str(n), start=0, end=10, version=None) for n in range(count)]
+def numbered(count: int) -> list[ObjectRange]:
+    return [ObjectRange(path=str(n), start=0, end=10, version=None) for n in range(count)]
 
 
 # -- against a real server -------------------------------------------------------------------------
@@ -610,7 +611,7 @@ def test_no_secret_is_shown(
         fetcher = Fetcher(store, policy=policy)
         assert bytes(fetcher.whole("0.bin").data) == content(0)
         server.faults = Faults(p=1.0 if fault else 0.0, kinds=(fault or "500",))
-        spans = [Span(path="0.bin", start=0, end=100, version="other")]
+        spans = [ObjectRange(path="0.bin", start=0, end=100, version="other")]
         for attempt in (
             lambda fetcher=fetcher, spans=spans: collect(fetcher, spans),
             lambda fetcher=fetcher: fetcher.whole("nowhere"),

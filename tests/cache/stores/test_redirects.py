@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.store import RequestError
-from penstock.cache.fetch.fetcher import Fetcher, Span
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.fetch.object_range import ObjectRange
 from penstock.cache.stores.opening import open_store
 from penstock.cache.stores.web_address import is_public, origin_of, redirected, target_of
 from penstock.cache.stores.web_client import Place, Proxies, WebClient
@@ -115,7 +116,7 @@ def test_what_follows_a_throttled_request_carries_no_login_either(
                 }
             fetcher = Fetcher(open_store(url, options), policy=FetchPolicy(backoff_base_s=0.001))
             spans = [
-                Span(path="set/a.bin", start=at, end=at + 100, version="v1")
+                ObjectRange(path="set/a.bin", start=at, end=at + 100, version="v1")
                 for at in range(0, 5000, 100)
             ]
             found: dict[int, bytes] = {}

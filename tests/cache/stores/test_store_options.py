@@ -267,7 +267,7 @@ def test_a_scope_tells_places_apart_and_nothing_else() -> None:
 
 def test_a_web_server_without_ranges_is_refused_with_the_remedy(tmp_path: Path) -> None:
     from penstock.cache.base.fetch_policy import FetchPolicy
-    from penstock.cache.fetch.fetcher import Span
+    from penstock.cache.fetch.object_range import ObjectRange
     from tests.servers import Faults
 
     (tmp_path / "x").write_bytes(b"0123456789")
@@ -276,7 +276,7 @@ def test_a_web_server_without_ranges_is_refused_with_the_remedy(tmp_path: Path) 
             open_store(server.url, {}), policy=FetchPolicy(backoff_base_s=0.001, max_attempts=50)
         )
         with pytest.raises(FetchError, match="doesn't know ranges"):
-            fetcher.fetch([Span(path="x", start=0, end=5, version=None)], lambda *_: None)
+            fetcher.fetch([ObjectRange(path="x", start=0, end=5, version=None)], lambda *_: None)
         fetcher.close()
         assert server.requests <= 5
 

@@ -11,7 +11,8 @@ import pytest
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.store import RequestError, Store
 from penstock.cache.errors import ConfigError, FetchError
-from penstock.cache.fetch.fetcher import Fetcher, Span
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.fetch.object_range import ObjectRange
 from penstock.cache.stores.opening import open_store
 from tests.servers.certificates import Authority, authority, server_context
 from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
@@ -46,7 +47,7 @@ def one_error(server: ScriptedServer, act: Callable[[Fetcher], object], scheme: 
 
 
 def range_of(fetcher: Fetcher) -> None:
-    fetcher.fetch([Span(path="x", start=0, end=5000, version="v1")], lambda *_: None)
+    fetcher.fetch([ObjectRange(path="x", start=0, end=5000, version="v1")], lambda *_: None)
 
 
 # -- bounds ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache import DiskCache
-from penstock.cache.base.blob import BlobSource, Part, blob_key
+from penstock.cache.base.blob import BlobSource, Segment, blob_key
 from penstock.cache.disk.disk_cache import Membership
 from penstock.cache.disk.shelf import Shelf
 from penstock.pipeline.cli import main
@@ -36,9 +36,9 @@ BLOB_BYTES = 100_000
 
 def a_source(name: str) -> BlobSource:
     uri = f"s3://b/{name}"
-    part = Part(path=name, size_bytes=BLOB_BYTES, version=None)
+    segment = Segment(path=name, size_bytes=BLOB_BYTES, version=None)
     key = blob_key(scope="", uri=uri, version="1")
-    return BlobSource(key=key, uri=uri, parts=(part,), size_bytes=BLOB_BYTES)
+    return BlobSource(key=key, uri=uri, segments=(segment,), size_bytes=BLOB_BYTES)
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ TRAINERS := .venv-trainers
 PEERS := .venv-peers
 DATA ?=
 
-.PHONY: help setup demo test check verify trainers bench clean
+.PHONY: help setup demo test quick check verify trainers bench clean
 help:
 	@echo "make demo     photographs -> pack -> train -> kill -> resume -> table and two pictures (DATA=folder: yours)"
 	@echo "make test     ruff, mypy and the test suite: what CI runs"
+	@echo "make quick    a third of it, under another Python: make quick PYTHON=python3.13 VENV=.venv-3.13"
 	@echo "make verify   the long grids, planted bottlenecks, plays of peers, memory over 50 epochs (a quiet machine)"
 	@echo "make trainers Lightning, Accelerate, Transformers and six more, each running whole jobs (in a venv of its own)"
 	@echo "make bench    throughput beside ten other loaders: figures, chart and the README's table (in a venv of its own)"
@@ -37,6 +38,11 @@ check: $(READY)
 
 test: check
 	$(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart=0 --durations=10
+
+# What another Python could break: the pure parts, every container, the loader itself, the install.
+quick: $(READY)
+	$(BIN)/pytest -q -n 2 --dist loadfile --max-worker-restart=0 tests/pipeline/plan tests/readers tests/augment \
+		tests/pipeline/foreign tests/pipeline/test_loader.py tests/test_floors.py tests/test_install.py
 
 verify: $(READY) trainers
 	$(BIN)/pytest -q -n 1 --max-worker-restart=0 -m "not gpu and not trainers"

@@ -12,15 +12,14 @@ pixels. libjpeg and nvImageCodec write what they dislike straight to the process
 
 from __future__ import annotations
 
-import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.augment.culprits import failing_rows
-from penstock.augment.jpeg2000 import is_jpeg2000, jpeg2000_refusal
+from penstock.augment.dali import disown_pipeline, load_dali
+from penstock.augment.headers import MAX_PIXELS, Header, safe_header
 from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import ClosedError, ConfigError, MissingDependencyError
-from penstock.cache.forks import keep_for_ever, watch
+from penstock.cache.errors import ClosedError, ConfigError
+from penstock.cache.forks import watch
 from penstock.readers.types import ImageFacts, Rejection
 
 if TYPE_CHECKING:
@@ -29,29 +28,8 @@ if TYPE_CHECKING:
 
     from penstock.readers.types import Encoded
 
-MAX_PIXELS = 2**27
-"""Pixels of the largest image that is decoded: 134 million, 400 MB of RGB."""
-
-_SMALLEST_FILE_BYTES = 16  # below that no image format has a header
-# Sample types that DALI 2.4 was seen to decode; int32 (TIFF) ends a run half-way.
-_DECODABLE_DTYPES = ("uint8", "uint16", "float32")
 # Larger groups are not faster (64, 128, 256 measured), and a bad sample costs more repeats.
 _GROUP_SAMPLES = 64
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What an encoded image says of itself, before its orientation is applied."""
-
-    height: int
-    width: int
-    channels: int
-    codec: str
-
-    @property
-    def pixels(self) -> int:
-        """Height times width."""
-        return self.height * self.width
 
 
 class ImageVerifier:
@@ -60,7 +38,7 @@ class ImageVerifier:
     def __init__(self, *, threads: int | None = None, max_pixels: int = MAX_PIXELS) -> None:
         """threads: that decode, None: all usable cores. max_pixels: a larger image is rejected.
 
-        Raises ConfigError, MissingDependencyError (no DALI).
+        Raises ConfigError (no DALI).
         """
         cores = usable_cores()
         self._threads = cores if threads is None else threads
@@ -144,19 +122,10 @@ def verify_images(
     """Facts of each image that decodes fully, else why not; in the order of `samples`.
 
     samples: uint8 of shape (bytes,) each. `ImageVerifier` saves building the decoder, some
-    milliseconds, for each call. Raises ConfigError, MissingDependencyError; never for a bad sample.
+    milliseconds, for each call. Raises ConfigError; never for a bad sample.
     """
     with ImageVerifier(threads=threads, max_pixels=max_pixels) as verifier:
         return verifier(samples)
-
-
-def disown_pipeline(pipeline: Any) -> None:
-    """In a forked child: taken down, at exit too, a pipeline waits for threads that it has not
-    got here. So it never is."""
-    handle = getattr(pipeline, "_pipe", None)
-    if handle is not None:
-        keep_for_ever(handle)
-        pipeline._pipe = None
 
 
 def _decoder(dali: Any, threads: int) -> Any:
@@ -192,51 +161,3 @@ def _capped_header(sample: Encoded, max_pixels: int) -> Header | Rejection:
 def _facts(shape: tuple[int, int], header: Header) -> ImageFacts:
     height, width = shape
     return ImageFacts(height=height, width=width, channels=header.channels, codec=header.codec)
-
-
-def safe_header(sample: Encoded, *, max_pixels: int = MAX_PIXELS) -> Header | Rejection:
-    """As `read_header`, of bytes that nobody has verified: JPEG 2000, which may end the process,
-    is decoded whole by Pillow before, up to max_pixels. Raises MissingDependencyError."""
-    refusal = jpeg2000_refusal(sample, max_pixels=max_pixels) if is_jpeg2000(sample) else None
-    return read_header(sample) if refusal is None else refusal
-
-
-def read_header(sample: Encoded) -> Header | Rejection:
-    """What an encoded image says of itself, about 4 us; no pixel is decoded."""
-    from nvidia import nvimgcodec
-
-    if len(sample) < _SMALLEST_FILE_BYTES:
-        return Rejection(f"not an image: {len(sample)} byte(s)" if len(sample) else "empty file")
-    try:
-        stream = nvimgcodec.CodeStream(sample)
-        dtype = str(stream.dtype)
-        header = Header(stream.height, stream.width, stream.num_channels, stream.codec_name)
-    except (RuntimeError, ValueError):  # what nvImageCodec raises for bytes that it can't parse
-        return Rejection("not an image of a format that DALI decodes")
-    except Exception as error:  # and what its binding does for files that it parses half-way
-        return Rejection(
-            f"its header can't be understood ({type(error).__name__}: {error}): convert it to "
-            "JPEG, PNG or WebP"
-        )
-    if dtype not in _DECODABLE_DTYPES:
-        return Rejection(f"its samples are {dtype}; DALI decodes {', '.join(_DECODABLE_DTYPES)}")
-    return header
-
-
-def load_dali() -> Any:
-    """The module nvidia.dali. Raises MissingDependencyError with the remedy."""
-    try:
-        import nvidia.dali
-        import nvidia.dali.fn
-    except ImportError as error:
-        if not sys.platform.startswith("linux"):
-            remedy = f"DALI exists for Linux only, and this is {sys.platform}: use a Linux machine."
-        else:
-            remedy = (
-                "Install it: pip install 'penstock[dali]' (CUDA 13, or no GPU), or "
-                "'penstock[cuda12]'."
-            )
-        raise MissingDependencyError(
-            f"Decoding images takes NVIDIA DALI, which can't be imported ({error}). {remedy}"
-        ) from error
-    return nvidia.dali

@@ -12,9 +12,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from penstock.augment.culprits import check_machine
-from penstock.augment.graph import checked_device
+from penstock.augment.dali import disown_pipeline, load_dali
+from penstock.augment.devices import checked_device
 from penstock.augment.nodes import GraphPlan, describe_whole
-from penstock.augment.verify import disown_pipeline, load_dali
 from penstock.cache.forks import watch
 
 if TYPE_CHECKING:

@@ -28,16 +28,23 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
     ),
     # One package, by stage; what decodes and verifies stands below.
     "augment": (
-        (frozenset({"graph", "whole"}),),
+        (frozenset({"graph", "rescue", "batches", "dali_pipeline", "devices", "whole"}),),
         (
             frozenset(
-                {"nodes", "pixel_nodes", "policy_nodes", "resample_node", "resample_kernels"}
+                {
+                    "nodes",
+                    "operation_nodes",
+                    "pixel_nodes",
+                    "policy_nodes",
+                    "resample_node",
+                    "resample_kernels",
+                }
             ),
             frozenset({"region", "region_child"}),
         ),
-        (frozenset({"draws", "mixing"}),),
-        (frozenset({"recipe", "pixels", "policies", "ops", "checks"}),),
-        (frozenset({"verify", "culprits", "jpeg2000"}),),
+        (frozenset({"draws", "pixel_draws", "policies", "mixing"}),),
+        (frozenset({"recipe", "pixels", "ops", "checks"}),),
+        (frozenset({"verify", "headers", "dali", "culprits", "jpeg2000"}),),
     ),
     "readers": (
         (frozenset({"packing"}),),

@@ -16,7 +16,8 @@ from tests.watchdog import PATIENCE_S
 # What augment, which knows columns and tensors, may know of the cache.
 AUGMENT_MAY_IMPORT = ("cache.errors", "cache.forks", "cache.base.hashing", "cache.base.limits")
 MAY_IMPORT_DALI = {
-    "augment.graph",
+    "augment.dali",
+    "augment.headers",
     "augment.nodes",
     "augment.pixel_nodes",
     "augment.policy_nodes",

@@ -142,7 +142,7 @@ def import_all() -> None:
     """Import what a loader imports at its first use: no run pays for it in its first batch."""
     import penstock.pipeline.loader
     from penstock.augment import resample_node
-    from penstock.augment.verify import load_dali
+    from penstock.augment.dali import load_dali
     from penstock.cache.errors import MissingDependencyError
 
     assert penstock.pipeline.loader

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.augment.draws import Draws, decodes_window, draw
-from penstock.augment.graph import bad_headers
+from penstock.augment.headers import bad_headers
 from penstock.pipeline.plan.partners import with_partners
 from penstock.pipeline.report.probes import ReadProbe
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.augment.graph import Decoded, Graph
+    from penstock.augment.batches import DecodedBatch
+    from penstock.augment.graph import Graph
     from penstock.cache.threads import Workers
     from penstock.pipeline.feed.batches import BatchReader, Prepared
     from penstock.pipeline.feed.prefetch import Prefetch
@@ -153,7 +154,7 @@ class Decoding:
         self._held_back = ahead if allowed < ahead else 0
         return min(ahead, allowed)
 
-    def _repaired(self, prepared: Prepared, decoded: Decoded) -> Prepared:
+    def _repaired(self, prepared: Prepared, decoded: DecodedBatch) -> Prepared:
         """Put substitutes in the place of what didn't decode (in the images too), or mark it."""
         if prepared.valid is not None:
             return self._reader.marked(prepared, decoded.bad)

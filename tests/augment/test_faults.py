@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 
-from penstock.augment import culprits, imagenet_eval
-from penstock.augment import graph as graph_module
+from penstock.augment import batches, culprits, imagenet_eval
 from penstock.augment.culprits import failing_rows, fault_of, reason_of
+from penstock.augment.dali_pipeline import DaliPipeline
 from penstock.augment.draws import draw
 from penstock.augment.graph import Graph
 from penstock.augment.recipe import check_recipe
@@ -16,6 +19,9 @@ from penstock.cache.errors import DeviceError, PenstockError
 from penstock.readers.types import EncodedBatch, ImageRange
 from tests.augment.test_graph import encode
 from tests.conftest import photograph
+
+if TYPE_CHECKING:
+    from penstock.augment.batches import DecodedBatch
 
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 
@@ -131,11 +137,11 @@ def batch() -> EncodedBatch:
 
 
 class Failing:
-    """In the place of `_Pipe.take`: fails in its own words, each time or the first times."""
+    """In the place of `DaliPipeline.take`: fails in its own words, each time or the first times."""
 
     def __init__(self, text: str, monkeypatch: pytest.MonkeyPatch, times: int = 10**6) -> None:
         self.left, self.calls = times, 0
-        take = graph_module._Pipe.take
+        take = DaliPipeline.take
 
         def fails(pipe, samples):
             images = take(pipe, samples)
@@ -145,10 +151,10 @@ class Failing:
                 raise RuntimeError(dali_says(text))
             return images
 
-        monkeypatch.setattr(graph_module._Pipe, "take", fails)
+        monkeypatch.setattr(DaliPipeline, "take", fails)
 
 
-def decoded(batch: EncodedBatch, graph: Graph, recipe) -> graph_module.Decoded:
+def decoded(batch: EncodedBatch, graph: Graph, recipe) -> DecodedBatch:
     draws = draw(recipe, ids=batch.ids, dims=batch.dims, seed=1, epoch=0)
     graph.feed(batch, draws)
     return graph.outputs_marked()
@@ -204,8 +210,9 @@ def test_runs_and_batches_stay_in_step_when_the_machine_fails(
     batch: EncodedBatch, graph: Graph, recipe, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = decoded(batch, graph, recipe).images
-    graph._careful = 4
-    monkeypatch.setattr(graph_module, "_CAREFUL_SAMPLES", 3)
+    torn = replace(batch, ids=batch.ids + 1000, encoded=[batch.encoded[0][:99], *batch.encoded[1:]])
+    assert list(decoded(torn, graph, recipe).bad) == [0]  # from here on the graph is careful
+    monkeypatch.setattr(batches, "CAREFUL_SAMPLES", 3)
     failing = Failing(MACHINE[2], monkeypatch, times=1)
     with pytest.raises(DeviceError):
         decoded(batch, graph, recipe)

@@ -27,11 +27,11 @@ from penstock.augment import (
     imagenet_train,
     resample_node,
 )
+from penstock.augment.dali import load_dali
 from penstock.augment.draws import draw
 from penstock.augment.graph import Graph
 from penstock.augment.nodes import GraphPlan, describe
 from penstock.augment.recipe import check_recipe
-from penstock.augment.verify import load_dali
 from penstock.readers.types import EncodedBatch, ImageRange
 from tests.augment.test_graph import encode
 from tests.conftest import photograph

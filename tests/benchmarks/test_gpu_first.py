@@ -14,7 +14,7 @@ from benchmarks import gpu_first
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_cases import Answer, Budget, ask
 from benchmarks.photographs import PHOTOGRAPHS
-from penstock.augment.verify import load_dali
+from penstock.augment.dali import load_dali
 from penstock.pipeline.bench.children import MARK
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.graph import Decoded
+from penstock.augment.batches import DecodedBatch
 from penstock.cache.errors import PenstockError
 from penstock.pipeline.feed.resident.images import NO_BYTES
 
@@ -84,12 +84,12 @@ class ResidentGraph:
         self._hits += len(hits)
         self._hit_bytes += int(self._store.decoded_bytes(batch.dims[hits]).sum())
 
-    def outputs_marked(self) -> Decoded:
+    def outputs_marked(self) -> DecodedBatch:
         """As `Graph.outputs_marked`."""
         if not self._fed:
             return self._kept.outputs_marked()  # which knows what to say
         fed = self._fed.popleft()
-        parts: list[tuple[list[int], Decoded]] = []
+        parts: list[tuple[list[int], DecodedBatch]] = []
         failure: PenstockError | None = None
         for graph, rows in fed.parts:  # all of them, so that graphs and batches stay in step
             try:
@@ -100,7 +100,7 @@ class ResidentGraph:
             raise failure
         return _whole(fed.samples, parts)
 
-    def decode(self, batch: EncodedBatch, draws: Draws) -> Decoded:
+    def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
         """As `Graph.decode`."""
         parts = [
             (rows, graph.decode(part, _drawn(draws, rows, batch)))
@@ -142,7 +142,7 @@ def _drawn(draws: Draws, rows: list[int], batch: EncodedBatch) -> Draws:
     return {name: values[rows] for name, values in draws.items()}
 
 
-def _whole(samples: int, parts: list[tuple[list[int], Decoded]]) -> Decoded:
+def _whole(samples: int, parts: list[tuple[list[int], DecodedBatch]]) -> DecodedBatch:
     """One batch of its parts."""
     if len(parts) == 1:
         return parts[0][1]
@@ -157,4 +157,4 @@ def _whole(samples: int, parts: list[tuple[list[int], Decoded]]) -> Decoded:
 
         # The copies read what the graphs may free as soon as this returns.
         torch.cuda.current_stream(images.device).synchronize()
-    return Decoded(images, bad)
+    return DecodedBatch(images, bad)

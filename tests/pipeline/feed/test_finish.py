@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.augment import graph as graph_module
 from penstock.augment import imagenet_eval
+from penstock.augment.dali_pipeline import DaliPipeline
 from penstock.augment.recipe import check_recipe
 from penstock.augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS, RUN_SAMPLES
 from penstock.pipeline import DataLoader
@@ -120,7 +120,7 @@ def test_resident_images_are_fed_by_one_kernel() -> None:
     class Batch:
         encoded = ()
 
-    pipe = object.__new__(graph_module._Pipe)
+    pipe = object.__new__(DaliPipeline)
     pipe._pipe, pipe._names, pipe._resident = Pipe(), [], lambda *_, **__: None
     with pytest.raises(Fed):
         pipe.schedule(Batch(), {})  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock.augment.graph import Decoded
+from penstock.augment.batches import DecodedBatch
 from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.threads import NAME_PREFIX
 from penstock.pipeline.feed.batches import Prepared
@@ -95,10 +95,10 @@ class FakeGraph:
         self._use()
         self.fed.append(batch)
 
-    def outputs_marked(self) -> Decoded:
+    def outputs_marked(self) -> DecodedBatch:
         self._use()
         self.before_output()
-        return Decoded(torch.from_numpy(self.fed.pop(0).ids.copy()), {})
+        return DecodedBatch(torch.from_numpy(self.fed.pop(0).ids.copy()), {})
 
     def drain(self) -> None:
         self._use()

@@ -16,7 +16,8 @@ from penstock.pipeline.cli.progress import ByteProgress
 from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
-    from penstock.pipeline.feed.warm import WarmResult, WarmState
+    from penstock.pipeline.feed.share_fills import WarmState
+    from penstock.pipeline.feed.warm import WarmResult
 
 _FAILURES_SHOWN = 20
 
@@ -119,7 +120,7 @@ def warm(
             lanes=lanes,
             window=window,
             reshuffle=reshuffle,
-            part=(launched.local_rank, launched.local_size),
+            process=(launched.local_rank, launched.local_size),
             workers=workers,
             dry_run=dry_run,
             progress=progress,

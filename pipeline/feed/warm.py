@@ -7,19 +7,19 @@ where it stopped.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import ClosedError, ConfigError, PenstockError, WriteError
-from penstock.cache.threads import Ordered, Workers
-from penstock.pipeline.feed.build import make_plan, shuffled_plan
-from penstock.pipeline.feed.prefetch import Share
+from penstock.cache.errors import ConfigError, WriteError
+from penstock.pipeline.feed.node_share import NodeShare
+from penstock.pipeline.feed.share_fills import ShareFills
 from penstock.pipeline.plan.needs import Needs, node_ranks
-from penstock.pipeline.plan.state import PlanSettings
+from penstock.pipeline.plan.settings import make_plan, ordered_settings, shuffled_settings
 from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.pipeline.plan.world import World
 
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.blobs.remote import Remote
+    from penstock.pipeline.feed.share_fills import WarmState
+    from penstock.pipeline.plan.order import Plan
     from penstock.readers import Dataset
     from penstock.readers.index.index import Index
 
@@ -36,22 +38,6 @@ if TYPE_CHECKING:
 BATCH_PER_RANK = 256
 # Shards at a time. Each is fetched by several ranges at once; several shards hide each one's ends.
 FILLS_AT_ONCE = 4
-# An interrupted warm-up waits so long for fills to stop. A request that hangs ends by itself.
-_CLOSE_S = 2.0
-
-_Outcome = Literal["fetched", "there", "no room", "failed"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmState:
-    """How far a warm-up is, in bytes: what it shall keep, and of that what came from the remote
-    in this run, what was there, what failed; left_out_bytes: what the node reads beside that."""
-
-    wanted_bytes: int
-    fetched_bytes: int = 0
-    there_bytes: int = 0
-    failed_bytes: int = 0
-    left_out_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +88,7 @@ def warm(
     lanes: int | None = None,
     window: int | None = None,
     reshuffle: float = 0.0,
-    part: tuple[int, int] = (0, 1),
+    process: tuple[int, int] = (0, 1),
     workers: int = FILLS_AT_ONCE,
     dry_run: bool = False,
     progress: Callable[[WarmState], None] | None = None,
@@ -116,7 +102,7 @@ def warm(
     fetched.
 
     world: of a rank on this node, whose local ranks are all of the node's; None is World(0, 1).
-    part: (number, of how many) where several processes of a node share its list out. workers:
+    process: (number, of how many) where several processes of a node share its shards out. workers:
     shards at a time. dry_run: fetch nothing. progress: called from several threads. stop: ends it
     early; the result tells what came till then.
 
@@ -133,53 +119,45 @@ def warm(
         raise ConfigError(
             f"global_batch_size: got {batch}, wanted at least the world's {world.size} ranks."
         )
-    frozen = (
-        shuffled_plan(
+    settings = (
+        shuffled_settings(
             index, seed=seed, global_batch=batch, lanes=lanes, window=window, reshuffle=reshuffle
         )
         if shuffle
-        else PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
+        else ordered_settings(seed=seed)
     )
-    plan = make_plan(index, frozen)
-    share = Share(remote, dataset, plan, global_batch=batch, world=world)
+    plan = make_plan(index, settings)
+    share = NodeShare(remote, dataset, plan, global_batch=batch, world=world)
     share.join()
     try:
         keys = index.keys()
         kept = [n for n in share.shards.tolist() if share.keeps(keys[n])]
-        first, end = node_ranks(world)
-        needs = Needs(
-            plan,
-            Walk(samples=index.samples, global_batch=batch, drop_last=False),
-            first=first,
-            end=end,
-            world=world.size,
-        )
-        order = _in_order(needs, kept, shards=len(index.sizes), start=Cursor(epoch, 0))
-        mine = (shard for place, shard in enumerate(order) if place % part[1] == part[0])
-        left_out_bytes = share.node_bytes - int(index.shard_bytes[kept].sum())
-        run = _Warming(
+        kept_bytes = int(index.shard_bytes[kept].sum())
+        order = _in_order(_needs(index, plan, batch, world), kept, start=Cursor(epoch, 0))
+        number, count = process
+        fills = ShareFills(
             index,
             remote,
-            # Of several processes each reports about its part.
-            wanted_bytes=int(index.shard_bytes[kept].sum()) // part[1],
-            left_out_bytes=left_out_bytes,
+            # Of several processes each reports about its own shards.
+            wanted_bytes=kept_bytes // count,
+            left_out_bytes=share.node_bytes - kept_bytes,
             dry_run=dry_run,
             progress=progress,
             stop=stop or threading.Event(),
         )
-        run.all(mine, workers=workers)
-        return WarmResult(
-            bytes=run.fetched_bytes,
-            objects=run.count["fetched"],
-            seconds=time.perf_counter() - began,
-            skipped=run.count["there"],
-            failed=tuple(run.failed),
-            node_bytes=share.node_bytes,
-            kept_bytes=share.node_bytes - left_out_bytes,
-            left_out=len(share.shards) - len(kept) + run.count["no room"],
-        )
+        fills.run(itertools.islice(order, number, None, count), workers=workers)
     finally:
         share.leave()
+    return WarmResult(
+        bytes=fills.fetched_bytes,
+        objects=fills.count["fetched"],
+        seconds=time.perf_counter() - began,
+        skipped=fills.count["there"],
+        failed=tuple(fills.failed),
+        node_bytes=share.node_bytes,
+        kept_bytes=kept_bytes,
+        left_out=len(share.shards) - len(kept) + fills.count["no room"],
+    )
 
 
 def _checked_remote(dataset: Dataset) -> Remote:
@@ -202,9 +180,15 @@ def _checked_remote(dataset: Dataset) -> Remote:
     return remote
 
 
-def _in_order(needs: Needs, kept: list[int], *, shards: int, start: Cursor) -> Iterator[int]:
+def _needs(index: Index, plan: Plan, global_batch: int, world: World) -> Needs:
+    first, end = node_ranks(world)
+    walk = Walk(samples=index.samples, global_batch=global_batch, drop_last=False)
+    return Needs(plan, walk, first=first, end=end, world=world.size)
+
+
+def _in_order(needs: Needs, kept: list[int], *, start: Cursor) -> Iterator[int]:
     """Each kept shard once: those of the epoch by first need, then those of other epochs."""
-    todo = np.zeros(shards, np.bool_)
+    todo = np.zeros(needs.shard_count, np.bool_)
     todo[kept] = True
     left = len(kept)
     for _, needed in needs.shards(start, endless=False):
@@ -215,99 +199,3 @@ def _in_order(needs: Needs, kept: list[int], *, shards: int, start: Cursor) -> I
         if not left:
             return
     yield from np.flatnonzero(todo).tolist()
-
-
-class _Warming:
-    """Fills shards on several threads, and counts."""
-
-    def __init__(
-        self,
-        index: Index,
-        remote: Remote,
-        *,
-        wanted_bytes: int,
-        left_out_bytes: int,
-        dry_run: bool,
-        progress: Callable[[WarmState], None] | None,
-        stop: threading.Event,
-    ) -> None:
-        self._index, self._remote = index, remote
-        self._wanted_bytes, self._left_out_bytes = wanted_bytes, left_out_bytes
-        self._dry_run, self._progress, self._stop = dry_run, progress, stop
-        self._lock = threading.Lock()
-        self._there_bytes = self._failed_bytes = 0
-        self.fetched_bytes = 0
-        self.count: dict[_Outcome, int] = {"fetched": 0, "there": 0, "no room": 0, "failed": 0}
-        self.failed: list[tuple[str, str]] = []
-
-    def all(self, shards: Iterator[int], *, workers: int) -> None:
-        pool = Workers(workers, name="warm")
-        # A large shard may take any time; its requests have limits of their own.
-        no_limit_s = threading.TIMEOUT_MAX
-        fills = Ordered(self._one, shards, pool=pool, ahead=2 * workers, timeout_s=no_limit_s)
-        try:
-            for _ in fills:
-                if self._stop.is_set():
-                    break
-        except BaseException:
-            self._stop.set()  # before the pool is closed, which waits for what has started
-            raise
-        finally:
-            pool.close(timeout_s=_CLOSE_S)
-
-    def _one(self, shard: int) -> None:
-        outcome = self._fill(shard)
-        if outcome is not None:
-            with self._lock:
-                self.count[outcome] += 1
-
-    def _fill(self, shard: int) -> _Outcome | None:
-        """Fill a shard; None where it was stopped."""
-        if self._stop.is_set():
-            return None
-        size_bytes = int(self._index.shard_bytes[shard])
-        source = self._index.source(shard)
-        if self._remote.is_whole(source):
-            self._tell(there_bytes=size_bytes)
-            return "there"
-        if self._dry_run:
-            self._tell(fetched_bytes=size_bytes)
-            return "fetched"
-        came = 0
-
-        def progress(got: int) -> None:
-            nonlocal came
-            came += got
-            self._tell(fetched_bytes=got)
-
-        try:
-            fetched = self._remote.fill(source, progress=progress, stop=self._stop)
-        except ClosedError:
-            raise
-        except PenstockError as error:
-            if self._stop.is_set():
-                return None
-            self.failed.append((source.uri, str(error)))
-            self._tell(failed_bytes=size_bytes - came)
-            return "failed"
-        if self._stop.is_set() and not self._remote.is_whole(source):
-            return None
-        if fetched < 0:
-            return "no room"
-        self._tell(there_bytes=size_bytes - came)  # the job, or another warm-up, brought the rest
-        return "fetched" if came else "there"
-
-    def _tell(self, *, fetched_bytes: int = 0, there_bytes: int = 0, failed_bytes: int = 0) -> None:
-        with self._lock:
-            self.fetched_bytes += fetched_bytes
-            self._there_bytes += there_bytes
-            self._failed_bytes += failed_bytes
-            state = WarmState(
-                wanted_bytes=self._wanted_bytes,
-                fetched_bytes=self.fetched_bytes,
-                there_bytes=self._there_bytes,
-                failed_bytes=self._failed_bytes,
-                left_out_bytes=self._left_out_bytes,
-            )
-        if self._progress is not None:
-            self._progress(state)

@@ -110,18 +110,23 @@ class Needs:
         self._ranks = [first // count] if whole else list(range(first, end))
         self._world = world // count if whole else world
 
+    @property
+    def shard_count(self) -> int:
+        """Of the whole dataset, needed or not."""
+        return len(self._plan.sizes)
+
     def shards(self, start: Cursor, *, endless: bool) -> Iterator[tuple[Cursor, Ints]]:
         """For each step its cursor, and shards in which it has samples (ascending; many come again
         in later steps)."""
         for step in self._walk.steps(start, endless=endless):
             at = step.start
-            parts = [
+            touched = [
                 self._plan.batch(
                     at.epoch, at.position, self._walk.global_batch, rank=rank, world=self._world
                 )[:, 0]
                 for rank in self._ranks
             ]
-            yield at, np.unique(np.concatenate(parts))
+            yield at, np.unique(np.concatenate(touched))
 
 
 @dataclass(slots=True)

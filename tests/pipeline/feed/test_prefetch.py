@@ -319,9 +319,7 @@ def test_nothing_is_filled_before_the_first_batch_was_handed_out(
         batches = iter(loader)
         assert not fills
         next(batches)
-        filler = prefetch_of(loader)._filler
-        for future in list(filler._running):
-            future.result(timeout=30)
+        prefetch_of(loader)._filler.wait(timeout_s=30)
         assert fills
         assert len(set(fills)) == len(fills)
 
@@ -346,7 +344,7 @@ def test_the_ranks_of_a_node_fill_their_shards_only(remote: Dataset, reshuffle: 
         share = prefetch_of(loader)._share
         everything = len(share.shards) == len(remote.index.sizes)
         assert everything == (reshuffle > 0)
-        assert set(np.flatnonzero(filler._pinned).tolist()) <= set(share.shards.tolist())
+        assert set(filler.queue.pinned) <= set(share.shards.tolist())
 
 
 def test_a_remote_that_fails_stops_batches_and_not_close(
@@ -440,9 +438,9 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
     pack: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "penstock.pipeline.feed.prefetch._REFRESH_LEAST_S", 0.0
+        "penstock.pipeline.feed.filler._REFRESH_LEAST_S", 0.0
     )  # else small epochs are too many
-    monkeypatch.setattr("penstock.pipeline.feed.prefetch._REFRESH_S", 0.0)
+    monkeypatch.setattr("penstock.pipeline.feed.filler._REFRESH_S", 0.0)
     places = [pack, Path(shutil.copytree(pack, tmp_path / "other"))]
     limit = 768 * 2**10 + data_bytes(pack)
     caches = [DiskCache(tmp_path / "cache", max_bytes=limit) for _ in places]
@@ -454,8 +452,7 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
 
     def epoch(loader: DataLoader) -> None:
         for _ in loader:
-            for fill in list(prefetch_of(loader)._filler._running):
-                fill.result(timeout=30)
+            prefetch_of(loader)._filler.wait(timeout_s=30)
 
     def kept(dataset: Dataset) -> int:
         index = dataset.index

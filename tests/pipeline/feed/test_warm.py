@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +19,12 @@ from penstock.pipeline import DataLoader, World
 from penstock.pipeline.cli.main import main
 from penstock.pipeline.feed.warm import node_world, warm
 from penstock.readers import Dataset
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.feed.warm import WarmState
+    from penstock.pipeline.feed.share_fills import WarmState
 
 
 def dataset_of(
@@ -70,6 +73,22 @@ def test_a_job_after_warm_up_asks_the_remote_for_no_data(
             assert len([batch for batch in loader]) == len(loader)
             assert loader.statistics().hit_ratio == 1.0
     assert seen == []
+
+
+def test_a_warm_up_needs_neither_torch_nor_a_graph(pack: Path, tmp_path: Path) -> None:
+    code = """if True:
+        import sys
+        import fsspec
+        from penstock import Dataset, DiskCache, warm
+        files = fsspec.filesystem("file", skip_instance_cache=True)
+        cache = DiskCache(sys.argv[2], max_bytes="64MiB")
+        with Dataset(sys.argv[1], filesystem=files, cache=cache) as dataset:
+            assert warm(dataset).bytes > 0
+        heavy = {"torch", "nvidia.dali", "penstock.augment.graph", "penstock.pipeline.loader"}
+        assert not heavy & set(sys.modules), heavy & set(sys.modules)
+        """
+    command = [sys.executable, "-c", code, str(pack), str(tmp_path / "cache")]
+    subprocess.run(command, check=True, timeout=PATIENCE_S)
 
 
 def test_shards_come_in_the_order_in_which_the_job_reads_them(
@@ -146,7 +165,7 @@ def test_nodes_warm_their_shares_and_processes_of_a_node_parts_of_it(
             cache = tmp_path / f"cache-{node}-{local}"
             with dataset_of(pack, cache) as dataset:
                 world = node_world(4, nodes=2, node_rank=node)
-                warm(dataset, world=world, lanes=4, global_batch_size=16, part=(local, 2))
+                warm(dataset, world=world, lanes=4, global_batch_size=16, process=(local, 2))
                 assert dataset.remote is not None
                 sources = [dataset.index.source(n) for n in range(len(dataset.index.sizes))]
                 mine.append({s.key for s in sources if dataset.remote.is_whole(s)})
@@ -310,7 +329,7 @@ def test_an_interrupt_says_that_it_goes_on(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("penstock.pipeline.feed.warm._Warming.all", interrupted)
+    monkeypatch.setattr("penstock.pipeline.feed.share_fills.ShareFills.run", interrupted)
     code, _, err = run(capsys, url, "--cache", str(tmp_path / "cache"))
     assert code == 130
     assert "goes on from there" in err

@@ -1,0 +1,119 @@
+"""Which shards this node reads, and which of them the cache keeps for a loader of its."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import TYPE_CHECKING
+
+from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import PenstockWarning
+from penstock.pipeline.plan.needs import (
+    check_room,
+    little_room_words,
+    node_ranks,
+    open_windows_bytes,
+)
+
+if TYPE_CHECKING:
+    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.disk.disk_cache import Membership
+    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.world import World
+    from penstock.readers import Dataset
+
+log = logging.getLogger("penstock")
+
+
+class NodeShare:
+    """What this node keeps of a dataset: a loader's own membership of the cache, from join() to
+    leave(), beside those of other loaders of the same dataset.
+
+    shards: that this node's ranks read in an epoch, int64, shape (n,). Raises ConfigError for a
+    limit below one shard.
+    """
+
+    def __init__(
+        self,
+        remote: Remote,
+        dataset: Dataset,
+        plan: Plan,
+        *,
+        global_batch: int,
+        world: World,
+    ) -> None:
+        self._remote = remote
+        index = dataset.index
+        first, end = node_ranks(world)
+        self.shards = plan.shards(global_batch, first=first, end=end, world=world.size)
+        self._sizes = index.shard_bytes[self.shards]
+        self.node_bytes = int(self._sizes.sum())
+        self._tell_room(
+            open_windows_bytes(
+                open_shards=plan.open_shards,
+                shard_bytes=float(index.shard_bytes.mean()),
+                share=(end - first) / world.size,
+                node_bytes=self.node_bytes,
+            ),
+            plan,
+            is_told=world.rank == first,
+        )
+        keys = index.keys()
+        self._keys = [keys[shard] for shard in self.shards.tolist()]
+        self._mine: Membership | None = None
+
+    def _tell_room(self, needed_bytes: int, plan: Plan, *, is_told: bool) -> None:
+        """Say what the order opens here: in the log, or where that is too much in a warning.
+
+        is_told: by this rank; one of a node does.
+        """
+        cache = self._remote.cache
+        if cache is None:
+            return
+        if cache.max_bytes is not None:
+            check_room(cache.max_bytes, int(self._sizes.max(initial=0)))
+        if not is_told:
+            return
+        log.info(
+            "this node keeps up to %s of its %s open (window=%d, lanes=%d)",
+            format_size(needed_bytes),
+            format_size(self.node_bytes),
+            plan.window,
+            plan.lanes,
+        )
+        if cache.max_bytes is not None and (
+            words := little_room_words(
+                cache.max_bytes, needed_bytes, window=plan.window, lanes=plan.lanes
+            )
+        ):
+            warnings.warn(words, PenstockWarning, stacklevel=6)
+
+    @property
+    def is_cached(self) -> bool:
+        """Whether there is a cache at all."""
+        return self._remote.cache is not None
+
+    def join(self) -> None:
+        """Begin to be a job of the cache. Nothing if it is one."""
+        if self._mine is None:
+            self._mine = self._remote.join(self._keys, self._sizes.tolist())
+
+    @property
+    def kept_bytes(self) -> int:
+        """Of `node_bytes`, what the cache keeps or will keep."""
+        mine = self._mine
+        return min(mine.pinned_bytes, self.node_bytes) if mine is not None else 0
+
+    def keeps(self, key: str) -> bool:
+        """Whether the cache keeps a blob of this key for the job."""
+        return self._mine is not None and self._mine.pinned(key)
+
+    def refresh(self) -> bool:
+        """Look again, as jobs come and go; whether what is kept has changed."""
+        return self._mine is not None and self._mine.refresh()
+
+    def leave(self) -> None:
+        """End this loader's claims. Safe to call twice."""
+        mine, self._mine = self._mine, None
+        if mine is not None:
+            self._remote.leave(mine)

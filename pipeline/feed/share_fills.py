@@ -1,0 +1,130 @@
+"""Fills of a node's shards before the job, on several threads; what came of each is counted."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from penstock.cache.errors import ClosedError, PenstockError
+from penstock.cache.threads import Ordered, Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.index.index import Index
+
+# An interrupted warm-up waits so long for fills to stop. A request that hangs ends by itself.
+_CLOSE_S = 2.0
+
+_Outcome = Literal["fetched", "there", "no room", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmState:
+    """How far a warm-up is, in bytes: what it shall keep, and of that what came from the remote
+    in this run, what was there, what failed; left_out_bytes: what the node reads beside that."""
+
+    wanted_bytes: int
+    fetched_bytes: int = 0
+    there_bytes: int = 0
+    failed_bytes: int = 0
+    left_out_bytes: int = 0
+
+
+class ShareFills:
+    """Fills given shards on several threads, and counts what came of each."""
+
+    def __init__(
+        self,
+        index: Index,
+        remote: Remote,
+        *,
+        wanted_bytes: int,
+        left_out_bytes: int,
+        dry_run: bool,
+        progress: Callable[[WarmState], None] | None,
+        stop: threading.Event,
+    ) -> None:
+        self._index, self._remote = index, remote
+        self._wanted_bytes, self._left_out_bytes = wanted_bytes, left_out_bytes
+        self._dry_run, self._progress, self._stop = dry_run, progress, stop
+        self._lock = threading.Lock()
+        self._there_bytes = self._failed_bytes = 0
+        self.fetched_bytes = 0
+        self.count: dict[_Outcome, int] = {"fetched": 0, "there": 0, "no room": 0, "failed": 0}
+        self.failed: list[tuple[str, str]] = []
+
+    def run(self, shards: Iterator[int], *, workers: int) -> None:
+        """Fill the shards, the first ones first; each is done when this returns, or was stopped."""
+        pool = Workers(workers, name="warm")
+        # A large shard may take any time; its requests have limits of their own.
+        no_limit_s = threading.TIMEOUT_MAX
+        fills = Ordered(self._one, shards, pool=pool, ahead=2 * workers, timeout_s=no_limit_s)
+        try:
+            for _ in fills:
+                if self._stop.is_set():
+                    break
+        except BaseException:
+            self._stop.set()  # before the pool is closed, which waits for what has started
+            raise
+        finally:
+            pool.close(timeout_s=_CLOSE_S)
+
+    def _one(self, shard: int) -> None:
+        outcome = self._fill(shard)
+        if outcome is not None:
+            with self._lock:
+                self.count[outcome] += 1
+
+    def _fill(self, shard: int) -> _Outcome | None:
+        """Fill a shard; None where it was stopped."""
+        if self._stop.is_set():
+            return None
+        size_bytes = int(self._index.shard_bytes[shard])
+        source = self._index.source(shard)
+        if self._remote.is_whole(source):
+            self._tell(there_bytes=size_bytes)
+            return "there"
+        if self._dry_run:
+            self._tell(fetched_bytes=size_bytes)
+            return "fetched"
+        came = 0
+
+        def progress(got: int) -> None:
+            nonlocal came
+            came += got
+            self._tell(fetched_bytes=got)
+
+        try:
+            fetched = self._remote.fill(source, progress=progress, stop=self._stop)
+        except ClosedError:
+            raise
+        except PenstockError as error:
+            if self._stop.is_set():
+                return None
+            self.failed.append((source.uri, str(error)))
+            self._tell(failed_bytes=size_bytes - came)
+            return "failed"
+        if self._stop.is_set() and not self._remote.is_whole(source):
+            return None
+        if fetched < 0:
+            return "no room"
+        self._tell(there_bytes=size_bytes - came)  # the job, or another warm-up, brought the rest
+        return "fetched" if came else "there"
+
+    def _tell(self, *, fetched_bytes: int = 0, there_bytes: int = 0, failed_bytes: int = 0) -> None:
+        with self._lock:
+            self.fetched_bytes += fetched_bytes
+            self._there_bytes += there_bytes
+            self._failed_bytes += failed_bytes
+            state = WarmState(
+                wanted_bytes=self._wanted_bytes,
+                fetched_bytes=self.fetched_bytes,
+                there_bytes=self._there_bytes,
+                failed_bytes=self._failed_bytes,
+                left_out_bytes=self._left_out_bytes,
+            )
+        if self._progress is not None:
+            self._progress(state)

@@ -1,0 +1,58 @@
+"""From what a job says of its order to a frozen plan: its settings, the plan, a fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.pipeline.plan.order import Plan, default_lanes, default_window
+from penstock.pipeline.plan.state import PlanSettings
+
+if TYPE_CHECKING:
+    from penstock.readers.index.index import Index
+
+
+def ordered_settings(*, seed: int) -> PlanSettings:
+    """Plan settings of a job in index order. seed: of draws."""
+    return PlanSettings(seed=seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
+
+
+def shuffled_settings(
+    index: Index,
+    *,
+    seed: int,
+    global_batch: int,
+    lanes: float | None = None,
+    window: float | None = None,
+    reshuffle: float = 0.0,
+) -> PlanSettings:
+    """Plan settings of a shuffled job: what isn't given follows from dataset and global batch."""
+    shards = int(np.count_nonzero(index.sizes))
+    lanes = int(lanes or default_lanes(global_batch, shards))
+    window = int(
+        window
+        or default_window(
+            shards, lanes, global_batch=global_batch, icc=index.icc, shuffled=index.shuffled
+        )
+    )
+    return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
+
+
+def make_plan(index: Index, settings: PlanSettings) -> Plan:
+    """The order of a job. Each walker takes a plan of its own: a plan remembers the windows of one
+    place only, and two places on one plan would compute them over and over."""
+    return Plan(
+        index.sizes,
+        seed=settings.seed if settings.shuffle else None,
+        lanes=settings.lanes,
+        window=settings.window,
+        reshuffle=settings.reshuffle,
+    )
+
+
+def order_fingerprint(index: Index, settings: PlanSettings) -> str:
+    """Of dataset and order, hex: what a resumed job must share."""
+    plan = make_plan(index, settings)
+    return hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()

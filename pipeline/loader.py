@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.utils.data
@@ -20,11 +20,18 @@ from torch.utils.data.dataloader import _DatasetKind
 from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError, PlanError
+from penstock.pipeline.facade import late_attributes
+from penstock.pipeline.facade.dataset_check import check_dataset
+from penstock.pipeline.facade.late_world import LateWorld
+from penstock.pipeline.facade.samplers import PlanBatches, PlanSampler
 from penstock.pipeline.feed.native import NativeEngine
-from penstock.pipeline.options import arguments, attributes
-from penstock.pipeline.options.asked import Asked, Whereabouts
-from penstock.pipeline.options.given import check_dataset
-from penstock.pipeline.options.sampler import PlanBatches, PlanSampler
+from penstock.pipeline.options.checks import checked_augment
+from penstock.pipeline.options.device import parse_device
+from penstock.pipeline.options.native_options import NativeOptions
+from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions, ResidentMode
+from penstock.pipeline.options.refusals import no_worker_processes
+from penstock.pipeline.options.seed import LoaderSeed
+from penstock.pipeline.options.torch_options import TorchOptions
 from penstock.pipeline.plan.world import local_rank
 from penstock.readers import Dataset
 
@@ -34,8 +41,6 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from penstock.augment import Operation
-    from penstock.pipeline.feed.build import Settings
-    from penstock.pipeline.feed.resident.room import ResidentMode
     from penstock.pipeline.foreign.engine import ForeignEngine, ForeignSettings
     from penstock.pipeline.foreign.order import Order, PlanOrder
     from penstock.pipeline.foreign.pictures import Darkroom
@@ -133,49 +138,29 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         read: ReadMode = READ_MODE,
         resident: ResidentMode = False,
     ) -> None:
-        arguments.check_choice("pad", pad, (None, "mask"))
-        arguments.check_choice("read", read, get_args(ReadMode))
-        arguments.check_resident(resident)
-        arguments.check_counts(lanes=lanes, window=window)
-        arguments.check_share("max_bad", max_bad)
-        arguments.check_seed(seed)
-        augment = arguments.checked_augment(augment)
-        # What the user spelt out is never overruled by a default, nor by a state.
-        wanted: dict[str, int | float] = {
-            name: value
-            for name, value in (("seed", seed), ("lanes", lanes), ("window", window))
-            if value is not None
-        }
-        if arguments.check_share("reshuffle", reshuffle):
-            wanted["reshuffle"] = float(reshuffle)
-        self._where = Whereabouts(world)
-        self._device_asked = device
-        self._device = arguments.parse_device(device, local_rank=self._local_rank())
-        torchs: dict[str, Any] = {
-            "batch_size": batch_size,
-            "shuffle": shuffle,
-            "sampler": sampler,
-            "batch_sampler": batch_sampler,
-            "num_workers": num_workers,
-            "collate_fn": collate_fn,
-            "pin_memory": pin_memory,
-            "drop_last": drop_last,
-            "timeout": timeout,
-            "worker_init_fn": worker_init_fn,
-            "multiprocessing_context": multiprocessing_context,
-            "generator": generator,
-            "prefetch_factor": prefetch_factor,
-            "persistent_workers": persistent_workers,
-            "pin_memory_device": pin_memory_device,
-            "in_order": in_order,
-        }
-        self._asked = Asked(
+        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._options = TorchOptions(
             batch_size=batch_size,
-            shuffle=bool(shuffle),
-            drop_last=bool(drop_last),
-            wanted=wanted,
-            seed=seed,
-            augment=augment,
+            shuffle=shuffle,
+            sampler=sampler,
+            batch_sampler=batch_sampler,
+            num_workers=num_workers,
+            collate_fn=collate_fn,
+            pin_memory=pin_memory,
+            drop_last=drop_last,
+            timeout=timeout,
+            worker_init_fn=worker_init_fn,
+            multiprocessing_context=multiprocessing_context,
+            generator=generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self._own = PenstockOptions(
+            plan=PlanOptions(seed=seed, lanes=lanes, window=window, reshuffle=reshuffle),
+            augment=checked_augment(augment),
+            device=device,
             global_batch_size=global_batch_size,
             pad=pad,
             max_bad=max_bad,
@@ -183,17 +168,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             read=read,
             resident=resident,
         )
-        self.snapshot_every_n_steps = snapshot_every_n_steps
+        self._late_world = LateWorld(world)
+        self._device = self._own_device()
         self._engine: Engine
         if isinstance(dataset, Dataset):
-            self._init_native(dataset, torchs)
+            self._init_native(dataset)
         else:
             check_dataset(dataset)
-            arguments.refuse_native(
-                {"deterministic": deterministic and augment is None, "read": read != READ_MODE}
-                | {"resident=True": resident is True}
-            )
-            self._init_foreign(dataset, torchs)
+            self._own.check_foreign()
+            self._init_foreign(dataset)
         if self._engine.shards_itself:
             # Accelerate hands such loaders back as they are; what it would build in their place
             # shards again, and half of the samples would be lost.
@@ -201,77 +184,66 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.use_stateful_dataloader = True
         self._is_made = True
 
-    def _init_native(self, dataset: Dataset, torchs: dict[str, Any]) -> None:
-        where, asked = self._where, self._asked
-        arguments.refuse_foreign(torchs)
-        arguments.check_ends(where.world, drop_last=asked.drop_last, pad=asked.pad)
-        num_workers, prefetch_factor = torchs["num_workers"], torchs["prefetch_factor"]
-        arguments.check_counts(num_workers=num_workers, prefetch_factor=prefetch_factor)
-        arguments.check_timeout(torchs["timeout"])
-        arguments.batch_sizes(asked.batch_size, asked.global_batch_size, where.world)
-        drawn = arguments.choose_seed(
-            asked.seed, torchs["generator"], shuffle=asked.shuffle, world=where.world
+    def _init_native(self, dataset: Dataset) -> None:
+        options, world = self._options, self._late_world
+        options.check_native()
+        self._seed = LoaderSeed.choose(
+            self._own.plan.seed,
+            options.generator,
+            draws=bool(options.shuffle),
+            world=world.world,
         )
-        self._asked = replace(asked, drawn_seed=drawn)
-        for name in attributes.AS_GIVEN:
-            setattr(self, name, torchs[name])
+        for name in late_attributes.AS_GIVEN:
+            setattr(self, name, getattr(options, name))
         # torch's own place for it (the classes share their name): its constructor wasn't called.
         self.__multiprocessing_context = None
-        self.worker_init_fn = arguments.no_worker_processes
-        engine = NativeEngine(
-            dataset,
-            self._native_settings(),
-            batch_is_default=asked.batch_is_default,
-            is_placed=where.doubt is None,
-        )
+        self.worker_init_fn = no_worker_processes
+        engine = NativeEngine(dataset, self._native_options(), world_is_known=world.doubt is None)
         self._engine = engine
         self.dataset = dataset  # type: ignore[assignment]  # not one of torch's: no samples by index
         self.batch_size = engine.batch_size
-        self.drop_last = asked.drop_last
+        self.drop_last = bool(options.drop_last)
         self.collate_fn = None  # type: ignore[assignment]
         # Frameworks that rebuild loaders over map-style datasets leave this one alone.
         self._dataset_kind = _DatasetKind.Iterable
-        self.sampler = PlanSampler(engine, where.world)
-        self.batch_sampler = PlanBatches(self.sampler, engine.batch_size, asked.drop_last)
+        self.sampler = PlanSampler(engine, world.world)
+        self.batch_sampler = PlanBatches(self.sampler, engine.batch_size, self.drop_last)
 
-    def _native_settings(self) -> Settings:
-        live = {name: getattr(self, name) for name in attributes.AS_GIVEN}
-        return self._asked.native_settings(self._where, device=self._device, live=live)
+    def _native_options(self) -> NativeOptions:
+        live = {name: getattr(self, name) for name in late_attributes.AS_GIVEN}
+        return NativeOptions.of(
+            replace(self._options, **live),
+            self._own,
+            seed=self._seed,
+            world=self._late_world.world,
+            agrees=not self._late_world.is_given,
+            device=self._device,
+        )
 
-    def _init_foreign(self, dataset: Any, torchs: dict[str, Any]) -> None:
+    def _init_foreign(self, dataset: Any) -> None:
         # Here and below: a native loader starts without these modules.
         from penstock.pipeline.foreign.engine import ForeignEngine
         from penstock.pipeline.foreign.pictures import needs_our_loader
 
-        asked = self._asked
+        options, own, world = self._options, self._own, self._late_world.world
         is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
         sampler: PlanSampler | None = None
-        self._plan_of: dict[str, Any] | None = None  # torch's arguments, where we order
-        if is_map and asked.seed is not None:
-            given = {name: torchs[name] for name in ("sampler", "batch_sampler", "generator")}
-            given["in_order=False"] = None if torchs["in_order"] else True
-            arguments.refuse_with_seed(given)
-            self._plan_of = {name: torchs[name] for name in ("batch_size", "shuffle", "drop_last")}
+        self._is_planned = is_map and own.plan.seed is not None
+        if self._is_planned:
+            options.check_planned()
             order = self._plan_order(dataset)
-            sampler = PlanSampler(None, self._where.world)
-            size = None if torchs["batch_size"] is None else order.per_rank
-            torchs = {**torchs, "shuffle": None, "sampler": sampler, "batch_size": size}
+            sampler = PlanSampler(None, world)
+            size = None if options.batch_size is None else order.per_rank
+            options = replace(options, shuffle=None, sampler=sampler, batch_size=size)
         else:
-            wanted = asked.wanted
-            arguments.refuse_without_plan(
-                {"lanes": wanted.get("lanes"), "window": wanted.get("window"), "pad": asked.pad}
-                | {"reshuffle": wanted.get("reshuffle")}
-                | {"global_batch_size": asked.global_batch_size},
-                is_map=is_map,
-            )
-        super().__init__(dataset, **torchs)
+            own.check_unplanned(is_map=is_map)
+        super().__init__(dataset, **options.arguments())
         self._collate: Any = self.collate_fn
         self._darkroom: Darkroom | None = None
-        if asked.augment is not None:
-            drawn = arguments.choose_seed(
-                asked.seed, self.generator, shuffle=True, world=self._where.world
-            )
-            self._asked = replace(asked, drawn_seed=drawn)
+        self._seed = LoaderSeed.choose(
+            own.plan.seed, self.generator, draws=own.augment is not None, world=world
+        )
+        if own.augment is not None:
             self._darkroom = self._make_darkroom()
             # Whoever rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
@@ -287,16 +259,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _plan_order(self, dataset: Any) -> PlanOrder:
         from penstock.pipeline.foreign.order import plan_order
 
-        asked = self._asked
-        assert self._plan_of is not None
-        return plan_order(
-            dataset,
-            self._plan_of,
-            wanted=asked.wanted,
-            global_batch=asked.global_batch_size,
-            pad=asked.pad,
-            world=self._where.world,
-        )
+        return plan_order(dataset, self._options, self._own, world=self._late_world.world)
 
     def _foreign_settings(self, *, order: Order | None) -> ForeignSettings:
         """What the engine works by now. order: None for a new one."""
@@ -305,12 +268,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         from penstock.pipeline.foreign.pictures import Split
 
         is_map = not isinstance(self.dataset, torch.utils.data.IterableDataset)
-        if order is None and self._plan_of is not None:
+        if order is None and self._is_planned:
             order = self._plan_order(self.dataset)
-        elif is_map and self._plan_of is None:
+        elif is_map and not self._is_planned:
             indices = self.sampler if self.batch_sampler is None else self.batch_sampler
             order = TorchOrder(indices, self.generator)
-        options = {name: getattr(self, name) for name in attributes.WORKER_OPTIONS}
+        options = {name: getattr(self, name) for name in late_attributes.WORKER_OPTIONS}
+        seed = self._own.plan.seed
         return ForeignSettings(
             dataset=self.dataset,
             order=order,
@@ -319,10 +283,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             batched=self.batch_sampler is not None,
             collate_fn=self._collate if self._darkroom is None else Split(self._collate),
             generator=self.generator,
-            options=attributes.worker_options(options),
-            seed=None if self._asked.seed is None else int(self._asked.seed),
-            world=self._where.world,
-            detected=not self._where.is_given,
+            options=late_attributes.worker_options(options),
+            seed=None if seed is None else int(seed),
+            world=self._late_world.world,
+            detected=not self._late_world.is_given,
             device=self._device,
             darkroom=self._darkroom,
         )
@@ -330,19 +294,19 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _make_darkroom(self) -> Darkroom:
         from penstock.pipeline.foreign.pictures import Darkroom
 
-        asked, world = self._asked, self._where.world
+        own, world = self._own, self._late_world.world
         if self.batch_size is None:
             raise ConfigError(
                 "augment= needs batches of one size: pass batch_size= (not a batch_sampler, nor "
                 "batch_size=None)."
             )
         return Darkroom(
-            asked.augment or (),
+            own.augment or (),
             batch_size=self.batch_size,
             threads=world.threads(usable_cores()),
             device=self._device,
-            deterministic=asked.deterministic,
-            seed=asked.seed_in(world, draws=True),
+            deterministic=own.deterministic,
+            seed=self._seed.in_world(world, draws=True),
         )
 
     # -- what may change once the loader is made
@@ -350,15 +314,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def __setattr__(self, name: str, value: Any) -> None:
         """As with torch: what a pass reads may be set before it; the rest raises ConfigError."""
         is_late = self._is_made and name in _ARGUMENTS
-        if is_late and not attributes.is_same(value, getattr(self, name, self)):
+        if is_late and not late_attributes.is_same(value, getattr(self, name, self)):
             engine = self._engine
             if isinstance(engine, NativeEngine):
-                attributes.check_native(name, value)
+                late_attributes.check_native(name, value)
             else:
-                attributes.check_torch(
+                late_attributes.check_torch(
                     name,
                     value,
-                    is_ordered=self._plan_of is not None,
+                    is_ordered=self._is_planned,
                     keeps_workers=engine.keeps_workers,
                 )
                 if name == "collate_fn":
@@ -368,41 +332,42 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     value = value if self._darkroom is None else needs_our_loader
         super().__setattr__(name, value)
 
-    def _local_rank(self) -> int:
-        return self._where.world.local_rank or local_rank()
+    def _own_device(self) -> torch.device:
+        place = self._late_world.world.local_rank or local_rank()
+        return parse_device(self._own.device, local_rank=place)
 
     def _settle(self, *, begins: bool) -> None:
         """Look where this process stands, and work for another world than before if it is one.
 
         begins: a pass does, so that the world must be known, and attributes that were set count.
-        Raises PlanError as `Whereabouts.settle`; ConfigError and PlanError for arguments that don't
+        Raises PlanError as `LateWorld.settle`; ConfigError and PlanError for arguments that don't
         fit that world.
         """
-        engine, where, asked = self._engine, self._where, self._asked
-        if engine.shards_itself or asked.seed is not None or asked.augment is not None:
+        engine, late, own = self._engine, self._late_world, self._own
+        if engine.shards_itself or own.plan.seed is not None or own.augment is not None:
             try:
-                where.settle(has_begun=engine.has_begun)
+                late.settle(has_begun=engine.has_begun)
             except PlanError:
                 if begins:
                     raise
         else:  # each rank is torch's business; ours is to warn
             with contextlib.suppress(PlanError):
-                where.settle(has_begun=False)
-        if begins or engine.world != where.world:
+                late.settle(has_begun=False)
+        if begins or engine.world != late.world:
             self._replace()
 
     def _replace(self) -> None:
         """Let the engine go on with the world and the attributes as they are now."""
-        engine, world = self._engine, self._where.world
+        engine, world = self._engine, self._late_world.world
         has_moved = engine.world != world
         if has_moved:
-            self._device = arguments.parse_device(self._device_asked, local_rank=self._local_rank())
+            self._device = self._own_device()
         if isinstance(engine, NativeEngine):
-            engine.take_over(self._native_settings())
+            engine.take_over(self._native_options())
             self._show(engine.batch_size)
             return
         order = engine.settings.order
-        if has_moved and self._plan_of is not None:
+        if has_moved and self._is_planned:
             order = self._plan_order(self.dataset)
             self._show(None if self.batch_size is None else order.per_rank)
         if has_moved and self._darkroom is not None:
@@ -415,7 +380,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         # Past the refusal of attributes that were set from outside.
         object.__setattr__(self, "batch_size", batch_size)
         if isinstance(self.sampler, PlanSampler):
-            self.sampler.place(self._where.world)
+            self.sampler.place(self._late_world.world)
         if isinstance(self.batch_sampler, PlanBatches) and batch_size is not None:
             self.batch_sampler.batch_size = batch_size
 
@@ -495,7 +460,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def world(self) -> World:
         """Rank and size that the batches are for."""
-        return self._where.world
+        return self._late_world.world
 
     @property
     def device(self) -> torch.device:

@@ -21,6 +21,8 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"cli"}),),
         (frozenset({"bench"}),),
         (frozenset({"loader"}),),
+        # What a loader shows to trainers; beside the engines it would be a room beside them.
+        (frozenset({"facade"}),),
         (frozenset({"foreign"}), frozenset({"feed"})),
         (frozenset({"options"}),),
         (frozenset({"report"}),),

@@ -89,7 +89,7 @@ def bench(
     from penstock.pipeline.bench.job import Job, recipe_named, step_of
     from penstock.pipeline.bench.plot import check_plot
     from penstock.pipeline.bench.plot import plot as draw
-    from penstock.pipeline.options.arguments import parse_device
+    from penstock.pipeline.options.device import parse_device
 
     # All that can be told to be wrong is told before anything is measured.
     _check_positive(seconds, "--seconds", example="10")

@@ -1,10 +1,10 @@
-"""From checked settings to a run: index, plan, walk, recipe, graph; tied here only."""
+"""From checked options to a run: index, plan, walk, recipe, graph; tied here only."""
 
 from __future__ import annotations
 
 import hashlib
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,28 +24,18 @@ from penstock.pipeline.feed.prefetch import Prefetch
 from penstock.pipeline.feed.quarantine import QuarantineFile
 from penstock.pipeline.feed.resident.graph import ResidentGraph
 from penstock.pipeline.feed.resident.images import Store
-from penstock.pipeline.feed.resident.room import (
-    ResidentMode,
-    resident_bytes,
-    room_for,
-    share_of_rank,
-)
+from penstock.pipeline.feed.resident.room import resident_bytes, room_for, share_of_rank
 from penstock.pipeline.feed.run import Run
-from penstock.pipeline.options.arguments import BatchSizes, batch_sizes
 from penstock.pipeline.plan.advice import advice
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE
-from penstock.pipeline.plan.state import LoaderState, PlanSettings
+from penstock.pipeline.plan.state import PlanSettings
 from penstock.pipeline.plan.steps import Walk
 from penstock.pipeline.report.facts import Shards
 from penstock.pipeline.report.statistics import Meter
 
 if TYPE_CHECKING:
-    import torch
-
-    from penstock.augment import Operation
-    from penstock.cache.base.blob import ReadMode
-    from penstock.pipeline.plan.world import World
+    from penstock.pipeline.options.native_options import NativeOptions
     from penstock.readers import Dataset
     from penstock.readers.index.index import Index
 
@@ -59,71 +49,6 @@ REMOTE_READ_THREADS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """What the user asked for, checked. wanted: plan settings that were spelt out.
-
-    threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
-    agrees: the world is that of torch's process group, so its ranks compare plans and count bad
-    samples together. resident: whether decoded images stay in memory. pin_memory: of what is
-    handed out on the CPU.
-    """
-
-    world: World
-    sizes: BatchSizes
-    wanted: dict[str, int | float]
-    seed: int
-    shuffle: bool
-    drop_last: bool
-    pad: bool
-    augment: tuple[Operation, ...] | None
-    device: torch.device
-    deterministic: bool
-    threads: int
-    depth: int
-    timeout_s: float
-    mode: ReadMode
-    max_bad: float = 0.001
-    agrees: bool = False
-    resident: ResidentMode = False
-    pin_memory: bool = False
-
-    def resumed(self, state: LoaderState, *, take_batch: bool) -> Settings:
-        """Settings to go on from a state. take_batch: nobody gave a batch size, so the state's.
-
-        Warns of what differs from the saved job from here on.
-        """
-        sizes = batch_sizes(1, state.global_batch_size, self.world) if take_batch else self.sizes
-        self._warn_of_other_ends(state, global_batch=sizes.global_batch)
-        if self.sizes.global_batch != state.global_batch_size and not take_batch:
-            warnings.warn(
-                f"The global batch goes from {state.global_batch_size} to "
-                f"{self.sizes.global_batch} samples with this state: no sample is lost, but "
-                "batches differ from the saved job's. For identical ones pass "
-                f"global_batch_size={state.global_batch_size}.",
-                PenstockWarning,
-                stacklevel=3,
-            )
-        return replace(self, seed=state.plan.seed, sizes=sizes)
-
-    def _warn_of_other_ends(self, state: LoaderState, *, global_batch: int) -> None:
-        rest = state.samples % global_batch
-        if not rest or self.drop_last == state.drop_last:
-            return
-        change = (
-            f"each epoch now leaves out its last {rest} samples, which the saved job handed out"
-            if self.drop_last
-            else f"each epoch now ends with a batch of {rest} samples, which the saved job left out"
-        )
-        warnings.warn(
-            f"State was saved with drop_last={state.drop_last}, this loader has "
-            f"drop_last={self.drop_last}: the batches before an epoch's end stay the same, but "
-            f"{change}. For the same epochs pass drop_last={state.drop_last}.",
-            PenstockWarning,
-            stacklevel=4,
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
     """A loader's parts. fingerprint: of dataset and plan, hex."""
 
@@ -134,7 +59,7 @@ class Built:
     fingerprint: str
 
 
-def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None = None) -> Built:
+def build(dataset: Dataset, options: NativeOptions, *, frozen: PlanSettings | None = None) -> Built:
     """Open the dataset, freeze the plan and build the graph; nothing is read yet.
 
     frozen: the plan of a state, taken over as it is. Raises what DataLoader's constructor
@@ -142,29 +67,29 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
     """
     index = dataset.index
     is_new = frozen is None
-    frozen = frozen or freeze_plan(index, settings)
+    frozen = frozen or freeze_plan(index, options)
     plan = make_plan(index, frozen)
     if is_new:
-        _warn_of_the_plan(index, settings, plan)
-    walk = make_walk(dataset, settings)
+        _warn_of_the_plan(index, options, plan)
+    walk = make_walk(dataset, options)
     agreement = (
         join(
             dataset=index.fingerprint,
             shuffle=frozen.shuffle,
-            rank=settings.world.rank,
-            size=settings.world.size,
+            rank=options.world.rank,
+            size=options.world.size,
         )
-        if settings.agrees
-        else Agreement(rank=settings.world.rank, size=settings.world.size)
+        if options.agrees
+        else Agreement(rank=options.world.rank, size=options.world.size)
     )
     fingerprint = order_fingerprint(index, frozen)
-    check_same_plan(agreement, plan=fingerprint, seed=frozen.seed, size=settings.world.size)
-    threads = settings.threads or settings.world.threads(usable_cores())
-    recipe = _recipe(dataset, settings)
-    mixer = _mixer(dataset, settings, recipe, seed=frozen.seed)
-    store = _store(dataset, settings, frozen, recipe, walk=walk, threads=threads)
-    graph = _graph(recipe, settings, threads, store) if recipe else None
-    meter = _meter(dataset, settings, recipe, threads=threads)
+    check_same_plan(agreement, plan=fingerprint, seed=frozen.seed, size=options.world.size)
+    threads = options.threads or options.world.threads(usable_cores())
+    recipe = _recipe(dataset, options)
+    mixer = _mixer(dataset, options, recipe, seed=frozen.seed)
+    store = _store(dataset, options, frozen, recipe, walk=walk, threads=threads)
+    graph = _graph(recipe, options, threads, store) if recipe else None
+    meter = _meter(dataset, options, recipe, threads=threads)
     if isinstance(graph, ResidentGraph):
         meter.resident = graph.facts
     reader = BatchReader(
@@ -173,26 +98,26 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         plan=plan,
         recipe=recipe,
         draw_seed=frozen.seed,
-        world=settings.world,
+        world=options.world,
         global_batch=walk.global_batch,
-        padded_size=settings.sizes.per_rank if settings.pad else None,
+        padded_size=options.sizes.per_rank if options.pad else None,
         mixer=mixer,
-        mode=settings.mode,
+        mode=options.read,
         bad_samples=BadSamples(
             dataset,
             seed=frozen.seed,
-            max_bad=settings.max_bad,
+            max_bad=options.max_bad,
             agreement=agreement,
             report=QuarantineFile(
                 dataset.kept_folder,
-                name=f"{index.fingerprint[:16]}-rank-{settings.world.rank:05d}.jsonl",
+                name=f"{index.fingerprint[:16]}-rank-{options.world.rank:05d}.jsonl",
             ),
             meter=meter,
         ),
         resident=store,
     )
     try:
-        prefetch = _prefetch(dataset, settings, frozen, walk)
+        prefetch = _prefetch(dataset, options, frozen, walk)
     except PenstockError:
         if graph is not None:
             graph.close()
@@ -203,35 +128,33 @@ def build(dataset: Dataset, settings: Settings, *, frozen: PlanSettings | None =
         reader=reader,
         walk=walk,
         graph=graph,
-        depth=settings.depth,
+        depth=options.depth,
         endless=frozen.shuffle,
         meter=meter,
-        read_threads=_read_threads(dataset, settings),
-        made_ahead=graph is not None and settings.device.type == "cpu",
+        read_threads=_read_threads(dataset, options),
+        made_ahead=graph is not None and options.device.type == "cpu",
         prefetch=prefetch,
-        timeout_s=settings.timeout_s or STALL_TIMEOUT_S,
-        finish=Finish(
-            dataset.fields, mixer=mixer, device=settings.device, pins=settings.pin_memory
-        ),
+        timeout_s=options.timeout_s or STALL_TIMEOUT_S,
+        finish=Finish(dataset.fields, mixer=mixer, device=options.device, pins=options.pin_memory),
     )
     return Built(run=run, walk=walk, meter=meter, frozen=frozen, fingerprint=fingerprint)
 
 
-def check(dataset: Dataset, settings: Settings) -> PlanSettings:
+def check(dataset: Dataset, options: NativeOptions) -> PlanSettings:
     """The plan that `build` would freeze, with every check that needs no thread, no graph and no
     other rank: for a loader whose world isn't known yet. Raises what `build` raises."""
-    frozen = freeze_plan(dataset.index, settings)
-    make_walk(dataset, settings)
-    _mixer(dataset, settings, _recipe(dataset, settings), seed=frozen.seed)
+    frozen = freeze_plan(dataset.index, options)
+    make_walk(dataset, options)
+    _mixer(dataset, options, _recipe(dataset, options), seed=frozen.seed)
     return frozen
 
 
-def make_walk(dataset: Dataset, settings: Settings) -> Walk:
+def make_walk(dataset: Dataset, options: NativeOptions) -> Walk:
     """The steps of a job's epochs. Raises PlanError where an epoch would have none."""
     walk = Walk(
         samples=dataset.index.samples,
-        global_batch=settings.sizes.global_batch,
-        drop_last=settings.drop_last,
+        global_batch=options.sizes.global_batch,
+        drop_last=options.drop_last,
     )
     if not len(walk):
         raise PlanError(
@@ -249,15 +172,15 @@ def order_fingerprint(index: Index, frozen: PlanSettings) -> str:
 
 
 def _meter(
-    dataset: Dataset, settings: Settings, recipe: CheckedRecipe | None, *, threads: int
+    dataset: Dataset, options: NativeOptions, recipe: CheckedRecipe | None, *, threads: int
 ) -> Meter:
     index = dataset.index
     # Of a folder each image is a file, or an object, of its own.
     count = index.samples if index.kind == "folder" else len(index.sizes)
     return Meter(
         decode_threads=threads,
-        device=str(settings.device),
-        usable_cores=settings.world.threads(usable_cores()),
+        device=str(options.device),
+        usable_cores=options.world.threads(usable_cores()),
         url=dataset.url,
         shards=Shards(
             count=count, mean_bytes=float(index.shard_bytes.sum()) / count, kind=index.kind
@@ -266,15 +189,15 @@ def _meter(
     )
 
 
-def _read_threads(dataset: Dataset, settings: Settings) -> int:
+def _read_threads(dataset: Dataset, options: NativeOptions) -> int:
     if dataset.remote is not None:
         return REMOTE_READ_THREADS
-    mapped = dataset.index.kind != "folder" and settings.mode != "pread"
+    mapped = dataset.index.kind != "folder" and options.read != "pread"
     return MAPPED_READ_THREADS if mapped else READ_THREADS
 
 
 def _prefetch(
-    dataset: Dataset, settings: Settings, frozen: PlanSettings, walk: Walk
+    dataset: Dataset, options: NativeOptions, frozen: PlanSettings, walk: Walk
 ) -> Prefetch | None:
     """Joins the cache; None for a local dataset."""
     if dataset.remote is None:
@@ -284,9 +207,9 @@ def _prefetch(
         dataset,
         make_plan(dataset.index, frozen),
         walk=walk,
-        world=settings.world,
+        world=options.world,
         frozen=frozen,
-        least_ahead=settings.depth + PREPARED_AHEAD,
+        least_ahead=options.depth + PREPARED_AHEAD,
     )
 
 
@@ -302,24 +225,19 @@ def make_plan(index: Index, frozen: PlanSettings) -> Plan:
     )
 
 
-def freeze_plan(index: Index, settings: Settings) -> PlanSettings:
+def freeze_plan(index: Index, options: NativeOptions) -> PlanSettings:
     """Plan settings for a job's first start: the user's, else from dataset and global batch."""
-    wanted, batch = settings.wanted, settings.sizes.global_batch
-    if not settings.shuffle:
-        for name in ("lanes", "window", "reshuffle"):
-            if name in wanted:
-                raise ConfigError(
-                    f"{name}={wanted[name]} has no meaning with shuffle=False: samples come in "
-                    "index order. Drop it, or pass shuffle=True."
-                )
-        return PlanSettings(seed=settings.seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
+    spelt_out = options.plan
+    spelt_out.check_order(shuffle=options.shuffle)
+    if not options.shuffle:
+        return PlanSettings(seed=options.seed, shuffle=False, lanes=1, window=1, reshuffle=0.0)
     return shuffled_plan(
         index,
-        seed=settings.seed,
-        global_batch=batch,
-        lanes=wanted.get("lanes"),
-        window=wanted.get("window"),
-        reshuffle=wanted.get("reshuffle", 0.0),
+        seed=options.seed,
+        global_batch=options.sizes.global_batch,
+        lanes=spelt_out.lanes,
+        window=spelt_out.window,
+        reshuffle=float(spelt_out.reshuffle),
     )
 
 
@@ -328,8 +246,8 @@ def shuffled_plan(
     *,
     seed: int,
     global_batch: int,
-    lanes: float | None = None,
-    window: float | None = None,
+    lanes: int | None = None,
+    window: int | None = None,
     reshuffle: float = 0.0,
 ) -> PlanSettings:
     """Plan settings of a shuffled job: what isn't given follows from dataset and global batch."""
@@ -344,36 +262,36 @@ def shuffled_plan(
     return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
 
 
-def _warn_of_the_plan(index: Index, settings: Settings, plan: Plan) -> None:
+def _warn_of_the_plan(index: Index, options: NativeOptions, plan: Plan) -> None:
     """What the order costs this job, told once: by the first rank."""
-    world = settings.world
-    if world.rank or not settings.shuffle:
+    world = options.world
+    if world.rank or not options.shuffle:
         return
     words = advice(
         plan,
         icc=index.icc,
-        global_batch=settings.sizes.global_batch,
+        global_batch=options.sizes.global_batch,
         ranks=world.size,
         nodes=-(-world.size // world.local_size),
-        chosen="lanes" not in settings.wanted,
+        chosen=options.plan.lanes is None,
     )
     for one in words:
         warnings.warn(one, PenstockWarning, stacklevel=4)
 
 
-def _recipe(dataset: Dataset, settings: Settings) -> CheckedRecipe | None:
+def _recipe(dataset: Dataset, options: NativeOptions) -> CheckedRecipe | None:
     if "image" not in dataset.fields:
-        if settings.augment is not None:
+        if options.augment is not None:
             raise ConfigError(
                 f"augment= needs images, but fields={dataset.fields!r} leaves them out. Drop "
                 'augment=, or add "image" to the dataset\'s fields.'
             )
         return None
-    return check_recipe(settings.augment, images=dataset.index.images)
+    return check_recipe(options.augment, images=dataset.index.images)
 
 
 def _mixer(
-    dataset: Dataset, settings: Settings, recipe: CheckedRecipe | None, *, seed: int
+    dataset: Dataset, options: NativeOptions, recipe: CheckedRecipe | None, *, seed: int
 ) -> Mixer | None:
     if recipe is None or not recipe.mixing:
         return None
@@ -383,7 +301,7 @@ def _mixer(
             f"{name} mixes labels with the images, but fields={dataset.fields!r} leaves them out. "
             f'Drop {name}, or add "label" to the dataset\'s fields.'
         )
-    if settings.pad:
+    if options.pad:
         raise ConfigError(
             f'Got {name} and pad="mask": a padded batch is for evaluation, which wants each sample '
             f"as it is. Drop {name}, or pass drop_last=True in place of pad=."
@@ -393,7 +311,7 @@ def _mixer(
 
 def _store(
     dataset: Dataset,
-    settings: Settings,
+    options: NativeOptions,
     frozen: PlanSettings,
     recipe: CheckedRecipe | None,
     *,
@@ -402,7 +320,7 @@ def _store(
 ) -> Store | None:
     """Where decoded images stay; None where none do. Raises ConfigError where that was asked for
     and can't be."""
-    mode, world, device = settings.resident, settings.world, settings.device
+    mode, world, device = options.resident, options.world, options.device
     if mode is False:
         return None
     if recipe is None:
@@ -417,8 +335,8 @@ def _store(
         device=device,
         world=world,
         recipe=recipe,
-        batch_size=settings.sizes.per_rank,
-        depth=settings.depth,
+        batch_size=options.sizes.per_rank,
+        depth=options.depth,
     )
     max_bytes = resident_bytes(
         mode,
@@ -427,7 +345,7 @@ def _store(
         recipe,
         share=share_of_rank(frozen, global_batch=walk.global_batch, world=world),
         cuda=device.type == "cuda",
-        fed_samples=settings.sizes.per_rank * settings.depth,
+        fed_samples=options.sizes.per_rank * options.depth,
     )
     if max_bytes is None:
         return None
@@ -437,23 +355,23 @@ def _store(
         max_bytes=max_bytes,
         threads=threads,
         device=device,
-        deterministic=settings.deterministic,
+        deterministic=options.deterministic,
     )
 
 
 def _graph(
-    recipe: CheckedRecipe, settings: Settings, threads: int, store: Store | None
+    recipe: CheckedRecipe, options: NativeOptions, threads: int, store: Store | None
 ) -> Graph | ResidentGraph:
-    alone = settings.world.size == 1 or not recipe.mixing
+    alone = options.world.size == 1 or not recipe.mixing
 
     def make(*, resident: bool = False) -> Graph:
         return Graph(
             recipe,
-            batch_size=settings.sizes.per_rank + (0 if alone else PARTNERS_ELSEWHERE),
+            batch_size=options.sizes.per_rank + (0 if alone else PARTNERS_ELSEWHERE),
             threads=threads,
-            device=settings.device.type,
-            device_id=settings.device.index,
-            deterministic=settings.deterministic,
+            device=options.device.type,
+            device_id=options.device.index,
+            deterministic=options.deterministic,
             resident=resident,
         )
 

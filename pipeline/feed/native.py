@@ -13,20 +13,20 @@ from penstock.cache.errors import ClosedError, ConfigError, NotPicklableError, P
 from penstock.cache.forks import check_process
 from penstock.pipeline.feed.build import (
     Built,
-    Settings,
     build,
     check,
     make_plan,
     make_walk,
     order_fingerprint,
 )
-from penstock.pipeline.options import arguments
+from penstock.pipeline.options.checks import check_epoch
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
 from penstock.pipeline.plan.steps import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.state import PlanSettings
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.statistics import Statistics
@@ -38,32 +38,28 @@ Batch = tuple[torch.Tensor, ...]
 class NativeEngine:
     """Hands out batches of a `readers.Dataset`. The loader's facade forwards to it.
 
-    batch_is_default: nobody gave a batch size, so a state may. is_placed: the world of the settings
-    is known; otherwise they are checked, and nothing is built before `take_over`.
+    options: what it works by: the user's, as far as a state leaves them so. world_is_known: that of
+    the options; otherwise these are checked, and nothing is built before `take_over`.
     """
 
     shards_itself = True
 
-    def __init__(
-        self, dataset: Dataset, settings: Settings, *, batch_is_default: bool, is_placed: bool
-    ) -> None:
+    def __init__(self, dataset: Dataset, options: NativeOptions, *, world_is_known: bool) -> None:
         self.dataset = dataset
         self.has_begun = False  # a batch was handed out
         self._pid = os.getpid()
-        self._asked = settings  # by the user; a state may overrule some of it in _settings
-        self._settings = settings
-        self._batch_is_default = batch_is_default
+        self.options = self._given = options  # given: by the user, whatever a state says
         self._cursor = Cursor(0, 0)
         self._restored = False
         self._iteration = 0
         self._loaded: LoaderState | None = None
         self._built: Built | None = None
         self._is_closed = False
-        if is_placed:
-            self._install(build(dataset, settings))
+        if world_is_known:
+            self._install(build(dataset, options))
         else:
-            self._frozen = check(dataset, settings)
-            self._walk = make_walk(dataset, settings)
+            self._frozen = check(dataset, options)
+            self._walk = make_walk(dataset, options)
 
     def __getstate__(self) -> NoReturn:
         """Always raises NotPicklableError."""
@@ -77,7 +73,7 @@ class NativeEngine:
     @property
     def batch_size(self) -> int:
         """Of the largest rank; a state may have brought it."""
-        return self._settings.sizes.per_rank
+        return self.options.sizes.per_rank
 
     def _install(self, built: Built) -> None:
         """Take a run over; the finalizer stops it when the loader goes, whichever way."""
@@ -85,32 +81,31 @@ class NativeEngine:
         self._run_finalizer = weakref.finalize(self, built.run.close)
         self._run_finalizer.atexit = False  # the run has a hook of its own, in the right order
 
-    def take_over(self, asked: Settings) -> None:
-        """Work by other settings from the next pass on: for another world, with other threads.
+    def take_over(self, given: NativeOptions) -> None:
+        """Work by other options from the next pass on: for another world, with other threads.
 
         What is left of a restored epoch stays what it is. Raises what building raises; the engine
         is then unchanged.
         """
         self._check_open()
-        if self._built is not None and asked == self._asked:
+        before = self._given
+        if self._built is not None and given == before:
             return
         frozen = None if self._loaded is None else self._loaded.plan
-        if frozen is None and (asked.world, asked.sizes) == (self._asked.world, self._asked.sizes):
+        if frozen is None and (given.world, given.sizes) == (before.world, before.sizes):
             frozen = self._frozen  # a plan stays, once it is made
-        self._build(asked, self._loaded, frozen)
-        self._asked = asked
+        self._build(given, self._loaded, frozen)
+        self._given = given
 
     def _build(
-        self, asked: Settings, state: LoaderState | None, frozen: PlanSettings | None
+        self, given: NativeOptions, state: LoaderState | None, frozen: PlanSettings | None
     ) -> None:
-        """A run for what was asked for, as far as a state leaves it so."""
-        settings = asked
-        if state is not None:
-            settings = asked.resumed(state, take_batch=self._batch_is_default)
-        if self._built is None or settings != self._settings or frozen != self._frozen:
-            built = build(self.dataset, settings, frozen=frozen)
+        """A run for what the user gave, as far as a state leaves it so."""
+        options = given if state is None else given.resumed(state)
+        if self._built is None or options != self.options or frozen != self._frozen:
+            built = build(self.dataset, options, frozen=frozen)
             self._stop()
-            self._settings = settings
+            self.options = options
             self._install(built)
             self._iteration += 1  # passes of the run before are over
         if state is not None and self._restored:
@@ -127,7 +122,7 @@ class NativeEngine:
     @property
     def world(self) -> World:
         """Rank and size that the batches are for, as far as known."""
-        return self._settings.world
+        return self.options.world
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank; equal on all ranks."""
@@ -189,7 +184,7 @@ class NativeEngine:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch. The current epoch again changes nothing, so that a restored
         position stays. Raises ConfigError for a negative epoch."""
-        arguments.check_epoch(epoch)
+        check_epoch(epoch)
         if epoch != self._cursor.epoch:
             self._cursor = Cursor(int(epoch), 0)
             self._restored = False
@@ -230,7 +225,7 @@ class NativeEngine:
             loaded,
             dataset=index.fingerprint,
             samples=index.samples,
-            wanted={"shuffle": self._settings.shuffle, **self._settings.wanted},
+            wanted={"shuffle": self.options.shuffle, **self.options.plan.spelt_out()},
         )
         fingerprint = order_fingerprint(index, loaded.plan)
         if fingerprint != loaded.fingerprint:
@@ -239,7 +234,7 @@ class NativeEngine:
         self._cursor, self._restored = Cursor(loaded.epoch, loaded.position), True
         try:
             if self._built is not None:
-                self._build(self._asked, loaded, loaded.plan)
+                self._build(self._given, loaded, loaded.plan)
         except BaseException:
             self._cursor, self._restored = before
             raise
@@ -286,7 +281,7 @@ class NativeEngine:
     def __repr__(self) -> str:
         return (
             f"DataLoader({self.dataset!r}, batch_size={self.batch_size}, rank {self.world.rank} of "
-            f"{self.world.size}, device={str(self._settings.device)!r}, at {self._cursor})"
+            f"{self.world.size}, device={str(self.options.device)!r}, at {self._cursor})"
         )
 
 

@@ -30,7 +30,7 @@ from penstock.pipeline.foreign.passes import Pass
 from penstock.pipeline.foreign.state import has_state
 from penstock.pipeline.foreign.stream import IterableSource, WorkerPosition
 from penstock.pipeline.foreign.worker import MapSource, WorkerInit, as_it_is, fresh_seed
-from penstock.pipeline.options import arguments
+from penstock.pipeline.options.checks import check_epoch
 from penstock.pipeline.plan.state import not_torchs
 from penstock.pipeline.report.statistics import Meter
 
@@ -359,7 +359,7 @@ class ForeignEngine:
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; a dataset and a sampler that know epochs are told."""
-        arguments.check_epoch(epoch)
+        check_epoch(epoch)
         for target in (self.settings.dataset, getattr(self.settings.order, "sampler", None)):
             tell = getattr(target, "set_epoch", None)
             if callable(tell):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.utils.data
@@ -20,7 +20,7 @@ from penstock.pipeline.foreign.draws import NAMES, Draws, check_told
 from penstock.pipeline.foreign.state import copied, has_state, taken
 from penstock.pipeline.foreign.stream import WorkerPosition
 from penstock.pipeline.foreign.worker import Request, fresh_seed
-from penstock.pipeline.options import arguments
+from penstock.pipeline.options.sizes import batch_sizes, check_ends
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 from penstock.pipeline.plan.steps import Cursor, Walk
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions
+    from penstock.pipeline.options.torch_options import TorchOptions
     from penstock.pipeline.plan.world import World
 
 # Up to here one full shuffle of all indices is kept: 8 bytes each. Beyond, windows of virtual
@@ -218,23 +220,17 @@ class _PlanStream:
 
 
 def plan_order(
-    dataset: Any,
-    torchs: dict[str, Any],
-    *,
-    wanted: dict[str, int | float],
-    global_batch: int | None,
-    pad: Literal["mask"] | None,
-    world: World,
+    dataset: Any, torch_options: TorchOptions, own: PenstockOptions, *, world: World
 ) -> PlanOrder:
-    """The order of a map-style dataset with a seed. torchs: torch's arguments by name.
+    """The order of a map-style dataset with a seed. own: Penstock's options.
 
     Raises ConfigError, PlanError for arguments that don't fit.
     """
-    drop_last, batched = bool(torchs["drop_last"]), torchs["batch_size"] is not None
-    arguments.check_ends(world, drop_last=drop_last, pad=pad)
-    if not batched and (global_batch is not None or pad is not None):
+    drop_last, batched = bool(torch_options.drop_last), torch_options.batch_size is not None
+    check_ends(world, drop_last=drop_last, pad=own.pad)
+    if not batched and (own.global_batch_size is not None or own.pad is not None):
         raise ConfigError("batch_size=None (single samples) allows no global_batch_size=, no pad=.")
-    sizes = arguments.batch_sizes(torchs["batch_size"] if batched else 1, global_batch, world)
+    sizes = batch_sizes(torch_options.batch_size if batched else 1, own.global_batch_size, world)
     try:
         samples = len(dataset)
     except TypeError as error:
@@ -242,9 +238,8 @@ def plan_order(
             f"seed= needs a dataset with a length, and {type(dataset).__name__} has none. Give it "
             "__len__, or drop seed=."
         ) from error
-    shuffle = bool(torchs["shuffle"])
-    if not shuffle and any(name != "seed" for name in wanted):
-        raise ConfigError("lanes=, window= and reshuffle= have no meaning with shuffle=False.")
+    shuffle = bool(torch_options.shuffle)
+    own.plan.check_order(shuffle=shuffle)
     walk = Walk(samples=samples, global_batch=sizes.global_batch, drop_last=drop_last)
     if samples and not len(walk):
         raise PlanError(
@@ -252,21 +247,18 @@ def plan_order(
             "dataset, and drop_last=True drops it: an epoch would have no step. Pass a smaller "
             "batch or drop_last=False."
         )
-    seed = int(wanted["seed"]) if shuffle else None
     return PlanOrder(
-        plan=index_plan(samples, seed=seed, global_batch=walk.global_batch, wanted=wanted),
+        plan=index_plan(samples, own.plan, shuffle=shuffle, global_batch=walk.global_batch),
         walk=walk,
         world=world,
         per_rank=sizes.per_rank,
-        is_padded=pad is not None,
+        is_padded=own.pad is not None,
         batched=batched,
     )
 
 
-def index_plan(
-    samples: int, *, seed: int | None, global_batch: int, wanted: dict[str, int | float]
-) -> Plan:
-    """The plan over a dataset without shards. wanted: lanes, window, reshuffle that were given."""
+def index_plan(samples: int, options: PlanOptions, *, shuffle: bool, global_batch: int) -> Plan:
+    """The plan over the indices of a dataset without shards."""
     if samples <= FULL_SHUFFLE_SAMPLES:
         sizes = [samples]
         lanes, window = 1, 1
@@ -279,10 +271,10 @@ def index_plan(
         )
     return Plan(
         sizes,
-        seed=seed,
-        lanes=int(wanted.get("lanes", lanes)),
-        window=int(wanted.get("window", window)),
-        reshuffle=float(wanted.get("reshuffle", 0.0)),
+        seed=int(options.seed or 0) if shuffle else None,
+        lanes=int(lanes if options.lanes is None else options.lanes),
+        window=int(window if options.window is None else options.window),
+        reshuffle=float(options.reshuffle),
     )
 
 

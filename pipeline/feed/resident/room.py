@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS
 from penstock.cache.base.limits import available_memory_bytes
@@ -25,11 +25,10 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.augment.recipe import CheckedRecipe
+    from penstock.pipeline.options.penstock_options import ResidentMode
     from penstock.pipeline.plan.state import PlanSettings
     from penstock.pipeline.plan.world import World
     from penstock.readers.index.index import Index
-
-ResidentMode = bool | Literal["auto"]
 
 AUTO_SHARE_CPU = 0.10
 AUTO_MAX_BYTES_CPU = 2 * 2**30

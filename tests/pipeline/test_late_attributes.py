@@ -13,7 +13,7 @@ import torch.utils.data
 
 from penstock.cache.errors import ConfigError
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.options.attributes import WORKER_OPTIONS
+from penstock.pipeline.facade.late_attributes import WORKER_OPTIONS
 from penstock.readers import Dataset
 from tests.torch_datasets import Squares
 
@@ -159,7 +159,7 @@ class TestNativeDatasets:
             }
             passing = iter(loader)
             engine: Any = loader._engine
-            assert getattr(engine._settings, settings.get(name, name)) == NATIVE[name]
+            assert getattr(engine.options, settings.get(name, name)) == NATIVE[name]
             assert [batch[1].tolist() for batch in passing] != wanted  # the next epoch
             loader.set_epoch(0)
             assert [batch[1].tolist() for batch in loader] == wanted

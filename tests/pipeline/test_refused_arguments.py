@@ -14,7 +14,7 @@ import torch.utils.data as torchs
 from penstock.augment import Resize, imagenet_train
 from penstock.cache.errors import ConfigError, DatasetError, NotPicklableError, ResumeError
 from penstock.pipeline import DataLoader
-from penstock.pipeline.options.arguments import parse_device
+from penstock.pipeline.options.device import parse_device
 from penstock.pipeline.plan.world import local_rank
 from penstock.readers import Dataset
 from tests.torch_datasets import Squares

@@ -1,4 +1,4 @@
-"""The samplers that trainers look for: they tell the loader's order, and forward set_epoch.
+"""The samplers that trainers look for: they show the loader's order and forward set_epoch.
 
 The loader itself doesn't draw from them. They hold its engine weakly, so that a dropped loader
 stops its threads at once.
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.world import World
 
 
-class Told(Protocol):
-    """Who knows the order."""
+class EpochOrder(Protocol):
+    """The order of an epoch, as an engine knows it."""
 
     @property
     def epoch(self) -> int: ...
@@ -35,7 +35,7 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
     that.
     """
 
-    def __init__(self, engine: Told | None, world: World) -> None:
+    def __init__(self, engine: EpochOrder | None, world: World) -> None:
         """engine: may come later, by `follow`."""
         self._engine = None if engine is None else weakref.ref(engine)
         self.place(world)
@@ -45,17 +45,17 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
         """Be of this rank from now on."""
         self.rank, self.num_replicas = world.rank, world.size
 
-    def follow(self, engine: Told) -> None:
-        """Tell this engine's order from now on."""
+    def follow(self, engine: EpochOrder) -> None:
+        """Show this engine's order from now on."""
         self._engine = weakref.ref(engine)
 
-    def _told(self) -> Told | None:
+    def _order(self) -> EpochOrder | None:
         return None if self._engine is None else self._engine()
 
     @property
     def epoch(self) -> int:  # type: ignore[override]  # an attribute of torch's
         """The loader's epoch."""
-        engine = self._told()
+        engine = self._order()
         return 0 if engine is None else engine.epoch
 
     @property
@@ -69,21 +69,21 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
 
     def batches(self) -> Iterator[list[int]]:
         """The same, a batch at a time."""
-        engine = self._told()
+        engine = self._order()
         return iter(()) if engine is None else engine.epoch_batches()
 
     def steps(self) -> int:
         """Batches of an epoch."""
-        engine = self._told()
+        engine = self._order()
         return 0 if engine is None else len(engine)
 
     def __len__(self) -> int:
-        engine = self._told()
+        engine = self._order()
         return 0 if engine is None else engine.epoch_samples()
 
     def set_epoch(self, epoch: int) -> None:
         """Forwards to the loader; trainers whose only epoch hook is `.sampler.set_epoch` use it."""
-        engine = self._told()
+        engine = self._order()
         if engine is not None:
             engine.set_epoch(epoch)
 

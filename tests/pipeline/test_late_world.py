@@ -238,6 +238,7 @@ def test_the_place_on_the_node_is_known_without_a_rank(
 SCRIPT = """
 import json, os, sys
 import torch.distributed as dist
+from penstock.augment import imagenet_train
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
 from tests.torch_datasets import Squares
@@ -246,7 +247,7 @@ pack, out, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
 order = {"shuffle": True, "seed": 3, "drop_last": True}
 loaders = {
     "native": DataLoader(Dataset(pack, fields=("image", "id")), 5, **order,
-                         augment=__import__("augment").imagenet_train(32)),
+                         augment=imagenet_train(32)),
     "seeded": DataLoader(Squares(203, "int"), 5, **order),
     "plain": DataLoader(Squares(203, "int"), 5),
 }

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.options import arguments
+from penstock.pipeline.options.checks import check_counts, check_timeout
+from penstock.pipeline.options.refusals import refuse_foreign, refuse_with_seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,13 +56,13 @@ def is_same(value: Any, there: Any) -> bool:
 
 def check_native(name: str, value: Any) -> None:
     """Raise ConfigError unless a native loader honours the value from its next pass on."""
-    arguments.refuse_foreign({name: value})
+    refuse_foreign({name: value})
     if name not in _LIVE_NATIVE:
         raise refused(name)
     if name in ("num_workers", "prefetch_factor"):
-        arguments.check_counts(**{name: value})
+        check_counts(**{name: value})
     elif name == "timeout":
-        arguments.check_timeout(value)
+        check_timeout(value)
 
 
 def check_torch(name: str, value: Any, *, is_ordered: bool, keeps_workers: bool) -> None:
@@ -70,7 +71,7 @@ def check_torch(name: str, value: Any, *, is_ordered: bool, keeps_workers: bool)
     if name not in _LIVE_TORCH:
         raise refused(name)
     if name == "generator" and is_ordered:
-        arguments.refuse_with_seed({name: value})
+        refuse_with_seed({name: value})
     if keeps_workers:
         raise ConfigError(
             f"{name} should not be set while persistent workers are alive: they were started with "

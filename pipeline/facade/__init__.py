@@ -1,0 +1,1 @@
+"""What a loader shows to trainers: samplers, attributes, and a world that comes late."""

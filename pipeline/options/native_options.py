@@ -1,0 +1,134 @@
+"""What a native engine is built by: the user's arguments, worked out for one world."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import PenstockWarning
+from penstock.pipeline.options.sizes import BatchSizes, batch_sizes, check_ends
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.augment import Operation
+    from penstock.cache.base.blob import ReadMode
+    from penstock.pipeline.options.penstock_options import (
+        PenstockOptions,
+        PlanOptions,
+        ResidentMode,
+    )
+    from penstock.pipeline.options.seed import LoaderSeed
+    from penstock.pipeline.options.torch_options import TorchOptions
+    from penstock.pipeline.plan.state import LoaderState
+    from penstock.pipeline.plan.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeOptions:
+    """What the user asked of a native loader, checked and worked out for one world.
+
+    plan: what was spelt out of it. batch_is_default: nobody gave a batch size, so a state may.
+    threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
+    agrees: the world is that of torch's process group, so its ranks compare plans and count bad
+    samples together. resident: whether decoded images stay in memory. pin_memory: of what is
+    handed out on the CPU.
+    """
+
+    world: World
+    plan: PlanOptions
+    sizes: BatchSizes
+    seed: int
+    shuffle: bool
+    drop_last: bool
+    pad: bool
+    augment: tuple[Operation, ...] | None
+    device: torch.device
+    deterministic: bool
+    threads: int
+    depth: int
+    timeout_s: float
+    read: ReadMode
+    batch_is_default: bool = False
+    max_bad: float = 0.001
+    agrees: bool = False
+    resident: ResidentMode = False
+    pin_memory: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        torch_options: TorchOptions,
+        own: PenstockOptions,
+        *,
+        seed: LoaderSeed,
+        world: World,
+        agrees: bool,
+        device: torch.device,
+    ) -> NativeOptions:
+        """From both kinds of arguments. own: Penstock's.
+
+        Raises ConfigError and PlanError for what doesn't fit a native dataset or the world.
+        """
+        torch_options.check_native()
+        shuffle, drop_last = bool(torch_options.shuffle), bool(torch_options.drop_last)
+        check_ends(world, drop_last=drop_last, pad=own.pad)
+        return cls(
+            world=world,
+            sizes=batch_sizes(torch_options.batch_size, own.global_batch_size, world),
+            seed=seed.in_world(world, draws=shuffle),
+            shuffle=shuffle,
+            drop_last=drop_last,
+            pad=own.pad is not None,
+            augment=own.augment,
+            device=device,
+            deterministic=own.deterministic,
+            threads=torch_options.num_workers,
+            depth=torch_options.prefetch_factor or (2 if shuffle else 1),
+            timeout_s=float(torch_options.timeout),
+            read=own.read,
+            plan=own.plan,
+            batch_is_default=torch_options.batch_size == 1 and own.global_batch_size is None,
+            max_bad=own.max_bad,
+            agrees=agrees,
+            resident=own.resident,
+            pin_memory=bool(torch_options.pin_memory),
+        )
+
+    def resumed(self, state: LoaderState) -> NativeOptions:
+        """The options to go on with from a state: its seed, and its batch if nobody gave one.
+
+        Warns of what differs from the saved job from here on.
+        """
+        sizes = self.sizes
+        if self.batch_is_default:
+            sizes = batch_sizes(1, state.global_batch_size, self.world)
+        self._warn_of_other_ends(state, global_batch=sizes.global_batch)
+        if sizes.global_batch != state.global_batch_size:
+            warnings.warn(
+                f"The global batch goes from {state.global_batch_size} to "
+                f"{sizes.global_batch} samples with this state: no sample is lost, but "
+                "batches differ from the saved job's. For identical ones pass "
+                f"global_batch_size={state.global_batch_size}.",
+                PenstockWarning,
+                stacklevel=3,
+            )
+        return replace(self, seed=state.plan.seed, sizes=sizes)
+
+    def _warn_of_other_ends(self, state: LoaderState, *, global_batch: int) -> None:
+        rest = state.samples % global_batch
+        if not rest or self.drop_last == state.drop_last:
+            return
+        change = (
+            f"each epoch now leaves out its last {rest} samples, which the saved job handed out"
+            if self.drop_last
+            else f"each epoch now ends with a batch of {rest} samples, which the saved job left out"
+        )
+        warnings.warn(
+            f"State was saved with drop_last={state.drop_last}, this loader has "
+            f"drop_last={self.drop_last}: the batches before an epoch's end stay the same, but "
+            f"{change}. For the same epochs pass drop_last={state.drop_last}.",
+            PenstockWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,114 @@
+"""The arguments that a DataLoader takes beyond torch's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, get_args
+
+from penstock.cache.base.blob import READ_MODE, ReadMode
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.options.checks import (
+    check_choice,
+    check_counts,
+    check_resident,
+    check_seed,
+    check_share,
+)
+from penstock.pipeline.options.refusals import refuse_native, refuse_without_plan
+
+if TYPE_CHECKING:
+    import torch
+
+    from penstock.augment import Operation
+
+ResidentMode = bool | Literal["auto"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """What the user spelt out of a plan, which neither a default nor a state overrules.
+
+    None, or a reshuffle of 0: left open. Raises ConfigError for values that no plan can have.
+    """
+
+    seed: int | None = None
+    lanes: int | None = None
+    window: int | None = None
+    reshuffle: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_counts(lanes=self.lanes, window=self.window)
+        check_seed(self.seed)
+        check_share("reshuffle", self.reshuffle)
+
+    def spelt_out(self) -> dict[str, int | float]:
+        """Those that were given, by name."""
+        order = self.of_order()
+        return order if self.seed is None else {"seed": self.seed, **order}
+
+    def of_order(self) -> dict[str, int | float]:
+        """Those that were given and only shuffled samples have a use for, by name."""
+        given: dict[str, int | float] = {}
+        if self.lanes is not None:
+            given["lanes"] = self.lanes
+        if self.window is not None:
+            given["window"] = self.window
+        if self.reshuffle:
+            given["reshuffle"] = float(self.reshuffle)
+        return given
+
+    def check_order(self, *, shuffle: bool) -> None:
+        """Raise ConfigError for what would shuffle in an order that isn't shuffled."""
+        for name, value in () if shuffle else self.of_order().items():
+            raise ConfigError(
+                f"{name}={value} has no meaning with shuffle=False: samples come in index order. "
+                "Drop it, or pass shuffle=True."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PenstockOptions:
+    """What a DataLoader takes beyond torch's arguments, but for the world, as the user gave it.
+
+    Raises ConfigError for a value that fits no dataset.
+    """
+
+    plan: PlanOptions = PlanOptions()
+    augment: tuple[Operation, ...] | None = None
+    device: str | torch.device | int = "cpu"
+    global_batch_size: int | None = None
+    pad: Literal["mask"] | None = None
+    max_bad: float = 0.001
+    deterministic: bool = False
+    read: ReadMode = READ_MODE
+    resident: ResidentMode = False
+
+    def __post_init__(self) -> None:
+        check_choice("pad", self.pad, (None, "mask"))
+        check_choice("read", self.read, get_args(ReadMode))
+        check_resident(self.resident)
+        check_share("max_bad", self.max_bad)
+
+    def check_foreign(self) -> None:
+        """Raise ConfigError for what only native datasets have a use for."""
+        refuse_native(
+            {
+                "deterministic": self.deterministic and self.augment is None,
+                "read": self.read != READ_MODE,
+                "resident=True": self.resident is True,
+            }
+        )
+
+    def check_unplanned(self, *, is_map: bool) -> None:
+        """Raise ConfigError for what only Penstock's own plan can honour."""
+        order = self.plan.of_order()
+        refuse_without_plan(
+            {
+                "lanes": order.get("lanes"),
+                "window": order.get("window"),
+                "pad": self.pad,
+                "reshuffle": order.get("reshuffle"),
+                "global_batch_size": self.global_batch_size,
+            },
+            is_map=is_map,
+        )

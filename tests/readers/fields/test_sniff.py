@@ -59,4 +59,4 @@ def test_any_head_gets_an_answer(head: bytes) -> None:
     if isinstance(found, Rejection):
         assert found.reason
     else:
-        assert found in {sniff(data[:HEAD_BYTES]) for data in images.GOOD.values()}
+        assert found in {"bmp", "jpeg", "jpeg2000", "png", "pnm", "tiff", "webp"}

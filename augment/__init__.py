@@ -24,9 +24,8 @@ from penstock.augment.ops import (
     RandomRotation,
     Resize,
     TrivialAugmentWide,
-    imagenet_eval,
-    imagenet_train,
 )
+from penstock.augment.presets import imagenet_eval, imagenet_train
 
 __all__ = [
     "IMAGENET_MEAN",

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.augment.ops import CenterCrop, RandomHorizontalFlip, RandomResizedCrop
-from penstock.augment.pixels import step_draws, step_inputs
+from penstock.augment.pixel_draws import argument_inputs, argument_values
 from penstock.cache.base.hashing import keyed_hash, splitmix64, unit
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.augment.pixels import Mirror, Step
-    from penstock.augment.recipe import CheckedRecipe, Stage, Window
+    from penstock.augment.pixels import Mirror, PlacedOperation
+    from penstock.augment.recipe import CheckedRecipe, Geometry, Window
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -46,9 +46,9 @@ Draws = dict[str, "NDArray[Any]"]
 """Argument inputs of the graph, by name: one C-contiguous row per sample.
 
 start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright
-image. mirror: int32, (n,). lowK, highK: region that stage K resizes, (y, x) in pixels of its input,
-float32, (n, 2). sizeK: height and width it gets, float32, (n, 2). filterK: whether it is
-antialiased, bool, (n,). Of pixel operations: see `pixels.KINDS`. Only what `input_names` lists.
+image. mirror: int32, (n,). lowK, highK: region that geometry K resizes, (y, x) in pixels of its
+input, float32, (n, 2). sizeK: height and width it gets, float32, (n, 2). filterK: whether it is
+antialiased, bool, (n,). Of pixel operations: see `pixel_draws`. Only what `input_names` lists.
 """
 
 
@@ -72,7 +72,7 @@ class _View:
         zero = np.zeros_like(height)
         return cls((height, width), zero, zero, height, width, flip)
 
-    def cut(self, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
+    def crop(self, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
         """A window relative to what the operation sees, which may be mirrored."""
         left = np.where(self.flip, self.width - left - width, left)
         self.top, self.left = self.top + top, self.left + left
@@ -95,20 +95,20 @@ def draw(
     height, width = dims[:, 0].astype(np.int64), dims[:, 1].astype(np.int64)
     view = _View.whole(height, width, np.zeros(len(ids), np.bool_))
     inputs: Draws = {}
-    for number, stage in enumerate(recipe.stages):
-        _apply(view, stage.before, base)
-        if stage.size is None:
+    for number, geometry in enumerate(recipe.geometries):
+        _apply(view, geometry.before, base)
+        if geometry.size is None:
             if decodes_window(recipe):
                 _set_window(inputs, view.top, view.left, view.height, view.width)
             continue
-        # A later stage's input is what the one before it has cut out.
+        # A later geometry's input is what the one before it has cropped.
         source = _View.whole(view.height, view.width, view.flip) if number else view
-        view = _View.whole(*_resized(stage, source), source.flip)
-        _apply(view, stage.after, base)
+        view = _View.whole(*_resized(geometry, source), source.flip)
+        _apply(view, geometry.after, base)
         _resize_inputs(inputs, recipe, number, source, view)
-    for step in drawn_steps(recipe):
-        inputs |= step_draws(
-            step, recipe.image, flipped=view.flip, uniform=lambda index: _uniform(base, index)
+    for operation in drawn_operations(recipe):
+        inputs |= argument_values(
+            operation, recipe.image, flipped=view.flip, uniform=lambda index: _uniform(base, index)
         )
     return inputs
 
@@ -116,16 +116,17 @@ def draw(
 def input_names(recipe: CheckedRecipe) -> list[str]:
     """The names of the argument inputs that `draw` gives and the graph takes."""
     names = ["start", "shape"] if decodes_window(recipe) else []
-    for number, stage in enumerate(recipe.stages):
-        if stage.size is not None:
-            names += [f"low{number}", f"high{number}"] if _cuts(stage.after) else []
-            names += [] if stage.out else [f"size{number}"]
-            names += [f"filter{number}"] if stage.antialias == "auto" else []
-    return [*names, *(name for step in drawn_steps(recipe) for name, _, _ in step_inputs(step))]
+    for number, geometry in enumerate(recipe.geometries):
+        if geometry.size is not None:
+            names += [f"low{number}", f"high{number}"] if _crops(geometry.after) else []
+            names += [] if geometry.out else [f"size{number}"]
+            names += [f"filter{number}"] if geometry.antialias == "auto" else []
+    operations = drawn_operations(recipe)
+    return [*names, *(name for each in operations for name, _, _ in argument_inputs(each))]
 
 
-def drawn_steps(recipe: CheckedRecipe) -> list[Step | Mirror]:
-    """What has draws, after the stages."""
+def drawn_operations(recipe: CheckedRecipe) -> list[PlacedOperation | Mirror]:
+    """What has draws, behind the geometries."""
     last = [recipe.mirror] if recipe.mirror else []
     return [*recipe.pixels, *last, *recipe.erasing]
 
@@ -137,16 +138,16 @@ def _uniform(base: NDArray[np.uint64] | None, index: int) -> Callable[[int], Flo
 
 def decodes_window(recipe: CheckedRecipe) -> bool:
     """Whether a part of each image is enough to decode."""
-    first = recipe.stages[0]
-    return _cuts(first.before) or _cuts(first.after)
+    first = recipe.geometries[0]
+    return _crops(first.before) or _crops(first.after)
 
 
-def resizes_region(stage: Stage) -> bool:
-    """Whether the stage resizes a region of its input only."""
-    return _cuts(stage.after)
+def resizes_region(geometry: Geometry) -> bool:
+    """Whether the geometry resizes a region of its input only."""
+    return _crops(geometry.after)
 
 
-def _cuts(windows: tuple[Window, ...]) -> bool:
+def _crops(windows: tuple[Window, ...]) -> bool:
     return any(not isinstance(window.op, RandomHorizontalFlip) for window in windows)
 
 
@@ -154,13 +155,13 @@ def _apply(view: _View, windows: tuple[Window, ...], base: NDArray[np.uint64] | 
     for window in windows:
         op = window.op
         if isinstance(op, CenterCrop):
-            view.cut(*_center_window(op, view.height, view.width))
+            view.crop(*_center_window(op, view.height, view.width))
             continue
         assert base is not None  # recipe.random is true: an operation that draws is here
         if isinstance(op, RandomHorizontalFlip):
             view.flip = view.flip ^ (_draws(base, window.index, [0])[0] < op.p)
         else:
-            view.cut(*random_windows(op, view.height, view.width, base, index=window.index))
+            view.crop(*random_windows(op, view.height, view.width, base, index=window.index))
 
 
 def _draws(base: NDArray[np.uint64], index: int, numbers: list[int]) -> Floats:
@@ -260,9 +261,9 @@ def _middle(op: RandomResizedCrop, height: Ints, width: Ints) -> tuple[Ints, Int
     return np.clip(rows, 1, height), np.clip(columns, 1, width)
 
 
-def _resized(stage: Stage, source: _View) -> tuple[Ints, Ints]:
-    """Heights and widths after the stage's resize, before its `after` windows."""
-    size = stage.size
+def _resized(geometry: Geometry, source: _View) -> tuple[Ints, Ints]:
+    """Heights and widths after the geometry's resize, before its `after` windows."""
+    size = geometry.size
     assert size is not None
     if isinstance(size, tuple):
         return np.full_like(source.height, size[0]), np.full_like(source.width, size[1])
@@ -273,22 +274,22 @@ def _resized(stage: Stage, source: _View) -> tuple[Ints, Ints]:
 def _resize_inputs(
     inputs: Draws, recipe: CheckedRecipe, number: int, source: _View, view: _View
 ) -> None:
-    """The arguments of one stage's resize, and of the decoding in front of the first."""
-    stage = recipe.stages[number]
-    if stage.out is None:
+    """The arguments of one geometry's resize, and of the decoding in front of the first."""
+    geometry = recipe.geometries[number]
+    if geometry.out is None:
         inputs[f"size{number}"] = _pairs(view.height, view.width, np.float32)
-    if stage.antialias == "auto":
+    if geometry.antialias == "auto":
         rows, columns = (UNFILTERED_SHRINK * side for side in view.image)
         inputs[f"filter{number}"] = (source.height > rows) | (source.width > columns)
-    if not resizes_region(stage):
+    if not resizes_region(geometry):
         if number == 0 and decodes_window(recipe):
             _set_window(inputs, source.top, source.left, source.height, source.width)
         return
     top, bottom = _region(source.top, source.height, view.image[0], view.top, view.height)
     left, right = _region(source.left, source.width, view.image[1], view.left, view.width)
     if number == 0:
-        first_y, rows = _reach(stage, source.top, source.height, view.image[0], top, bottom)
-        first_x, columns = _reach(stage, source.left, source.width, view.image[1], left, right)
+        first_y, rows = _reach(geometry, source.top, source.height, view.image[0], top, bottom)
+        first_x, columns = _reach(geometry, source.left, source.width, view.image[1], left, right)
         _set_window(inputs, first_y, first_x, rows, columns)
         top, bottom, left, right = top - first_y, bottom - first_y, left - first_x, right - first_x
     inputs[f"low{number}"] = _pairs(top, left, np.float32)
@@ -304,11 +305,11 @@ def _region(
 
 
 def _reach(
-    stage: Stage, start: Ints, length: Ints, resized: Ints, low: Floats, high: Floats
+    geometry: Geometry, start: Ints, length: Ints, resized: Ints, low: Floats, high: Floats
 ) -> tuple[Ints, Ints]:
     """First pixel and number of pixels that resizing [low, high) of one side reads."""
     # With "auto" some are filtered; decoding a little more for the others does no harm.
-    support = np.ceil(np.maximum(length / resized, 1.0)) if stage.antialias else 1.0
+    support = np.ceil(np.maximum(length / resized, 1.0)) if geometry.antialias else 1.0
     first = np.maximum(np.floor(low) - support - _SPARE_PX, start).astype(np.int64)
     end = np.minimum(np.ceil(high) + support + _SPARE_PX, start + length).astype(np.int64)
     return first, end - first

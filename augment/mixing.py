@@ -136,7 +136,7 @@ def boxes(share: Floats, row: Floats, column: Floats, height: int, width: int) -
     """CutMix's windows: top, left, bottom, right, int64, (n, 4); some may be empty.
 
     The middle is uniform over the pixels, the sides are those of the image times sqrt(1 - share),
-    and what is outside the image is cut off (Yun et al. 2019; torchvision's CutMix).
+    and what lies outside the image is clipped (Yun et al. 2019; torchvision's CutMix).
     row, column: draws in [0, 1).
     """
     half = 0.5 * np.sqrt(1 - share)

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.augment import resample_node
-from penstock.augment.draws import decodes_window, drawn_steps, input_names, resizes_region
-from penstock.augment.pixels import step_inputs, step_nodes
+from penstock.augment.draws import decodes_window, drawn_operations, input_names, resizes_region
+from penstock.augment.operation_nodes import operation_node
+from penstock.augment.pixel_draws import argument_inputs
 
 if TYPE_CHECKING:
     from penstock.augment.ops import DType
-    from penstock.augment.recipe import CheckedRecipe, Stage
+    from penstock.augment.recipe import CheckedRecipe, Geometry
 
 Device = Literal["cpu", "cuda"]
 
@@ -21,7 +22,7 @@ class GraphPlan:
     """All that a DALI pipeline is built from; the Graph's arguments, checked. pixels: samples come
     decoded, RGB, uint8 of shape (height, width, 3); resident: as `describe_whole` decodes them.
     compiled: resize on the CPU by `resample_kernels`. windows: "decoder" decodes them alone,
-    "slice" cuts them out of whole images."""
+    "slice" crops them out of whole images."""
 
     recipe: CheckedRecipe
     batch_size: int
@@ -56,28 +57,28 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
     else:
         encoded = source("encoded", types.UINT8, 1)
     kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1)}
-    kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.stages))}
+    kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.geometries))}
     dtypes = {"int32": types.INT32, "float32": types.FLOAT, "bool": types.BOOL}
-    for step in drawn_steps(plan.recipe):
-        kinds |= {name: (dtypes[dtype], ndim) for name, dtype, ndim in step_inputs(step)}
+    for operation in drawn_operations(plan.recipe):
+        kinds |= {name: (dtypes[dtype], ndim) for name, dtype, ndim in argument_inputs(operation)}
     inputs = {
         name: source(name, *kinds.get(name, (types.FLOAT, 1))) for name in input_names(plan.recipe)
     }
     if plan.constant:  # as small as DALI's outputs get, and every input is used
         return (encoded.shape(), *inputs.values())
-    images = (_given if plan.pixels else _decoded)(plan, encoded, inputs)
-    last = len(plan.recipe.stages) - 1
+    images = (_from_pixels if plan.pixels else _from_encoded)(plan, encoded, inputs)
+    last = len(plan.recipe.geometries) - 1
     one_pass = _is_one_pass(plan)
-    for number, stage in enumerate(plan.recipe.stages):
-        if stage.size is not None:
+    for number, geometry in enumerate(plan.recipe.geometries):
+        if geometry.size is not None:
             to_the_end = one_pass and number == last
             images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
-    for pixel_step in plan.recipe.pixels:
-        images = step_nodes(pixel_step, images, inputs, plan.recipe.image)
+    for operation in plan.recipe.pixels:
+        images = operation_node(operation, images, inputs, plan.recipe.image)
     if not one_pass:
         images = _finished(plan.recipe, images, inputs)
     for erasing in plan.recipe.erasing:
-        images = step_nodes(erasing, images, inputs, plan.recipe.image)
+        images = operation_node(erasing, images, inputs, plan.recipe.image)
     if plan.recipe.dtype != finished_dtype(plan.recipe):
         images = fn.cast(images, dtype=_dali_dtype(plan.recipe.dtype))
     return (images,)
@@ -89,7 +90,7 @@ def finished_dtype(recipe: CheckedRecipe) -> DType:
     return "float32" if recipe.erasing and recipe.dtype == "float16" else recipe.dtype
 
 
-def _given(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
+def _from_pixels(plan: GraphPlan, images: Any, inputs: dict[str, Any]) -> Any:
     """Pixels that came decoded: on the device, in the recipe's colours, and only the window."""
     from nvidia.dali import fn, types
 
@@ -111,7 +112,7 @@ def describe_whole(plan: GraphPlan) -> Any:
     return fn.decoders.image(encoded, **_decode_options(plan))
 
 
-def _decoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
+def _from_encoded(plan: GraphPlan, encoded: Any, inputs: dict[str, Any]) -> Any:
     """Upright pixels, HWC; only the window where there is one."""
     from nvidia.dali import fn
 
@@ -151,13 +152,13 @@ def _decode_options(plan: GraphPlan) -> dict[str, Any]:
 def _is_one_pass(plan: GraphPlan) -> bool:
     """Whether the last resize, the flip, Normalize and HWC to CHW are one compiled pass."""
     recipe = plan.recipe
-    last = recipe.stages[-1]
+    last = recipe.geometries[-1]
     has_room = resample_node.fits(recipe.shape)
     return _is_compiled(plan, last) and recipe.dtype != "uint8" and not recipe.pixels and has_room
 
 
-def _is_compiled(plan: GraphPlan, stage: Stage) -> bool:
-    fixed = stage.size is not None and stage.out is not None
+def _is_compiled(plan: GraphPlan, geometry: Geometry) -> bool:
+    fixed = geometry.size is not None and geometry.out is not None
     return fixed and plan.compiled and plan.device == "cpu"
 
 
@@ -167,14 +168,14 @@ def _resized(
     """to_the_end: flipped, normalised and CHW too."""
     from nvidia.dali import fn, types
 
-    recipe, stage = plan.recipe, plan.recipe.stages[number]
-    if not _is_compiled(plan, stage):
-        return _resized_by_dali(images, stage, number, inputs)
-    assert stage.out is not None
-    region = (inputs[f"low{number}"], inputs[f"high{number}"]) if resizes_region(stage) else None
-    filtered = inputs[f"filter{number}"] if stage.antialias == "auto" else stage.antialias
+    recipe, geometry = plan.recipe, plan.recipe.geometries[number]
+    if not _is_compiled(plan, geometry):
+        return _resized_by_dali(images, geometry, number, inputs)
+    assert geometry.out is not None
+    region = (inputs[f"low{number}"], inputs[f"high{number}"]) if resizes_region(geometry) else None
+    filtered = inputs[f"filter{number}"] if geometry.antialias == "auto" else geometry.antialias
     if not to_the_end:
-        shape = (*stage.out, recipe.decode.channels)
+        shape = (*geometry.out, recipe.decode.channels)
         return resample_node.pixels(images, shape, region=region, filtered=filtered)
     images = resample_node.planes(
         images,
@@ -191,21 +192,21 @@ def _resized(
     return images
 
 
-def _resized_by_dali(images: Any, stage: Stage, number: int, inputs: dict[str, Any]) -> Any:
+def _resized_by_dali(images: Any, geometry: Geometry, number: int, inputs: dict[str, Any]) -> Any:
     from nvidia.dali import fn, types
 
-    names = {} if stage.out else {"size": f"size{number}"}
-    if resizes_region(stage):
+    names = {} if geometry.out else {"size": f"size{number}"}
+    if resizes_region(geometry):
         names |= {"roi_start": f"low{number}", "roi_end": f"high{number}"}
 
     def resize(images: Any, arguments: dict[str, Any], *, antialias: bool) -> Any:
-        fixed = {"size": list(stage.out)} if stage.out else {}
+        fixed = {"size": list(geometry.out)} if geometry.out else {}
         options = {"interp_type": types.INTERP_LINEAR, "antialias": antialias, **fixed}
         return fn.resize(images, **options, **arguments)
 
     arguments = {option: inputs[name] for option, name in names.items()}
-    if stage.antialias != "auto":
-        return resize(images, arguments, antialias=stage.antialias)
+    if geometry.antialias != "auto":
+        return resize(images, arguments, antialias=geometry.antialias)
     # What DALI's own `if` is made of; splitting and merging hand pixels on without a copy.
     which = inputs[f"filter{number}"]
     conditional: Any = fn._conditional  # type: ignore[attr-defined]  # made at import time

@@ -49,10 +49,10 @@ class Decode:
 
     color: "rgb" (3 channels) or "gray" (1 channel, luma). The others don't change what is shown,
     and pixels on a GPU by rounding at most. windows: "decoder" decodes a crop's window alone,
-    "slice" the whole image and cuts it: slower, for GPUs where the first doesn't work; "auto" tries
-    it out in a process of its own, once for each GPU. hw_decoder_load: share of a batch for the
-    GPU's JPEG unit, None: DALI's own. preallocate: (height, width) of the largest image, which its
-    decoder makes room for beforehand; None: as images come. What is best was not measured yet.
+    "slice" the whole image and crops it: slower, for GPUs where the first doesn't work; "auto"
+    tries it out in a process of its own, once for each GPU. hw_decoder_load: share of a batch for
+    the GPU's JPEG unit, None: DALI's own. preallocate: (height, width) of the largest image, which
+    its decoder makes room for beforehand; None: as images come. What is best was not measured yet.
     """
 
     color: Color = "rgb"
@@ -300,9 +300,9 @@ class Apply:
     fn: called when a graph is built, a few times, as fn(images, draws) with DALI nodes: the images,
     uint8, (height, width, channels), layout "HWC"; and per sample `draws` numbers, float32, in
     [0, 1), that depend on (seed, epoch, sample id) only. It returns images of the same shape and
-    layout; another type than uint8 is rounded and cut to 0..255. It may have no name and is never
-    pickled. draws: how many numbers a sample gets. An operator of DALI that draws by itself would
-    not repeat after a restart: use `draws`.
+    layout; another type than uint8 is rounded and clipped to 0..255. It may have no name and is
+    never pickled. draws: how many numbers a sample gets. An operator of DALI that draws by itself
+    would not repeat after a restart: use `draws`.
     """
 
     fn: Callable[[Any, Any], Any]
@@ -420,6 +420,10 @@ def _mixes(name: str, op: MixUp | CutMix) -> None:
         whole(f"{name}(classes=...)", op.classes, low=1, high=MAX_CLASSES)
 
 
+# Where to add an operation that changes pixels: its value here and in `Pixel` (and in `__init__`);
+# how its draws become arguments in `pixel_draws.ARGUMENTS`; what it does to pixels in
+# `operation_nodes.NODES`; in `pixels` whether flips commute with it and whether it needs colours.
+# tests/augment/test_tables.py holds that each has all of these. Windows and resizes: `draws`.
 Geometric = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip
 Pixel = (
     ColorJitter
@@ -434,13 +438,3 @@ Pixel = (
 Mixing = MixUp | CutMix
 Operation = Decode | Geometric | Pixel | Normalize | RandomErasing | Cast | Mixing
 Recipe = Sequence[Operation]
-
-
-def imagenet_train(size: Size = 224) -> tuple[Operation, ...]:
-    """The usual training recipe: decode, random window to `size`, flip, normalise. float32, CHW."""
-    return (Decode(), RandomResizedCrop(size), RandomHorizontalFlip(), Normalize())
-
-
-def imagenet_eval(size: Size = 224, resize: Size = 256) -> tuple[Operation, ...]:
-    """The usual evaluation recipe: decode, short side to `resize`, middle `size`, normalise."""
-    return (Decode(), Resize(resize), CenterCrop(size), Normalize())

@@ -28,12 +28,6 @@ def flip(images: Any, mirror: Any) -> Any:
     return fn.flip(images, horizontal=mirror, vertical=0)
 
 
-def jitters(op: ColorJitter) -> list[str]:
-    """Which of the four an operation changes, in the order in which it does."""
-    still = {"brightness": 1.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0}
-    return [name for name, value in still.items() if getattr(op, name) != (value, value)]
-
-
 def jitter(_: ColorJitter, images: Any, inputs: Nodes, shape: Shape) -> Any:
     """adjust_brightness, _contrast, _saturation and _hue of torchvision, in this order."""
     from nvidia.dali import fn
@@ -85,7 +79,7 @@ def _rgb(gray: Any) -> Any:
 
 
 def _uint8(images: Any) -> Any:
-    """Rounded and cut to 0..255."""
+    """Rounded and clipped to 0..255."""
     from nvidia.dali import fn, types
 
     return fn.cast(images, dtype=types.UINT8)

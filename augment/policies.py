@@ -2,7 +2,7 @@
 
 The tables are torchvision's (transforms/autoaugment.py, v0.13 and later), which follow RandAugment
 (Cubuk et al. 2019), TrivialAugment (Müller and Hutter 2021) and AutoAugment (Cubuk et al. 2018).
-A policy applies *steps* one after the other; in each step a sample gets one operation. What is
+A policy works in *rounds*, one after the other; in each a sample gets one operation. What is
 decided here, `policy_nodes` does to the pixels.
 
 Strengths are computed in float64, where torchvision's are float32, so a translation by what is
@@ -52,7 +52,7 @@ class Uniform(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class SpaceEntry:
     """One operation of a space. low, high: its strength in the first and the last bin.
 
     signed: the strength is negated for half of the samples. whole: rounded to a whole number.
@@ -77,34 +77,34 @@ _ENHANCE |= {"Sharpness": "sharpness"}
 
 def _space(
     *, shear: float, across: float, down: float, angle: float, enhance: float, bits: int
-) -> tuple[Entry, ...]:
+) -> tuple[SpaceEntry, ...]:
     """A space in torchvision's order, by the largest strengths.
 
     across, down: of the translations, in pixels. angle: in degrees. bits: that posterize keeps in
     the last bin.
     """
     return (
-        Entry("identity", "Identity"),
-        Entry("affine", "ShearX", high=shear, signed=True),
-        Entry("affine", "ShearY", high=shear, signed=True),
-        Entry("affine", "TranslateX", high=across, signed=True),
-        Entry("affine", "TranslateY", high=down, signed=True),
-        Entry("affine", "Rotate", high=angle, signed=True),
-        *(Entry(kind, name, high=enhance, signed=True) for name, kind in _ENHANCE.items()),
-        Entry("posterize", "Posterize", low=8, high=bits, whole=True),
-        Entry("solarize", "Solarize", low=255),
-        Entry("autocontrast", "AutoContrast"),
-        Entry("equalize", "Equalize"),
+        SpaceEntry("identity", "Identity"),
+        SpaceEntry("affine", "ShearX", high=shear, signed=True),
+        SpaceEntry("affine", "ShearY", high=shear, signed=True),
+        SpaceEntry("affine", "TranslateX", high=across, signed=True),
+        SpaceEntry("affine", "TranslateY", high=down, signed=True),
+        SpaceEntry("affine", "Rotate", high=angle, signed=True),
+        *(SpaceEntry(kind, name, high=enhance, signed=True) for name, kind in _ENHANCE.items()),
+        SpaceEntry("posterize", "Posterize", low=8, high=bits, whole=True),
+        SpaceEntry("solarize", "Solarize", low=255),
+        SpaceEntry("autocontrast", "AutoContrast"),
+        SpaceEntry("equalize", "Equalize"),
     )
 
 
-_INVERT = Entry("solarize", "Invert")
+_INVERT = SpaceEntry("solarize", "Invert")
 _TRANSLATE = 150 / 331  # of the image's side, in AutoAugment and RandAugment
 _AUTO_BINS = 10
 _IDENTITY = 0  # its place in every space
 
 
-def space(op: Policy, height: int, width: int) -> tuple[Entry, ...]:
+def space(op: Policy, height: int, width: int) -> tuple[SpaceEntry, ...]:
     """The operations that a policy chooses from, for images of this size."""
     if isinstance(op, TrivialAugmentWide):
         return _space(shear=0.99, across=32, down=32, angle=135, enhance=0.99, bits=2)
@@ -163,17 +163,17 @@ _LEARNT = {
 def learnt(policy: str) -> tuple[tuple[tuple[str, float, int], ...], ...]:
     """The pairs of an AutoAugment policy: (operation, probability, bin) twice each."""
     pairs = _LEARNT[policy].strip().replace("\n", "|").split("|")
-    return tuple(tuple(_step(text) for text in pair.split(",")) for pair in pairs)
+    return tuple(tuple(_rule(text) for text in pair.split(",")) for pair in pairs)
 
 
-def _step(text: str) -> tuple[str, float, int]:
+def _rule(text: str) -> tuple[str, float, int]:
     name, probability, at = text.split()
     return name, float(probability), 0 if at == "-" else int(at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One step's choice per sample, (n,) each.
+class Choice:
+    """One round's choice per sample, (n,) each.
 
     entry: place in the space. at: bin of the strength. negated: whether its sign is, if it has one.
     """
@@ -183,7 +183,7 @@ class Step:
     negated: NDArray[np.bool_]
 
 
-def steps(op: Policy) -> int:
+def rounds(op: Policy) -> int:
     """How many operations a sample gets, one after the other."""
     if isinstance(op, RandAugment):
         return op.num_ops
@@ -195,38 +195,38 @@ def bins(op: Policy) -> int:
     return _AUTO_BINS if isinstance(op, AutoAugment) else op.num_magnitude_bins
 
 
-def choose(op: Policy, uniform: Uniform, height: int, width: int) -> list[Step]:
-    """What each sample gets in each step, for images of this size.
+def choose(op: Policy, uniform: Uniform, height: int, width: int) -> list[Choice]:
+    """What each sample gets in each round, for images of this size.
 
-    Draws, in their order: RandAugment takes an operation and a sign for each step;
+    Draws, in their order: RandAugment takes an operation and a sign for each round;
     TrivialAugmentWide an operation, a bin and a sign; AutoAugment a pair, then for each of its two
-    steps whether it happens and a sign.
+    rounds whether it happens and a sign.
     """
     if isinstance(op, AutoAugment):
-        return _learnt_steps(op, uniform)
+        return _learnt_choices(op, uniform)
     count = len(space(op, height, width))
     if isinstance(op, TrivialAugmentWide):
         which, at, sign = uniform(3)
-        return [Step(entry=_pick(which, count), at=_pick(at, bins(op)), negated=sign < 0.5)]
+        return [Choice(entry=_pick(which, count), at=_pick(at, bins(op)), negated=sign < 0.5)]
     draws = uniform(2 * op.num_ops)
     at = np.full(draws.shape[1], op.magnitude)
     return [
-        Step(entry=_pick(which, count), at=at, negated=sign < 0.5)
+        Choice(entry=_pick(which, count), at=at, negated=sign < 0.5)
         for which, sign in zip(draws[::2], draws[1::2], strict=True)
     ]
 
 
-def _learnt_steps(op: AutoAugment, uniform: Uniform) -> list[Step]:
+def _learnt_choices(op: AutoAugment, uniform: Uniform) -> list[Choice]:
     entry, probability, at = _learnt_table(op)
-    pair, *rest = uniform(1 + 2 * steps(op))
+    pair, *rest = uniform(1 + 2 * rounds(op))
     number = _pick(pair, len(entry))
     return [
-        Step(
-            entry=np.where(happens < probability[number, step], entry[number, step], _IDENTITY),
-            at=at[number, step],
+        Choice(
+            entry=np.where(happens < probability[number, k], entry[number, k], _IDENTITY),
+            at=at[number, k],
             negated=sign < 0.5,
         )
-        for step, (happens, sign) in enumerate(zip(rest[::2], rest[1::2], strict=True))
+        for k, (happens, sign) in enumerate(zip(rest[::2], rest[1::2], strict=True))
     ]
 
 
@@ -250,12 +250,12 @@ def _pick(draws: Floats, count: int) -> NDArray[np.int64]:
 def policy_inputs(op: Policy) -> list[tuple[str, str, int]]:
     """Suffix, dtype and dimensions of a sample, for each argument input of a policy.
 
-    kindK: place in KINDS of step K's operation, int32. matrixK: output pixels to input pixels,
+    kindK: place in KINDS of round K's operation, int32. matrixK: output pixels to input pixels,
     float32, (2, 3). valueK: of the operation, float32; see `_VALUES`.
     """
     return [
         (f"{name}{number}", dtype, dimensions)
-        for number in range(steps(op))
+        for number in range(rounds(op))
         for name, dtype, dimensions in (
             ("kind", "int32", 0),
             ("matrix", "float32", 2),
@@ -271,9 +271,9 @@ def policy_draws(op: Policy, uniform: Uniform, height: int, width: int) -> dict[
     """
     table = tabulate(op, height, width)
     inputs: dict[str, NDArray[Any]] = {}
-    for number, step in enumerate(choose(op, uniform, height, width)):
-        cell = step.entry, step.at, step.negated.astype(np.int64)
-        inputs[f"kind{number}"] = table.kind[step.entry]
+    for number, choice in enumerate(choose(op, uniform, height, width)):
+        cell = choice.entry, choice.at, choice.negated.astype(np.int64)
+        inputs[f"kind{number}"] = table.kind[choice.entry]
         inputs[f"matrix{number}"] = table.matrix[cell]
         inputs[f"value{number}"] = table.value[cell]
     return inputs
@@ -310,7 +310,7 @@ def tabulate(op: Policy, height: int, width: int) -> Table:
     )
 
 
-def _strengths(entry: Entry, count: int) -> Floats:
+def _strengths(entry: SpaceEntry, count: int) -> Floats:
     """(bins, 2): as it is, and negated where the entry has a sign."""
     strength = entry.strength(np.arange(count), count)
     return np.stack([strength, -strength if entry.signed else strength], axis=-1)
@@ -326,7 +326,7 @@ _VALUES: Mapping[str, Callable[[Floats], Floats]] = {
 }
 
 
-def _value(entry: Entry, strength: Floats) -> Floats:
+def _value(entry: SpaceEntry, strength: Floats) -> Floats:
     value = _VALUES.get(entry.kind)
     return value(strength) if value else np.zeros_like(strength)
 

@@ -1,8 +1,8 @@
 """A policy's operations as DALI operators, for the CPU and for CUDA.
 
-Each sample goes through the operators of its own operation only: a step splits the batch by kind in
-a binary tree and merges it again, which hands pixels on without a copy. DALI decides nothing; see
-`policies` for what does.
+Each sample goes through the operators of its own operation only: a round splits the batch by kind
+in a binary tree and merges it again, which hands pixels on without a copy. DALI decides nothing;
+see `policies` for what does.
 
 Milliseconds that they take of a core for a 224 x 224 image (DALI 2.4, CPU): color 2.0, autocontrast
 0.9, affine and solarize 0.5, the others 0.1 to 0.2. What is slow is float pixels to uint8, 1.7 in
@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.augment.pixel_nodes import contrast
-from penstock.augment.policies import KINDS, steps
+from penstock.augment.policies import KINDS, rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,7 +42,7 @@ def policy_nodes(op: Policy, images: Any, inputs: Mapping[str, Any]) -> Any:
 
     inputs: nodes on the CPU by the suffixes of `policies.policy_inputs`.
     """
-    for number in range(steps(op)):
+    for number in range(rounds(op)):
         arguments = {name: inputs[f"{name}{number}"] for name in ("kind", "matrix", "value")}
         images = _one_of({"images": images, **arguments}, 0, len(KINDS), fill=op.fill)
     return images
@@ -102,7 +102,7 @@ def _gray(images: Any) -> Any:
 
 
 def _to_uint8(images: Any) -> Any:
-    """Rounded and cut to 0..255."""
+    """Rounded and clipped to 0..255."""
     from nvidia.dali import fn, types
 
     return fn.cast(images, dtype=types.UINT8)

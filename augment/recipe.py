@@ -1,15 +1,15 @@
 """Whether operations fit one another and their data, and what comes out.
 
-A recipe is taken apart into *stages*: windows and flips of one image, then one resize. All sizes
-follow from the stored height and width, so numpy computes every window before a byte is decoded,
-and the graph decodes only what the last window will show (see `draws`).
+A recipe is taken apart into *geometries*: windows and flips of one image, then one resize. All
+sizes follow from the stored height and width, so numpy computes every window before a byte is
+decoded, and the graph decodes only what the last window will show (see `draws`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from penstock.augment.ops import (
     Cast,
@@ -29,14 +29,21 @@ from penstock.augment.ops import (
     Resize,
     Size,
 )
-from penstock.augment.pixels import PIXELS, Mirror, Shape, Step, check_pixels, place_mirrors
+from penstock.augment.pixels import (
+    PIXELS,
+    Mirror,
+    PlacedOperation,
+    Shape,
+    check_pixels,
+    place_mirrors,
+)
 from penstock.cache.errors import RecipeError
 from penstock.readers.types import ImageRange
 
 Antialias = bool | Literal["auto"]
 _GEOMETRIC = (Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip)
 _MIXING = (MixUp, CutMix)
-_KNOWN = (Decode, *_GEOMETRIC, *PIXELS, Normalize, RandomErasing, Cast, *_MIXING)
+_KNOWN: tuple[type, ...] = (Decode, *_GEOMETRIC, *PIXELS, Normalize, RandomErasing, Cast, *_MIXING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +55,11 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
-    """Windows of the stage's input, then a resize, then windows of its result.
+class Geometry:
+    """Windows of an image, then one resize, then windows of its result.
 
     antialias: "auto": per sample, where it shrinks by more than 2. size: as in `Resize`; None: no
-    resize (then `after` is empty). out: height and width that leave the stage, None if they differ
+    resize (then `after` is empty). out: height and width that leave it, None if they differ
     between samples.
     """
 
@@ -67,22 +74,22 @@ class Stage:
 class CheckedRecipe:
     """A recipe that fits its data. Made by `check_recipe` only.
 
-    ops: the recipe with Decode at its front. stages: at least one. shape: (channels, height, width)
-    of one sample of the batch. dtype: of the batch. normalize: the Normalize of the recipe, if any.
-    pixels: what follows the stages, before Normalize, with the flips that can't wait. mirror: the
+    ops: the recipe with Decode at its front. geometries: at least one. shape: (channels, height,
+    width) of one sample of the batch. dtype: of the batch. normalize: the Normalize of the recipe,
+    if any. pixels: what follows the geometries, with the flips that can't wait. mirror: the
     flip of the last pass, if any. erasing: what follows that pass. mixing: what is left to do with
     whole batches; the graph does nothing of it.
     """
 
     ops: tuple[Operation, ...]
-    stages: tuple[Stage, ...]
+    geometries: tuple[Geometry, ...]
     decode: Decode
     normalize: Normalize | None
     shape: tuple[int, int, int]
     dtype: DType
-    pixels: tuple[Step | Mirror, ...] = ()
+    pixels: tuple[PlacedOperation | Mirror, ...] = ()
     mirror: Mirror | None = None
-    erasing: tuple[Step, ...] = ()
+    erasing: tuple[PlacedOperation, ...] = ()
     mixing: tuple[Mixing, ...] = ()
 
     @property
@@ -118,35 +125,35 @@ def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> Checked
     ops = _operations(recipe)
     decode = ops[0]
     assert isinstance(decode, Decode)
-    parts = _split(ops)
-    normalize, cast = parts.normalize, parts.cast
+    groups = _split(ops)
+    normalize, cast = groups.normalize, groups.cast
     if normalize is not None and len(normalize.mean) != decode.channels:
         raise RecipeError(
             f"Normalize: got {len(normalize.mean)} means, wanted {decode.channels}, one per "
             f'channel of Decode("{decode.color}").'
         )
-    stages, out = _stages(parts.geometric, images)
+    geometries, out = _geometries(groups.geometric, images)
     if out.fixed is None:
         raise RecipeError(
             f"The recipe leaves images of different sizes: heights {out.min_height} to "
             f"{out.max_height}, widths {out.min_width} to {out.max_width}. A batch needs one size: "
             "add RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
         )
-    flips = any(isinstance(op, RandomHorizontalFlip) for _, op in parts.geometric)
-    pixels, mirror = place_mirrors(flips, parts.pixels)
+    flips = any(isinstance(op, RandomHorizontalFlip) for _, op in groups.geometric)
+    pixels, mirror = place_mirrors(flips, groups.pixels)
     checked = CheckedRecipe(
         ops=ops,
-        stages=stages,
+        geometries=geometries,
         decode=decode,
         normalize=normalize,
         shape=(decode.channels, *out.fixed),
         dtype=cast.dtype if cast else ("uint8" if normalize is None else "float32"),
         pixels=pixels,
         mirror=mirror,
-        erasing=tuple(parts.erasing),
-        mixing=tuple(parts.mixing),
+        erasing=tuple(groups.erasing),
+        mixing=tuple(groups.mixing),
     )
-    check_pixels((step for step in pixels if isinstance(step, Step)), checked.image)
+    check_pixels((each for each in pixels if isinstance(each, PlacedOperation)), checked.image)
     check_pixels(checked.erasing, checked.image)
     _check_uint8(checked)
     return checked
@@ -161,10 +168,10 @@ def _check_uint8(recipe: CheckedRecipe) -> None:
             f"{recipe.mixing[0]} blends numbers and labels, and the recipe leaves uint8. Add "
             'Normalize() or Cast("float32") in front of it.'
         )
-    for step in recipe.erasing:
-        if not all(0 <= value <= 255 and value == int(value) for value in step.op.value):
+    for erasing in recipe.erasing:
+        if not all(0 <= value <= 255 and value == int(value) for value in erasing.op.value):
             raise RecipeError(
-                f"RandomErasing(value=...): got {step.op.value} in a recipe that leaves uint8, "
+                f"RandomErasing(value=...): got {erasing.op.value} in a recipe that leaves uint8, "
                 "wanted whole numbers from 0 to 255."
             )
 
@@ -173,7 +180,7 @@ def _operations(recipe: Recipe | None) -> tuple[Operation, ...]:
     if recipe is None:
         return (Decode(),)
     if isinstance(recipe, _KNOWN):  # one operation is a slip that can be understood
-        recipe = (recipe,)
+        recipe = cast("Recipe", (recipe,))
     if not isinstance(recipe, Sequence) or isinstance(recipe, str):
         raise RecipeError(
             f"augment: got {recipe!r}, wanted a list of operations, such as imagenet_train(224)."
@@ -191,20 +198,20 @@ def _unknown(op: Any) -> str:
         return f"augment: got the class {op.__name__}, wanted a value: {op.__name__}(...)."
     if type(op).__module__.startswith("torchvision."):
         return (
-            f"augment: got torchvision's {type(op).__name__}, wanted operations of `augment`: "
-            f"{names}. Import the one of the same name from `augment`."
+            f"augment: got torchvision's {type(op).__name__}, wanted operations of `penstock`: "
+            f"{names}. Import the one of the same name from `penstock`."
         )
     return f"augment: got {op!r} of type {type(op).__name__}, wanted one of {names}."
 
 
 @dataclass(slots=True)
-class _Parts:
+class _Groups:
     """The operations by what they work on; those with draws with their place."""
 
     geometric: list[tuple[int, Geometric]] = field(default_factory=list)
-    pixels: list[Step] = field(default_factory=list)
+    pixels: list[PlacedOperation] = field(default_factory=list)
     normalize: Normalize | None = None
-    erasing: list[Step] = field(default_factory=list)
+    erasing: list[PlacedOperation] = field(default_factory=list)
     cast: Cast | None = None
     mixing: list[Mixing] = field(default_factory=list)
 
@@ -214,73 +221,73 @@ class _Parts:
         return self.normalize or erased or self.cast or (self.mixing[0] if self.mixing else None)
 
 
-def _split(ops: tuple[Operation, ...]) -> _Parts:
+def _split(ops: tuple[Operation, ...]) -> _Groups:
     """The operations in the order that a recipe must have, or RecipeError."""
-    parts = _Parts()
+    groups = _Groups()
     for index, op in enumerate(ops):
-        if parts.mixing and not isinstance(op, (Decode, *_MIXING)):
+        if groups.mixing and not isinstance(op, (Decode, *_MIXING)):
             raise RecipeError(
-                f"{op} stands after {parts.mixing[0]}: whole batches are mixed, so put it last."
+                f"{op} stands after {groups.mixing[0]}: whole batches are mixed, so put it last."
             )
         if isinstance(op, Decode):
             if index:
                 raise RecipeError(_second(op) if ops[0] == op else _second(op, ops[0]))
         elif isinstance(op, Normalize):
-            _take_normalize(parts, op)
+            _add_normalize(groups, op)
         elif isinstance(op, Cast):
-            _take_cast(parts, op)
+            _add_cast(groups, op)
         elif isinstance(op, RandomErasing):
-            if parts.cast is not None:
-                raise RecipeError(f"{op} stands after {parts.cast}: put Cast after it.")
-            parts.erasing.append(Step(index, op))
+            if groups.cast is not None:
+                raise RecipeError(f"{op} stands after {groups.cast}: put Cast after it.")
+            groups.erasing.append(PlacedOperation(index, op))
         elif isinstance(op, _MIXING):
-            if any(isinstance(other, type(op)) for other in parts.mixing):
+            if any(isinstance(other, type(op)) for other in groups.mixing):
                 raise RecipeError(f"Two {type(op).__name__} in one recipe: leave one.")
-            parts.mixing.append(op)
+            groups.mixing.append(op)
         else:
-            _take_image_operation(parts, index, op)
-    return parts
+            _add_image_operation(groups, index, op)
+    return groups
 
 
-def _take_normalize(parts: _Parts, op: Normalize) -> None:
-    if parts.normalize is not None:
-        raise RecipeError(f"Two Normalize in one recipe ({parts.normalize}, {op}): leave one.")
-    if parts.erasing:
+def _add_normalize(groups: _Groups, op: Normalize) -> None:
+    if groups.normalize is not None:
+        raise RecipeError(f"Two Normalize in one recipe ({groups.normalize}, {op}): leave one.")
+    if groups.erasing:
         raise RecipeError(
-            f"{op} stands after {parts.erasing[0].op}: put RandomErasing behind it, as torchvision "
-            "does; its value is in the units of the batch."
+            f"{op} stands after {groups.erasing[0].op}: put RandomErasing behind it, as "
+            "torchvision does; its value is in the units of the batch."
         )
-    if parts.cast is not None:
-        raise RecipeError(f"{op} stands after {parts.cast}: put Cast last, or leave it out.")
-    parts.normalize = op
+    if groups.cast is not None:
+        raise RecipeError(f"{op} stands after {groups.cast}: put Cast last, or leave it out.")
+    groups.normalize = op
 
 
-def _take_cast(parts: _Parts, op: Cast) -> None:
-    if parts.cast is not None:
-        raise RecipeError(f"Two Cast in one recipe ({parts.cast}, {op}): leave one.")
-    if parts.normalize is not None and op.dtype == "uint8":
+def _add_cast(groups: _Groups, op: Cast) -> None:
+    if groups.cast is not None:
+        raise RecipeError(f"Two Cast in one recipe ({groups.cast}, {op}): leave one.")
+    if groups.normalize is not None and op.dtype == "uint8":
         raise RecipeError(
             'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, '
             "to nothing. Leave out one of the two."
         )
-    parts.cast = op
+    groups.cast = op
 
 
-def _take_image_operation(parts: _Parts, index: int, op: Any) -> None:
-    if (late := parts.latest()) is not None:
+def _add_image_operation(groups: _Groups, index: int, op: Any) -> None:
+    if (late := groups.latest()) is not None:
         raise RecipeError(
             f"{op} stands after {late}: put what moves or changes pixels first, then Normalize, "
             "then RandomErasing, then Cast."
         )
-    if isinstance(op, PIXELS) or (parts.pixels and isinstance(op, RandomHorizontalFlip)):
-        parts.pixels.append(Step(index, op))
-    elif parts.pixels:
+    if isinstance(op, PIXELS) or (groups.pixels and isinstance(op, RandomHorizontalFlip)):
+        groups.pixels.append(PlacedOperation(index, op))
+    elif groups.pixels:
         raise RecipeError(
-            f"{op} stands after {parts.pixels[0].op}: put what crops and resizes first. Then fewer "
-            "pixels are changed, and all images have one size."
+            f"{op} stands after {groups.pixels[0].op}: put what crops and resizes first. Then "
+            "fewer pixels are changed, and all images have one size."
         )
     else:
-        parts.geometric.append((index, op))
+        groups.geometric.append((index, op))
 
 
 def _second(op: Decode, first: Operation | None = None) -> str:
@@ -288,42 +295,42 @@ def _second(op: Decode, first: Operation | None = None) -> str:
     return f"Decode belongs once, at the front of a recipe; got {where}. Leave one."
 
 
-def _stages(
+def _geometries(
     geometric: list[tuple[int, Geometric]], images: ImageRange
-) -> tuple[tuple[Stage, ...], ImageRange]:
-    """The stages, and the sizes that leave the last one."""
-    stages = [Stage(out=images.fixed)]
+) -> tuple[tuple[Geometry, ...], ImageRange]:
+    """The geometries, and the sizes that leave the last one."""
+    geometries = [Geometry(out=images.fixed)]
     sizes = images
     for index, op in geometric:
         if isinstance(op, CenterCrop):
             sizes = _cropped(op, sizes)
-            stages[-1] = _with_window(stages[-1], Window(index, op), sizes)
+            geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
         elif isinstance(op, RandomHorizontalFlip):
-            stages[-1] = _with_window(stages[-1], Window(index, op), sizes)
+            geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
         elif isinstance(op, RandomResizedCrop):
-            stages[-1] = _with_window(stages[-1], Window(index, op), None)
+            geometries[-1] = _with_window(geometries[-1], Window(index, op), None)
             sizes = _exactly(op.height_width)
-            stages = _with_resize(stages, op.height_width, op.antialias, sizes)
+            geometries = _with_resize(geometries, op.height_width, op.antialias, sizes)
         else:
             sizes = _resized(op, sizes)
-            stages = _with_resize(stages, op.size, op.antialias, sizes)
-    return tuple(stages), sizes
+            geometries = _with_resize(geometries, op.size, op.antialias, sizes)
+    return tuple(geometries), sizes
 
 
-def _with_window(stage: Stage, window: Window, sizes: ImageRange | None) -> Stage:
+def _with_window(geometry: Geometry, window: Window, sizes: ImageRange | None) -> Geometry:
     out = sizes.fixed if sizes else None
-    if stage.size is None:
-        return replace(stage, before=(*stage.before, window), out=out)
-    return replace(stage, after=(*stage.after, window), out=out)
+    if geometry.size is None:
+        return replace(geometry, before=(*geometry.before, window), out=out)
+    return replace(geometry, after=(*geometry.after, window), out=out)
 
 
 def _with_resize(
-    stages: list[Stage], size: Size, antialias: Antialias, sizes: ImageRange
-) -> list[Stage]:
-    last = stages[-1]
+    geometries: list[Geometry], size: Size, antialias: Antialias, sizes: ImageRange
+) -> list[Geometry]:
+    last = geometries[-1]
     if last.size is None:
-        return [*stages[:-1], replace(last, size=size, antialias=antialias, out=sizes.fixed)]
-    return [*stages, Stage(size=size, antialias=antialias, out=sizes.fixed)]
+        return [*geometries[:-1], replace(last, size=size, antialias=antialias, out=sizes.fixed)]
+    return [*geometries, Geometry(size=size, antialias=antialias, out=sizes.fixed)]
 
 
 def _exactly(size: tuple[int, int]) -> ImageRange:

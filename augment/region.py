@@ -1,4 +1,4 @@
-"""Whether a GPU decodes windows alone, or whole images that are cut behind that.
+"""Whether a GPU decodes windows alone, or whole images that are cropped afterwards.
 
 Decoding a region of a JPEG on the GPU is broken in nvImageCodec 0.9.0: reported to end the process
 by SIGSEGV on an H100 and a B200, and to fail on an A100 and a GB200 (its issue 55; 0.8.0 was well).
@@ -35,10 +35,10 @@ _finding = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """works: the child ended well; told: what happened, in words."""
+    """What came of trying it. works: the child ended well; report: what happened, in words."""
 
     works: bool
-    told: str
+    report: str
 
 
 def way_for(recipe: CheckedRecipe, *, device: str, device_id: int | None) -> Way:
@@ -57,13 +57,13 @@ def found_way(device_id: int) -> Way:
             trial = try_out(device_id)
             _found[device_id] = "decoder" if trial.works else "slice"
             if trial.works:
-                _LOG.info("cuda:%d decodes windows alone: %s", device_id, trial.told)
+                _LOG.info("cuda:%d decodes windows alone: %s", device_id, trial.report)
             else:
                 _LOG.warning(
-                    "cuda:%d: images are decoded whole and cut behind that, as decoding windows "
+                    "cuda:%d: images are decoded whole and cropped afterwards, as decoding windows "
                     "alone doesn't work there: %s. Decode(windows=) says otherwise.",
                     device_id,
-                    trial.told,
+                    trial.report,
                 )
         return _found[device_id]
 

@@ -1,4 +1,4 @@
-"""Run by `region`: decodes windows on one GPU and compares them with whole images, cut.
+"""Run by `region`: decodes windows on one GPU and compares them with whole images, cropped.
 
 Takes {"path": sys.path, "device_id": n} on standard input; None for a device is the CPU. Ends with
 0 if the pixels agree. It imports nothing of ours: it is run by its path.
@@ -76,8 +76,8 @@ def main() -> int:
         shape = fn.external_source(name="shape", dtype=types.INT32, ndim=1)
         window = {"start": start, "shape": shape, "axes": [0, 1]}
         alone = fn.decoders.image_slice(data, **window, **decoding)
-        cut = fn.slice(fn.decoders.image(data, **decoding), **window)
-        away = [fn.cast(node, dtype=types.FLOAT) for node in (alone, cut)]
+        cropped = fn.slice(fn.decoders.image(data, **decoding), **window)
+        away = [fn.cast(node, dtype=types.FLOAT) for node in (alone, cropped)]
         pipe.set_outputs(*(node.cpu() for node in away))
     pipe.build()
     worst = 0.0

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.augment.ops import RandomRotation as RandomRotation
     from penstock.augment.ops import Resize as Resize
     from penstock.augment.ops import TrivialAugmentWide as TrivialAugmentWide
-    from penstock.augment.ops import imagenet_eval as imagenet_eval
-    from penstock.augment.ops import imagenet_train as imagenet_train
+    from penstock.augment.presets import imagenet_eval as imagenet_eval
+    from penstock.augment.presets import imagenet_train as imagenet_train
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
     from penstock.cache.errors import PenstockError as PenstockError
     from penstock.pipeline.feed.warm import warm as warm
@@ -107,8 +107,8 @@ _HOME = {
     "Statistics": "penstock.pipeline.report.statistics",
     "TrivialAugmentWide": "penstock.augment.ops",
     "World": "penstock.pipeline.plan.world",
-    "imagenet_eval": "penstock.augment.ops",
-    "imagenet_train": "penstock.augment.ops",
+    "imagenet_eval": "penstock.augment.presets",
+    "imagenet_train": "penstock.augment.presets",
     "open_index": "penstock.readers.index.opening",
     "pack": "penstock.readers.packing.packing",
     "warm": "penstock.pipeline.feed.warm",

@@ -45,7 +45,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
             frozenset({"region", "region_child"}),
         ),
         (frozenset({"draws", "pixel_draws", "policies", "mixing"}),),
-        (frozenset({"recipe", "pixels", "ops", "checks"}),),
+        (frozenset({"presets", "recipe", "pixels", "ops", "checks"}),),
         (frozenset({"verify", "headers", "dali", "culprits", "jpeg2000"}),),
     ),
     "readers": (

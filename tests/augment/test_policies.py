@@ -24,8 +24,8 @@ from penstock.augment.policies import (
     policy_draws,
     policy_inputs,
     rotation,
+    rounds,
     space,
-    steps,
     tabulate,
 )
 from penstock.cache.base.hashing import keyed_hash, unit
@@ -33,7 +33,7 @@ from penstock.cache.base.hashing import keyed_hash, unit
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.augment.policies import Policy, Step
+    from penstock.augment.policies import Choice, Policy
 
 HEIGHT, WIDTH = 61, 80
 FILL = 7
@@ -100,7 +100,7 @@ def run(
 
 
 def one(kind: str, *, value: float = 0.0, matrix: Any = None) -> dict[str, NDArray[Any]]:
-    """Arguments of one step for one sample."""
+    """Arguments of one round for one sample."""
     unmoved = np.eye(2, 3) if matrix is None else matrix
     return {
         "kind0": np.array([KINDS.index(kind)], np.int32),
@@ -159,16 +159,16 @@ def trivial() -> tuple[list[str], NDArray[Any], list[Any], Any]:
     """Names, strengths, images and results of TrivialAugmentWide, which has all operations."""
     op = TrivialAugmentWide(fill=FILL)
     images, draws = photographs(320), Keyed(np.arange(320))
-    step = choose(op, draws, HEIGHT, WIDTH)[0]
+    choice = choose(op, draws, HEIGHT, WIDTH)[0]
     entries = space(op, HEIGHT, WIDTH)
-    names = [entries[number].name for number in step.entry]
+    names = [entries[number].name for number in choice.entry]
     done = run(op, images, policy_draws(op, draws, HEIGHT, WIDTH))
-    return names, strengths(op, step, HEIGHT, WIDTH), images, done
+    return names, strengths(op, choice, HEIGHT, WIDTH), images, done
 
 
-def strengths(op: Policy, step: Step, height: int, width: int) -> Any:
+def strengths(op: Policy, choice: Choice, height: int, width: int) -> Any:
     table = tabulate(op, height, width)
-    return table.strength[step.entry, step.at, step.negated.astype(int)]
+    return table.strength[choice.entry, choice.at, choice.negated.astype(int)]
 
 
 EXACT = ["Identity", "TranslateX", "TranslateY", "Posterize", "Solarize"]
@@ -280,7 +280,7 @@ def test_draws_are_rows_of_the_declared_types(
         assert (len(values), values.ndim) == (50, dimensions + 1)
         assert values.flags.c_contiguous
         assert np.isfinite(values).all()
-    for number in range(steps(op)):
+    for number in range(rounds(op)):
         assert ((draws[f"kind{number}"] >= 0) & (draws[f"kind{number}"] < len(KINDS))).all()
 
 
@@ -334,9 +334,9 @@ MANY = 40_000
 def test_randaugment_draws_operations_and_signs_evenly() -> None:
     op = RandAugment()
     first, second = choose(op, Keyed(np.arange(MANY)), 224, 224)
-    for step in (first, second):
-        np.testing.assert_allclose(shares(step.entry, 14), 1 / 14, atol=0.006)
-        rotated = strengths(op, step, 224, 224)[step.entry == 5]
+    for choice in (first, second):
+        np.testing.assert_allclose(shares(choice.entry, 14), 1 / 14, atol=0.006)
+        rotated = strengths(op, choice, 224, 224)[choice.entry == 5]
         assert set(np.unique(rotated)) == {-9.0, 9.0}
         assert abs((rotated > 0).mean() - 0.5) < 0.03
     together = shares(first.entry * 14 + second.entry, 14 * 14)
@@ -345,11 +345,11 @@ def test_randaugment_draws_operations_and_signs_evenly() -> None:
 
 def test_trivialaugment_draws_operations_and_bins_evenly() -> None:
     op = TrivialAugmentWide()
-    step = choose(op, Keyed(np.arange(MANY)), 224, 224)[0]
-    np.testing.assert_allclose(shares(step.entry, 14), 1 / 14, atol=0.006)
-    angles = np.rint(np.abs(strengths(op, step, 224, 224)[step.entry == 5]) / (135 / 30)).astype(
-        int
-    )
+    choice = choose(op, Keyed(np.arange(MANY)), 224, 224)[0]
+    np.testing.assert_allclose(shares(choice.entry, 14), 1 / 14, atol=0.006)
+    angles = np.rint(
+        np.abs(strengths(op, choice, 224, 224)[choice.entry == 5]) / (135 / 30)
+    ).astype(int)
     np.testing.assert_allclose(shares(angles, 31), 1 / 31, atol=0.015)
 
 
@@ -359,14 +359,16 @@ def test_autoaugment_takes_each_operation_as_often_as_its_table_says(policy: Any
     assert len(pairs) == 25
     op = AutoAugment(policy)
     names = [entry.name for entry in space(op, 32, 32)]
-    for number, step in enumerate(choose(op, Keyed(np.arange(MANY)), 32, 32)):
+    for number, choice in enumerate(choose(op, Keyed(np.arange(MANY)), 32, 32)):
         wanted = dict.fromkeys(names, 0.0)
         for pair in pairs:
             name, probability, at = pair[number]
             assert 0 <= at < 10
             wanted[name] += probability / 25
             wanted["Identity"] += (1 - probability) / 25
-        np.testing.assert_allclose(shares(step.entry, len(names)), list(wanted.values()), atol=0.01)
+        np.testing.assert_allclose(
+            shares(choice.entry, len(names)), list(wanted.values()), atol=0.01
+        )
 
 
 def test_what_cuda_runs_in_place_of_operators_gives_their_pixels() -> None:

@@ -44,7 +44,7 @@ CHILD = Path(region.__file__).with_name("region_child.py")
 def test_a_child_that_fails_says_how(code: str, told: str) -> None:
     trial = try_out(0, child=("-c", code))
     assert not trial.works
-    assert told in trial.told
+    assert told in trial.report
 
 
 def test_a_child_that_hangs_is_ended() -> None:
@@ -54,14 +54,14 @@ def test_a_child_that_hangs_is_ended() -> None:
 
 def test_a_child_that_cant_be_started_is_no_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    assert "could be started" in try_out(0).told
+    assert "could be started" in try_out(0).report
 
 
 def test_a_child_is_told_the_gpu_and_where_packages_are() -> None:
     code = "import sys; told = sys.stdin.read(); print(told)"
     trial = try_out(3, child=("-c", code))
     assert trial.works
-    assert json.loads(trial.told) == {"path": sys.path, "device_id": 3}
+    assert json.loads(trial.report) == {"path": sys.path, "device_id": 3}
 
 
 def test_the_real_child_compares_pixels_on_the_cpu() -> None:
@@ -82,12 +82,12 @@ def test_the_real_child_compares_pixels_on_the_cpu() -> None:
 def test_the_real_child_without_a_gpu_fails_cleanly() -> None:
     trial = try_out(0)
     assert not trial.works
-    assert "ended with 1" in trial.told
+    assert "ended with 1" in trial.report
 
 
 @pytest.mark.gpu
 def test_the_real_child_on_a_gpu_ends_in_time() -> None:
-    assert "didn't end" not in try_out(0).told
+    assert "didn't end" not in try_out(0).report
 
 
 # -- what is made of it

@@ -98,7 +98,7 @@ class WithStatistics:
         return iter(self._batches)
 
     def statistics(self) -> Statistics:
-        from penstock.pipeline.report.statistics import Meter
+        from penstock.pipeline.report.meter import Meter
 
         return Meter(decode_threads=0, device="cpu").snapshot()
 

@@ -1,4 +1,4 @@
-"""What the operating system lets this process use: cores and memory.
+"""What the operating system lets this process use: cores and memory. Nothing else counts them.
 
 A machine's own figures are no help in a container, whose control groups allow less than there is:
 threads beyond the quota are throttled, memory beyond the limit ends the process.
@@ -18,6 +18,21 @@ ROOT = Path("/")
 """Where /proc and /sys are looked for unless told."""
 
 
+def machine_cores() -> int:
+    """Processors of the machine, whoever may use them; at least 1."""
+    return os.cpu_count() or 1
+
+
+def machine_memory_bytes() -> int:
+    """Memory of the machine, whoever may use it."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def allowed_cores() -> list[int]:
+    """The numbers of the processors that this thread may run on, in order: its CPU affinity."""
+    return sorted(os.sched_getaffinity(0))
+
+
 def usable_cores(*, root: Path | None = None) -> int:
     """Cores that this process may use: its CPU affinity, and the CPU quota of its control groups.
 
@@ -26,7 +41,7 @@ def usable_cores(*, root: Path | None = None) -> int:
     and /sys are looked for.
     """
     quotas = (int(cores) for cores in _quotas(root or ROOT))
-    return max(1, min(len(os.sched_getaffinity(0)), *quotas, sys.maxsize))
+    return max(1, min(len(allowed_cores()), *quotas, sys.maxsize))
 
 
 def available_memory_bytes(*, root: Path | None = None) -> int:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.bench.compare import Against
     from penstock.pipeline.bench.job import Job
-    from penstock.pipeline.report.facts import Ceilings
+    from penstock.pipeline.report.ceilings import Ceilings
     from penstock.readers import Dataset
 
 # Each run of a search takes this share of a measured run, but long enough for some batches.

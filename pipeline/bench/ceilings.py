@@ -33,7 +33,7 @@ from penstock.pipeline.feed.build import (
     make_plan,
     shuffled_plan,
 )
-from penstock.pipeline.report.facts import Ceilings, Rate
+from penstock.pipeline.report.ceilings import Ceilings, Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

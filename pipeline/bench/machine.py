@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 from typing import Any
 
-from penstock.cache.base.limits import usable_cores
+from penstock.cache.base.limits import machine_memory_bytes, usable_cores
 
 _DISTRIBUTIONS = {
     "penstock": ("penstock",),
@@ -24,11 +23,10 @@ def machine() -> dict[str, Any]:
     """What the figures were measured on: cores that may be used, processor, memory, kernel."""
     text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     models = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {
         "cores": usable_cores(),
         "processor": models[0] if models else platform.processor() or platform.machine(),
-        "memory_gib": round(memory / 2**30, 1),
+        "memory_gib": round(machine_memory_bytes() / 2**30, 1),
         "system": f"{platform.system()} {platform.release()}",
     }
 

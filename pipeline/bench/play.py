@@ -23,7 +23,7 @@ from penstock.pipeline.bench.measured import Measured
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.pipeline.report.facts import Facts
+    from penstock.pipeline.report.facts import LoaderFacts
     from penstock.pipeline.report.statistics import Statistics
 
 # Batches in front of the measured part: those in DALI, those prepared, and one on its way.
@@ -51,7 +51,7 @@ class Played:
     """
 
     measured: Measured
-    facts: Facts
+    facts: LoaderFacts
     waits_s: tuple[float, ...]
 
 

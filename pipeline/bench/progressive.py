@@ -15,7 +15,7 @@ import numpy as np
 
 from penstock.cache.errors import MissingDependencyError
 from penstock.pipeline.bench.stage import Stage, play_in_turns, some_of
-from penstock.pipeline.report.facts import ProgressiveCost
+from penstock.pipeline.report.ceilings import ProgressiveCost
 from penstock.readers.fields.sniff import HEAD_BYTES, is_progressive, sniff
 from penstock.readers.packing.transcode import baseline_twin
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.pipeline.report.facts import Rate
+    from penstock.pipeline.report.ceilings import Rate
     from penstock.readers.types import Encoded, EncodedBatch
 
 # Rewriting takes a third of a second for so many pixels; a few images tell the ratio.

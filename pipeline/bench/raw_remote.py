@@ -7,7 +7,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING
 
 from penstock.cache.fetch.object_range import ObjectRange
-from penstock.pipeline.report.facts import Rate
+from penstock.pipeline.report.ceilings import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

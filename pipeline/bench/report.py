@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.bench.compare import Against, Beside
     from penstock.pipeline.bench.measured import Measured
     from penstock.pipeline.bench.tune import Trial
-    from penstock.pipeline.report.facts import Rate
+    from penstock.pipeline.report.ceilings import Rate
 
 OURS = "penstock"
 # Decoding threads that never wait use their cores whole, but for what the kernel takes.

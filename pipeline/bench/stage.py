@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.augment.draws import draw
 from penstock.augment.graph import Graph
-from penstock.pipeline.report.facts import Rate
+from penstock.pipeline.report.ceilings import Rate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

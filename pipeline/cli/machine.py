@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.cache.base.limits import usable_cores
+from penstock.cache.base.limits import allowed_cores, machine_cores, usable_cores
 from penstock.cache.errors import PlanError
 from penstock.pipeline.cli.cache_facts import CacheFacts, cache_facts
 from penstock.pipeline.cli.packages import PackageFacts, package_facts
@@ -130,8 +130,8 @@ def gather(folder: Path | None = None) -> Facts:
         gpus=_gpus(torch),
         gpu_devices=len([p for p in glob.glob("/dev/nvidia*") if p[11:].isdigit()]),
         driver_cuda=_driver_cuda(),
-        cpus=os.cpu_count() or 1,
-        affinity=len(os.sched_getaffinity(0)),
+        cpus=machine_cores(),
+        affinity=len(allowed_cores()),
         usable=usable_cores(),
         omp_threads=os.environ.get("OMP_NUM_THREADS"),
         torch_threads=torch.get_num_threads() if torch else None,

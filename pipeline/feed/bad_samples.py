@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.agreement import Agreement
     from penstock.pipeline.feed.quarantine import QuarantineFile
     from penstock.pipeline.plan.steps import Cursor
-    from penstock.pipeline.report.statistics import Meter
+    from penstock.pipeline.report.meter import Meter
     from penstock.readers import Dataset
 
 SAME_SHARD_ATTEMPTS = 8

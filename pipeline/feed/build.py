@@ -31,8 +31,8 @@ from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE
 from penstock.pipeline.plan.state import PlanSettings
 from penstock.pipeline.plan.steps import Walk
-from penstock.pipeline.report.facts import Shards
-from penstock.pipeline.report.statistics import Meter
+from penstock.pipeline.report.facts import ShardFacts
+from penstock.pipeline.report.meter import Meter
 
 if TYPE_CHECKING:
     from penstock.pipeline.options.native_options import NativeOptions
@@ -182,7 +182,7 @@ def _meter(
         device=str(options.device),
         usable_cores=options.world.threads(usable_cores()),
         url=dataset.url,
-        shards=Shards(
+        shards=ShardFacts(
             count=count, mean_bytes=float(index.shard_bytes.sum()) / count, kind=index.kind
         ),
         output=recipe.shape[1:] if recipe is not None else None,

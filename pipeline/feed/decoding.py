@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.feed.resident.graph import ResidentGraph
     from penstock.pipeline.plan.steps import Cursor, Step, Walk
-    from penstock.pipeline.report.statistics import Meter
+    from penstock.pipeline.report.meter import Meter
 
 # Prepared batches wait here beside those in DALI; more would only hold mapped pages.
 PREPARED_AHEAD = 2

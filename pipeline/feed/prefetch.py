@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.feed.filler import Filler
 from penstock.pipeline.feed.node_share import NodeShare
 from penstock.pipeline.plan.needs import LookAhead, Needs, room_for_fills
-from penstock.pipeline.report.statistics import RemoteFacts
+from penstock.pipeline.report.facts import TierFacts
 
 if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
@@ -108,10 +108,10 @@ class Prefetch:
         if self._filler is not None:
             self._filler.handed_out(size_bytes, self._seen)
 
-    def facts(self) -> RemoteFacts:
+    def facts(self) -> TierFacts:
         """For the statistics."""
         cache = self._remote.cache
-        return RemoteFacts(
+        return TierFacts(
             traffic=self._remote.traffic(),
             connections=self._remote.fetcher.policy.max_connections,
             request_p99_s=self._remote.fetcher.request_time()[1],

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.feed.resident.graph import ResidentGraph
     from penstock.pipeline.plan.steps import Cursor, Walk
-    from penstock.pipeline.report.statistics import Meter
+    from penstock.pipeline.report.meter import Meter
 
 # Reads of a remote that hangs end by themselves; what stops a run waits for them no longer.
 _REMOTE_CLOSE_S = 1.0
@@ -167,7 +167,7 @@ class Run:
         wait_s = time.perf_counter() - began
         # What making it waited for says what we waited for.
         share = wait_s / max(made.read_s + made.decode_s, 1e-9)
-        self._meter.delivered(
+        self._meter.count_batch(
             prepared.samples,
             wait_s=wait_s,
             read_s=made.read_s * share,

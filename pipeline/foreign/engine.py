@@ -32,7 +32,7 @@ from penstock.pipeline.foreign.stream import IterableSource, WorkerPosition
 from penstock.pipeline.foreign.worker import MapSource, WorkerInit, as_it_is, fresh_seed
 from penstock.pipeline.options.checks import check_epoch
 from penstock.pipeline.plan.state import not_torchs
-from penstock.pipeline.report.statistics import Meter
+from penstock.pipeline.report.meter import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

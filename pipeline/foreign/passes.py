@@ -129,7 +129,7 @@ class Pass:
             return next(self)
         batch = self._moved(fetched)
         now = time.perf_counter()
-        engine.meter.delivered(
+        engine.meter.count_batch(
             fetched.samples, wait_s=now - began, read_s=now - began, decode_s=0.0
         )
         self._handed_out_at = now

@@ -8,35 +8,16 @@ of the ordinary, the diagnosis names that as the cause.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.cache.base.sizes import format_size
+from penstock.pipeline.report.facts import SLOW_CORE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.pipeline.report.facts import Facts, Limit, Pictures
-    from penstock.pipeline.report.statistics import RemoteFacts
-
-Cause = Literal[
-    "",
-    "slow-model",
-    "gil",
-    "slow-copy",
-    "slow-augment",
-    "slow-decode",
-    "slow-core",
-    "oversized",
-    "progressive",
-    "dataset-code",
-    "slow-disk",
-    "tiny-shards",
-    "slow-remote",
-    "throttled",
-    "no-cache",
-    "small-cache",
-]
-"""What is behind a limit; "" before anything can be told."""
+    from penstock.pipeline.report.causes import Cause, Limit
+    from penstock.pipeline.report.facts import ImageFacts, LoaderFacts, TierFacts
 
 # More of the requests than this refused, and the store's limits are what to change.
 _THROTTLED_SHARE = 0.05
@@ -52,8 +33,6 @@ TINY_SHARD_BYTES = 1 << 20
 _FEW_SHARDS = 64
 _OTHERS = "what the other stages gave alone"
 _NOTHING_FETCHED = "nothing has to be fetched any more"
-SLOW_CORE = 0.67
-"""A core below this share of the fastest one's speed is slow: one other program there halves it."""
 # A change that gains less isn't worth a sentence.
 LEAST_GAIN = 1.15
 
@@ -75,12 +54,12 @@ class Change:
     is_anomaly: bool = False
 
 
-def changes_for(limit: Limit, facts: Facts) -> list[Change]:
+def changes_for(limit: Limit, facts: LoaderFacts) -> list[Change]:
     """What could be changed, one at least. limit: not "nothing yet"."""
     return list(_CHANGES[limit](facts))
 
 
-def _model(_: Facts) -> Iterator[Change]:
+def _model(_: LoaderFacts) -> Iterator[Change]:
     yield Change(
         cause="slow-model",
         advice="A faster input side would change nothing.",
@@ -89,7 +68,7 @@ def _model(_: Facts) -> Iterator[Change]:
     )
 
 
-def _python(facts: Facts) -> Iterator[Change]:
+def _python(facts: LoaderFacts) -> Iterator[Change]:
     yield Change(
         cause="gil",
         why=f"It holds Python's GIL: {facts.gil_late:.0%} of the reading threads' tries to take it "
@@ -102,7 +81,7 @@ def _python(facts: Facts) -> Iterator[Change]:
     )
 
 
-def _dataset(_: Facts) -> Iterator[Change]:
+def _dataset(_: LoaderFacts) -> Iterator[Change]:
     yield Change(
         cause="dataset-code",
         advice="More num_workers=, or a native dataset (`penstock pack`) that DALI decodes, would "
@@ -110,14 +89,14 @@ def _dataset(_: Facts) -> Iterator[Change]:
     )
 
 
-def _copy(_: Facts) -> Iterator[Change]:
+def _copy(_: LoaderFacts) -> Iterator[Change]:
     yield Change(
         cause="slow-copy",
         advice="Smaller images (`penstock pack --short-side`) have fewer bytes to copy.",
     )
 
 
-def _augment(facts: Facts) -> Iterator[Change]:
+def _augment(facts: LoaderFacts) -> Iterator[Change]:
     share = facts.ceilings.decode_share if facts.ceilings is not None else None
     yield Change(
         cause="slow-augment",
@@ -132,11 +111,11 @@ def _augment(facts: Facts) -> Iterator[Change]:
     yield from _more_threads(facts)
 
 
-def _decode(facts: Facts) -> Iterator[Change]:
+def _decode(facts: LoaderFacts) -> Iterator[Change]:
     share = facts.ceilings.decode_share if facts.ceilings is not None else None
-    if facts.pictures is not None and facts.pictures.seen:
-        yield from _progressive(facts, facts.pictures, share)
-        yield from _smaller(facts, facts.pictures, share)
+    if facts.images is not None and facts.images.seen:
+        yield from _progressive(facts, facts.images, share)
+        yield from _smaller(facts, facts.images, share)
     yield from _slow_core(facts)
     yield from _more_threads(facts)
     yield Change(
@@ -148,7 +127,7 @@ def _decode(facts: Facts) -> Iterator[Change]:
     )
 
 
-def _more_threads(facts: Facts) -> Iterator[Change]:
+def _more_threads(facts: LoaderFacts) -> Iterator[Change]:
     if facts.device.startswith("cuda") or facts.decode_threads >= facts.usable_cores:
         return
     yield Change(
@@ -181,10 +160,10 @@ def _speedup(time_share: float, *, of_work: float | None) -> float:
     return 1 / (1 - part + part * time_share)
 
 
-def _progressive(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[Change]:
+def _progressive(facts: LoaderFacts, images: ImageFacts, share: float | None) -> Iterator[Change]:
     measured = facts.ceilings.progressive if facts.ceilings is not None else None
     found = (
-        f"{pictures.progressive:.0%} of the images are progressive JPEGs ({pictures.seen} looked "
+        f"{images.progressive:.0%} of the images are progressive JPEGs ({images.seen} looked "
         "at), which take"
     )
     change = Change(
@@ -194,10 +173,10 @@ def _progressive(facts: Facts, pictures: Pictures, share: float | None) -> Itera
         is_anomaly=True,
     )
     if measured is None:
-        if pictures.progressive >= _MANY_PROGRESSIVE:
+        if images.progressive >= _MANY_PROGRESSIVE:
             yield change
         return
-    cost = 1 + pictures.progressive * (measured.times - 1)
+    cost = 1 + images.progressive * (measured.times - 1)
     factor = _speedup(1 / cost, of_work=share)
     if factor < LEAST_GAIN:
         return
@@ -212,8 +191,8 @@ def _progressive(facts: Facts, pictures: Pictures, share: float | None) -> Itera
     )
 
 
-def _smaller(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[Change]:
-    ratio = pictures.mean_pixels / pictures.mean_short_pixels
+def _smaller(facts: LoaderFacts, images: ImageFacts, share: float | None) -> Iterator[Change]:
+    ratio = images.mean_pixels / images.mean_short_pixels
     factor = _speedup(1 / ratio, of_work=share)
     if factor < LEAST_GAIN:
         return
@@ -221,9 +200,9 @@ def _smaller(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[
     kind = "oversized" if is_oversized else "larger than needed"
     yield Change(
         cause="oversized" if is_oversized else "slow-decode",
-        why=f"The images are {kind}: {pictures.mean_pixels / 1e6:.2g} megapixels in the mean "
-        f"({pictures.seen} looked at) for an output of {pictures.out_short} pixels.",
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --short-side {pictures.pack_short}` keeps "
+        why=f"The images are {kind}: {images.mean_pixels / 1e6:.2g} megapixels in the mean "
+        f"({images.seen} looked at) for an output of {images.out_short} pixels.",
+        advice=f"`penstock pack {facts.url or 'SRC'} DST --short-side {images.pack_short}` keeps "
         "what a crop of that size can show.",
         factor=factor,
         basis=f"{ratio:.2g} times fewer pixels; {_told_share(share)}",
@@ -232,7 +211,7 @@ def _smaller(facts: Facts, pictures: Pictures, share: float | None) -> Iterator[
     )
 
 
-def _slow_core(facts: Facts) -> Iterator[Change]:
+def _slow_core(facts: LoaderFacts) -> Iterator[Change]:
     """Threads that share their work lose what the slow cores are slower by, where there are no
     other cores to go to."""
     if facts.cores is None or facts.device.startswith("cuda"):
@@ -256,7 +235,7 @@ def _slow_core(facts: Facts) -> Iterator[Change]:
     )
 
 
-def _disk(facts: Facts) -> Iterator[Change]:
+def _disk(facts: LoaderFacts) -> Iterator[Change]:
     yield from _tiny_shards(facts)
     is_folder = facts.shards is not None and facts.shards.kind == "folder"
     pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`) on a local NVMe would move it."
@@ -273,7 +252,7 @@ def _disk(facts: Facts) -> Iterator[Change]:
     )
 
 
-def _remote(facts: Facts) -> Iterator[Change]:
+def _remote(facts: LoaderFacts) -> Iterator[Change]:
     remote = facts.remote
     assert remote is not None
     came, traffic = _came(facts, remote), remote.traffic
@@ -309,7 +288,7 @@ def _remote(facts: Facts) -> Iterator[Change]:
         )
 
 
-def _came(facts: Facts, remote: RemoteFacts) -> str:
+def _came(facts: LoaderFacts, remote: TierFacts) -> str:
     """What came, and how fast."""
     traffic = remote.traffic
     rate = traffic.bytes_remote / max(facts.elapsed_s, 1e-9) / 1e6
@@ -320,7 +299,7 @@ def _came(facts: Facts, remote: RemoteFacts) -> str:
     )
 
 
-def _tiny_shards(facts: Facts, came: str = "") -> Iterator[Change]:
+def _tiny_shards(facts: LoaderFacts, came: str = "") -> Iterator[Change]:
     shards = facts.shards
     if shards is None or shards.count < _FEW_SHARDS or shards.mean_bytes >= TINY_SHARD_BYTES:
         return
@@ -341,7 +320,7 @@ def _tiny_shards(facts: Facts, came: str = "") -> Iterator[Change]:
     )
 
 
-def _cache(facts: Facts) -> Iterator[Change]:
+def _cache(facts: LoaderFacts) -> Iterator[Change]:
     remote = facts.remote
     assert remote is not None
     # Blocks of the file system and the indexes take a little more than the data.
@@ -358,7 +337,7 @@ def _cache(facts: Facts) -> Iterator[Change]:
     )
 
 
-_CHANGES: dict[Limit, Callable[[Facts], Iterator[Change]]] = {
+_CHANGES: dict[Limit, Callable[[LoaderFacts], Iterator[Change]]] = {
     "model": _model,
     "python": _python,
     "copy": _copy,

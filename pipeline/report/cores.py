@@ -13,9 +13,9 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.limits import allowed_cores
 from penstock.cache.threads import Workers
-from penstock.pipeline.report.advice import SLOW_CORE
-from penstock.pipeline.report.facts import Cores
+from penstock.pipeline.report.facts import SLOW_CORE, CoreSpeeds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,13 +26,13 @@ _PAUSE_S = 0.2
 _PIECE_TURNS = 1000  # about 0.7 ms
 
 
-def core_speeds(*, seconds: float = _TRY_S) -> Cores:
+def core_speeds(*, seconds: float = _TRY_S) -> CoreSpeeds:
     """The speed of each core that this thread may use, in about so many seconds; where one seems
     slow, three times that, and seconds where a program of real-time priority has it.
 
     Neither this thread nor any other of the process is moved.
     """
-    numbers = sorted(os.sched_getaffinity(0))
+    numbers = allowed_cores()
     pool = Workers(len(numbers), name="cores")
     try:
         found = _try(pool, numbers, seconds)
@@ -45,15 +45,15 @@ def core_speeds(*, seconds: float = _TRY_S) -> Cores:
     return found
 
 
-def _try(pool: Workers, numbers: Sequence[int], seconds: float) -> Cores:
+def _try(pool: Workers, numbers: Sequence[int], seconds: float) -> CoreSpeeds:
     running = [pool.submit(_pinned(seconds), core) for core in numbers]
     return relative(numbers, [one.result() for one in running])
 
 
-def relative(numbers: Sequence[int], rates: Sequence[float]) -> Cores:
+def relative(numbers: Sequence[int], rates: Sequence[float]) -> CoreSpeeds:
     """Speeds from the work that each core did in a second."""
     fastest = max(rates)
-    return Cores(numbers=tuple(numbers), speeds=tuple(rate / fastest for rate in rates))
+    return CoreSpeeds(numbers=tuple(numbers), speeds=tuple(rate / fastest for rate in rates))
 
 
 def _pinned(seconds: float) -> Callable[[int], float]:

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.report.advice import changes_for
 
 if TYPE_CHECKING:
-    from penstock.pipeline.report.advice import Cause, Change
-    from penstock.pipeline.report.facts import Ceilings, Facts, Limit, Rate, Stage
+    from penstock.pipeline.report.advice import Change
+    from penstock.pipeline.report.causes import Cause, Limit
+    from penstock.pipeline.report.ceilings import Ceilings, Rate, Stage
+    from penstock.pipeline.report.facts import LoaderFacts
 
 # Waits shorter than this share of the time move nothing: the accelerator is fed.
 FED_WAIT_SHARE = 0.02
@@ -99,7 +101,7 @@ class Diagnosis:
     verdict: str
 
 
-def diagnose(facts: Facts) -> Diagnosis:
+def diagnose(facts: LoaderFacts) -> Diagnosis:
     """Name the limit of a run, its cause, and what would move it."""
     limit = find_limit(facts)
     if limit == "nothing yet":
@@ -137,7 +139,7 @@ def diagnose(facts: Facts) -> Diagnosis:
     )
 
 
-def find_limit(facts: Facts) -> Limit:
+def find_limit(facts: LoaderFacts) -> Limit:
     """The stage that the training loop waited for."""
     if facts.batches < 1:
         return "nothing yet"
@@ -164,7 +166,7 @@ def find_limit(facts: Facts) -> Limit:
     return "cache" if is_small and (passes or is_tiny) else "remote"
 
 
-def _behind_the_bytes(facts: Facts) -> Limit:
+def _behind_the_bytes(facts: LoaderFacts) -> Limit:
     """Which stage behind reading it is, where their ceilings are known."""
     ceilings = facts.ceilings
     if ceilings is None:
@@ -178,7 +180,7 @@ def _behind_the_bytes(facts: Facts) -> Limit:
     return "augment" if share is not None and share < _DECODE_SHARE else "decode"
 
 
-def _ceiling(stage: Stage, facts: Facts) -> Rate | None:
+def _ceiling(stage: Stage, facts: LoaderFacts) -> Rate | None:
     return facts.ceilings.stages().get(stage) if facts.ceilings is not None else None
 
 
@@ -190,14 +192,14 @@ def ceiling_of(limit: Limit, ceilings: Ceilings | None) -> tuple[Stage, Rate] | 
     return (stage, rate) if stage is not None and rate is not None else None
 
 
-def _of_ceiling(limit: Limit, facts: Facts) -> float | None:
+def _of_ceiling(limit: Limit, facts: LoaderFacts) -> float | None:
     if limit in ("model", "python"):
         return 1 - facts.wait_share
     found = ceiling_of(limit, facts.ceilings)
     return facts.samples_per_s / found[1].samples_per_s if found is not None else None
 
 
-def _predicted(change: Change, limit: Limit, facts: Facts) -> tuple[float | None, str, str]:
+def _predicted(change: Change, limit: Limit, facts: LoaderFacts) -> tuple[float | None, str, str]:
     """The rate with the change, what it assumes and what it follows from."""
     rate, bounds = facts.samples_per_s, _bounds(limit, facts)
     if change.factor is not None:
@@ -218,7 +220,7 @@ def _predicted(change: Change, limit: Limit, facts: Facts) -> tuple[float | None
     return max(bound, rate), assumes, f"{change.basis}; then {name} would be the limit"
 
 
-def _bounds(limit: Limit, facts: Facts) -> list[tuple[float, str]]:
+def _bounds(limit: Limit, facts: LoaderFacts) -> list[tuple[float, str]]:
     """Samples a second of what stays as it is: the other stages and the training step."""
     changed = _CHANGED.get(limit, ())
     bounds: list[tuple[float, str]] = []
@@ -235,7 +237,7 @@ def _bounds(limit: Limit, facts: Facts) -> list[tuple[float, str]]:
     return bounds
 
 
-def _waited(limit: Limit, facts: Facts) -> str:
+def _waited(limit: Limit, facts: LoaderFacts) -> str:
     """How much of the time the training step waited, at which rate, and with what."""
     waited = f"the training step waits {facts.wait_share:.1%} of the time"
     at = f"{waited} at {facts.samples_per_s:,.0f} samples/s"
@@ -252,7 +254,7 @@ def _waited(limit: Limit, facts: Facts) -> str:
     return f"{at} with {threads} decode thread{'s' * (threads != 1)}"
 
 
-def _told_ceiling(limit: Limit, facts: Facts) -> str:
+def _told_ceiling(limit: Limit, facts: LoaderFacts) -> str:
     """How far the run is from what its stage does alone."""
     found = ceiling_of(limit, facts.ceilings)
     if found is None:
@@ -263,7 +265,7 @@ def _told_ceiling(limit: Limit, facts: Facts) -> str:
 
 
 def _told_prediction(
-    predicted: float | None, assumes: str, basis: str, limit: Limit, facts: Facts
+    predicted: float | None, assumes: str, basis: str, limit: Limit, facts: LoaderFacts
 ) -> str:
     if predicted is None:
         return ""

@@ -1,31 +1,20 @@
 """What a verdict is made from: figures of one run, as values. `diagnosis` judges them.
 
-All that `Facts` holds is measured or stored; nothing here is a guess. `Statistics.facts` has what a
-running loader knows of itself, `pipeline.bench.ceilings` adds what each stage can do alone.
+All that `LoaderFacts` holds is measured or stored; nothing here is a guess. `Statistics.facts` has
+what a running loader knows of itself, `pipeline.bench.ceilings` adds what each stage can do alone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.cache.base.counters import Traffic
-    from penstock.pipeline.report.statistics import RemoteFacts
+    from penstock.pipeline.report.ceilings import Ceilings
 
-Limit = Literal[
-    "nothing yet",
-    "model",
-    "python",
-    "copy",
-    "augment",
-    "decode",
-    "dataset",
-    "disk",
-    "remote",
-    "cache",
-]
-"""The stage that holds the job back. python: the training loop, as it keeps Python's GIL."""
+SLOW_CORE = 0.67
+"""A core below this share of the fastest one's speed is slow: one other program there halves it."""
 
 _GROWING = (
     "samples",
@@ -40,79 +29,44 @@ _GROWING = (
     "elapsed_s",
 )
 
-Stage = Literal["remote", "read", "decode", "augment", "copy", "python"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """What a stage does alone. bytes_per_s: encoded bytes; cpu_s_per_1000: CPU seconds of this
-    process a thousand samples."""
+class TierFacts:
+    """What is known of the tiers of a remote dataset: its store and its cache.
 
-    samples_per_s: float
-    bytes_per_s: float
-    cpu_s_per_1000: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgressiveCost:
-    """What decoding progressive JPEGs of this dataset takes, on the job's device, measured.
-
-    times: as long as a baseline JPEG. images: progressive ones that were decoded. of_twins: beside
-    the same images rewritten without loss; else beside the dataset's baseline images, by pixels.
+    traffic: since the dataset was opened. connections: in use at most; request_p99_s: of recent
+    requests. wanted_bytes: what this node reads in an epoch; kept_bytes: of that, what the cache
+    keeps for the job; max_bytes: the cache's limit, 0 without a cache of the user's.
     """
 
-    times: float
-    images: int
-    of_twins: bool
+    traffic: Traffic
+    connections: int
+    request_p99_s: float
+    wanted_bytes: int
+    kept_bytes: int
+    max_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ceilings:
-    """What each stage does alone, measured beside the run; None: it isn't part of this job.
+class ResidentFacts:
+    """What `resident=` keeps in memory.
 
-    device: that decodes. remote: ranges of its objects, fetched and dropped. read: encoded samples
-    in the loader's order, checked; of a remote dataset those in the cache. is_cold: it had to wait
-    for the disk. decode: encoded samples in memory to pixels of the windows that the recipe asks
-    for. augment: the same with all else that the recipe does. copy: a batch's encoded bytes to the
-    GPU. python: all but reading and decoding. progressive: no stage, but what decoding is made of;
-    None also where nothing could be compared.
+    samples, size_bytes: in memory; max_bytes: room for pixels. fill_s: by the clock, that reading
+    threads spent on decoding whole images and copying them. hits: samples fed from memory without
+    being read; bytes_memory: of their decoded images.
     """
 
-    device: str = "cpu"
-    remote: Rate | None = None
-    read: Rate | None = None
-    is_cold: bool = False
-    decode: Rate | None = None
-    augment: Rate | None = None
-    copy: Rate | None = None
-    python: Rate | None = None
-    progressive: ProgressiveCost | None = None
-
-    def stages(self) -> dict[Stage, Rate]:
-        """Those that were measured."""
-        found: dict[Stage, Rate | None] = {
-            "remote": self.remote,
-            "read": self.read,
-            "decode": self.decode,
-            "augment": self.augment,
-            "copy": self.copy,
-            "python": self.python,
-        }
-        return {name: rate for name, rate in found.items() if rate is not None}
-
-    @property
-    def decode_share(self) -> float | None:
-        """Of the time to decode and augment, the part that is decoding; None if not measured."""
-        if self.decode is None or self.augment is None:
-            return None
-        if self.device == "cpu":  # CPU time drifts less than the clock's on a busy machine
-            return min(1.0, self.decode.cpu_s_per_1000 / self.augment.cpu_s_per_1000)
-        return min(1.0, self.augment.samples_per_s / self.decode.samples_per_s)
+    samples: int
+    size_bytes: int
+    max_bytes: int
+    fill_s: float
+    hits: int
+    bytes_memory: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
-    """Images that the run has read, of which some were looked at.
+class ImageFacts:
+    """What the images are like that the run has read; some of them were looked at.
 
     seen: how many. mean_bytes: encoded; mean_pixels: upright height times width. progressive: share
     of them that are progressive JPEGs. out_short: shorter side that the recipe hands out, pixels.
@@ -129,8 +83,9 @@ class Pictures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shards:
-    """Of the dataset. mean_bytes: of a shard. kind: "arrow", "tar" or "folder"."""
+class ShardFacts:
+    """How many shards the dataset has, and of which size. mean_bytes: of a shard. kind: "arrow",
+    "tar" or "folder"."""
 
     count: int
     mean_bytes: float
@@ -138,7 +93,7 @@ class Shards:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cores:
+class CoreSpeeds:
     """Usable cores and how fast each is for this process. numbers: as the system counts them;
     speeds: of a fixed piece of work, the fastest core 1.0, in the same order."""
 
@@ -147,8 +102,9 @@ class Cores:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """One run. Times are seconds, the first batch left out (see `pipeline.Statistics`).
+class LoaderFacts:
+    """What is known of one run of a loader. Times are seconds, the first batch left out (see
+    `penstock.Statistics`).
 
     samples, batches: handed out. step_s: outside of the loader; wait_s: in it; wait_read_s,
     wait_decode_s: the parts of wait_s that waited for bytes and for DALI. read_s, load_s: CPU time
@@ -176,10 +132,10 @@ class Facts:
     gil_late: float = 0.0
     gil_late_s: float = 0.0
     workers: int | None = None
-    remote: RemoteFacts | None = None
-    shards: Shards | None = None
-    pictures: Pictures | None = None
-    cores: Cores | None = None
+    remote: TierFacts | None = None
+    shards: ShardFacts | None = None
+    images: ImageFacts | None = None
+    cores: CoreSpeeds | None = None
     ceilings: Ceilings | None = None
 
     @property
@@ -192,7 +148,7 @@ class Facts:
         busy_s = self.step_s + self.wait_s
         return self.wait_s / busy_s if busy_s else 0.0
 
-    def since(self, earlier: Facts) -> Facts:
+    def since(self, earlier: LoaderFacts) -> LoaderFacts:
         """What happened after `earlier`, of the same loader: so a warm-up doesn't count."""
         less = {name: getattr(self, name) - getattr(earlier, name) for name in _GROWING}
         remote = self.remote

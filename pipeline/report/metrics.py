@@ -6,7 +6,7 @@ Nothing is counted here: both read `loader.statistics()` when they are asked.
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.cache.errors import MissingDependencyError
 from penstock.pipeline.report.statistics import Statistics
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from wsgiref.simple_server import WSGIServer
 
-    from penstock.pipeline.loader import DataLoader
+    from penstock.pipeline.plan.world import World
 
 # Fields that only grow; all other numbers are gauges.
 _COUNTERS = frozenset(
@@ -44,11 +44,23 @@ _COUNTERS = frozenset(
         "bad",
     }
 )
-_HELP = "See pipeline.Statistics.{}."
+_HELP = "See penstock.Statistics.{}."
+
+
+class ReportingLoader(Protocol):
+    """What metrics need of a DataLoader: its statistics, and whose they are."""
+
+    @property
+    def dataset(self) -> Any: ...
+
+    @property
+    def world(self) -> World: ...
+
+    def statistics(self) -> Statistics: ...
 
 
 class MetricsServer:
-    """An HTTP endpoint on a thread of its own. port: where it listens."""
+    """An HTTP endpoint for Prometheus on a thread of its own. port: where it listens."""
 
     def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
         self._server, self._thread = server, thread
@@ -68,7 +80,9 @@ class MetricsServer:
         self.close()
 
 
-def serve_metrics(loader: DataLoader, *, port: int = 0, host: str = "127.0.0.1") -> MetricsServer:
+def serve_metrics(
+    loader: ReportingLoader, *, port: int = 0, host: str = "127.0.0.1"
+) -> MetricsServer:
     """Serve a loader's statistics to Prometheus at http://host:port/metrics.
 
     port: 0 takes a free one. Names are penstock_<field>, counters with _total, seconds and bytes as
@@ -87,7 +101,7 @@ def serve_metrics(loader: DataLoader, *, port: int = 0, host: str = "127.0.0.1")
     return MetricsServer(*start_http_server(port, addr=host, registry=registry))
 
 
-def log_tensorboard(loader: DataLoader, writer: Any, step: int) -> None:
+def log_tensorboard(loader: ReportingLoader, writer: Any, step: int) -> None:
     """Write a loader's statistics as scalars penstock/<field> of a step.
 
     writer: a torch.utils.tensorboard.SummaryWriter, or whatever has its add_scalar and add_text.
@@ -106,9 +120,9 @@ def _numbers(found: Statistics) -> Iterator[tuple[str, float]]:
 
 
 class _Collector:
-    """Reads the loader at each scrape."""
+    """What Prometheus asks: it reads the loader's statistics at each scrape."""
 
-    def __init__(self, loader: DataLoader) -> None:
+    def __init__(self, loader: ReportingLoader) -> None:
         self._loader = loader
 
     def describe(self) -> list[Any]:

@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.report.facts import Pictures
+from penstock.pipeline.report.facts import ImageFacts
 from penstock.readers.fields.sniff import is_progressive
 
 if TYPE_CHECKING:
@@ -27,8 +27,8 @@ _EVERY_S = 0.01
 _LATE_S = 1e-3
 _TRIES_KEPT = 256
 _FEWEST_TRIES = 8
-_LOOKS = 256
-_LOOKS_A_BATCH = 8
+_MOST_IMAGES = 256
+_IMAGES_A_BATCH = 8
 # ImageNet's packs have a short side of 256 for crops of 224.
 _PACK_PER_OUTPUT = 256 / 224
 
@@ -52,7 +52,9 @@ def _queued_s() -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _SeenImage:
+    """What the header of one image says."""
+
     size_bytes: int
     height: int
     width: int
@@ -60,11 +62,11 @@ class _Look:
 
 
 class ReadProbe:
-    """Several threads call sample(); one asks."""
+    """What the reading threads of a run notice: several threads call sample(), one asks."""
 
     def __init__(self) -> None:
         self._late: deque[float] = deque(maxlen=_TRIES_KEPT)
-        self._looks: deque[_Look] = deque(maxlen=_LOOKS)
+        self._seen: deque[_SeenImage] = deque(maxlen=_MOST_IMAGES)
         self._due_s = 0.0
 
     def sample(self, batch: EncodedBatch | None = None) -> None:
@@ -73,14 +75,14 @@ class ReadProbe:
         if now >= self._due_s:
             self._due_s = now + _EVERY_S
             self._late.append(_gil_s())
-        if batch is not None and len(self._looks) < _LOOKS:
-            self._look(batch)
+        if batch is not None and len(self._seen) < _MOST_IMAGES:
+            self._look_at(batch)
 
-    def _look(self, batch: EncodedBatch) -> None:
+    def _look_at(self, batch: EncodedBatch) -> None:
         for sample, (height, width) in zip(
-            batch.encoded[:_LOOKS_A_BATCH], batch.dims[:_LOOKS_A_BATCH].tolist(), strict=True
+            batch.encoded[:_IMAGES_A_BATCH], batch.dims[:_IMAGES_A_BATCH].tolist(), strict=True
         ):
-            self._looks.append(_Look(len(sample), height, width, is_progressive(sample)))
+            self._seen.append(_SeenImage(len(sample), height, width, is_progressive(sample)))
 
     def gil(self) -> tuple[float, float]:
         """Share of the latest tries to take the GIL that came late, and the mean seconds of those;
@@ -91,24 +93,24 @@ class ReadProbe:
             return 0.0, 0.0
         return len(late) / len(tries), sum(late) / len(late)
 
-    def pictures(self, out: tuple[int, int]) -> Pictures | None:
+    def images(self, out: tuple[int, int]) -> ImageFacts | None:
         """What the images are like, for a recipe that hands out `out` (height, width); None where
         none was seen."""
-        looks = [look for look in list(self._looks) if look.size_bytes and look.height]
-        if not looks:
+        seen = [one for one in list(self._seen) if one.size_bytes and one.height]
+        if not seen:
             return None
         pack_short = round(min(out) * _PACK_PER_OUTPUT)
-        pixels = [look.height * look.width for look in looks]
-        shorts = [min(look.height, look.width) for look in looks]
+        pixels = [one.height * one.width for one in seen]
+        shorts = [min(one.height, one.width) for one in seen]
         fewer = [
             n * min(1.0, pack_short / short) ** 2 for n, short in zip(pixels, shorts, strict=True)
         ]
-        count = len(looks)
-        return Pictures(
+        count = len(seen)
+        return ImageFacts(
             seen=count,
-            mean_bytes=sum(look.size_bytes for look in looks) / count,
+            mean_bytes=sum(one.size_bytes for one in seen) / count,
             mean_pixels=sum(pixels) / count,
-            progressive=sum(look.progressive for look in looks) / count,
+            progressive=sum(one.progressive for one in seen) / count,
             out_short=min(out),
             pack_short=pack_short,
             mean_short_pixels=sum(fewer) / count,

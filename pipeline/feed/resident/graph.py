@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from penstock.augment.draws import Draws
     from penstock.augment.graph import Graph
-    from penstock.pipeline.feed.resident.images import ResidentFacts, Store
+    from penstock.pipeline.feed.resident.images import Store
+    from penstock.pipeline.report.facts import ResidentFacts
     from penstock.readers.types import EncodedBatch
 
 

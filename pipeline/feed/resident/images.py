@@ -19,13 +19,13 @@ import contextlib
 import logging
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.augment.whole import WholeDecoder, resident_tensor
 from penstock.cache.base.sizes import format_size
+from penstock.pipeline.report.facts import ResidentFacts
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
@@ -47,20 +47,6 @@ _IDLE_BATCHES = 64
 NO_BYTES = np.empty(0, np.uint8)
 """Stands for the bytes of a resident sample, which aren't read."""
 NO_BYTES.flags.writeable = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ResidentFacts:
-    """samples, size_bytes: in memory; max_bytes: room for pixels. fill_s: by the clock, that
-    reading threads spent on decoding whole images and copying them. hits: samples fed from memory
-    without being read; bytes_memory: of their decoded images."""
-
-    samples: int
-    size_bytes: int
-    max_bytes: int
-    fill_s: float
-    hits: int
-    bytes_memory: int
 
 
 class Store:

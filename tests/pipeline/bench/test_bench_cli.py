@@ -36,8 +36,9 @@ from penstock.pipeline.bench.sameness import NotTheSameWorkError
 from penstock.pipeline.bench.tune import Axis, Setup, Trial, Tuned
 from penstock.pipeline.cli import main
 from penstock.pipeline.plan.world import World
+from penstock.pipeline.report.ceilings import Ceilings, Rate
 from penstock.pipeline.report.diagnosis import Diagnosis
-from penstock.pipeline.report.facts import Ceilings, Facts, Rate
+from penstock.pipeline.report.facts import LoaderFacts
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.watchdog import PATIENCE_S
@@ -298,7 +299,7 @@ def a_result(**changes: Any) -> Result:
     return Result(**(fields | changes))
 
 
-FACTS = Facts(
+FACTS = LoaderFacts(
     samples=2560,
     batches=10,
     step_s=0.0,

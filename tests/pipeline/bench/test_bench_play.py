@@ -15,7 +15,7 @@ from penstock.pipeline.bench import play as played
 from penstock.pipeline.bench.cpu import tree_cpu_s
 from penstock.pipeline.bench.play import SETTLE_BATCHES, floor_au, play, samples_of
 from penstock.pipeline.bench.tune import MOST_NOISE, Axis, Setup, axes_for, tune
-from penstock.pipeline.report.statistics import Meter
+from penstock.pipeline.report.meter import Meter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -30,7 +30,7 @@ from tests.servers import Faults, serving
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.report.facts import ProgressiveCost
+    from penstock.pipeline.report.ceilings import ProgressiveCost
 
 IMAGES = ImageRange(min_height=300, max_height=500, min_width=300, max_width=600)
 

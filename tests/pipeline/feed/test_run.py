@@ -17,7 +17,7 @@ from penstock.cache.threads import NAME_PREFIX
 from penstock.pipeline.feed.batches import Prepared
 from penstock.pipeline.feed.run import Run
 from penstock.pipeline.plan.steps import Cursor, Walk
-from penstock.pipeline.report.statistics import Meter
+from penstock.pipeline.report.meter import Meter
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:

@@ -347,17 +347,14 @@ def test_whatever_counts_cores_asks_for_the_quota_too(machine, monkeypatch):
 
 
 def test_one_module_asks_how_many_cores_there_are():
-    """Besides the one that tells a core from another, and the doctor, who tells why they are few.
-
-    One for the affinity alone would forget the control groups.
-    """
+    """One that asked for the affinity alone would forget the control groups."""
     asking = {
         str(path.relative_to(REPOSITORY))
         for folder in ("augment", "benchmarks", "cache", "pipeline", "readers")
         for path in (REPOSITORY / folder).rglob("*.py")
-        if re.search(r"sched_getaffinity|cpu_count", path.read_text())
+        if re.search(r"sched_getaffinity|cpu_count|SC_PHYS_PAGES|meminfo", path.read_text())
     }
-    assert asking == {"cache/base/limits.py", "pipeline/report/cores.py", "pipeline/cli/machine.py"}
+    assert asking == {"cache/base/limits.py"}
 
 
 def test_control_groups_that_cannot_be_read_limit_nothing(tmp_path, monkeypatch):

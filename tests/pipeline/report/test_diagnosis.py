@@ -1,4 +1,4 @@
-"""Facts in, a verdict out: the right stage, the right cause, predictions that follow."""
+"""LoaderFacts in, a verdict out: the right stage, the right cause, predictions that follow."""
 
 from __future__ import annotations
 
@@ -11,19 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.base.counters import Traffic
-from penstock.pipeline.report.advice import Cause
+from penstock.pipeline.report.causes import Cause, Limit
+from penstock.pipeline.report.ceilings import Ceilings, ProgressiveCost, Rate
 from penstock.pipeline.report.diagnosis import diagnose
 from penstock.pipeline.report.facts import (
-    Ceilings,
-    Cores,
-    Facts,
-    Limit,
-    Pictures,
-    ProgressiveCost,
-    Rate,
-    Shards,
+    CoreSpeeds,
+    ImageFacts,
+    LoaderFacts,
+    ShardFacts,
+    TierFacts,
 )
-from penstock.pipeline.report.statistics import RemoteFacts
 
 
 def rate(samples_per_s: float, cpu_s_per_1000: float = 1.0) -> Rate:
@@ -34,7 +31,7 @@ def rate(samples_per_s: float, cpu_s_per_1000: float = 1.0) -> Rate:
     )
 
 
-def facts(**more: Any) -> Facts:
+def facts(**more: Any) -> LoaderFacts:
     """A run of 1,000 samples in 10 s that waited for decoding."""
     usual: dict[str, Any] = {
         "samples": 1000,
@@ -51,10 +48,10 @@ def facts(**more: Any) -> Facts:
         "device": "cpu",
         "url": "/data/set",
     }
-    return Facts(**{**usual, **more})
+    return LoaderFacts(**{**usual, **more})
 
 
-def pictures(**more: Any) -> Pictures:
+def images(**more: Any) -> ImageFacts:
     usual: dict[str, Any] = {
         "seen": 200,
         "mean_bytes": 1e5,
@@ -64,10 +61,10 @@ def pictures(**more: Any) -> Pictures:
         "pack_short": 256,
         "mean_short_pixels": 85_000.0,
     }
-    return Pictures(**{**usual, **more})
+    return ImageFacts(**{**usual, **more})
 
 
-def remote(**more: Any) -> RemoteFacts:
+def remote(**more: Any) -> TierFacts:
     traffic: dict[str, Any] = {
         "bytes_remote": 10**9,
         "bytes_filled": 10**9,
@@ -77,17 +74,17 @@ def remote(**more: Any) -> RemoteFacts:
     tiers: dict[str, Any] = {"wanted_bytes": 10**9, "kept_bytes": 10**9, "max_bytes": 2 * 10**9}
     for name, value in more.items():
         (tiers if name in tiers else traffic)[name] = value
-    return RemoteFacts(traffic=Traffic(**traffic), connections=64, request_p99_s=0.8, **tiers)
+    return TierFacts(traffic=Traffic(**traffic), connections=64, request_p99_s=0.8, **tiers)
 
 
 READING = {"wait_read_s": 8.9, "wait_decode_s": 0.1}
-LARGE = pictures(mean_pixels=12e6)
-PROGRESSIVE = pictures(progressive=1.0)
-TINY = Shards(count=5000, mean_bytes=40_000, kind="arrow")
-USUAL = Shards(count=5000, mean_bytes=60e6, kind="arrow")
-FEW = Shards(count=3, mean_bytes=40_000, kind="arrow")
-FILES = Shards(count=5000, mean_bytes=40_000, kind="folder")
-SLOW_CORE = Cores(numbers=(0, 1), speeds=(1.0, 0.3))
+LARGE = images(mean_pixels=12e6)
+PROGRESSIVE = images(progressive=1.0)
+TINY = ShardFacts(count=5000, mean_bytes=40_000, kind="arrow")
+USUAL = ShardFacts(count=5000, mean_bytes=60e6, kind="arrow")
+FEW = ShardFacts(count=3, mean_bytes=40_000, kind="arrow")
+FILES = ShardFacts(count=5000, mean_bytes=40_000, kind="folder")
+SLOW_CORE = CoreSpeeds(numbers=(0, 1), speeds=(1.0, 0.3))
 ALONE = Ceilings(
     read=rate(9000.0), decode=rate(140.0, 1.4), augment=rate(110.0, 2.0), python=rate(50_000.0)
 )
@@ -95,7 +92,7 @@ TWICE = ProgressiveCost(times=2.0, images=16, of_twins=True)
 MEASURED = replace(ALONE, progressive=TWICE)
 HEAVY = replace(ALONE, decode=rate(400.0, 0.5))
 
-PLANTED: list[tuple[Facts, Limit, Cause, str]] = [
+PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
     (facts(batches=0), "nothing yet", "", "Too early"),
     (facts(step_s=10.0, wait_s=0.1), "model", "slow-model", "would change nothing"),
     (facts(step_s=10.0, wait_s=0.1, gil_late=0.9), "python", "gil", "process of its own"),
@@ -105,30 +102,30 @@ PLANTED: list[tuple[Facts, Limit, Cause, str]] = [
     (facts(), "decode", "slow-decode", "num_workers="),
     (facts(usable_cores=8), "decode", "slow-decode", "num_workers=8"),
     (facts(device="cuda:0"), "decode", "slow-decode", "on the GPU"),
-    (facts(pictures=pictures()), "decode", "slow-decode", "num_workers="),
-    (facts(pictures=LARGE), "decode", "oversized", "set DST --short-side 256"),
-    (facts(pictures=pictures(mean_pixels=2e5)), "decode", "slow-decode", "--short-side 256"),
-    (facts(pictures=PROGRESSIVE), "decode", "progressive", "set DST --baseline"),
-    (facts(pictures=pictures(progressive=0.02)), "decode", "slow-decode", "num_workers="),
-    (facts(pictures=replace(LARGE, progressive=1.0)), "decode", "oversized", "short-side"),
+    (facts(images=images()), "decode", "slow-decode", "num_workers="),
+    (facts(images=LARGE), "decode", "oversized", "set DST --short-side 256"),
+    (facts(images=images(mean_pixels=2e5)), "decode", "slow-decode", "--short-side 256"),
+    (facts(images=PROGRESSIVE), "decode", "progressive", "set DST --baseline"),
+    (facts(images=images(progressive=0.02)), "decode", "slow-decode", "num_workers="),
+    (facts(images=replace(LARGE, progressive=1.0)), "decode", "oversized", "short-side"),
     (facts(cores=SLOW_CORE), "decode", "slow-core", "Core 1 is slow"),
     (facts(cores=SLOW_CORE, decode_threads=1), "decode", "slow-decode", "num_workers=2"),
-    (facts(cores=Cores(numbers=(0, 1), speeds=(0.9, 1.0))), "decode", "slow-decode", "num_w"),
+    (facts(cores=CoreSpeeds(numbers=(0, 1), speeds=(0.9, 1.0))), "decode", "slow-decode", "num_w"),
     # A gain that is known goes before one that isn't.
-    (facts(cores=SLOW_CORE, pictures=PROGRESSIVE), "decode", "slow-core", "Core 1"),
+    (facts(cores=SLOW_CORE, images=PROGRESSIVE), "decode", "slow-core", "Core 1"),
     (
         facts(
             cores=SLOW_CORE,
-            pictures=PROGRESSIVE,
+            images=PROGRESSIVE,
             ceilings=replace(ALONE, progressive=replace(TWICE, times=3.0)),
         ),
         "decode",
         "progressive",
         "baseline",
     ),
-    (facts(pictures=PROGRESSIVE, ceilings=MEASURED), "decode", "progressive", "take 2 times as"),
+    (facts(images=PROGRESSIVE, ceilings=MEASURED), "decode", "progressive", "take 2 times as"),
     (
-        facts(pictures=PROGRESSIVE, ceilings=replace(ALONE, progressive=replace(TWICE, times=1.1))),
+        facts(images=PROGRESSIVE, ceilings=replace(ALONE, progressive=replace(TWICE, times=1.1))),
         "decode",
         "slow-decode",
         "num_workers=",
@@ -173,7 +170,7 @@ PLANTED: list[tuple[Facts, Limit, Cause, str]] = [
 
 @pytest.mark.parametrize(("planted", "limit", "cause", "told"), PLANTED)
 def test_the_verdict_names_what_was_planted(
-    planted: Facts, limit: Limit, cause: Cause, told: str
+    planted: LoaderFacts, limit: Limit, cause: Cause, told: str
 ) -> None:
     found = diagnose(planted)
     assert (found.limit, found.cause) == (limit, cause)
@@ -190,7 +187,7 @@ def test_every_limit_and_cause_is_planted() -> None:
 def test_a_prediction_is_amdahls_of_the_measured_work() -> None:
     """Decoding is 1.4 of 2.0 CPU-seconds, so 0.7; all images are progressive and take twice as
     long as the same ones as baseline JPEGs."""
-    found = diagnose(facts(pictures=PROGRESSIVE, ceilings=MEASURED))
+    found = diagnose(facts(images=PROGRESSIVE, ceilings=MEASURED))
     expected = 100 / (0.3 + 0.7 / 2.0)
     assert found.predicted_samples_per_s == pytest.approx(expected)
     assert "decoding is 70% of the work" in found.basis
@@ -202,7 +199,7 @@ def test_a_prediction_is_amdahls_of_the_measured_work() -> None:
 
 @pytest.mark.parametrize("ceilings", [None, ALONE])
 def test_what_progressive_images_cost_is_measured_or_not_told(ceilings: Ceilings | None) -> None:
-    found = diagnose(facts(pictures=PROGRESSIVE, ceilings=ceilings))
+    found = diagnose(facts(images=PROGRESSIVE, ceilings=ceilings))
     assert (found.cause, found.predicted_samples_per_s) == ("progressive", None)
     assert "`penstock bench` measures by how much" in found.verdict
     assert "times" not in found.verdict
@@ -211,15 +208,15 @@ def test_what_progressive_images_cost_is_measured_or_not_told(ceilings: Ceilings
 def test_whom_progressive_images_were_compared_with_is_told() -> None:
     beside = replace(ALONE, progressive=replace(TWICE, of_twins=False))
     assert "the baseline ones here (16 measured)" in (
-        diagnose(facts(pictures=PROGRESSIVE, ceilings=beside)).verdict
+        diagnose(facts(images=PROGRESSIVE, ceilings=beside)).verdict
     )
     assert "the same images as baseline ones" in (
-        diagnose(facts(pictures=PROGRESSIVE, ceilings=MEASURED)).verdict
+        diagnose(facts(images=PROGRESSIVE, ceilings=MEASURED)).verdict
     )
 
 
 @pytest.mark.parametrize("planted", [planted for planted, *_ in PLANTED])
-def test_every_prediction_names_what_it_assumes(planted: Facts) -> None:
+def test_every_prediction_names_what_it_assumes(planted: LoaderFacts) -> None:
     for ceilings in (planted.ceilings, MEASURED, HEAVY):
         found = diagnose(replace(planted, ceilings=ceilings))
         if found.predicted_samples_per_s is None:
@@ -230,7 +227,7 @@ def test_every_prediction_names_what_it_assumes(planted: Facts) -> None:
 
 
 @pytest.mark.parametrize("planted", [planted for planted, *_ in PLANTED])
-def test_a_verdict_has_one_share_of_one_ceiling(planted: Facts) -> None:
+def test_a_verdict_has_one_share_of_one_ceiling(planted: LoaderFacts) -> None:
     for ceilings in (planted.ceilings, MEASURED, HEAVY):
         found = diagnose(replace(planted, ceilings=ceilings))
         shares = re.findall(r"(\d+)% of the [\d,]+/s", found.verdict)
@@ -241,7 +238,7 @@ def test_a_verdict_has_one_share_of_one_ceiling(planted: Facts) -> None:
 
 
 def test_a_prediction_ends_where_the_next_stage_does() -> None:
-    large = facts(pictures=LARGE, ceilings=replace(ALONE, read=rate(170.0)))
+    large = facts(images=LARGE, ceilings=replace(ALONE, read=rate(170.0)))
     found = diagnose(large)
     assert found.predicted_samples_per_s == 170.0
     assert "then reading would be the limit" in found.basis
@@ -301,7 +298,7 @@ times = st.floats(0, 1e4)
     workers=st.sampled_from([None, 0, 2]),
     far=st.sampled_from([None, remote(), remote(max_bytes=0), remote(throttled=99)]),
     shards=st.sampled_from([None, TINY, USUAL, FILES]),
-    images=st.sampled_from([None, pictures(), LARGE, PROGRESSIVE]),
+    images=st.sampled_from([None, images(), LARGE, PROGRESSIVE]),
     cores=st.sampled_from([None, SLOW_CORE]),
     ceilings=st.sampled_from([None, ALONE, HEAVY, Ceilings(read=rate(20.0))]),
 )
@@ -313,10 +310,10 @@ def test_any_run_has_a_verdict_that_gains(
     gil_late: float,
     device: str,
     workers: int | None,
-    far: RemoteFacts | None,
-    shards: Shards | None,
-    images: Pictures | None,
-    cores: Cores | None,
+    far: TierFacts | None,
+    shards: ShardFacts | None,
+    images: ImageFacts | None,
+    cores: CoreSpeeds | None,
     ceilings: Ceilings | None,
 ) -> None:
     run = facts(
@@ -330,7 +327,7 @@ def test_any_run_has_a_verdict_that_gains(
         workers=workers,
         remote=far,
         shards=shards,
-        pictures=images,
+        images=images,
         cores=cores,
         ceilings=ceilings,
     )

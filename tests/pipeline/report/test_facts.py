@@ -19,14 +19,14 @@ from tests.servers import serving
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.report.facts import Facts
+    from penstock.pipeline.report.facts import LoaderFacts
 
 COUNT = 24
 DECODING = {"step_s": 1.0, "wait_s": 9.0, "wait_read_s": 0.1, "wait_decode_s": 8.9}
 READING = {"step_s": 1.0, "wait_s": 9.0, "wait_read_s": 8.9, "wait_decode_s": 0.1}
 
 
-def facts_of(dataset: Dataset, **more: Any) -> Facts:
+def facts_of(dataset: Dataset, **more: Any) -> LoaderFacts:
     asked: dict[str, Any] = {"batch_size": 4, "shuffle": True, "seed": 7, "num_workers": 1}
     with (
         dataset,
@@ -49,9 +49,9 @@ def write(folder: Path, height: int, width: int, *, count: int = COUNT, **option
 def test_progressive_images_are_counted_and_named(tmp_path: Path) -> None:
     some = write(tmp_path / "some", 60, 70, progressive=True)
     found = facts_of(Dataset(some))
-    assert found.pictures is not None
-    assert found.pictures.progressive == 1.0
-    assert found.pictures.mean_pixels == 60 * 70
+    assert found.images is not None
+    assert found.images.progressive == 1.0
+    assert found.images.mean_pixels == 60 * 70
     assert found.shards is not None
     assert found.shards.kind == "folder"
     told = diagnose(replace(found, **DECODING))
@@ -61,8 +61,8 @@ def test_progressive_images_are_counted_and_named(tmp_path: Path) -> None:
 
 def test_oversized_images_are_measured_and_named(tmp_path: Path) -> None:
     found = facts_of(Dataset(write(tmp_path / "some", 300, 400, count=8)))
-    assert found.pictures is not None
-    assert (found.pictures.mean_pixels, found.pictures.pack_short) == (120_000, 37)
+    assert found.images is not None
+    assert (found.images.mean_pixels, found.images.pack_short) == (120_000, 37)
     told = diagnose(replace(found, **DECODING))
     assert (told.limit, told.cause) == ("decode", "oversized")
     assert "DST --short-side 37`" in told.verdict
@@ -81,7 +81,7 @@ def test_a_slow_disk_and_a_slow_model_are_told_from_waits(pack: Path) -> None:
     assert diagnose(replace(found, step_s=10.0, wait_s=0.1, gil_late=0.9)).cause == "gil"
 
 
-def far(place: Path, cache: Path, max_bytes: str | int) -> Facts:
+def far(place: Path, cache: Path, max_bytes: str | int) -> LoaderFacts:
     with serving(place.parent) as server:
         kept = DiskCache(cache, max_bytes=max_bytes)
         found = facts_of(Dataset(f"{server.url}/{place.name}", cache=kept))

@@ -29,7 +29,7 @@ from penstock.cache.base.limits import usable_cores
 from penstock.pipeline import DataLoader
 from penstock.pipeline.bench.ceilings import measure_ceilings
 from penstock.pipeline.report.diagnosis import diagnose
-from penstock.pipeline.report.facts import Cores
+from penstock.pipeline.report.facts import CoreSpeeds
 from penstock.readers import Dataset, pack
 from tests.servers import Faults, serving
 
@@ -84,7 +84,7 @@ def write(folder: Path, height: int, width: int, *, count: int, **options: Any) 
 def quiet_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other programs on the machine of the tests are no plant of ours."""
     numbers = tuple(sorted(os.sched_getaffinity(0)))
-    even = Cores(numbers=numbers, speeds=(1.0,) * len(numbers))
+    even = CoreSpeeds(numbers=numbers, speeds=(1.0,) * len(numbers))
     monkeypatch.setattr("penstock.pipeline.report.statistics.core_speeds", lambda: even)
 
 

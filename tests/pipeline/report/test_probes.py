@@ -29,7 +29,7 @@ def test_pictures_are_what_was_read() -> None:
     probe = ReadProbe()
     some = [jpeg(1, 64, 128), jpeg(2, 128, 64, progressive=True)]
     probe.sample(batch(some, [(64, 128), (128, 64)]))
-    found = probe.pictures((28, 56))
+    found = probe.images((28, 56))
     assert found is not None
     assert (found.seen, found.progressive) == (2, 0.5)
     assert found.mean_bytes == sum(map(len, some)) / 2
@@ -41,25 +41,25 @@ def test_pictures_are_what_was_read() -> None:
 def test_images_that_are_small_enough_stay_as_they_are() -> None:
     probe = ReadProbe()
     probe.sample(batch([jpeg(1, 64, 128)], [(64, 128)]))
-    found = probe.pictures((224, 224))
+    found = probe.images((224, 224))
     assert found is not None
     assert found.mean_short_pixels == found.mean_pixels
 
 
 def test_nothing_is_told_of_what_wasnt_seen() -> None:
     probe = ReadProbe()
-    assert probe.pictures((224, 224)) is None
+    assert probe.images((224, 224)) is None
     assert probe.gil() == (0.0, 0.0)
     probe.sample(batch([], []))
     probe.sample(batch([b""], [(64, 64)]))  # a bad sample
-    assert probe.pictures((224, 224)) is None
+    assert probe.images((224, 224)) is None
 
 
 def test_looking_ends() -> None:
     probe, one = ReadProbe(), batch([jpeg(1)] * 16, [(24, 32)] * 16)
     for _ in range(200):
         probe.sample(one)
-    found = probe.pictures((224, 224))
+    found = probe.images((224, 224))
     assert found is not None
     assert found.seen == 256
 
@@ -76,7 +76,7 @@ def test_many_threads_may_sample() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = probe.pictures((224, 224))
+    found = probe.images((224, 224))
     assert found is not None
     assert found.progressive == 0
 

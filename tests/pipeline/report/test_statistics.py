@@ -6,7 +6,8 @@ import pytest
 
 from penstock.cache.base.counters import Traffic
 from penstock.cache.base.sizes import parse_size
-from penstock.pipeline.report.statistics import Meter, RemoteFacts
+from penstock.pipeline.report.facts import TierFacts
+from penstock.pipeline.report.meter import Meter
 
 
 def tiers(
@@ -17,7 +18,7 @@ def tiers(
     kept: int = 10**9,
     max_bytes: int = 2 * 10**9,
     throttled: int = 0,
-) -> RemoteFacts:
+) -> TierFacts:
     traffic = Traffic(
         bytes_remote=filled + passed,
         bytes_filled=filled,
@@ -28,7 +29,7 @@ def tiers(
         throttled=throttled,
         remote_wait_s=wait_s,
     )
-    return RemoteFacts(
+    return TierFacts(
         traffic=traffic,
         connections=64,
         request_p99_s=0.8,
@@ -39,18 +40,18 @@ def tiers(
 
 
 def meter(
-    *, step_s: float, read_s: float, decode_s: float, remote: RemoteFacts | None = None
+    *, step_s: float, read_s: float, decode_s: float, remote: TierFacts | None = None
 ) -> Meter:
     planted = Meter(decode_threads=2, device="cpu", load_s=10 * read_s)
     if remote is not None:
         planted.remote = lambda: remote
     for _ in range(10):
-        planted.delivered(8, wait_s=read_s + decode_s, read_s=read_s, decode_s=decode_s)
+        planted.count_batch(8, wait_s=read_s + decode_s, read_s=read_s, decode_s=decode_s)
         planted.step_s += step_s
     return planted
 
 
-def waiting(remote: RemoteFacts) -> Meter:
+def waiting(remote: TierFacts) -> Meter:
     return meter(step_s=0.01, read_s=0.1, decode_s=0.01, remote=remote)
 
 
@@ -86,7 +87,7 @@ def test_the_first_batch_counts_apart() -> None:
 def test_a_long_job_keeps_a_bounded_record() -> None:
     planted = Meter(decode_threads=1, device="cpu")
     for _ in range(10_000):
-        planted.delivered(1, wait_s=0.1, read_s=0.0, decode_s=0.1)
+        planted.count_batch(1, wait_s=0.1, read_s=0.0, decode_s=0.1)
     assert len(planted.waits) == 4096
 
 
@@ -100,7 +101,7 @@ def test_a_long_job_keeps_a_bounded_record() -> None:
     ],
 )
 def test_the_verdict_names_the_one_change_that_would_move_it(
-    remote: RemoteFacts, told: tuple[str, ...]
+    remote: TierFacts, told: tuple[str, ...]
 ) -> None:
     verdict = waiting(remote).snapshot().verdict
     assert [text for text in told if text not in verdict] == []

@@ -1,0 +1,39 @@
+"""What can hold a job back: the limits, and the causes behind them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Limit = Literal[
+    "nothing yet",
+    "model",
+    "python",
+    "copy",
+    "augment",
+    "decode",
+    "dataset",
+    "disk",
+    "remote",
+    "cache",
+]
+"""The stage that holds the job back. python: the training loop, as it keeps Python's GIL."""
+
+Cause = Literal[
+    "",
+    "slow-model",
+    "gil",
+    "slow-copy",
+    "slow-augment",
+    "slow-decode",
+    "slow-core",
+    "oversized",
+    "progressive",
+    "dataset-code",
+    "slow-disk",
+    "tiny-shards",
+    "slow-remote",
+    "throttled",
+    "no-cache",
+    "small-cache",
+]
+"""What is behind a limit; "" before anything can be told."""

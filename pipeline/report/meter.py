@@ -1,0 +1,167 @@
+"""What a loader counts about itself while the loop runs.
+
+Measured at two places only: where the training loop waits for a batch, and where bytes are read.
+What the tiers did is the cache's own count (`cache.base.counters`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.counters import Traffic
+from penstock.pipeline.report.cores import core_speeds
+from penstock.pipeline.report.diagnosis import diagnose
+from penstock.pipeline.report.facts import LoaderFacts
+from penstock.pipeline.report.probes import ReadProbe
+from penstock.pipeline.report.statistics import Statistics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.pipeline.report.facts import CoreSpeeds, ResidentFacts, ShardFacts, TierFacts
+
+_WAITS_KEPT = 4096
+# Looking at the cores takes 0.2 s, and what else runs on them seldom changes.
+_CORES_EVERY_S = 300.0
+
+
+@dataclass(slots=True)
+class Meter:
+    """The counters of one loader, which its engine adds to; one thread writes each of them.
+
+    decode_threads, usable_cores: of this rank. url, shards: of a native dataset; output: height and
+    width that its recipe hands out, None without images.
+    """
+
+    decode_threads: int
+    device: str
+    usable_cores: int = 1
+    url: str = ""
+    shards: ShardFacts | None = None
+    output: tuple[int, int] | None = None
+    probe: ReadProbe = field(default_factory=ReadProbe)
+    samples: int = 0
+    batches: int = 0
+    counted_samples: int = 0
+    first_batch_s: float = 0.0
+    step_s: float = 0.0
+    wait_s: float = 0.0
+    wait_read_s: float = 0.0
+    wait_decode_s: float = 0.0
+    read_s: float = 0.0
+    load_s: float = 0.0
+    bytes_disk: int = 0
+    remote: Callable[[], TierFacts] | None = None  # of a remote dataset
+    resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
+    bad: int = 0
+    quarantine: str = ""
+    workers: int | None = None  # torch's, of a torch dataset; None: a native one
+    cores: CoreSpeeds | None = None
+    cores_due_s: float = 0.0
+    waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
+
+    def count_batch(self, samples: int, *, wait_s: float, read_s: float, decode_s: float) -> None:
+        """Count one batch. read_s, decode_s: the parts of wait_s spent on bytes and on DALI."""
+        self.samples += samples
+        self.batches += 1
+        if self.batches == 1:
+            self.first_batch_s = wait_s
+            return
+        self.counted_samples += samples
+        self.wait_s += wait_s
+        self.wait_read_s += read_s
+        self.wait_decode_s += decode_s
+        self.waits.append(wait_s)
+
+    def snapshot(self) -> Statistics:
+        """The statistics as of now, with the verdict that follows from them."""
+        busy_s = self.step_s + self.wait_s
+        share = self.wait_s / busy_s if busy_s else 0.0
+        rate = self.counted_samples / busy_s if busy_s else 0.0
+        waits = np.array(self.waits or [0.0])
+        remote = self.remote() if self.remote is not None else None
+        resident = self.resident() if self.resident is not None else None
+        traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_disk)
+        facts = self._facts(remote, fill_s=resident.fill_s if resident else 0.0)
+        diagnosis = diagnose(facts)
+        if diagnosis.limit == "decode" and facts.device == "cpu":
+            facts = replace(facts, cores=self._cores())
+            diagnosis = diagnose(facts)
+        return Statistics(
+            samples=self.samples,
+            batches=self.batches,
+            first_batch_s=self.first_batch_s,
+            step_s=self.step_s,
+            wait_s=self.wait_s,
+            wait_share=share,
+            wait_p50_s=float(np.quantile(waits, 0.5)),
+            wait_p99_s=float(np.quantile(waits, 0.99)),
+            wait_read_s=self.wait_read_s,
+            wait_decode_s=self.wait_decode_s,
+            read_s=self.read_s,
+            load_s=self.load_s,
+            bytes_disk=traffic.bytes_disk,
+            bytes_memory=resident.bytes_memory if resident else 0,
+            resident_hits=resident.hits if resident else 0,
+            resident_bytes=resident.size_bytes if resident else 0,
+            bytes_remote=traffic.bytes_remote,
+            bytes_filled=traffic.bytes_filled,
+            bytes_passed=traffic.bytes_passed,
+            hits=traffic.hits,
+            misses=traffic.misses,
+            hit_ratio=traffic.hit_ratio,
+            requests=traffic.requests,
+            retries=traffic.retries,
+            hedges=traffic.hedges,
+            throttled=traffic.throttled,
+            refetched=traffic.refetched,
+            remote_wait_s=traffic.remote_wait_s,
+            cache_bytes=remote.kept_bytes if remote is not None else 0,
+            cache_max_bytes=remote.max_bytes if remote is not None else 0,
+            samples_per_s=rate,
+            decode_threads=self.decode_threads,
+            bad=self.bad,
+            quarantine=self.quarantine,
+            gil_late=facts.gil_late,
+            limit=diagnosis.limit,
+            cause=diagnosis.cause,
+            verdict=diagnosis.verdict,
+            facts=facts,
+        )
+
+    def _facts(self, remote: TierFacts | None, *, fill_s: float) -> LoaderFacts:
+        late, late_s = self.probe.gil()
+        return LoaderFacts(
+            samples=self.counted_samples,
+            batches=max(0, self.batches - 1),
+            step_s=self.step_s,
+            wait_s=self.wait_s,
+            wait_read_s=self.wait_read_s,
+            wait_decode_s=self.wait_decode_s,
+            read_s=self.read_s,
+            load_s=self.load_s,
+            fill_s=fill_s,
+            elapsed_s=self.first_batch_s + self.step_s + self.wait_s,
+            decode_threads=self.decode_threads,
+            usable_cores=self.usable_cores,
+            device=self.device,
+            url=self.url,
+            gil_late=late,
+            gil_late_s=late_s,
+            workers=self.workers,
+            remote=remote,
+            shards=self.shards,
+            images=self.probe.images(self.output) if self.output else None,
+        )
+
+    def _cores(self) -> CoreSpeeds:
+        """How fast the cores are, looked at now and then."""
+        now = time.monotonic()
+        if self.cores is None or now >= self.cores_due_s:
+            self.cores, self.cores_due_s = core_speeds(), now + _CORES_EVERY_S
+        return self.cores

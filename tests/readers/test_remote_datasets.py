@@ -104,7 +104,7 @@ def blobs_of(cache: Path, dataset: Dataset) -> list[Path]:
 def no_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every request is sent once, however busy the machine: what is counted is what was asked."""
     monkeypatch.setattr(
-        "penstock.cache.base.fetch_policy.RequestTimes.late_after_s", lambda *_: None
+        "penstock.cache.fetch.request_times.RequestTimes.late_after_s", lambda *_: None
     )
 
 

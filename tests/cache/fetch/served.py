@@ -1,0 +1,52 @@
+"""Objects of known content on a server of the tests, and a fetcher that reads them."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.fetch.object_range import ObjectRange
+from penstock.cache.stores.opening import open_store
+from tests.cache.fetch.scripted import QUICK
+
+if TYPE_CHECKING:
+    from penstock.cache.base.fetch_policy import FetchPolicy
+    from tests.servers import Server
+
+SIZE = 64 * 1024
+STEP = 1024
+OPTIONS = {"read_timeout": 0.3, "connect_timeout": 2.0, "retry_timeout": 30.0}
+
+
+def content(number: int) -> bytes:
+    return random.Random(number).randbytes(SIZE)
+
+
+def make(server: Server, scheme: str, policy: FetchPolicy = QUICK) -> Fetcher:
+    if scheme == "s3":
+        store = open_store("s3://bucket/set", {**server.s3_options, **OPTIONS})
+    else:
+        store = open_store(f"{server.url}/bucket/set", OPTIONS)
+    return Fetcher(store, policy=policy, jitter=random.Random(1))
+
+
+def spans_of(fetcher: Fetcher, *, versioned: bool = True) -> list[ObjectRange]:
+    """All of every object, in ranges of STEP bytes."""
+    infos = [fetcher.info(f"{number}.bin") for number in range(4)]
+    return [
+        ObjectRange(
+            path=info.path,
+            start=start,
+            end=start + STEP,
+            version=info.version if versioned else None,
+        )
+        for info in infos
+        if info is not None
+        for start in range(0, SIZE, STEP)
+    ]
+
+
+def check(spans: list[ObjectRange], found: list[bytes]) -> None:
+    for span, data in zip(spans, found, strict=True):
+        assert data == content(int(span.path[0]))[span.start : span.end]

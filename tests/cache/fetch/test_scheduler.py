@@ -1,0 +1,165 @@
+"""The scheduler alone: what is sent when, in a time that the test sets."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.base.store import RequestError
+from penstock.cache.fetch.connection_budget import ConnectionBudget
+from penstock.cache.fetch.health import Health
+from penstock.cache.fetch.requests import Attempt, Call, Request
+from penstock.cache.fetch.scheduler import Scheduler
+
+POLICY = FetchPolicy(
+    min_connections=2, start_connections=4, max_connections=4, max_attempts=3, retry_timeout_s=50.0
+)
+
+
+class Clocked:
+    """A scheduler, and how often it told that there is something to decide."""
+
+    def __init__(self, policy: FetchPolicy = POLICY) -> None:
+        self.told = 0
+        self.scheduler = Scheduler(policy, jitter=random.Random(3), changed=self._changed)
+
+    def _changed(self) -> None:
+        self.told += 1
+
+
+def call_of(count: int, *, urgent: bool = True, limit_s: float = 50.0) -> Call:
+    requests = deque(
+        Request(number=n, uri=f"test://{n}", run=int, size_bytes=10, may_hedge=urgent)
+        for n in range(count)
+    )
+    return Call(
+        deliver=lambda _number, _answer: None,
+        urgent=urgent,
+        fresh=requests,
+        left=count,
+        began_s=100.0,
+        began_round=0,
+        limit_s=limit_s,
+    )
+
+
+def numbers(attempts: list[Attempt]) -> list[int]:
+    return [attempt.request.number for attempt in attempts]
+
+
+def test_as_many_as_there_are_connections_and_one_more_for_each_that_ends() -> None:
+    clocked = Clocked()
+    call = call_of(6)
+    chosen, wait_s = clocked.scheduler.choose(call, 100.0)
+    assert numbers(chosen) == [0, 1, 2, 3]
+    assert 0 < wait_s <= 50.0
+    assert clocked.scheduler.choose(call, 100.1)[0] == []
+    assert clocked.scheduler.succeeded(call, chosen[1], 101.0, size_bytes=10, seconds=1.0)
+    following = clocked.scheduler.delivered(call, chosen[1], 101.0, None)
+    assert following is not None
+    assert following.request.number == 4
+    assert clocked.told == 0  # the thread goes on by itself
+    assert call.left == 5
+    assert clocked.scheduler.budget.in_flight == 4
+
+
+def test_who_waits_for_a_connection_gets_the_next_one() -> None:
+    clocked = Clocked()
+    first, second = call_of(5), call_of(1)
+    chosen, _ = clocked.scheduler.choose(first, 100.0)
+    assert clocked.scheduler.choose(second, 100.0)[0] == []
+    assert clocked.scheduler.succeeded(first, chosen[0], 101.0, size_bytes=10, seconds=1.0)
+    assert clocked.scheduler.delivered(first, chosen[0], 101.0, None) is None
+    assert clocked.told == 1
+    assert numbers(clocked.scheduler.choose(second, 101.0)[0]) == [0]
+
+
+def test_a_failed_request_is_tried_again_behind_its_pause_and_so_often() -> None:
+    clocked = Clocked()
+    call = call_of(1)
+    now_s = 100.0
+    for attempt in range(POLICY.max_attempts):
+        (sent,), _ = clocked.scheduler.choose(call, now_s)
+        assert sent.request.attempts == attempt + 1
+        clocked.scheduler.failed(call, sent, now_s, RequestError("transient", "cut"))
+        if call.later:
+            again_s = call.later[0][0]
+            assert clocked.scheduler.choose(call, again_s - 1e-6)[0] == []
+            now_s = again_s
+    assert "not fetched after 3 attempts" in str(call.error)
+    assert clocked.scheduler.choose(call, now_s) == ([], 0.0)
+    assert clocked.scheduler.budget.in_flight == 0
+
+
+def test_a_call_that_has_had_its_time_fails_with_what_it_waits_for() -> None:
+    clocked = Clocked()
+    call = call_of(5, limit_s=2.0)
+    clocked.scheduler.choose(call, 100.0)
+    assert call.error is None
+    assert clocked.scheduler.choose(call, 102.0) == ([], 0.0)
+    assert "test://0: not fetched after 1 attempt in 2.0 s" in str(call.error)
+
+
+def test_the_twin_of_a_late_request_is_sent_once() -> None:
+    clocked = Clocked()
+    warm = call_of(40)
+    ready, _ = clocked.scheduler.choose(warm, 100.0)
+    now_s = 100.0
+    while ready:
+        sent = ready.pop()
+        now_s += 0.001
+        assert clocked.scheduler.succeeded(warm, sent, now_s, size_bytes=10, seconds=0.001)
+        following = clocked.scheduler.delivered(warm, sent, now_s, None)
+        ready += [following] if following is not None else []
+    call = call_of(1)
+    (first,), wait_s = clocked.scheduler.choose(call, now_s)
+    assert wait_s <= POLICY.hedge_floor_s + 1e-9
+    (twin,), _ = clocked.scheduler.choose(call, now_s + wait_s)
+    assert twin.is_hedge
+    assert twin.request is first.request
+    assert clocked.scheduler.choose(call, now_s + 1.0)[0] == []
+    clocked.scheduler.failed(call, twin, now_s + 1.0, RequestError("transient", "cut"))
+    assert not call.later  # the first may still bring it
+    assert clocked.scheduler.succeeded(call, first, now_s + 1.1, size_bytes=10, seconds=1.1)
+
+
+def test_an_attempt_ends_once() -> None:
+    clocked = Clocked()
+    call = call_of(2)
+    chosen, _ = clocked.scheduler.choose(call, 100.0)
+    for _ in range(2):
+        clocked.scheduler.end(call, chosen[0])
+    assert clocked.scheduler.budget.in_flight == 1
+    assert clocked.told == 1
+
+
+@given(
+    steps=st.lists(st.tuples(st.floats(0.0, 3.0), st.booleans(), st.booleans()), max_size=40),
+    beside=st.integers(0, 6),
+)
+def test_fills_are_granted_no_more_than_batches_leave(
+    steps: list[tuple[float, bool, bool]], beside: int
+) -> None:
+    policy = FetchPolicy(start_connections=8, max_connections=8)
+    budget = ConnectionBudget(policy, Health(policy))
+    budget.fills_beside_urgent = beside
+    now_s, urgent_s = 100.0, -math.inf
+    granted: list[int] = []
+    for passed_s, urgent, ends in steps:
+        now_s += passed_s
+        if urgent:
+            budget.take(now_s, urgent=True)
+            budget.give_back()
+            urgent_s = now_s
+        before = sum(granted)
+        granted.append(budget.grant(now_s))
+        most = beside if now_s < urgent_s + 1.0 else 6
+        assert granted[-1] == max(0, min(most, 6) - before)
+        if ends:
+            budget.revoke(granted.pop())
+    assert budget.in_flight == 0

@@ -45,6 +45,12 @@ def make_private_folder(path: str) -> None:
         os.mkdir(path, 0o700)
 
 
+def remove_own_folder(path: str, owner: int) -> None:
+    """Remove a folder with all that is in it; in any process but the owner nothing happens."""
+    if os.getpid() == owner:  # a forked child's exit must not take its parent's files away
+        shutil.rmtree(path, ignore_errors=True)
+
+
 class Folder:
     """An open folder. Raises OSError; StrangeFileError for what isn't ours.
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from penstock.cache.disk.fills import Run
+    from penstock.cache.disk.pieces import PieceSpan
     from penstock.cache.errors import FetchError
 
 _REMEMBERED = 256
@@ -24,7 +24,7 @@ _REMEMBERED = 256
 class _Failure(NamedTuple):
     at_s: float
     key: str
-    run: Run
+    run: PieceSpan
     error: FetchError
 
 
@@ -35,13 +35,15 @@ class FillFailures:
         self._lock = threading.Lock()
         self._recent: deque[_Failure] = deque(maxlen=_REMEMBERED)
 
-    def note(self, places: Iterable[tuple[str, Run]], error: FetchError) -> None:
+    def note(self, places: Iterable[tuple[str, PieceSpan]], error: FetchError) -> None:
         """Pieces (key of their blob, run) that a failed fetch held."""
         now_s = time.monotonic()
         with self._lock:
             self._recent += [_Failure(now_s, key, run, error) for key, run in places]
 
-    def since(self, began_s: float, wanted: Iterable[tuple[str, list[Run]]]) -> FetchError | None:
+    def since(
+        self, began_s: float, wanted: Iterable[tuple[str, list[PieceSpan]]]
+    ) -> FetchError | None:
         """The error of a fetch that failed behind a moment, and held some of these pieces."""
         with self._lock:
             recent = [each for each in self._recent if each.at_s >= began_s]

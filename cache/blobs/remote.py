@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.base.blob import BlobSource, Segment, blob_key
+from penstock.cache.base.folders import remove_own_folder
 from penstock.cache.base.locks import wait_for
 from penstock.cache.base.store import ObjectInfo
 from penstock.cache.blobs.fill_failures import FillFailures
 from penstock.cache.blobs.open_blob import CachedBlob, PassingBlob
-from penstock.cache.disk.disk_cache import TROUBLE, DiskCache, Membership, _remove_folder
-from penstock.cache.disk.fills import Claims, Fill, cut
+from penstock.cache.disk.access import DISK_ERRORS
+from penstock.cache.disk.pieces import cut
 from penstock.cache.errors import (
     ClosedError,
     FetchError,
@@ -48,8 +49,12 @@ if TYPE_CHECKING:
     from penstock.cache.base.counters import Traffic
     from penstock.cache.base.mapping import Map
     from penstock.cache.base.store import Answer
-    from penstock.cache.disk.fills import Run
-    from penstock.cache.disk.published import Published
+    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.disk.fills import Claims, Fill
+    from penstock.cache.disk.layout import Layout
+    from penstock.cache.disk.lookup import Lookup
+    from penstock.cache.disk.membership import Membership
+    from penstock.cache.disk.pieces import PieceSpan
     from penstock.cache.disk.shelf import Shelf
     from penstock.cache.fetch.fetcher import Fetcher
 
@@ -69,7 +74,7 @@ _KNOWN_LIMIT_S = 5.0
 _OTHERS_S = 15.0
 
 
-_ALL: Run = (0, 1)
+_ALL: PieceSpan = (0, 1)
 """The one piece of an object that is fetched whole."""
 
 
@@ -83,7 +88,7 @@ class _Task:
 
     span: ObjectRange
     take: Callable[[Answer], None]
-    place: tuple[str, Run] | None = None
+    place: tuple[str, PieceSpan] | None = None
 
 
 class Remote:
@@ -131,7 +136,7 @@ class Remote:
         cache = self._open_cache()
         return cache.use(act) if cache is not None else None
 
-    def _look(self, act: Callable[[Published], Any]) -> Any:
+    def _look(self, act: Callable[[Lookup], Any]) -> Any:
         """What a disk that is full, or can't be written, may still do."""
         cache = self._open_cache()
         return cache.look(act) if cache is not None else None
@@ -150,26 +155,30 @@ class Remote:
                 return found
         return None
 
-    def _find(self, cache: Published, source: BlobSource) -> CachedBlob | None:
-        mapped = cache.published(source.key, source.size_bytes)
-        return None if mapped is None else self._blob(cache, source, mapped, None)
+    def _find(self, lookup: Lookup, source: BlobSource) -> CachedBlob | None:
+        mapped = lookup.find(source.key, source.size_bytes)
+        return None if mapped is None else self._blob(lookup.layout, source, mapped, None)
 
     def _begin(self, shelf: Shelf, source: BlobSource) -> CachedBlob | None:
-        begun = shelf.fill(source, group=self.group, pinned=bool(self._jobs))
+        begun = shelf.filling.begin(source, group=self.group, pinned=bool(self._jobs))
         if begun is None:
             return None
-        blob = self._blob(shelf, source, begun[1], begun[0])
+        blob = self._blob(shelf.layout, source, begun[1], begun[0])
         blob.settle()  # who fetched the last piece may have died before it published
         return blob
 
     def _blob(
-        self, cache: Published, source: BlobSource, mapped: Map, fill: Fill | None
+        self, layout: Layout, source: BlobSource, mapped: Map, fill: Fill | None
     ) -> CachedBlob:
         def publish(fill: Fill, data: Bytes) -> None:
-            self._use(lambda shelf: shelf.publish(source, fill, data, group=self.group, kept=False))
+            self._use(
+                lambda shelf: shelf.filling.publish(
+                    source, fill, data, group=self.group, kept=False
+                )
+            )
 
         return CachedBlob(
-            cache.layout,
+            layout,
             source,
             mapped,
             fill,
@@ -182,12 +191,12 @@ class Remote:
         """Drop a blob whose bytes aren't those that came: by the checksums of its blocks, for who
         reads where samples have none. What nobody has checksums of goes too, as a fill that was
         begun."""
-        self._use(lambda shelf: shelf.check(source.key))
+        self._use(lambda shelf: shelf.verifier.check(source.key))
 
     def drop(self, source: BlobSource, *, inode: int | None = None) -> None:
         """Forget a blob whose bytes were wrong; the next open fetches it again. inode: of the file
         that was wrong (CachedBlob.inode)."""
-        if self._use(lambda shelf: shelf.drop(source.key, inode=inode)):
+        if self._use(lambda shelf: shelf.trash.drop(source.key, inode=inode)):
             self.fetcher.meter.add(refetched=1)
 
     # -- samples
@@ -231,7 +240,7 @@ class Remote:
         began = time.perf_counter()
         passed: list[list[Bytes] | None] = [None] * len(cold)
         tasks: list[_Task] = []
-        filling: list[tuple[CachedBlob, list[Run]]] = []
+        filling: list[tuple[CachedBlob, list[PieceSpan]]] = []
         missed = passing = 0
         for number, want in enumerate(cold):
             if isinstance(want.blob, CachedBlob):
@@ -247,7 +256,7 @@ class Remote:
         if tasks or filling:
             try:
                 self._fill_runs(filling, tasks)
-            except TROUBLE as error:
+            except DISK_ERRORS as error:
                 if isinstance(error, PenstockError) or self.cache is None:
                     raise
                 self.cache.give_up(error)
@@ -366,7 +375,7 @@ class Remote:
             self.fetcher.meter.add(remote_wait_s=time.perf_counter() - began)
 
     def _fill_runs(
-        self, filling: Sequence[tuple[CachedBlob, list[Run]]], tasks: Sequence[_Task]
+        self, filling: Sequence[tuple[CachedBlob, list[PieceSpan]]], tasks: Sequence[_Task]
     ) -> None:
         """Fetch pieces until none of the runs misses any, and the tasks once beside the first."""
         first: Sequence[_Task] = tasks
@@ -409,12 +418,12 @@ class Remote:
         """Longer than whoever holds pieces can take for them."""
         return 2 * self.fetcher.policy.retry_timeout_s
 
-    def _at_work(self, filling: Sequence[tuple[CachedBlob, list[Run]]]) -> str:
+    def _at_work(self, filling: Sequence[tuple[CachedBlob, list[PieceSpan]]]) -> str:
         return filling[0][0].source.uri if filling else self.label
 
     def _round(
         self,
-        filling: Sequence[tuple[CachedBlob, list[Run]]],
+        filling: Sequence[tuple[CachedBlob, list[PieceSpan]]],
         extra: Sequence[_Task],
         *,
         force: bool,
@@ -447,7 +456,7 @@ class Remote:
         return not left, bool(tasks)
 
     def _claim_and_fetch(
-        self, blob: CachedBlob, fill: Fill, ranges: deque[Run], stop: threading.Event | None
+        self, blob: CachedBlob, fill: Fill, ranges: deque[PieceSpan], stop: threading.Event | None
     ) -> bool:
         """Fetch some of a fill's ranges, and take those that are there off the list. False if
         nothing came: others are at all of them, or batches need the connections."""
@@ -460,7 +469,7 @@ class Remote:
         self,
         blob: CachedBlob,
         fill: Fill,
-        ranges: deque[Run],
+        ranges: deque[PieceSpan],
         claims: Claims,
         room: int,
         stop: threading.Event | None,
@@ -484,7 +493,7 @@ class Remote:
                     pieces -= one[1] - one[0]
 
     def _piece_tasks(
-        self, blob: CachedBlob, fill: Fill, run: Run, stop: threading.Event | None
+        self, blob: CachedBlob, fill: Fill, run: PieceSpan, stop: threading.Event | None
     ) -> Iterator[_Task]:
         source = blob.source
         singles = [run] if fill.pieces.single else [(i, i + 1) for i in range(*run)]
@@ -504,7 +513,7 @@ class Remote:
         self,
         source: BlobSource,
         fill: Fill,
-        run: Run,
+        run: PieceSpan,
         segment: Segment,
         stop: threading.Event | None,
     ) -> Callable[[Answer], None]:
@@ -520,7 +529,7 @@ class Remote:
 
         return take
 
-    def _cut(self, fill: Fill, missing: list[Run]) -> Iterator[Run]:
+    def _cut(self, fill: Fill, missing: list[PieceSpan]) -> Iterator[PieceSpan]:
         """Runs of at most one request."""
         most = self._pieces_at_once(fill)
         for run in missing:
@@ -529,7 +538,7 @@ class Remote:
     def _pieces_at_once(self, fill: Fill) -> int:
         return max(1, self.fetcher.policy.range_bytes // 4096) if fill.pieces.single else 64
 
-    def _ranges(self, fill: Fill) -> Iterator[Run]:
+    def _ranges(self, fill: Fill) -> Iterator[PieceSpan]:
         """What a fill misses, as few requests: small gaps of what is there are fetched again."""
         missing = fill.missing([(0, fill.pieces.count)])
         if fill.pieces.single:
@@ -582,7 +591,7 @@ class Remote:
             if stop is not None and stop.is_set():
                 return -1
             raise
-        except TROUBLE as error:
+        except DISK_ERRORS as error:
             if isinstance(error, PenstockError) or self.cache is None:
                 raise
             self.cache.give_up(error)
@@ -618,14 +627,14 @@ class Remote:
         return BlobSource(key=key, uri=uri, segments=(segment,), size_bytes=size_bytes or 0)
 
     def _held_object(
-        self, cache: Published, source: BlobSource, size_bytes: int | None
+        self, lookup: Lookup, source: BlobSource, size_bytes: int | None
     ) -> str | None:
         """The path of an object that is here; its map is held, so that it stays."""
-        path = cache.layout.blob(source.key)
+        path = lookup.layout.blob(source.key)
         with self._lock:
-            if source.key in self._objects and cache.has(source.key):
+            if source.key in self._objects and lookup.has(source.key):
                 return path
-        mapped = cache.published(source.key, size_bytes)
+        mapped = lookup.find(source.key, size_bytes)
         if mapped is None:
             return None
         with self._lock:
@@ -637,8 +646,8 @@ class Remote:
     def _keep_object(self, shelf: Shelf, source: BlobSource, size_bytes: int | None) -> str | None:
         # One of the node fetches it, the others wait.
         began_s = time.monotonic()
-        with shelf.holding(source.key, timeout_s=self._patience_s):
-            held = self._held_object(shelf, source, size_bytes)
+        with shelf.keys.holding(source.key, timeout_s=self._patience_s):
+            held = self._held_object(shelf.lookup, source, size_bytes)
             if held is not None:
                 return held
             if (failed := self._failures.since(began_s, [(source.key, [_ALL])])) is not None:
@@ -649,10 +658,10 @@ class Remote:
                 self._failures.note([(source.key, _ALL)], error)
                 raise
             data = memoryview(answer.data)
-            if not shelf.put(source, data, group=self.group, kept=True):
+            if not shelf.filling.put(source, data, group=self.group, kept=True):
                 return self._write_own(source, data)
             self.fetcher.meter.add(bytes_filled=len(data))
-            return self._held_object(shelf, source, size_bytes)
+            return self._held_object(shelf.lookup, source, size_bytes)
 
     def _own_object(self, source: BlobSource, size_bytes: int | None) -> str:
         """Without a cache: a file in a temporary folder of this process."""
@@ -680,7 +689,7 @@ class Remote:
             if self._own_folder is None:
                 self._own_folder = tempfile.mkdtemp(prefix="penstock-objects-")
                 self._own_finalizer = weakref.finalize(
-                    self, _remove_folder, self._own_folder, os.getpid()
+                    self, remove_own_folder, self._own_folder, os.getpid()
                 )
             return self._own_folder
 
@@ -700,7 +709,7 @@ class Remote:
             return ObjectInfo(path=path, size_bytes=before[0], version=before[1])
         answer = None if found is None else (found.size_bytes, found.version)
         if not known or answer != before:
-            self._use(lambda shelf: shelf.catalogue.remember(name, answer))
+            self._use(lambda shelf: shelf.catalogue.names.remember(name, answer))
         return found
 
     def _warn_offline(self, error: FetchError) -> None:
@@ -749,10 +758,10 @@ class Remote:
 
 
 def _drop(shelf: Shelf, *, key: str, inode: int) -> None:
-    shelf.drop(key, inode=inode)
+    shelf.trash.drop(key, inode=inode)
 
 
-def bridged(runs: list[Run], *, waste: int) -> list[Run]:
+def bridged(runs: list[PieceSpan], *, waste: int) -> list[PieceSpan]:
     """Sorted runs joined over their smallest gaps, of at most `waste` pieces in all. Pure."""
     gaps = sorted(
         (after[0] - before[1], place)
@@ -764,7 +773,7 @@ def bridged(runs: list[Run], *, waste: int) -> list[Run]:
             break
         waste -= gap
         closed.add(place)
-    result: list[Run] = []
+    result: list[PieceSpan] = []
     for place, run in enumerate(runs):
         if place - 1 in closed:
             result[-1] = (result[-1][0], run[1])
@@ -773,7 +782,7 @@ def bridged(runs: list[Run], *, waste: int) -> list[Run]:
     return result
 
 
-def _missing(blob: CachedBlob, want: BlobSpans) -> tuple[list[Run], int]:
+def _missing(blob: CachedBlob, want: BlobSpans) -> tuple[list[PieceSpan], int]:
     """Runs of pieces that spans miss, and of how many spans something is missing."""
     fill = blob.fill
     if fill is None:

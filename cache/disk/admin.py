@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.fills import part_name
 from penstock.cache.disk.layout import Layout
-from penstock.cache.disk.published import block_crcs
 from penstock.cache.disk.shelf import Shelf
 from penstock.cache.errors import ConfigError
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.cache.base.locks import ByteLocks
-    from penstock.cache.disk.catalogue import Row, State
+    from penstock.cache.disk.blob_table import BlobRow, State
 
 _log = logging.getLogger("penstock")
 
@@ -110,9 +110,9 @@ def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
 def stat(path: str | os.PathLike[str]) -> CacheSummary:
     """Limit, use, jobs. Raises as `opened`."""
     with opened(path) as shelf:
-        shelf.bury_dead_jobs()
+        shelf.leftovers.forget_dead_jobs()
         records = _records(shelf)
-        labels = shelf.catalogue.labels()
+        labels = shelf.catalogue.labels.all()
         by_label: dict[str, int] = {}
         for one in records:
             by_label[one.label] = by_label.get(one.label, 0) + one.disk_bytes
@@ -122,8 +122,8 @@ def stat(path: str | os.PathLike[str]) -> CacheSummary:
         return CacheSummary(
             path=shelf.layout.root,
             max_bytes=shelf.max_bytes,
-            used_bytes=shelf.catalogue.used_bytes,
-            overhead_bytes=shelf.max_bytes - shelf.budget_bytes,
+            used_bytes=shelf.catalogue.blobs.used_bytes,
+            overhead_bytes=shelf.max_bytes - shelf.room.budget_bytes,
             pinned_bytes=sum(one.disk_bytes for one in records if one.pinned),
             free_bytes=disk.f_bavail * disk.f_frsize,
             blobs=sum(one.state == "ready" for one in records),
@@ -138,7 +138,7 @@ def stat(path: str | os.PathLike[str]) -> CacheSummary:
                     wanted_bytes=job.wanted_bytes,
                     share_bytes=job.share_bytes,
                 )
-                for job in shelf.catalogue.jobs()
+                for job in shelf.catalogue.jobs.rows()
             ),
             labels=by_label,
         )
@@ -150,7 +150,7 @@ def verify(
     """Read every whole blob and compare its checksums; wrong ones are dropped, so that they are
     fetched again. progress: called with (done bytes, all bytes). Raises as `opened`."""
     with opened(path) as shelf:
-        rows = shelf.catalogue.rows(state="ready")
+        rows = shelf.catalogue.blobs.rows(state="ready")
         total = sum(row.size_bytes for row in rows)
         records = {one.key: one for one in _records(shelf)}
         done, checked, bad = 0, 0, []
@@ -159,7 +159,7 @@ def verify(
             if verdict is not None:
                 checked += 1
             if verdict is False:
-                shelf.drop(row.key)
+                shelf.trash.drop(row.key)
                 bad.append(records[row.key])
             done += row.size_bytes
             if progress is not None:
@@ -167,7 +167,7 @@ def verify(
         return Verified(checked=checked, checked_bytes=done, bad=tuple(bad))
 
 
-def _is_right(shelf: Shelf, row: Row) -> bool | None:
+def _is_right(shelf: Shelf, row: BlobRow) -> bool | None:
     """None for a blob that was taken out meanwhile."""
     for folder in (shelf.layout.blobs, shelf.layout.unverified):
         try:
@@ -178,7 +178,7 @@ def _is_right(shelf: Shelf, row: Row) -> bool | None:
             return False
         try:
             right = os.fstat(fd).st_size == row.size_bytes
-            return right and (row.crcs is None or block_crcs(fd) == row.crcs)
+            return right and (row.crcs is None or crcs_of_file(fd) == row.crcs)
         except OSError:
             return False
         finally:
@@ -196,15 +196,15 @@ def evict(
     """
     with opened(path) as shelf:
         if label is None:
-            return shelf.evict_to(to_bytes or 0)
-        labels = shelf.catalogue.labels()
+            return shelf.evictor.evict_to(to_bytes or 0)
+        labels = shelf.catalogue.labels.all()
         groups = [group for group, text in labels.items() if text == label]
         if not groups:
             raise ConfigError(
                 f"{shelf.layout.root}: no dataset {label!r} here, wanted one of "
                 f"{sorted(set(labels.values()))}. `penstock cache ls` shows them."
             )
-        went = [shelf.evict_to(to_bytes or 0, group=group) for group in groups]
+        went = [shelf.evictor.evict_to(to_bytes or 0, group=group) for group in groups]
         return sum(blobs for blobs, _ in went), sum(size for _, size in went)
 
 
@@ -212,8 +212,8 @@ def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """Take out everything that no live job pins or has mapped: (blobs, bytes) that went, bytes
     that are left. Raises as `opened`."""
     with opened(path) as shelf:
-        blobs, size_bytes = shelf.evict_to(0)
-        return blobs, size_bytes, shelf.catalogue.used_bytes
+        blobs, size_bytes = shelf.evictor.evict_to(0)
+        return blobs, size_bytes, shelf.catalogue.blobs.used_bytes
 
 
 def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
@@ -221,14 +221,14 @@ def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
     books don't know: (things put right, bytes freed). Raises as `opened`."""
     with opened(path) as shelf:
         with shelf.catalogue.writing():
-            before = shelf.catalogue.used_bytes
+            before = shelf.catalogue.blobs.used_bytes
             mended = shelf.reconcile()
-            mended += shelf.bury_fills()
-        return mended, before - shelf.catalogue.used_bytes
+            mended += shelf.leftovers.remove_fills()
+        return mended, before - shelf.catalogue.blobs.used_bytes
 
 
 def _records(shelf: Shelf) -> list[BlobRecord]:
-    labels = shelf.catalogue.labels()
+    labels = shelf.catalogue.labels.all()
     probe = shelf.layout.locks("readers")
     try:
         return [
@@ -243,13 +243,13 @@ def _records(shelf: Shelf) -> list[BlobRecord]:
                 in_use=_in_use(shelf, row, probe),
                 used_s=row.used_s,
             )
-            for row in shelf.catalogue.rows()
+            for row in shelf.catalogue.blobs.rows()
         ]
     finally:
         probe.close()
 
 
-def _in_use(shelf: Shelf, row: Row, probe: ByteLocks) -> bool:
+def _in_use(shelf: Shelf, row: BlobRow, probe: ByteLocks) -> bool:
     at = shelf.layout
     places = (
         (at.blobs, row.key),

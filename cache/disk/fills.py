@@ -19,71 +19,16 @@ from crc32c import crc32c
 
 from penstock.cache.base.locks import ByteLocks
 from penstock.cache.disk.layout import disk_bytes
+from penstock.cache.disk.pieces import PIECE_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
-    from penstock.cache.base.blob import BlobSource
     from penstock.cache.base.folders import Folder
+    from penstock.cache.disk.pieces import Pieces, PieceSpan
 
-PIECE_BYTES = 4096
 _HEADER, _TEXT = 512, 6  # 2 bytes of length, 4 of CRC-32C, and the version that all pieces are of
 _VERSION_LOCK = 2**62
-
-Run = tuple[int, int]
-"""Pieces [first, end)."""
-
-
-class Pieces:
-    """How a blob is cut. Pure."""
-
-    def __init__(self, source: BlobSource) -> None:
-        self.size_bytes = source.size_bytes
-        self.single = len(source.segments) == 1
-        if self.single:
-            self.count = -(-source.size_bytes // PIECE_BYTES)
-            self._starts: NDArray[np.int64] | None = None
-        else:
-            self.count = len(source.segments)
-            sizes = np.fromiter((p.size_bytes for p in source.segments), np.int64, self.count)
-            self._starts = np.concatenate([[0], np.cumsum(sizes)])
-
-    def span(self, run: Run) -> tuple[int, int]:
-        """The bytes [start, end) of some pieces."""
-        if self._starts is None:
-            return run[0] * PIECE_BYTES, min(run[1] * PIECE_BYTES, self.size_bytes)
-        return int(self._starts[run[0]]), int(self._starts[run[1]])
-
-    def covering(self, starts: Sequence[int], ends: Sequence[int]) -> list[Run]:
-        """The runs of pieces that hold spans of bytes; sorted, merged where they touch."""
-        first, last = np.asarray(starts, np.int64), np.asarray(ends, np.int64)
-        some = last > first
-        first, last = first[some], last[some]
-        if self._starts is None:
-            low, high = first // PIECE_BYTES, -(-last // PIECE_BYTES)
-        else:
-            low = np.searchsorted(self._starts, first, side="right") - 1
-            high = np.searchsorted(self._starts, last, side="left")
-        return merged(zip(low.tolist(), high.tolist(), strict=True))
-
-
-def merged(runs: Iterator[Run] | list[Run]) -> list[Run]:
-    """Sorted runs, merged where they touch or overlap."""
-    result: list[Run] = []
-    for low, high in sorted(runs):
-        if result and low <= result[-1][1]:
-            result[-1] = (result[-1][0], max(high, result[-1][1]))
-        else:
-            result.append((low, high))
-    return result
-
-
-def cut(run: Run, *, most: int) -> Iterator[Run]:
-    """A run in runs of at most so many pieces."""
-    for low in range(run[0], run[1], most):
-        yield low, min(low + most, run[1])
 
 
 class Fill:
@@ -134,10 +79,10 @@ class Fill:
     def is_whole(self) -> bool:
         return bool(self.marks.all())
 
-    def missing(self, runs: list[Run]) -> list[Run]:
-        """The parts of sorted runs whose pieces aren't there."""
-        result: list[Run] = []
-        for low, high in runs:
+    def missing(self, spans: list[PieceSpan]) -> list[PieceSpan]:
+        """The parts of sorted spans whose pieces aren't there."""
+        result: list[PieceSpan] = []
+        for low, high in spans:
             marks = self._memory[_HEADER + low : _HEADER + high]  # bytes: numpy is slower on few
             first = marks.find(0)
             while first >= 0:
@@ -181,13 +126,13 @@ class Fill:
                 locks.close()
         return now == text.decode("utf-8", "replace")
 
-    def write(self, run: Run, data: memoryview) -> None:
+    def write(self, span: PieceSpan, data: memoryview) -> None:
         """Put pieces to their place, and mark them. Raises OSError."""
-        at = self.pieces.span(run)[0]
+        at = self.pieces.span(span)[0]
         while data:
             done = os.pwrite(self.fd, data, at)
             data, at = data[done:], at + done
-        self.marks[run[0] : run[1]] = 1
+        self.marks[span[0] : span[1]] = 1
 
     def claims(self) -> Claims:
         """For locking pieces while they are fetched."""
@@ -211,9 +156,9 @@ class Claims:
     def __init__(self, fd: int) -> None:
         self._locks = ByteLocks.beside(fd)
 
-    def claim(self, run: Run) -> bool:
+    def claim(self, span: PieceSpan) -> bool:
         """False if someone else is fetching some of these."""
-        return self._locks.lock(run[0], run[1] - run[0])
+        return self._locks.lock(span[0], span[1] - span[0])
 
     def close(self) -> None:
         """Let all go. Safe to call twice."""

@@ -18,7 +18,9 @@ from penstock.cache.errors import ConfigError, StalledError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.cache.disk.catalogue import Catalogue, Job, Row
+    from penstock.cache.disk.blob_table import BlobRow
+    from penstock.cache.disk.catalogue import Catalogue
+    from penstock.cache.disk.job_table import JobRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,12 +101,12 @@ def _books(layout: Layout) -> dict[str, Any]:
         return {}
     catalogue = Catalogue(layout.top, mend=False)
     try:
-        limit = catalogue.fact("max_bytes")
-        rows = catalogue.rows()
+        limit = catalogue.numbers.get("max_bytes")
+        rows = catalogue.blobs.rows()
         blobs = sum(row.state == "ready" for row in rows)
         return {
             "max_bytes": limit,
-            "used_bytes": catalogue.used_bytes,
+            "used_bytes": catalogue.blobs.used_bytes,
             "blobs": blobs,
             "unverified": _unverified(layout, blobs),
             **_jobs(layout, catalogue),
@@ -123,13 +125,13 @@ def _unverified(layout: Layout, blobs: int) -> int:
 def _jobs(layout: Layout, catalogue: Catalogue) -> dict[str, Any]:
     locks = layout.locks("jobs")
     try:
-        alive = [job for job in catalogue.jobs() if locks.is_held(job.id + 1)]
+        alive = [job for job in catalogue.jobs.rows() if locks.is_held(job.id + 1)]
     finally:
         locks.close()
-    groups: dict[str, list[Job]] = defaultdict(list)
+    groups: dict[str, list[JobRow]] = defaultdict(list)
     for job in alive:
         groups[job.group].append(job)
-    labels = catalogue.labels()
+    labels = catalogue.labels.all()
     jobs = [
         JobFacts(
             label=labels.get(group, ""),
@@ -139,10 +141,10 @@ def _jobs(layout: Layout, catalogue: Catalogue) -> dict[str, Any]:
         )
         for group, members in sorted(groups.items())
     ]
-    return {"jobs": tuple(jobs), "dead_jobs": len(catalogue.jobs()) - len(alive)}
+    return {"jobs": tuple(jobs), "dead_jobs": len(catalogue.jobs.rows()) - len(alive)}
 
 
-def _leftovers(layout: Layout, rows: list[Row]) -> dict[str, int]:
+def _leftovers(layout: Layout, rows: list[BlobRow]) -> dict[str, int]:
     """Fills that nobody works on, what was dropped, and files that the books don't know."""
     known = {row.key for row in rows}
     dead_fills = strays = leftover_bytes = 0

@@ -17,7 +17,7 @@ from penstock.pipeline.plan.needs import (
 
 if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
-    from penstock.cache.disk.disk_cache import Membership
+    from penstock.cache.disk.membership import Membership
     from penstock.pipeline.plan.order import Plan
     from penstock.pipeline.plan.world import World
     from penstock.readers import Dataset

@@ -36,17 +36,19 @@ def test_a_cached_blob_that_lives_to_the_exit_says_nothing(tmp_path: Path, keepe
     program = """
         import importlib, sys
         from penstock.cache.base.blob import BlobSource, Segment
-        from penstock.cache.disk.fills import Fill, Pieces
+        from penstock.cache.disk.fills import Fill
+        from penstock.cache.disk.pieces import Pieces
         from penstock.cache.disk.shelf import Shelf
 
         shelf = Shelf(sys.argv[1], max_bytes=2**24)
         segment = Segment(path="x", size_bytes=5, version=None)
         source = BlobSource(key="ab" * 20, uri="mem://x", segments=(segment,), size_bytes=5)
-        assert shelf.put(source, memoryview(b"hello"), group="g", kept=False)
+        assert shelf.filling.put(source, memoryview(b"hello"), group="g", kept=False)
         other = BlobSource(key="cd" * 20, uri="mem://y", segments=(segment,), size_bytes=5)
-        kept = [shelf, shelf.published(source.key, 5), shelf.fill(other, group="g", pinned=True)]
+        begun = shelf.filling.begin(other, group="g", pinned=True)
+        kept = [shelf, shelf.lookup.find(source.key, 5), begun]
         importlib.import_module(sys.argv[2]).penstock_kept = kept
-        del shelf, kept
+        del shelf, kept, begun
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), str(tmp_path / "c"), keeper],

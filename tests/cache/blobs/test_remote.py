@@ -21,16 +21,20 @@ from penstock.cache.base.store import RequestError
 from penstock.cache.blobs.open_blob import CachedBlob
 from penstock.cache.blobs.remote import Remote
 from penstock.cache.disk import admin
-from penstock.cache.disk.catalogue import Job
-from penstock.cache.disk.disk_cache import DiskCache, Membership, fair_shares
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.disk.job_table import JobRow
 from penstock.cache.disk.layout import file_system
-from penstock.cache.disk.shelf import SLACK_BYTES, Shelf
+from penstock.cache.disk.room import SLACK_BYTES
+from penstock.cache.disk.shares import fair_shares
+from penstock.cache.disk.shelf import Shelf
 from penstock.cache.errors import ConfigError, FetchError, ObjectChangedError, PenstockWarning
 from penstock.cache.fetch.fetcher import Fetcher
 from tests.stores import MemoryStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from penstock.cache.disk.membership import Membership
 
 SIZES = [300_000, 4096, 1, 65_537, 200_000, 123_456]
 MIB = 2**20
@@ -291,7 +295,7 @@ def test_pread_tells_of_a_file_that_was_cut_under_it(
 @given(wants=st.lists(st.integers(0, 1000), min_size=1, max_size=6), budget=st.integers(0, 3000))
 def test_shares_are_fair(wants: list[int], budget: int) -> None:
     jobs = [
-        Job(id=i, group="g", reads=f"g{i}", wanted_bytes=want, share_bytes=0, below="", pid=1)
+        JobRow(id=i, group="g", reads=f"g{i}", wanted_bytes=want, share_bytes=0, below="", pid=1)
         for i, want in enumerate(wants)
     ]
     shares = fair_shares(jobs, budget)
@@ -647,10 +651,10 @@ def test_a_write_that_fails_is_read_past(
 def test_a_forked_child_is_refused(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
     remote = remotes(store)
     cache_of(remote).open()
-    cache_of(remote)._owner = os.getpid() + 1  # as in a child
+    cache_of(remote)._access.owner = os.getpid() + 1  # as in a child
     with pytest.raises(ConfigError, match="forkserver"):
         remote.open(single(store, 0))
-    cache_of(remote)._owner = os.getpid()
+    cache_of(remote)._access.owner = os.getpid()
 
 
 def test_verify_finds_a_flipped_bit(store: MemoryStore, remotes: Callable[..., Remote]) -> None:

@@ -121,10 +121,10 @@ def in_order(root: Path, limit: int) -> None:
     shelf = Shelf(str(root), max_bytes=limit)
     files = [*(root / "blobs").iterdir(), *(root / "unverified").iterdir()]
     taken = sum(path.stat().st_blocks * 512 for path in files)
-    ready = sum(shelf.catalogue.sizes("ready").values())
-    rows = sum(row.disk_bytes for row in shelf.catalogue.rows())
-    assert (ready, rows) == (taken, shelf.catalogue.used_bytes)
-    assert shelf.catalogue.used_bytes <= limit
+    ready = sum(shelf.catalogue.blobs.sizes("ready").values())
+    rows = sum(row.disk_bytes for row in shelf.catalogue.blobs.rows())
+    assert (ready, rows) == (taken, shelf.catalogue.blobs.used_bytes)
+    assert shelf.catalogue.blobs.used_bytes <= limit
     shelf.close()
 
 
@@ -386,7 +386,7 @@ def _fails_once(root: Path, at: int, code: int, monkeypatch: pytest.MonkeyPatch)
                 return _plain(*args, **named)
 
             patched.setattr(os, name, watched)
-        patched.setattr("penstock.cache.disk.disk_cache._RETRY_DISK_S", 0.0)
+        patched.setattr("penstock.cache.disk.access._RETRY_DISK_S", 0.0)
         with playing(root, most=2) as job:
             job.epoch(random.Random(at), whole=0.3)
             job.remote.drop(job.sources[0])

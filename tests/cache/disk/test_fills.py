@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from penstock.cache.base.blob import BlobSource, Segment
 from penstock.cache.base.folders import Folder
 from penstock.cache.blobs.remote import bridged
-from penstock.cache.disk.fills import PIECE_BYTES, Fill, Pieces, cut, discard, merged
+from penstock.cache.disk.fills import Fill, discard
+from penstock.cache.disk.pieces import PIECE_BYTES, Pieces, cut, merge
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,7 +47,7 @@ def test_pieces_cover_spans_and_little_more(
         there[a:b] = True
     for a, b in cuts:
         assert there[a:b].all()
-    assert runs == merged(runs)
+    assert runs == merge(runs)
     if len(sizes) == 1:
         wanted = sum(b - a for a, b in cuts)
         assert there.sum() <= wanted + 2 * PIECE_BYTES * len(cuts)

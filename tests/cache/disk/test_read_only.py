@@ -184,10 +184,10 @@ def test_one_that_can_be_written_again_is_used_again(
     held, other = (source_of(store, name) for name in store.objects)
     with remote_of(store, tmp_path / "cache") as remote:
         remote.fill(held)
-    monkeypatch.setattr("penstock.cache.disk.disk_cache._RETRY_DISK_S", 0.0)
+    monkeypatch.setattr("penstock.cache.disk.access._RETRY_DISK_S", 0.0)
     with one_warning(), remote_of(store, tmp_path / "cache") as one:
         with monkeypatch.context() as patched:
-            patched.setattr("penstock.cache.disk.disk_cache.Shelf", _refuses)
+            patched.setattr("penstock.cache.disk.access.Shelf", _refuses)
             assert one.fill(held) == 0
             assert one.fill(other) == -1
         assert one.fill(other) == 100_000

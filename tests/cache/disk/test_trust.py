@@ -204,10 +204,10 @@ def test_a_folder_that_is_swapped_while_it_is_open_is_not_followed(tmp_path: Pat
     root.symlink_to(other)
     segment = Segment(path="x", size_bytes=5, version=None)
     source = BlobSource(key=KEY, uri="mem://x", segments=(segment,), size_bytes=5)
-    assert shelf.put(source, memoryview(b"hello"), group="g", kept=False)
-    assert shelf.fill(BlobSource(key="ab", uri="y", segments=(segment,), size_bytes=5), group="g",
-                      pinned=True) is not None  # fmt: skip
-    assert shelf.drop(KEY)
+    assert shelf.filling.put(source, memoryview(b"hello"), group="g", kept=False)
+    begun = BlobSource(key="ab", uri="y", segments=(segment,), size_bytes=5)
+    assert shelf.filling.begin(begun, group="g", pinned=True) is not None
+    assert shelf.trash.drop(KEY)
     shelf.reconcile()
     shelf.close()
     assert os.listdir(other) == []

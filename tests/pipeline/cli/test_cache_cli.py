@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from penstock.cache import DiskCache
 from penstock.cache.base.blob import BlobSource, Segment, blob_key
-from penstock.cache.disk.disk_cache import Membership
+from penstock.cache.disk.membership import Membership
 from penstock.cache.disk.shelf import Shelf
 from penstock.pipeline.cli import main
 from penstock.pipeline.cli.cache import ago
@@ -48,9 +48,9 @@ def root(tmp_path: Path) -> Path:
     shelf = Shelf(str(folder), max_bytes=LIMIT)
     for number in range(6):
         group = "one" if number < 4 else "two"
-        shelf.catalogue.label(group, f"s3://b/{group}")
+        shelf.catalogue.labels.set(group, f"s3://b/{group}")
         data = memoryview(os.urandom(BLOB_BYTES))
-        assert shelf.put(a_source(f"{group}/[{number}].tar"), data, group=group, kept=False)
+        assert shelf.filling.put(a_source(f"{group}/[{number}].tar"), data, group=group, kept=False)
     shelf.close()
     return folder
 
@@ -59,7 +59,7 @@ def root(tmp_path: Path) -> Path:
 def job(root: Path) -> Iterator[Shelf]:
     """A live job on it, which has one blob mapped."""
     shelf = Shelf(str(root), max_bytes=LIMIT)
-    mapped = shelf.published(a_source("one/[0].tar").key, BLOB_BYTES)
+    mapped = shelf.lookup.find(a_source("one/[0].tar").key, BLOB_BYTES)
     assert mapped is not None
     yield shelf
     del mapped
@@ -146,7 +146,7 @@ def test_verify_drops_what_is_bad_and_says_so(
 def test_evict_takes_the_least_recently_used_and_nothing_that_is_mapped(
     root: Path, job: Shelf, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job.flush_uses()
+    job.uses.flush()
     found = told(capsys, "evict", root, "--to", "350KB")
     assert (found["blobs"], found["left_bytes"] <= 350_000) == (3, True)
     left = {each["uri"] for each in told(capsys, "ls", root)["blobs"]}

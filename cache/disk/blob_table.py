@@ -1,0 +1,219 @@
+"""The books' table of blobs: what each takes of the limit, and which may go first."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.cache.disk.damage import UncountedError, row_checksum, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from penstock.cache.disk.books import Books
+    from penstock.cache.disk.tables import NumberTable
+
+State = Literal["fill", "ready", "trash"]
+
+_KEY = re.compile(r"[0-9a-f]+(-[0-9]+)?")
+_STATES = ("fill", "ready", "trash")
+_PINNED = (
+    "EXISTS (SELECT 1 FROM members WHERE members.grp = blobs.grp"
+    " AND (blobs.kept = 1 OR blobs.key < members.below))"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobRow:
+    """One blob. group: of the dataset that fetched it; size_bytes: of its content; disk_bytes:
+    counted into the limit; kept: manifests and sidecars; used_s: since the epoch; crcs: CRC-32C of
+    each MiB, little-endian, None where nobody computed them."""
+
+    key: str
+    group: str
+    uri: str
+    size_bytes: int
+    disk_bytes: int
+    state: State
+    kept: bool
+    used_s: float
+    crcs: bytes | None
+    pinned: bool
+
+
+class BlobTable:
+    """Rows of blobs, fills and trash, and the sum of what they take. numbers: has that sum."""
+
+    def __init__(self, books: Books, numbers: NumberTable) -> None:
+        self._books, self._numbers = books, numbers
+
+    # -- what is used
+
+    @property
+    def used_bytes(self) -> int:
+        """Counted into the limit now. Raises UncountedError."""
+        used = self._numbers.get("used")
+        if used is None:
+            raise UncountedError("what is used wasn't counted")
+        return used
+
+    def _count(self, more: int) -> None:
+        if (used := self._numbers.get("used")) is not None:
+            self._numbers.set("used", max(0, used + more))
+
+    def recount(self) -> int:
+        """Sum up anew; returns the bytes."""
+        with self._books.writing():
+            total = self._total("SELECT COALESCE(SUM(disk), 0) FROM blobs")
+            self._numbers.set("used", total)
+        return total
+
+    def kept_bytes(self, group: str) -> int:
+        """Manifests and sidecars of a group."""
+        return self._total(
+            "SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE grp = ? AND kept = 1", group
+        )
+
+    def _total(self, query: str, *values: str) -> int:
+        found = self._books.row(query, values)
+        return whole(found[0]) if found else 0
+
+    # -- changes
+
+    def add(
+        self,
+        key: str,
+        *,
+        group: str,
+        uri: str,
+        size_bytes: int,
+        disk_bytes: int,
+        state: State,
+        kept: bool,
+        crcs: bytes | None = None,
+        used_s: float | None = None,
+    ) -> None:
+        """Enter a blob; one of that key is replaced."""
+        when = time.time() if used_s is None else used_s
+        with self._books.writing():
+            self.remove(key)
+            row = (key, group, uri, size_bytes, disk_bytes, state, int(kept), when, crcs)
+            self._books.change(
+                "INSERT INTO blobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (*row, row_checksum(row)),
+            )
+            self._count(disk_bytes)
+
+    def resize(self, row: BlobRow, disk_bytes: int) -> None:
+        """Count a blob with another size on the disk."""
+        self.add(
+            row.key,
+            group=row.group,
+            uri=row.uri,
+            size_bytes=row.size_bytes,
+            disk_bytes=disk_bytes,
+            state=row.state,
+            kept=row.kept,
+            crcs=row.crcs,
+            used_s=row.used_s,
+        )
+
+    def remove(self, key: str) -> None:
+        """Forget a blob, if it is known."""
+        with self._books.writing():
+            row = self.row(key)
+            if row is not None:
+                self._books.change("DELETE FROM blobs WHERE key = ?", (key,))
+                self._count(-row.disk_bytes)
+
+    def to_trash(self, key: str, name: str) -> None:
+        """A blob's file became `name` in the trash; its bytes count on until it is gone."""
+        with self._books.writing():
+            row = self.row(key)
+            if row is not None:
+                self.remove(key)
+                self.add(
+                    name,
+                    group=row.group,
+                    uri=row.uri,
+                    size_bytes=row.size_bytes,
+                    disk_bytes=row.disk_bytes,
+                    state="trash",
+                    kept=row.kept,
+                    used_s=row.used_s,
+                )
+
+    def touch(self, uses: Mapping[str, float]) -> None:
+        """Note last uses, seconds since the epoch. A clock that ran ahead is set back."""
+        now = time.time()
+        self._books.change_each(
+            "UPDATE blobs SET used = ? WHERE key = ?",
+            [(min(when, now), key) for key, when in uses.items()],
+        )
+
+    def remove_wrong(self) -> int:
+        """Remove rows that aren't what was written; returns how many."""
+        with self._books.writing():
+            found = self._books.rows("SELECT *, 0 FROM blobs")
+            wrong = [(one[0],) for one in found if not _is_right(one[:-1])]
+            self._books.change_each("DELETE FROM blobs WHERE key = ?", wrong)
+        return len(wrong)
+
+    # -- questions
+
+    def row(self, key: str) -> BlobRow | None:
+        """What is known of a blob."""
+        found = self._books.row(f"SELECT *, {_PINNED} FROM blobs WHERE key = ?", (key,))
+        return None if found is None else _row(found)
+
+    def rows(self, *, state: State | None = None) -> list[BlobRow]:
+        """All blobs, or those of a state, least recently used first."""
+        where, values = ("WHERE state = ?", (state,)) if state else ("", ())
+        found = self._books.rows(
+            f"SELECT *, {_PINNED} FROM blobs {where} ORDER BY kept, used", values
+        )
+        return [_row(one) for one in found]
+
+    def victims(self) -> Iterator[BlobRow]:
+        """Whole blobs that no job pins: data before manifests, least recently used first."""
+        found = self._books.rows(
+            f"SELECT *, 0 FROM blobs WHERE state = 'ready' AND NOT {_PINNED} ORDER BY kept, used"
+        )
+        for one in found:
+            yield _row(one)
+
+    def counts(self) -> dict[str, int]:
+        """How many blobs there are of each state."""
+        return dict(self._books.rows("SELECT state, COUNT(*) FROM blobs GROUP BY state"))
+
+    def sizes(self, state: State) -> dict[str, int]:
+        """What each blob of a state is counted with, in bytes."""
+        return dict(self._books.rows("SELECT key, disk FROM blobs WHERE state = ?", (state,)))
+
+
+def _row(found: tuple[Any, ...]) -> BlobRow:
+    *row, pinned = found
+    if not _is_right(row):
+        raise sqlite3.DatabaseError("a blob's row isn't what was written")
+    key, group, uri, size, disk, state, kept, used, crcs, _ = row
+    return BlobRow(
+        key=key,
+        group=group,
+        uri=uri,
+        size_bytes=size,
+        disk_bytes=disk,
+        state=state,
+        kept=bool(kept),
+        used_s=float(used) if isinstance(used, int | float) else 0.0,
+        crcs=crcs,
+        pinned=bool(pinned),
+    )
+
+
+def _is_right(row: Sequence[Any]) -> bool:
+    *plain, crc = row
+    key, state = str(plain[0]), plain[5]
+    return bool(crc == row_checksum(plain) and _KEY.fullmatch(key) and state in _STATES)

@@ -1,0 +1,31 @@
+"""Checksums of a blob's blocks, as the books keep them: CRC-32C of each MiB."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_BLOCK_BYTES = 2**20
+
+
+def crcs_of_file(fd: int) -> bytes:
+    """CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
+    size_bytes = os.fstat(fd).st_size
+    room = bytearray(_BLOCK_BYTES)
+    found: NDArray[np.uint32] = np.zeros(-(-size_bytes // _BLOCK_BYTES), "<u4")
+    for i in range(len(found)):
+        got = os.preadv(fd, [room], i * _BLOCK_BYTES)
+        found[i] = crc32c(memoryview(room)[:got])
+    return found.tobytes()
+
+
+def crcs_of(data: memoryview) -> bytes:
+    """The same of bytes in memory."""
+    blocks = (data[at : at + _BLOCK_BYTES] for at in range(0, len(data), _BLOCK_BYTES))
+    return b"".join(int(crc32c(block)).to_bytes(4, "little") for block in blocks)

@@ -1,0 +1,55 @@
+"""What tells damaged books from a disk that fails: SQLite's own codes, and checksums of ours.
+
+SQLite notices damage to its own structure only, so what must be right carries a checksum of its
+own: a wrong one is sqlite3.DatabaseError, as a torn page is.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+# What SQLite says of a disk or of other processes: SQLITE_BUSY, LOCKED, NOMEM, READONLY, INTERRUPT,
+# IOERR, FULL, CANTOPEN, PROTOCOL. All else is said of the file.
+_DISK_CODES = frozenset((5, 6, 7, 8, 9, 10, 13, 14, 15))
+_SHORT_READ, _FILE_MOVED = 522, 1032
+
+
+class UncountedError(sqlite3.DatabaseError):
+    """New books, into which nobody has put what is there."""
+
+
+class OtherVersionError(sqlite3.DatabaseError):
+    """Books of another version of the schema."""
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether an error says that the books are damaged, and not that the disk is full or busy."""
+    if not isinstance(error, sqlite3.DatabaseError) or isinstance(error, sqlite3.ProgrammingError):
+        return False
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is None:  # ours
+        return not isinstance(error, sqlite3.OperationalError)
+    return code in (_SHORT_READ, _FILE_MOVED) or code & 0xFF not in _DISK_CODES
+
+
+def row_checksum(row: Sequence[Any]) -> int:
+    """The checksum of a row; of a blob's row, of all but its last use."""
+    return int(crc32c(repr((*row[:7], *row[8:])).encode("utf-8", "surrogateescape")))
+
+
+def signed(name: str, value: str) -> str:
+    """A named value with its checksum behind it."""
+    return f"{value} {crc32c(f'{name} {value}'.encode()):08x}"
+
+
+def whole(value: object) -> int:
+    """A number as it was written. Raises sqlite3.DatabaseError for anything else."""
+    if not isinstance(value, int):
+        raise sqlite3.DatabaseError(f"{value!r} stands where a number was written")
+    return value

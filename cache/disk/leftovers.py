@@ -1,0 +1,93 @@
+"""What dead processes left in a cache folder: their jobs, and fills that nobody works on."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from penstock.cache.disk.fills import discard, fill_disk_bytes, part_name
+from penstock.cache.disk.pieces import PIECE_BYTES
+
+if TYPE_CHECKING:
+    from penstock.cache.base.locks import ByteLocks
+    from penstock.cache.disk.blob_table import BlobRow
+    from penstock.cache.disk.catalogue import Catalogue
+    from penstock.cache.disk.keys import KeyLocks
+    from penstock.cache.disk.layout import Layout
+
+
+class Leftovers:
+    """Finds them by the locks that their owners don't hold any more, and removes them. inodes: the
+    readers' locks, to be tried exclusively."""
+
+    def __init__(
+        self, layout: Layout, catalogue: Catalogue, *, keys: KeyLocks, inodes: ByteLocks
+    ) -> None:
+        self._layout, self._catalogue = layout, catalogue
+        self._keys, self._inodes = keys, inodes
+
+    def forget_dead_jobs(self) -> int:
+        """Forget jobs whose process is gone; returns how many."""
+        dead = 0
+        probe = self._layout.locks("jobs")
+        try:
+            for job in self._catalogue.jobs.rows():
+                if probe.lock(job.id + 1):
+                    probe.unlock(job.id + 1)
+                    self._catalogue.jobs.remove(job.id)
+                    dead += 1
+        finally:
+            probe.close()
+        return dead
+
+    def remove_fills(self) -> int:
+        """Remove all fills that nobody works on; returns how many."""
+        with self._catalogue.writing():
+            return sum(map(self.remove_fill, self._catalogue.blobs.rows(state="fill")))
+
+    def remove_fill(self, row: BlobRow) -> bool:
+        """Remove a fill and its row, unless someone works on it."""
+        fills = self._layout.fills
+        with self._keys.trying(row.key) as is_free:
+            if not is_free:
+                return False
+            with contextlib.suppress(FileNotFoundError):
+                inode = fills.stat(part_name(row.key)).st_ino
+                if not self._inodes.lock(inode):
+                    return False
+                self._inodes.unlock(inode)  # nobody new can come: the key is ours
+            discard(fills, row.key)
+            if self._layout.blobs.has(row.key):
+                return False
+            self._catalogue.blobs.remove(row.key)
+            return True
+
+    def clear_file(self, name: str) -> int:
+        """Remove a file of a fill that the books don't know, or enter it if someone is at work on
+        it; how many things were put right."""
+        key = name.partition(".")[0]
+        fills = self._layout.fills
+        try:
+            found = fills.stat(name)
+        except FileNotFoundError:
+            return 0
+        with self._keys.trying(key) as is_free:
+            if is_free and self._inodes.lock(found.st_ino):
+                self._inodes.unlock(found.st_ino)
+                return int(fills.remove(name))
+        if name != part_name(key) or self._catalogue.blobs.row(key) is not None:
+            return 0
+        self._enter_fill(key, found.st_size)
+        return 1
+
+    def _enter_fill(self, key: str, size_bytes: int) -> None:
+        """A fill that someone is at work on, and that new books don't know."""
+        self._catalogue.blobs.add(
+            key,
+            group="",
+            uri="",
+            size_bytes=size_bytes,
+            disk_bytes=fill_disk_bytes(size_bytes, size_bytes // PIECE_BYTES + 1),
+            state="fill",
+            kept=False,
+        )

@@ -1,0 +1,146 @@
+"""Finding whole blobs in a cache folder and mapping them: all that a hit needs, and no database."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.base.locks import wait_for
+from penstock.cache.base.mapping import Map
+from penstock.cache.disk.layout import Layout
+from penstock.cache.disk.tables import NAME_QUERY, recalled
+from penstock.cache.errors import StalledError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.base.locks import ReaderLocks
+    from penstock.cache.disk.catalogue import Catalogue
+    from penstock.cache.disk.tables import Known
+    from penstock.cache.disk.uses import UseLog
+
+_EVICTOR_S = 5.0
+
+
+class Lookup:
+    """Whole blobs of a folder that this process can't write, where nobody evicts either: it takes
+    no locks and changes nothing."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+
+    @classmethod
+    def at(cls, root: str, *, mode: int = 0o700) -> Lookup | None:
+        """Of a folder of this user's, or of root's alone; None if it isn't a cache or can't be
+        read. Raises ConfigError for a newer format."""
+        try:
+            layout = Layout(root, mode=mode, reads_roots=True)
+            layout.check_format()
+        except OSError:
+            return None
+        return cls(layout)
+
+    def has(self, key: str) -> bool:
+        """Whether a whole blob is there."""
+        return self.layout.blobs.has(key)
+
+    def find(self, key: str, size_bytes: int | None) -> Map | None:
+        """Map a whole blob; None if it isn't there. One of another size isn't that blob."""
+        try:
+            fd = self.layout.blobs.open(key)
+        except (FileNotFoundError, StrangeFileError, PermissionError) as error:
+            return self._unopened(key, size_bytes, error)
+        try:
+            found = os.fstat(fd)
+            if found.st_size == 0 or (size_bytes is not None and found.st_size != size_bytes):
+                self._refuse(key)
+                return None
+            return self._map(key, fd, found.st_ino)
+        finally:
+            os.close(fd)
+
+    def recall(self, path: str) -> Known:
+        """What a store said of a name, see NameTable.recall."""
+        # Read as they lie: a log that nobody has put into the books is left out.
+        place = os.path.join(os.readlink(f"/proc/self/fd/{self.layout.top.fd}"), "catalogue.db")
+        with contextlib.suppress(sqlite3.Error, OSError):
+            self.layout.top.check("catalogue.db")
+            books = sqlite3.connect(f"file:{quote(place)}?immutable=1", uri=True)
+            with contextlib.closing(books):
+                return recalled(books.execute(NAME_QUERY, (path,)).fetchone(), path)
+        return False, None
+
+    def _map(self, key: str, fd: int, inode: int) -> Map | None:
+        """Map an open blob."""
+        del key, inode
+        return Map(fd)
+
+    def _refuse(self, key: str) -> None:
+        """What stands there isn't the blob."""
+
+    def _unopened(self, key: str, size_bytes: int | None, error: OSError) -> Map | None:
+        """What to give for a blob that can't be opened."""
+        del size_bytes
+        if isinstance(error, StrangeFileError):
+            self._refuse(key)
+        return None
+
+
+class LockedLookup(Lookup):
+    """Whole blobs of a folder that others write and evict from: each is held while it is mapped.
+
+    readers: held by this process; drop: takes out what isn't the blob; take_over: makes a blob of
+    before a reboot one of now, if it is still right.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        *,
+        catalogue: Catalogue,
+        readers: ReaderLocks,
+        uses: UseLog,
+        drop: Callable[[str], object],
+        take_over: Callable[[str], bool],
+    ) -> None:
+        super().__init__(layout)
+        self._catalogue, self._readers, self._uses = catalogue, readers, uses
+        self._drop, self._take_over = drop, take_over
+
+    def recall(self, path: str) -> Known:
+        """See Lookup."""
+        return self._catalogue.names.recall(path)
+
+    def _map(self, key: str, fd: int, inode: int) -> Map | None:
+        readers = self._readers
+        # An evictor holds it for a moment only, whether it takes the file or not.
+        what = self.layout.blob(key)
+        try:
+            wait_for(lambda: readers.hold(inode), timeout_s=_EVICTOR_S, what=what)
+        except StalledError:
+            return None
+        try:
+            is_linked = bool(os.fstat(fd).st_nlink)
+            mapped = Map(fd, on_unmap=lambda: readers.let_go(inode)) if is_linked else None
+        except BaseException:
+            readers.let_go(inode)
+            raise
+        if mapped is None:
+            readers.let_go(inode)
+        else:
+            self._uses.note(key)
+        return mapped
+
+    def _refuse(self, key: str) -> None:
+        self._drop(key)
+
+    def _unopened(self, key: str, size_bytes: int | None, error: OSError) -> Map | None:
+        if isinstance(error, FileNotFoundError):
+            return self.find(key, size_bytes) if self._take_over(key) else None
+        if not isinstance(error, StrangeFileError):
+            raise error
+        return super()._unopened(key, size_bytes, error)

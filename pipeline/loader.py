@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.utils.data
-from torch.utils.data.dataloader import _DatasetKind
 
 from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.base.limits import usable_cores
@@ -33,6 +32,7 @@ from penstock.pipeline.options.refusals import no_worker_processes
 from penstock.pipeline.options.seed import LoaderSeed
 from penstock.pipeline.options.torch_options import TorchOptions
 from penstock.pipeline.plan.world import local_rank
+from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
 from penstock.readers import Dataset
 
 if TYPE_CHECKING:
@@ -195,8 +195,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         for name in late_attributes.AS_GIVEN:
             setattr(self, name, getattr(options, name))
-        # torch's own place for it (the classes share their name): its constructor wasn't called.
-        self.__multiprocessing_context = None
+        without_worker_context(self)
         self.worker_init_fn = no_worker_processes
         engine = NativeEngine(dataset, self._native_options(), world_is_known=world.doubt is None)
         self._engine = engine
@@ -204,8 +203,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self.batch_size = engine.batch_size
         self.drop_last = bool(options.drop_last)
         self.collate_fn = None  # type: ignore[assignment]
-        # Frameworks that rebuild loaders over map-style datasets leave this one alone.
-        self._dataset_kind = _DatasetKind.Iterable
+        show_as_stream(self)
         self.sampler = PlanSampler(engine, world.world)
         self.batch_sampler = PlanBatches(self.sampler, engine.batch_size, self.drop_last)
 
@@ -251,10 +249,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._engine = engine
         if sampler is not None:
             sampler.follow(engine)
-            object.__setattr__(self, "_dataset_kind", _DatasetKind.Iterable)
+            show_as_stream(self)
             if self.batch_sampler is not None:
                 batches = PlanBatches(sampler, order.per_rank, self.drop_last)
-                object.__setattr__(self, "batch_sampler", batches)
+                overwrite(self, "batch_sampler", batches)
 
     def _plan_order(self, dataset: Any) -> PlanOrder:
         from penstock.pipeline.foreign.order import plan_order
@@ -377,8 +375,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _show(self, batch_size: int | None) -> None:
         """Where others look for them: the batch size, and this rank's place."""
-        # Past the refusal of attributes that were set from outside.
-        object.__setattr__(self, "batch_size", batch_size)
+        overwrite(self, "batch_size", batch_size)
         if isinstance(self.sampler, PlanSampler):
             self.sampler.place(self._late_world.world)
         if isinstance(self.batch_sampler, PlanBatches) and batch_size is not None:

@@ -27,6 +27,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"options"}),),
         (frozenset({"report"}),),
         (frozenset({"plan"}),),
+        (frozenset({"torch_private"}),),
     ),
     # One package, by stage; what decodes and verifies stands below.
     "augment": (

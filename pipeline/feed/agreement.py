@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.errors import PenstockWarning, PlanError
+from penstock.pipeline.torch_private import group_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -180,9 +181,7 @@ def _group_store() -> Any:
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store: Any = _get_default_store()
+    store = group_store()
     try:
         store = store.clone()
     except (RuntimeError, NotImplementedError):

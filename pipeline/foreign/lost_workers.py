@@ -11,9 +11,10 @@ from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import WorkerError
+from penstock.pipeline.torch_private import stop_watching, tasks_of, workers_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.pipeline.foreign.worker import Request
 
@@ -61,11 +62,11 @@ def error_of(
     asked: of a map-style dataset; else streams: batches that were handed out of each worker's
     stream. name: of the dataset.
     """
-    workers = getattr(inner, "_workers", ())
+    workers = workers_of(inner)
     is_cut_off = isinstance(error, ConnectionError | EOFError)
     if not is_cut_off and not any(worker.exitcode for worker in workers):
         return None
-    forget(inner)
+    stop_watching(inner)
     if is_cut_off:  # it may not have ended yet
         ends = connection.wait([worker.sentinel for worker in workers], timeout=_END_S)
         for worker in workers:
@@ -75,21 +76,11 @@ def error_of(
     if not dead:
         return WorkerError(f"A DataLoader worker broke off while it handed a batch over. {_MEMORY}")
     told = "; ".join(
-        f"worker {number} (pid {workers[number].pid}) {_how(workers[number].exitcode)} while it "
+        f"worker {number} (pid {workers[number].pid}) {_how(workers[number].exitcode or 0)} while it "
         f"had to read {_at(inner, number, asked, streams)} of {name}"
         for number in dead
     )
     return WorkerError(f"DataLoader {told}. {_MEMORY}")
-
-
-def forget(inner: Any) -> None:
-    """Torch's handler of dead children raises in whatever runs when a signal comes, the clean-up
-    and the next job included: it is told no more of these workers."""
-    if getattr(inner, "_worker_pids_set", False):
-        from torch.utils.data._utils import signal_handling
-
-        signal_handling._remove_worker_pids(id(inner))  # type: ignore[attr-defined]
-        inner._worker_pids_set = False
 
 
 def _how(exitcode: int) -> str:
@@ -103,7 +94,7 @@ def _how(exitcode: int) -> str:
 
 def _at(inner: Any, number: int, asked: Asked | None, streams: Mapping[int, int]) -> str:
     """What the worker was at, or had just read."""
-    tasks: Sequence[tuple[int, Any]] = sorted(getattr(inner, "_task_info", {}).items())
+    tasks = sorted(tasks_of(inner).items())
     mine = [(task, len(info) > 1) for task, info in tasks if info[0] == number]
     away = [task for task, is_back in mine if not is_back]
     if asked is not None:

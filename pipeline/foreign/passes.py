@@ -15,10 +15,17 @@ import torch
 
 from penstock.cache.forks import check_process, watch
 from penstock.pipeline.foreign.draws import freeze, thaw
-from penstock.pipeline.foreign.lost_workers import Asked, error_of, forget
+from penstock.pipeline.foreign.lost_workers import Asked, error_of
 from penstock.pipeline.foreign.state import has_state
 from penstock.pipeline.foreign.stream import WorkerPosition
 from penstock.pipeline.foreign.worker import Fetched, Request, described
+from penstock.pipeline.torch_private import (
+    base_seed_of,
+    disown,
+    shut_down,
+    stop_watching,
+    workers_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -51,7 +58,7 @@ class Pass:
         """In a forked child: torch's workers are the parent's, and must live on."""
         if self._settings.num_workers:
             inner, self._inner = self._inner, iter(())
-            disown_workers(inner)
+            disown(inner)
 
     def _start(self, mark: Mark, *, restored: bool) -> None:
         engine = self._engine
@@ -82,9 +89,8 @@ class Pass:
         self._failed = 0
         self._failure: Exception | None = None
         self._lost: WorkerError | None = None
-        base_seed = getattr(self._inner, "_base_seed", None)
-        if mark.base_seed is None and isinstance(base_seed, int):
-            mark = replace(mark, base_seed=base_seed)
+        if mark.base_seed is None:
+            mark = replace(mark, base_seed=base_seed_of(self._inner))
         if not mark.workers and settings.tracks_workers:
             mark = replace(mark, workers=(WorkerPosition(),) * settings.streams)
         self._mark = mark
@@ -274,31 +280,14 @@ def end_workers(inner: Any) -> None:
 
     torch's handler of dead children raises in whatever runs then, its own clean-up included.
     """
-    shutdown = getattr(inner, "_shutdown_workers", None)
-    if shutdown is None:
-        return
     with contextlib.suppress(RuntimeError):
-        shutdown()
-    forget(inner)  # cut short: the handler mustn't see the rest
-    alive = [worker for worker in inner._workers if worker.is_alive()]
+        shut_down(inner)
+    stop_watching(inner)  # cut short: the handler mustn't see the rest
+    alive = [worker for worker in workers_of(inner) if worker.is_alive()]
     for worker in alive:
         worker.terminate()
     for worker in alive:
         worker.join(_END_S)
-
-
-def disown_workers(inner: Any) -> None:
-    """In a forked child: neither torch's iterator nor multiprocessing may end the workers.
-
-    Both would at the child's exit: by an event that the processes share, and by a signal.
-    """
-    if not hasattr(inner, "_workers"):  # none yet, as this is the fork of the first; or no more
-        return
-    from multiprocessing import process
-
-    inner._shutdown = True
-    for worker in inner._workers:
-        process._children.discard(worker)  # type: ignore[attr-defined]
 
 
 def restoring(stream: Iterable[Request], mark: Mark) -> Iterator[Request]:

@@ -19,6 +19,7 @@ import torch.utils.data
 from penstock.cache.base.hashing import keyed_hash
 from penstock.cache.threads import end_with_parent
 from penstock.pipeline.foreign.state import copied, has_state, taken
+from penstock.pipeline.torch_private import numpy_seed, pinned, tell_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,9 +66,7 @@ class Fetched:
 
     def pin_memory(self) -> Fetched:
         """torch's pinning thread calls this."""
-        from torch.utils.data._utils.pin_memory import pin_memory
-
-        return replace(self, batch=pin_memory(self.batch))  # type: ignore[no-untyped-call]
+        return replace(self, batch=pinned(self.batch))
 
 
 def as_it_is(item: Any) -> Any:
@@ -134,12 +133,10 @@ def seed_all(key: int) -> None:
 
 def seed_worker(base_seed: int, worker: int) -> None:
     """Seed a worker as torch does from its loader's base seed."""
-    from torch.utils.data._utils.worker import _generate_state
-
     seed = base_seed + worker
     random.seed(seed)
     torch.manual_seed(seed)
-    np.random.seed(_generate_state(base_seed, worker))  # type: ignore[no-untyped-call]
+    np.random.seed(numpy_seed(base_seed, worker))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,11 +152,10 @@ class WorkerInit:
     def __call__(self, worker: int) -> None:
         end_with_parent()
         info: Any = torch.utils.data.get_worker_info()
-        # WorkerInfo refuses plain assignment, to save users from themselves.
-        object.__setattr__(info, "dataset", info.dataset.dataset)
+        seed = None if self.base_seed is None else self.base_seed + worker
+        tell_worker(info, dataset=info.dataset.dataset, seed=seed)
         if self.base_seed is not None:
             seed_worker(self.base_seed, worker)
-            object.__setattr__(info, "seed", self.base_seed + worker)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
 

@@ -76,15 +76,15 @@ def error_of(
     if not dead:
         return WorkerError(f"A DataLoader worker broke off while it handed a batch over. {_MEMORY}")
     told = "; ".join(
-        f"worker {number} (pid {workers[number].pid}) {_how(workers[number].exitcode or 0)} while it "
+        f"worker {number} (pid {workers[number].pid}) {_how(workers[number].exitcode)} while it "
         f"had to read {_at(inner, number, asked, streams)} of {name}"
         for number in dead
     )
     return WorkerError(f"DataLoader {told}. {_MEMORY}")
 
 
-def _how(exitcode: int) -> str:
-    if exitcode > 0:
+def _how(exitcode: int | None) -> str:
+    if exitcode is None or exitcode >= 0:
         return f"exited with status {exitcode}"
     try:
         return f"was killed by {signal.Signals(-exitcode).name}"

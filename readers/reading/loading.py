@@ -4,11 +4,9 @@ once."""
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from crc32c import crc32c
 
 from penstock.cache.base.blob import BlobSpans
 from penstock.cache.errors import DatasetError, PenstockError
@@ -17,52 +15,16 @@ from penstock.readers.formats.folder.shard import FolderShard
 from penstock.readers.formats.shard import END, START
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterable
 
     from penstock.cache.base.blob import Blob, ReadMode
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.index.index import Shard
-    from penstock.readers.reading.blocks import Blocks
     from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.reading.visit import Visit
     from penstock.readers.types import Encoded
 
 _log = logging.getLogger("penstock")
-
-_NOTHING = np.empty(0, np.uint8)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """Samples sorted by shard. numbers: of the shards; bounds: where each shard's samples start,
-    and the end; rows: int64, shape (n,); table: int64, shape (n, 6)."""
-
-    numbers: list[int]
-    shards: list[Shard]
-    bounds: list[int]
-    rows: NDArray[np.int64]
-    table: NDArray[np.int64]
-
-    @classmethod
-    def of(
-        cls, numbers: list[int], shards: list[Shard], bounds: list[int], rows: NDArray[np.int64]
-    ) -> Visit:
-        """Gather the samples' rows of their shards' tables."""
-        spans = zip(shards, bounds, bounds[1:], strict=False)
-        pieces = [shard.table.take(rows[a:b], axis=0) for shard, a, b in spans]
-        table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
-        return cls(numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table)
-
-    def pieces(self) -> Iterator[tuple[Shard, int, int]]:
-        """Each shard and its samples [a, b)."""
-        return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
-
-    def advise(self) -> None:
-        """Let the kernel read ahead what is on the local disk."""
-        starts, ends = self.table[:, START], self.table[:, END]
-        for shard, a, b in self.pieces():
-            shard.advise(starts[a:b], ends[a:b])
 
 
 def load_local(
@@ -147,33 +109,3 @@ def _slots(sizes: list[int]) -> list[Encoded]:
     """Room for samples and one byte more each. An array each, so that a sample that someone keeps
     doesn't hold its whole batch; one block for all was no faster."""
     return [np.empty(size_bytes + 1, np.uint8) for size_bytes in sizes]
-
-
-def checksums(visit: Visit, encoded: list[Encoded], mode: ReadMode, blocks: Blocks) -> list[int]:
-    """The CRC-32C of each sample. With "copy" views of maps are replaced by copies in a block, each
-    just before it is summed: it is read from memory once, and what was summed is what is decoded,
-    whatever happens to the file meanwhile."""
-    sums: list[int] = []
-    copied = [mode == "copy" and gives_views(shard) for shard in visit.shards]
-    sizes = [len(sample) for sample in encoded]
-    needed = sum(
-        sum(sizes[a:b]) for (_, a, b), copies in zip(visit.pieces(), copied, strict=True) if copies
-    )
-    room, shown = blocks.take(needed) if needed else (_NOTHING, _NOTHING)
-    at = 0
-    for (_, a, b), copies in zip(visit.pieces(), copied, strict=True):
-        if copies:
-            for i in range(a, b):
-                end = at + sizes[i]
-                room[at:end] = encoded[i]
-                encoded[i] = sample = shown[at:end]
-                sums.append(crc32c(sample))
-                at = end
-        else:
-            sums += map(crc32c, encoded[a:b])
-    return sums
-
-
-def gives_views(shard: Shard) -> bool:
-    """Whether its samples are views of a mapped file, not memory of their own."""
-    return shard.blob.is_cached if isinstance(shard, BlobShard) else shard.is_mapped

@@ -14,8 +14,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import penstock.readers.dataset
-import penstock.readers.reading.open_shards
 from penstock.cache.errors import (
     ClosedError,
     ConfigError,
@@ -28,6 +26,7 @@ from penstock.cache.errors import (
 )
 from penstock.cache.threads import ordered
 from penstock.readers import Dataset, pack
+from penstock.readers.reading import open_shards, read_ahead
 from tests import images
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ def test_no_rows(built: Path) -> None:
 
 
 def test_many_threads_read_at_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(penstock.readers.reading.open_shards, "OPEN_SHARDS", 2)
+    monkeypatch.setattr(open_shards, "OPEN_SHARDS", 2)
     with Dataset(built / "pack") as dataset:
         rows = rows_of(dataset)
         whole = contents(dataset.read(rows))
@@ -129,7 +128,7 @@ def test_many_threads_read_at_once(built: Path, monkeypatch: pytest.MonkeyPatch)
 def test_open_maps_are_bounded_and_hold_no_descriptor(
     built: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(penstock.readers.reading.open_shards, "OPEN_SHARDS", 2)
+    monkeypatch.setattr(open_shards, "OPEN_SHARDS", 2)
 
     def maps() -> int:
         return Path("/proc/self/maps").read_text().count("/pack/shard-")
@@ -159,8 +158,8 @@ def test_batches_are_read_ahead_while_the_last_ones_were_cold(
     from penstock.readers.formats.pack.shard import ArrowShard
 
     calls: list[int] = []
-    monkeypatch.setattr(penstock.readers.dataset, "_COLD_FACTOR", factor)
-    monkeypatch.setattr(penstock.readers.dataset, "ADVISED_BATCHES", 2)
+    monkeypatch.setattr(read_ahead, "_COLD_FACTOR", factor)
+    monkeypatch.setattr(read_ahead, "ADVISED_BATCHES", 2)
     real = ArrowShard.advise
     monkeypatch.setattr(
         ArrowShard,

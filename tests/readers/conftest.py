@@ -1,0 +1,72 @@
+"""Datasets of every kind, and servers that have them."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from penstock.readers import build_index, pack
+from tests import images, tars
+from tests.readers.remote_sets import (
+    KINDS,
+    SAMPLES,
+    upload,
+)
+from tests.servers import Server, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder without an index, tar files without one, and a pack of some shards."""
+    root = tmp_path_factory.mktemp("remote")
+    images.class_folder(root / "set", samples=SAMPLES)
+    tars.tar_folder(root / "tars", samples=SAMPLES, archives=3)
+    pack(root / "set", root / "pack", shuffle=False, shard_bytes=3000, verify=images.verify)
+    return root
+
+
+@pytest.fixture
+def memory(built: Path) -> Iterator[str]:
+    """All of it in fsspec's memory file system, as URL."""
+    fs = fsspec.filesystem("memory")
+    upload(built, fs, "/all")
+    yield "memory://all"
+    fs.rm("/all", recursive=True)
+
+
+@pytest.fixture
+def no_hedges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every request is sent once, however busy the machine: what is counted is what was asked."""
+    monkeypatch.setattr(
+        "penstock.cache.fetch.request_times.RequestTimes.late_after_s", lambda *_: None
+    )
+
+
+@pytest.fixture(scope="module")
+def indexed(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All of it with its index beside it, as somebody uploads it."""
+    root = tmp_path_factory.mktemp("indexed")
+    shutil.copytree(built, root / "all")
+    for kind in ("set", "tars"):
+        build_index(root / "all" / KINDS[kind], verify=images.verify)
+    return root / "all"
+
+
+@pytest.fixture(scope="module")
+def bucket(indexed: Path) -> Iterator[Server]:
+    """It has all of it in its folder or bucket "all"."""
+    with serving(indexed.parent) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(indexed: Path) -> Iterator[Server]:
+    with serving(indexed) as found:
+        yield found

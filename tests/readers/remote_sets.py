@@ -1,0 +1,80 @@
+"""What tests of remote datasets have in common: what they hold, and how they are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers import Dataset
+from tests import images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.types import EncodedBatch
+
+SAMPLES = 24
+KINDS = {"set": "set", "pack": "pack", "tars": "tars/train-{000000..000002}.tar"}
+QUICK = {"retry_timeout": 0.2, "connect_timeout": 0.2}
+
+
+def upload(source: Path, fs: Any, root: str) -> None:
+    for path in source.rglob("*"):
+        if path.is_file():
+            fs.pipe(f"{root}/{path.relative_to(source)}", path.read_bytes())
+
+
+def rows_of(dataset: Dataset) -> NDArray[np.int64]:
+    sizes = dataset.index.sizes.tolist()
+    return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
+
+
+def samples_of(batch: EncodedBatch) -> list[tuple[bytes, int, list[int]]]:
+    """What a batch says of each sample."""
+    labels, dims = batch.columns["label"].tolist(), batch.dims.tolist()
+    return list(zip(map(bytes, batch.encoded), labels, dims, strict=True))
+
+
+def everything(dataset: Dataset, mode: Any = "copy") -> list[tuple[bytes, int, list[int]]]:
+    dataset.open(verify=images.verify)
+    return samples_of(dataset.read(rows_of(dataset), mode=mode))
+
+
+def locally(built: Path, kind: str, tmp_path: Path) -> list[tuple[bytes, int, list[int]]]:
+    index = None if kind == "pack" else tmp_path / f"index-{kind}"
+    with Dataset(built / KINDS[kind], index=index) as dataset:
+        return everything(dataset)
+
+
+def blobs_of(cache: Path, dataset: Dataset) -> list[Path]:
+    """The files of the dataset's shards in a cache."""
+    keys = dataset.index.keys()
+    return [cache / "blobs" / key for key in keys]
+
+
+def filled(dataset: Dataset) -> list[tuple[bytes, int, list[int]]]:
+    """Read everything, and fill what of the blobs no sample needs."""
+    found = everything(dataset)
+    assert dataset.remote is not None
+    for shard in range(len(dataset.index.sizes)):
+        source = dataset.index.source(shard)
+        dataset.remote.fill(source)
+        assert dataset.remote.is_whole(source)
+    return found
+
+
+def flip(path: Path) -> None:
+    """One bit in the first image."""
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\xff\xd8\xff") + 40] ^= 1
+    replace(path, bytes(data))
+
+
+def replace(path: Path, data: bytes) -> None:
+    """In place, as a failing disk does; no map looks into it."""
+    with path.open("r+b") as file:
+        file.truncate(len(data))
+        file.write(data)

@@ -1,0 +1,246 @@
+"""Remote data that is damaged, changed or unreadable on its way: fetched again, or an error."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+import warnings
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock.cache.errors import (
+    CorruptSampleError,
+    FetchError,
+    PenstockWarning,
+)
+from penstock.cache.threads import ordered
+from penstock.readers import Dataset
+from penstock.readers.index.index import Index
+from penstock.readers.reading.open_shards import OpenShards
+from tests.readers.remote_sets import (
+    KINDS,
+    QUICK,
+    SAMPLES,
+    blobs_of,
+    everything,
+    filled,
+    flip,
+    replace,
+    rows_of,
+    samples_of,
+)
+from tests.servers import Server, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from penstock.readers.index.index import Shard
+
+
+def truncate(path: Path) -> None:
+    replace(path, path.read_bytes()[:-100])
+
+
+def zero_tail(path: Path) -> None:
+    data = path.read_bytes()
+    replace(path, data[: len(data) // 2] + bytes(len(data) - len(data) // 2))
+
+
+def zero(path: Path) -> None:
+    replace(path, bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("damage", [flip, truncate, zero_tail, zero])
+@pytest.mark.parametrize("mode", ["copy", "pread"])
+@pytest.mark.usefixtures("no_hedges")
+def test_damage_in_the_cache_is_never_delivered_but_fetched_again(
+    server: Server, tmp_path: Path, kind: str, damage: Callable[[Path], None], mode: str
+) -> None:
+    url, cache = f"{server.url}/{KINDS[kind]}", tmp_path / "cache"
+    with Dataset(url, cache=cache) as dataset:
+        expected = filled(dataset)
+        damaged = blobs_of(cache, dataset)[0]
+        size_bytes = int(dataset.index.shard_bytes[0])
+    damage(damaged)
+    with Dataset(url, cache=cache) as dataset:
+        server.reset()
+        for _ in range(2):  # what isn't needed for the bad samples comes the second time
+            assert everything(dataset, mode) == expected
+        assert dataset.traffic().refetched == 1 or damage is truncate
+        assert dataset.traffic().retries == dataset.traffic().hedges == 0
+        assert 0 < server.bytes_sent <= size_bytes
+        server.reset()
+        assert everything(dataset, mode) == expected
+        assert server.requests == 0
+
+
+@pytest.mark.parametrize("kind", ["pack", "tars"])
+def test_two_swapped_blobs_are_fetched_again(server: Server, tmp_path: Path, kind: str) -> None:
+    url, cache = f"{server.url}/{KINDS[kind]}", tmp_path / "cache"
+    with Dataset(url, cache=cache) as dataset:
+        expected = filled(dataset)
+        one, two = blobs_of(cache, dataset)[:2]
+    kept = one.read_bytes()
+    shutil.copyfile(two, one)
+    two.write_bytes(kept)
+    with Dataset(url, cache=cache) as dataset:
+        assert everything(dataset) == expected
+
+
+@pytest.mark.usefixtures("no_hedges")
+def test_damage_while_a_shard_is_open_is_fetched_once_however_many_threads_find_it(
+    server: Server, tmp_path: Path
+) -> None:
+    url, cache = f"{server.url}/pack", tmp_path / "cache"
+    with Dataset(url, cache=cache) as dataset:
+        expected = everything(dataset)
+        rows = rows_of(dataset)
+        size_bytes = int(dataset.index.shard_bytes[0])
+        flip(blobs_of(cache, dataset)[0])
+        server.reset()
+        for batch in ordered(
+            lambda _: samples_of(dataset.read(rows)), range(12), workers=6, ahead=12
+        ):
+            assert batch == expected
+        assert dataset.traffic().refetched == 1
+        assert dataset.traffic().retries == dataset.traffic().hedges == 0
+        assert server.bytes_sent <= 1.02 * size_bytes
+
+
+def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread's open begins before the drop and ends behind it."""
+    cache = tmp_path / "cache"
+    with Dataset(f"{server.url}/pack", cache=cache) as dataset:
+        expected = everything(dataset)
+        opened, begun, late = OpenShards(dataset.index), Event(), Event()
+        (bad,) = opened.get([0])
+        flip(blobs_of(cache, dataset)[0])
+        real_open, real_drop = Index.open_shard, Index.drop
+        openers: list[Shard] = []
+
+        def open_late(index: Index, number: int) -> Shard:
+            shard = real_open(index, number)
+            if threading.current_thread() is other:
+                openers.append(shard)
+                begun.set()
+                assert late.wait(30)
+            return shard
+
+        def drop(index: Index, number: int, *, opened: Shard | None = None) -> None:
+            opened_shards.release([number])
+            other.start()
+            assert begun.wait(30)
+            real_drop(index, number, opened=opened)
+
+        opened_shards = opened
+        other = threading.Thread(target=opened.get, args=[[0]], name="late")
+        monkeypatch.setattr(Index, "open_shard", open_late)
+        monkeypatch.setattr(Index, "drop", drop)
+        fresh = opened.replace(0, bad)
+        late.set()
+        other.join(30)
+        assert opened.get([0])[0] is fresh
+        assert opened.replace(0, openers[0]) is fresh
+        opened.close()
+        monkeypatch.undo()
+        assert everything(dataset) == expected
+        assert dataset.traffic().refetched == 1
+
+
+def test_a_disk_that_fails_is_read_past(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset:
+        expected = everything(dataset)
+        real, failing = os.preadv, {os.stat(blobs_of(tmp_path / "cache", dataset)[1]).st_ino}
+
+        def preadv(fd: int, *args: Any) -> int:
+            if os.fstat(fd).st_ino in failing:
+                raise OSError(errno.EIO, "Input/output error")
+            return real(fd, *args)
+
+        monkeypatch.setattr(os, "preadv", preadv)
+        assert everything(dataset, "pread") == expected
+        assert dataset.traffic().refetched == 1
+
+        def all_fail(*_: Any) -> int:
+            raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(os, "preadv", all_fail)
+        with pytest.warns(PenstockWarning, match="can't be used"):
+            assert everything(dataset, "pread") == expected
+
+
+def test_a_remote_that_is_wrong_itself_is_bad_and_an_error(built: Path, tmp_path: Path) -> None:
+    shutil.copytree(built / "pack", tmp_path / "srv" / "pack")
+    flip(tmp_path / "srv" / "pack" / "shard-000001.arrow")
+    with (
+        serving(tmp_path / "srv") as server,
+        Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset,
+    ):
+        rows, bad = rows_of(dataset), dict[int, str]()
+        wrong = int(dataset.index.starts[1])
+        with pytest.raises(CorruptSampleError, match=rf"{server.url}/pack") as caught:
+            dataset.read(rows)
+        assert caught.value.sample_id == wrong
+        batch = dataset.read(rows, bad=bad)
+        assert list(bad) == [wrong]
+        assert len(batch.encoded[wrong]) == 0
+        assert len(dataset.read(np.delete(rows, wrong, axis=0)).encoded) == SAMPLES - 1
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@pytest.mark.parametrize("change", ["gone", "another"])
+def test_an_object_that_changed_is_an_error_and_no_bad_sample(
+    indexed: Path, tmp_path: Path, kind: str, change: str
+) -> None:
+    shutil.copytree(indexed, tmp_path / "srv")
+    root = tmp_path / "srv" / KINDS[kind].partition("/")[0]
+    with (
+        serving(tmp_path / "srv") as server,
+        Dataset(
+            f"{server.url}/{KINDS[kind]}", cache=tmp_path / "cache", storage_options=QUICK
+        ) as dataset,
+    ):
+        dataset.open()
+        segments = dataset.index.source(0).segments
+        victim = root / segments[0].path
+        if change == "gone":
+            victim.unlink()
+        else:  # shorter
+            victim.write_bytes(victim.read_bytes()[:-7])
+        bad: dict[int, str] = {}
+        with pytest.raises(FetchError, match=server.url):
+            dataset.read(rows_of(dataset), bad=bad)
+        assert not bad
+
+
+def test_damaged_manifests_and_sidecars_in_the_cache_are_fetched_again(
+    server: Server, tmp_path: Path
+) -> None:
+    for kind in KINDS:
+        url, cache = f"{server.url}/{KINDS[kind]}", tmp_path / kind
+        with Dataset(url, cache=cache) as dataset:
+            expected = everything(dataset)
+            data = {blob.name for blob in blobs_of(cache, dataset)}
+        for path in (cache / "blobs").iterdir():
+            if path.name not in data:
+                content = bytearray(path.read_bytes())
+                content[len(content) // 2] ^= 8
+                replace(path, bytes(content))
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with Dataset(url, cache=cache) as dataset:
+                assert everything(dataset) == expected
+                assert dataset.traffic().refetched >= 1
+        # A pack has no sidecars; its manifest comes again without a word.
+        assert [each.category for each in warned] == [PenstockWarning] * (kind != "pack")

@@ -28,7 +28,7 @@ from penstock.pipeline.bench.machine import machine, versions
 from penstock.pipeline.bench.peers.images import fastest, has_opencv
 from penstock.pipeline.bench.peers.registry import ADAPTERS, PEERS, split_installed
 from penstock.pipeline.bench.peers.work import Work
-from penstock.pipeline.bench.player import RoundSize
+from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import compare, comparison_record
 
 if TYPE_CHECKING:

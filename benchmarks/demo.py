@@ -31,7 +31,7 @@ from penstock.cache.errors import ConfigError, PenstockError
 from penstock.pipeline.bench.machine import machine
 from penstock.pipeline.bench.peers.registry import TITLES
 from penstock.pipeline.bench.peers.work import Work
-from penstock.pipeline.bench.player import RoundSize
+from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import ACCELERATOR_SHARE, compare, comparison_record
 
 if TYPE_CHECKING:

@@ -36,8 +36,8 @@ from benchmarks.dlio_jobs import (
 )
 from benchmarks.record import RESULTS, write_result
 from penstock.pipeline.bench.children import Child
+from penstock.pipeline.bench.figures import Figure
 from penstock.pipeline.bench.machine import machine, versions
-from penstock.pipeline.bench.rounds import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

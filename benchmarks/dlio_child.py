@@ -243,7 +243,7 @@ def run(name: LoaderName, task: Task, *, step_s: float, seconds: float) -> dict[
         step_s=step_s,
         sample_bytes=task.sample_bytes,
     )
-    measured = played.measured
+    measured = played.figures
     return asdict(measured) | {
         "samples_per_s": measured.samples_per_s,
         "bytes_per_s": measured.bytes_per_s,

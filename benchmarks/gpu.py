@@ -31,9 +31,10 @@ from benchmarks.record import RESULTS, write_result
 from penstock.augment.region import Way, found_way
 from penstock.pipeline.bench.children import tell
 from penstock.pipeline.bench.cpu import tree_cpu_s
+from penstock.pipeline.bench.figures import Figure
 from penstock.pipeline.bench.machine import machine, versions
-from penstock.pipeline.bench.rounds import Figure
-from penstock.pipeline.bench.sameness import NotTheSameWorkError, Pixels, differences, look
+from penstock.pipeline.bench.round import TensorFacts
+from penstock.pipeline.bench.sameness import NotTheSameWorkError, differences, look
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -268,7 +269,7 @@ def _synchronise(job: Job) -> None:
         torch.cuda.synchronize(job.device)
 
 
-def check_same_work(looks: Mapping[Name, Pixels]) -> None:
+def check_same_work(looks: Mapping[Name, TensorFacts]) -> None:
     """Raises NotTheSameWorkError where loaders' tensors differ from the first one's."""
     for name, pixels in looks.items():
         reference = next(iter(looks.values()))
@@ -372,9 +373,9 @@ def _told_job(job: Job) -> dict[str, Any]:
     return {**asdict(job), "folder": str(job.folder), "pack": str(job.pack)}
 
 
-def _pixels(told: Mapping[str, Any]) -> Pixels:
+def _pixels(told: Mapping[str, Any]) -> TensorFacts:
     found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
-    return Pixels(**found)
+    return TensorFacts(**found)
 
 
 def _windows(device: str) -> Way:

@@ -25,7 +25,7 @@ from benchmarks.data import prepare
 from benchmarks.record import RESULTS, write_result
 from penstock.cache import DiskCache
 from penstock.cache.base.blob import ReadMode
-from penstock.pipeline.bench.rounds import Figure
+from penstock.pipeline.bench.figures import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

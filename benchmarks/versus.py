@@ -32,8 +32,8 @@ from benchmarks.photographs import borrow_images, make_photographs
 from benchmarks.record import RESULTS, write_result
 from penstock.cache.errors import ConfigError, PenstockError
 from penstock.pipeline.bench.children import ChildFailedError
+from penstock.pipeline.bench.figures import Figure
 from penstock.pipeline.bench.machine import machine
-from penstock.pipeline.bench.rounds import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

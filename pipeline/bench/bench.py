@@ -1,4 +1,4 @@
-"""All that `penstock bench` measures for one job, in order, each part when nothing else runs."""
+"""All that `penstock bench` measures, in order, each part when nothing else runs."""
 
 from __future__ import annotations
 
@@ -11,36 +11,36 @@ from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import PenstockError
 from penstock.pipeline.bench.ceilings import measure_ceilings
 from penstock.pipeline.bench.compare import ROUND, ROUNDS, compare_url
-from penstock.pipeline.bench.play import Played, floor_au, import_all, play
-from penstock.pipeline.bench.tune import Setup, Tuned, axes_for, tune
+from penstock.pipeline.bench.play import Run, floor_au, import_all, play
+from penstock.pipeline.bench.tune import SearchResult, Setup, axes_for, tune
 from penstock.pipeline.report.diagnosis import Diagnosis, diagnose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.pipeline.bench.compare import Against
-    from penstock.pipeline.bench.job import Job
+    from penstock.pipeline.bench.compare import PeerComparison
+    from penstock.pipeline.bench.workload import Workload
     from penstock.pipeline.report.ceilings import Ceilings
     from penstock.readers import Dataset
 
 # Each run of a search takes this share of a measured run, but long enough for some batches.
-_TRIAL_SHARE = 0.2
-_LEAST_TRIAL_S = 1.0
+_SEARCH_RUN_SHARE = 0.2
+_LEAST_SEARCH_RUN_S = 1.0
 # A stage alone is steady within this share of a run's length.
 _CEILING_SHARE = 0.1
 _FLOOR_SHARE = 0.2
 _LEAST_TIMED = 4  # batches of a round in turns with others
 
 
-class Told(Protocol):
-    """Hears what is being measured, and the share of it that is done (None: unknown)."""
+class ProgressReport(Protocol):
+    """Is told what is being measured, and the share of it that is done (None: unknown)."""
 
     def __call__(self, what: str, share: float | None = None, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class About:
-    """The dataset that was read: samples, encoded bytes, kind ("arrow", "tar", "folder")."""
+class DatasetFacts:
+    """The dataset that was read. samples, encoded bytes, kind ("arrow", "tar", "folder")."""
 
     samples: int
     bytes: int
@@ -48,72 +48,73 @@ class About:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """Everything that was measured for a job.
+class BenchResult:
+    """Everything that was measured for a workload.
 
     raw: as fast as batches come; stepped: with the emulated step, measured before it, None without
     one. floor_au: in per cent, of a loader that costs nothing, with the same step on this machine;
-    None without a step. tuned: what --tune tried. against: what peers did; None where none was
-    asked for, or where one of them failed: then failed is the error.
+    None without a step. search: what --tune tried. peers: what other loaders did; None where none
+    was asked for, or where one of them failed: then peers_error is why.
     """
 
-    job: Job
+    workload: Workload
     setup: Setup
-    about: About
-    raw: Played
-    stepped: Played | None
+    dataset: DatasetFacts
+    raw: Run
+    stepped: Run | None
     floor_au: float | None
     ceilings: Ceilings
     diagnosis: Diagnosis
-    tuned: Tuned | None
+    search: SearchResult | None
     date: datetime.datetime
-    against: Against | None = None
-    failed: PenstockError | None = None
+    peers: PeerComparison | None = None
+    peers_error: PenstockError | None = None
 
     @property
-    def judged(self) -> Played:
+    def main_run(self) -> Run:
         """The run that waits and the verdict are of: the one with a step, if there was one."""
         return self.stepped or self.raw
 
 
-def bench(job: Job, *, told: Told, search: bool = False, peers: Sequence[str] = ()) -> Result:
-    """Open the job's dataset, find settings if asked to, measure, and let peers do the same.
+def bench(
+    workload: Workload, *, progress: ProgressReport, search: bool = False, peers: Sequence[str] = ()
+) -> BenchResult:
+    """Open the workload's dataset, find settings if asked to, measure, and let peers do the same.
 
     Raises what opening and loading raise; PlanError for a batch larger than the dataset.
     """
-    result = _alone(job, told=told, search=search)
+    result = _alone(workload, progress=progress, search=search)
     if not peers:
         return result
     try:
-        return replace(result, against=_against(job, result, peers, told))
+        return replace(result, peers=_play_peers(workload, result, peers, progress))
     except PenstockError as error:  # what was measured before stands
-        return replace(result, failed=error)
+        return replace(result, peers_error=error)
 
 
-def _alone(job: Job, *, told: Told, search: bool) -> Result:
-    told("importing")
+def _alone(workload: Workload, *, progress: ProgressReport, search: bool) -> BenchResult:
+    progress("importing")
     import_all()
-    told("opening (what has no index yet is indexed once)")
-    with job.dataset() as dataset:
+    progress("opening (what has no index yet is indexed once)")
+    with workload.dataset() as dataset:
         dataset.open()
-        setup, tuned = job.setup(dataset), None
+        setup, found = workload.setup(dataset), None
         if search:
-            tuned = _search(job, dataset, setup, told)
-            setup = tuned.best
-        # The run that is judged comes first: a cache of the user's fills while runs go on.
+            found = _search(workload, dataset, setup, progress)
+            setup = found.best
+        # The run that the verdict is of comes first: a cache of the user's fills while runs go on.
         stepped = floor = None
-        if job.step_s:
-            what = f"with a step of {1000 * job.step_s:g} ms"
-            stepped = _play(job, dataset, setup, told, what=what, step_s=job.step_s)
-            floor = _floor(job, setup, told)
-        raw = _play(job, dataset, setup, told, what="as fast as batches come")
-        told("each stage alone")
-        ceilings = _ceilings(job, dataset, setup)
-        judged = stepped or raw
-        return Result(
-            job=job,
+        if workload.step_s:
+            what = f"with a step of {1000 * workload.step_s:g} ms"
+            stepped = _play(workload, dataset, setup, progress, what=what, step_s=workload.step_s)
+            floor = _floor(workload, setup, progress)
+        raw = _play(workload, dataset, setup, progress, what="as fast as batches come")
+        progress("each stage alone")
+        ceilings = _ceilings(workload, dataset, setup)
+        return BenchResult(
+            workload=workload,
             setup=setup,
-            about=About(
+            dataset=DatasetFacts(
                 samples=len(dataset),
                 bytes=int(dataset.index.shard_bytes.sum()),
                 kind=dataset.index.kind,
@@ -122,101 +123,105 @@ def _alone(job: Job, *, told: Told, search: bool) -> Result:
             stepped=stepped,
             floor_au=floor,
             ceilings=ceilings,
-            diagnosis=diagnose(replace(judged.facts, ceilings=ceilings)),
-            tuned=tuned,
+            diagnosis=diagnose(replace((stepped or raw).facts, ceilings=ceilings)),
+            search=found,
             date=datetime.datetime.now(datetime.UTC).replace(microsecond=0),
         )
 
 
 def _play(
-    job: Job,
+    workload: Workload,
     dataset: Dataset,
     setup: Setup,
-    told: Told,
+    progress: ProgressReport,
     *,
     what: str,
     step_s: float = 0.0,
     seconds: float | None = None,
-) -> Played:
-    told(what, 0.0)
+) -> Run:
+    progress(what, 0.0)
     index = dataset.index
     mean_bytes = float(index.shard_bytes.sum()) / max(1, index.samples)
-    with _as_at_first(job, dataset) as own:
+    with _as_at_first(workload, dataset) as own:
         return play(
-            lambda: job.loader(own, setup),
-            seconds=seconds or job.seconds,
+            lambda: workload.loader(own, setup),
+            seconds=seconds or workload.seconds,
             step_s=step_s,
             sample_bytes=mean_bytes,
-            progress=lambda share: told(what, share),
+            progress=lambda share: progress(what, share),
         )
 
 
 @contextmanager
-def _as_at_first(job: Job, dataset: Dataset) -> Iterator[Dataset]:
+def _as_at_first(workload: Workload, dataset: Dataset) -> Iterator[Dataset]:
     """A remote dataset opened anew, where what earlier runs fetched would be there already, in the
     temporary folder that stands for a cache. Not where that would mean to index it again."""
-    keeps_index = dataset.index.kind == "arrow" or job.index is not None
-    if dataset.remote is None or job.cache is not None or not keeps_index:
+    keeps_index = dataset.index.kind == "arrow" or workload.index is not None
+    if dataset.remote is None or workload.cache is not None or not keeps_index:
         yield dataset
         return
-    with job.dataset() as own:
+    with workload.dataset() as own:
         own.open()
         yield own
 
 
-def _search(job: Job, dataset: Dataset, start: Setup, told: Told) -> Tuned:
-    seconds = max(_LEAST_TRIAL_S, _TRIAL_SHARE * job.seconds)
+def _search(
+    workload: Workload, dataset: Dataset, start: Setup, progress: ProgressReport
+) -> SearchResult:
+    seconds = max(_LEAST_SEARCH_RUN_S, _SEARCH_RUN_SHARE * workload.seconds)
 
     def measure(setup: Setup) -> float:
         what = (
             f"trying {setup.num_workers} threads, {setup.prefetch_factor} batches ahead, batches "
             f"of {setup.batch_size}, {setup.read}"
         )
-        played = _play(job, dataset, setup, told, what=what, seconds=seconds)
-        return played.measured.samples_per_s
+        run = _play(workload, dataset, setup, progress, what=what, seconds=seconds)
+        return run.figures.samples_per_s
 
     # A step is over a batch of its size: another batch would be another step.
-    given = {"batch_size"} if job.batch_size is not None or job.step_s else set()
-    given |= {"num_workers"} if job.num_workers else set()
+    given = {"batch_size"} if workload.batch_size is not None or workload.step_s else set()
+    given |= {"num_workers"} if workload.num_workers else set()
     axes = axes_for(start, cores=usable_cores(), samples=len(dataset), given=given)
     return tune(start, axes, measure)
 
 
-def _floor(job: Job, setup: Setup, told: Told) -> float:
-    told("the same steps without a loader")
+def _floor(workload: Workload, setup: Setup, progress: ProgressReport) -> float:
+    progress("the same steps without a loader")
     batch = (range(setup.batch_size),)
-    return floor_au(batch, step_s=job.step_s, seconds=_FLOOR_SHARE * job.seconds)
+    return floor_au(batch, step_s=workload.step_s, seconds=_FLOOR_SHARE * workload.seconds)
 
 
-def _ceilings(job: Job, dataset: Dataset, setup: Setup) -> Ceilings:
+def _ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
     from penstock.augment.recipe import check_recipe
 
     recipe = None
-    if job.recipe.operations is not None:
-        recipe = check_recipe(job.recipe.operations, images=dataset.index.images)
-    with _as_at_first(job, dataset) as own:
+    if workload.recipe.operations is not None:
+        recipe = check_recipe(workload.recipe.operations, images=dataset.index.images)
+    with _as_at_first(workload, dataset) as own:
         return measure_ceilings(
             own,
             recipe,
             batch_size=setup.batch_size,
-            device=job.device,
+            device=workload.device,
             threads=setup.num_workers,
-            seconds=_CEILING_SHARE * job.seconds,
+            seconds=_CEILING_SHARE * workload.seconds,
         )
 
 
-def _against(job: Job, result: Result, peers: Sequence[str], told: Told) -> Against:
+def _play_peers(
+    workload: Workload, result: BenchResult, peers: Sequence[str], progress: ProgressReport
+) -> PeerComparison:
     """Rounds in turns, each about as long for Penstock as a measured run is in all."""
-    told("other loaders", 0.0)
-    rate = result.raw.measured.samples_per_s / result.setup.batch_size
-    timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * job.seconds / ROUNDS)))
-    with job.dataset() as dataset:
+    progress("other loaders", 0.0)
+    rate = result.raw.figures.samples_per_s / result.setup.batch_size
+    timed = min(ROUND.timed, max(_LEAST_TIMED, round(rate * workload.seconds / ROUNDS)))
+    with workload.dataset() as dataset:
         return compare_url(
             peers,
             dataset,
-            recipe=job.recipe.operations or (),
+            recipe=workload.recipe.operations or (),
             batch_size=result.setup.batch_size,
             workers=result.setup.num_workers,
             size=replace(ROUND, timed=timed),
-            progress=lambda done, rounds: told("other loaders", done / rounds),
+            progress=lambda done, rounds: progress("other loaders", done / rounds),
         )

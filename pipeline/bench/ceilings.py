@@ -26,7 +26,13 @@ from penstock.cache.errors import ConfigError
 from penstock.cache.threads import Ordered, Workers
 from penstock.pipeline.bench.progressive import progressive_cost
 from penstock.pipeline.bench.raw_remote import raw_remote
-from penstock.pipeline.bench.stage import Clock, Stage, play_in_turns, rate_of, wait_for
+from penstock.pipeline.bench.recipe_timer import (
+    Clock,
+    RecipeTimer,
+    play_in_turns,
+    rate_of,
+    wait_for,
+)
 from penstock.pipeline.feed.build import (
     MAPPED_READ_THREADS,
     READ_THREADS,
@@ -85,7 +91,7 @@ def measure_ceilings(
     # From a remote only as few as it takes.
     batch = dataset.read(next(rows) if read is not None else next(rows)[: _FEW * threads])
     bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images)
-    stages = [Stage(bare), Stage(recipe), Stage(recipe, constant=True)]
+    stages = [RecipeTimer(bare), RecipeTimer(recipe), RecipeTimer(recipe, constant=True)]
     with contextlib.ExitStack() as open_ones:
         for stage in stages:
             stage.open(batch, device=device, threads=threads, seconds=seconds)

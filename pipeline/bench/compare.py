@@ -14,7 +14,7 @@ from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.export import export_files
 from penstock.pipeline.bench.peers.registry import OURS, split_installed
 from penstock.pipeline.bench.peers.work import Work, list_files
-from penstock.pipeline.bench.player import RoundSize
+from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import compare
 from penstock.readers.origin.local import LocalFolder
 
@@ -35,9 +35,9 @@ ROUNDS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beside:
-    """One loader's medians. ratio: of Penstock's samples/s to this one's, paired by round, above 1
-    where Penstock is faster; 1 of itself."""
+class PeerFigures:
+    """What one loader did: medians of its rounds. ratio: of Penstock's samples/s to this
+    one's, paired by round, above 1 where Penstock is faster; 1 of itself."""
 
     samples_per_s: float
     cpu_s_per_1000: float
@@ -45,16 +45,16 @@ class Beside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Against:
-    """What peers did on a dataset.
+class PeerComparison:
+    """What peers did on a dataset, beside Penstock.
 
     results: by peer's name. ours: Penstock in the same rounds; None if no peer could play. skipped:
     the peers that aren't installed and how to get each. note: what was read, in words. comparison:
     every round; None likewise.
     """
 
-    results: Mapping[str, Beside]
-    ours: Beside | None
+    results: Mapping[str, PeerFigures]
+    ours: PeerFigures | None
     skipped: Mapping[str, str]
     note: str
     comparison: Comparison | None
@@ -73,7 +73,7 @@ def compare_url(
     most_samples: int = MOST_SAMPLES,
     scratch: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
-) -> Against:
+) -> PeerComparison:
     """Play interleaved rounds of Penstock and the named peers over a dataset, on the CPU.
 
     A local folder of labelled images is read where it lies. Of anything else the peers get the
@@ -91,7 +91,7 @@ def compare_url(
     crop = crop_of(recipe)
     there, skipped = split_installed(name for name in names if name not in OURS)
     if not there:
-        return Against(results={}, ours=None, skipped=skipped, note="", comparison=None)
+        return PeerComparison(results={}, ours=None, skipped=skipped, note="", comparison=None)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=scratch) as place:
         source = _local_files(url, Path(place), most_samples)
         if batch_size > source.samples:
@@ -116,16 +116,20 @@ def compare_url(
             size=size,
             progress=progress and (lambda count: progress(count, rounds * len(played))),
         )
-    results = {name: _beside(summary) for name, summary in done.summaries.items()}
+    results = {name: _figures_of(summary) for name, summary in done.summaries.items()}
     ours = results.pop("penstock")
-    return Against(results=results, ours=ours, skipped=skipped, note=source.note, comparison=done)
+    return PeerComparison(
+        results=results, ours=ours, skipped=skipped, note=source.note, comparison=done
+    )
 
 
 def crop_of(recipe: Sequence[Operation]) -> int:
     """Height and width of imagenet_train's crops. Raises ConfigError for any other recipe."""
-    for stage in recipe:
-        if isinstance(stage, RandomResizedCrop) and tuple(recipe) == imagenet_train(stage.size):
-            height, width = stage.height_width
+    for operation in recipe:
+        if not isinstance(operation, RandomResizedCrop):
+            continue
+        if tuple(recipe) == imagenet_train(operation.size):
+            height, width = operation.height_width
             if height == width:
                 return height
     raise ConfigError(
@@ -134,8 +138,8 @@ def crop_of(recipe: Sequence[Operation]) -> int:
     )
 
 
-def _beside(summary: Summary) -> Beside:
-    return Beside(
+def _figures_of(summary: Summary) -> PeerFigures:
+    return PeerFigures(
         samples_per_s=summary.images_per_s.median,
         cpu_s_per_1000=summary.cpu_s_per_1000.median,
         ratio=summary.speed_ratio.median,
@@ -143,8 +147,8 @@ def _beside(summary: Summary) -> Beside:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
-    """folder: what peers read; ours: what Penstock reads; samples: in both."""
+class _ComparedFiles:
+    """What a comparison reads. folder: peers; ours: Penstock; samples: in both; note: in words."""
 
     folder: Path
     ours: Path
@@ -152,7 +156,7 @@ class _Source:
     note: str
 
 
-def _local_files(url: str | Dataset, place: Path, most_samples: int) -> _Source:
+def _local_files(url: str | Dataset, place: Path, most_samples: int) -> _ComparedFiles:
     from penstock.readers import Dataset
 
     if isinstance(url, Dataset):
@@ -161,20 +165,20 @@ def _local_files(url: str | Dataset, place: Path, most_samples: int) -> _Source:
         return _files_of(dataset, place, most_samples)
 
 
-def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _Source:
+def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _ComparedFiles:
     index = dataset.open()
     if (folder := _labelled_folder(index)) is not None:
         note = "All read the image folder where it lies."
-        return _Source(folder=folder, ours=folder, samples=index.samples, note=note)
+        return _ComparedFiles(folder=folder, ours=folder, samples=index.samples, note=note)
     copy = place / "files"
     done = export_files(dataset, copy, most_samples=most_samples)
     is_local = isinstance(index.origin, LocalFolder)
     if is_local and done.same_labels and done.samples == index.samples:
         note = f"Peers read the {done.samples} samples as files, Penstock the set where it lies."
-        return _Source(folder=copy, ours=_path(index), samples=done.samples, note=note)
+        return _ComparedFiles(folder=copy, ours=_path(index), samples=done.samples, note=note)
     where = "" if is_local else "of a remote set "
     note = f"All read a local copy {where}with {done.samples} of {index.samples} samples as files."
-    return _Source(folder=copy, ours=copy, samples=done.samples, note=note)
+    return _ComparedFiles(folder=copy, ours=copy, samples=done.samples, note=note)
 
 
 def _labelled_folder(index: Index) -> Path | None:

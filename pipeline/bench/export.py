@@ -23,7 +23,7 @@ _CHUNK = 256  # samples a read; a remote set's shards are fetched one or a few a
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
+class Export:
     """samples: how many were written. same_labels: the files' class folders in order give each
     sample the label that it has in the dataset; not so where labels are missing or start above 0.
     """
@@ -32,7 +32,7 @@ class Exported:
     same_labels: bool
 
 
-def export_files(dataset: Dataset, folder: Path, *, most_samples: int | None = None) -> Exported:
+def export_files(dataset: Dataset, folder: Path, *, most_samples: int | None = None) -> Export:
     """Write `<folder>/<label>/<id>.<codec>`, bytes unchanged: the first most_samples, or all.
 
     Samples without labels go to one class. Raises what Dataset.read raises, and WriteError's
@@ -53,7 +53,7 @@ def export_files(dataset: Dataset, folder: Path, *, most_samples: int | None = N
             (place / f"{number:012d}.{_suffix(encoded[:HEAD_BYTES].tobytes())}").write_bytes(
                 encoded.data
             )
-    return Exported(samples=count, same_labels=has_labels and seen == set(range(len(seen))))
+    return Export(samples=count, same_labels=has_labels and seen == set(range(len(seen))))
 
 
 def _rows(starts: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.au import au_percent
 from penstock.pipeline.bench.cpu import tree_cpu_s
-from penstock.pipeline.bench.measured import Measured
+from penstock.pipeline.bench.figures import RunFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -31,11 +31,11 @@ SETTLE_BATCHES = 6
 # Where a batch takes long they take no more than this share of the run's length, and one at least.
 _SETTLE_SHARE = 0.5
 _LEAST_BATCHES = 2
-_TOLD_EVERY_S = 0.5
+_REPORT_EVERY_S = 0.5
 
 
 class Loader(Protocol):
-    """What is played: `pipeline.DataLoader`, or what stands in for it."""
+    """What a run plays: `penstock.DataLoader`, or what stands in for it."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def statistics(self) -> Statistics: ...
@@ -43,20 +43,20 @@ class Loader(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
-    """A run, and what charts and verdicts need beside it.
+class Run:
+    """One measured run of a loader, and what charts and verdicts need beside it.
 
     facts: what the loader knows of the measured part. waits_s: every measured step's wait for its
     batch, in order.
     """
 
-    measured: Measured
+    figures: RunFigures
     facts: LoaderFacts
     waits_s: tuple[float, ...]
 
 
 @dataclass(slots=True)
-class _Steps:
+class _StepTimes:
     """The clock's readings of some steps in a row, and how many samples they were over."""
 
     waits_s: list[float] = field(default_factory=list)
@@ -73,7 +73,7 @@ def play(
     settle: int = SETTLE_BATCHES,
     sample_bytes: float | None = None,
     progress: Callable[[float], None] | None = None,
-) -> Played:
+) -> Run:
     """Build a loader, take batches for so many seconds (two at least), close it.
 
     make_loader: called once, within the time to first batch; batches are tensors, or tuples whose
@@ -96,7 +96,7 @@ def play(
     try:
         batches = _endless(loader)
         first = next(batches)
-        _arrived(first)
+        _wait_for_batch(first)
         first_batch_s = time.perf_counter() - began
         del first
         most_s = _SETTLE_SHARE * seconds
@@ -104,15 +104,15 @@ def play(
         loader.statistics()  # the first look may measure the cores; what came meanwhile is taken
         _settle(batches, step_s, settle - settle // 2, most_s / 2)
         before, cpu_s = loader.statistics(), tree_cpu_s()
-        told = _Teller(progress, seconds)
-        steps = _take(batches, step_s, lambda n, s: told(s) >= seconds and n >= _LEAST_BATCHES)
+        report = _ShareReporter(progress, seconds)
+        steps = _take(batches, step_s, lambda n, s: report(s) >= seconds and n >= _LEAST_BATCHES)
         cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
     finally:
         loader.close()
     tiers = _bytes_by_tier(before, after)
     size_bytes = tiers["disk"] if sample_bytes is None else round(sample_bytes * steps.samples)
-    return Played(
-        measured=_measured(
+    return Run(
+        figures=_run_figures(
             steps,
             size_bytes=size_bytes,
             cpu_s=cpu_s,
@@ -164,13 +164,15 @@ def _endless(loader: Loader) -> Iterator[Any]:
             raise ConfigError("The loader has no batch in an epoch. Pass a smaller batch size.")
 
 
-def _take(batches: Iterator[Any], step_s: float, enough: Callable[[int, float], bool]) -> _Steps:
+def _take(
+    batches: Iterator[Any], step_s: float, enough: Callable[[int, float], bool]
+) -> _StepTimes:
     """Take batches, each followed by a step, until enough(steps, seconds) says so."""
-    steps, idle = _Steps(), Event()
+    steps, idle = _StepTimes(), Event()
     began = last = time.perf_counter()
     while not enough(len(steps.waits_s), last - began):
         batch = next(batches)
-        _arrived(batch)
+        _wait_for_batch(batch)
         came = time.perf_counter()
         if step_s:
             idle.wait(step_s)
@@ -188,7 +190,7 @@ def samples_of(batch: Any) -> int:
     return len(batch[0] if isinstance(batch, tuple | list) else batch)
 
 
-def _arrived(batch: Any) -> None:
+def _wait_for_batch(batch: Any) -> None:
     """Wait until a batch on a GPU is there: a training step can't begin before."""
     first = batch[0] if isinstance(batch, tuple | list) else batch
     if getattr(getattr(first, "device", None), "type", "cpu") == "cuda":
@@ -197,22 +199,22 @@ def _arrived(batch: Any) -> None:
         torch.cuda.current_stream(first.device).synchronize()
 
 
-def _au(steps: _Steps) -> float:
+def _au(steps: _StepTimes) -> float:
     # The steps before the measured ones stand for the first step, which an AU leaves out.
     return au_percent(steps.computes_s, steps.elapsed_s)
 
 
-def _measured(
-    steps: _Steps,
+def _run_figures(
+    steps: _StepTimes,
     *,
     size_bytes: int,
     cpu_s: float,
     first_batch_s: float,
     stepped: bool,
     tiers: dict[str, int],
-) -> Measured:
+) -> RunFigures:
     waits = np.array(steps.waits_s)
-    return Measured(
+    return RunFigures(
         samples=steps.samples,
         batches=len(waits),
         seconds=steps.elapsed_s,
@@ -236,7 +238,7 @@ def _bytes_by_tier(before: Statistics, after: Statistics) -> dict[str, int]:
     }
 
 
-class _Teller:
+class _ShareReporter:
     """Tells a progress callback the share that is done, rarely: telling takes CPU time too."""
 
     def __init__(self, progress: Callable[[float], None] | None, seconds: float) -> None:
@@ -246,5 +248,5 @@ class _Teller:
     def __call__(self, elapsed_s: float) -> float:
         if self._progress is not None and elapsed_s >= self._next_s:
             self._progress(min(1.0, elapsed_s / self._seconds))
-            self._next_s = elapsed_s + _TOLD_EVERY_S
+            self._next_s = elapsed_s + _REPORT_EVERY_S
         return elapsed_s

@@ -13,80 +13,20 @@ import json
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
 from penstock.pipeline.bench.children import tell
 from penstock.pipeline.bench.cpu import tree_cpu_s
 from penstock.pipeline.bench.peers.registry import build, imports, prepare
 from penstock.pipeline.bench.peers.work import Work
-from penstock.pipeline.bench.sameness import Pixels, look
+from penstock.pipeline.bench.round import Round, RoundSize
+from penstock.pipeline.bench.sameness import look
 
 if TYPE_CHECKING:
     import torch
 
     from penstock.pipeline.bench.peers.work import Batches
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoundSize:
-    """How many batches a round has.
-
-    looked: taken at first; their pixels are looked at.
-    settle: taken next, more than any peer keeps ready, so that the timed ones come at the rate at
-    which they are made.
-    timed: taken as fast as they come.
-    stepped: each followed by step_ms in which this process leaves the cores alone, as it does while
-    an accelerator trains.
-    seed: of the order and the crops; another one each round, so that pooled pixels average well.
-    """
-
-    looked: int = 2
-    settle: int = 5
-    timed: int = 16
-    stepped: int = 12
-    step_ms: float = 0.0
-    seed: int = 7
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """What one round cost.
-
-    build_s: the constructor; first_batch_s: from its return to the first batch.
-    images, wall_s, cpu_s: of the timed batches; cpu_s counts this process and its children.
-    stepped: batches that a step followed; wait_s, step_s: their time in the loader and in the step.
-    """
-
-    build_s: float
-    first_batch_s: float
-    images: int
-    wall_s: float
-    cpu_s: float
-    stepped: int
-    wait_s: float
-    step_s: float
-    pixels: Pixels
-
-    @property
-    def images_per_s(self) -> float:
-        return self.images / self.wall_s
-
-    @property
-    def cpu_s_per_1000(self) -> float:
-        return 1000 * self.cpu_s / self.images
-
-    @property
-    def batch_wait_ms(self) -> float:
-        return 1000 * self.wait_s / max(1, self.stepped)
-
-    @property
-    def batch_step_ms(self) -> float:
-        return 1000 * self.step_s / max(1, self.stepped)
-
-    @property
-    def wait_share(self) -> float:
-        return self.wait_s / (self.wait_s + self.step_s) if self.step_s else 0.0
 
 
 def play(name: str, work: Work, size: RoundSize) -> Round:
@@ -152,15 +92,6 @@ def _feed_accelerator(batches: Batches, count: int, *, step_s: float) -> tuple[f
             wait_s += waited - began
             busy_s += time.perf_counter() - waited
     return wait_s, busy_s
-
-
-def round_from_json(told: dict[str, Any]) -> Round:
-    """A round as its process told it: JSON has lists where Pixels has tuples."""
-    pixels: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in told["pixels"].items()
-    }
-    return Round(**(told | {"pixels": Pixels(**pixels)}))
 
 
 def main(argv: list[str]) -> None:

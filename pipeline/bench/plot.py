@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.errors import ConfigError, MissingDependencyError
-from penstock.pipeline.bench.report import OURS, STAGE_TITLES, beside, limiting_stage
+from penstock.pipeline.bench.report import OURS, STAGE_TITLES, limiting_stage, peer_figures
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.pipeline.bench.bench import Result
+    from penstock.pipeline.bench.bench import BenchResult
 
 ENDINGS = (".png", ".svg", ".pdf")
 _OURS, _LIMIT, _OTHER, _INK = "#0b6e99", "#c8553d", "#b8c4cc", "#22303a"
@@ -42,17 +42,17 @@ def check_plot(path: Path) -> None:
     _figure_type()
 
 
-def plot(result: Result, path: Path) -> None:
+def plot(result: BenchResult, path: Path) -> None:
     """Write the picture. Raises what `check_plot` does, OSError where it can't be written."""
     check_plot(path)
     figure = draw(result)
     figure.savefig(path, dpi=150)
 
 
-def draw(result: Result) -> Any:
+def draw(result: BenchResult) -> Any:
     """A matplotlib figure of the result."""
     charts = [("Samples a second: each stage alone, and the whole of it", _rates(result))]
-    if beside(result):
+    if peer_figures(result):
         charts.append(("Samples a second, played in turns", _peers(result)))
     heights = [_BAR_INCHES * (len(bars) + 1.6) for _, bars in charts] + [2.2]
     figure = _figure_type()(figsize=(_WIDTH_INCHES, sum(heights) + 1.6), layout="constrained")
@@ -60,10 +60,10 @@ def draw(result: Result) -> Any:
     for place, (title, bars) in zip(axes, charts, strict=False):
         _draw_bars(place, bars, title=title)
     _draw_waits(axes[-1], result)
-    job, setup = result.job, result.setup
+    workload, setup = result.workload, result.setup
     figure.suptitle(
-        f"{job.place}\n{job.recipe.name}, batches of {setup.batch_size}, {job.device}, "
-        f"{setup.num_workers} decode threads, {result.date:%Y-%m-%d}",
+        f"{workload.place}\n{workload.recipe.name}, batches of {setup.batch_size}, "
+        f"{workload.device}, {setup.num_workers} decode threads, {result.date:%Y-%m-%d}",
         fontsize=10,
         color=_INK,
         x=0.01,
@@ -73,39 +73,44 @@ def draw(result: Result) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class _Bar:
+class _ChartBar:
+    """One bar of a chart, and what is written behind its figure."""
+
     name: str
     samples_per_s: float
     colour: str
-    told: str = ""
+    note: str = ""
 
 
-def _rates(result: Result) -> list[_Bar]:
+def _rates(result: BenchResult) -> list[_ChartBar]:
     """The run, and each stage alone; the one that is the limit stands out."""
     limit, share = limiting_stage(result), result.diagnosis.of_ceiling
-    run = result.raw if limit is None else result.judged  # a share is of the run that was judged
-    bars = [_Bar("this run", run.measured.samples_per_s, _OURS)]
+    run = (
+        result.raw if limit is None else result.main_run
+    )  # a share is of the run that the verdict is of
+    bars = [_ChartBar("this run", run.figures.samples_per_s, _OURS)]
     for name, rate in result.ceilings.stages().items():
         is_limit = name == limit and share is not None
-        told = f"the limit: reached {share:.0%}" if is_limit else ""
+        note = f"the limit: reached {share:.0%}" if is_limit else ""
         title = STAGE_TITLES.get(name, name)
-        bars.append(_Bar(title, rate.samples_per_s, _LIMIT if is_limit else _OTHER, told))
+        bars.append(_ChartBar(title, rate.samples_per_s, _LIMIT if is_limit else _OTHER, note))
     return bars
 
 
-def _peers(result: Result) -> list[_Bar]:
-    assert result.against is not None
-    ours = result.against.ours
-    bars = [_Bar(OURS, ours.samples_per_s, _OURS)] if ours is not None else []
-    for name, figures in beside(result).items():
-        told = f"Penstock is {figures.ratio:.2f} x as fast"
-        bars.append(_Bar(name, figures.samples_per_s, _OTHER, told))
+def _peers(result: BenchResult) -> list[_ChartBar]:
+    assert result.peers is not None
+    ours = result.peers.ours
+    bars = [_ChartBar(OURS, ours.samples_per_s, _OURS)] if ours is not None else []
+    for name, figures in peer_figures(result).items():
+        note = f"Penstock is {figures.ratio:.2f} x as fast"
+        bars.append(_ChartBar(name, figures.samples_per_s, _OTHER, note))
     return bars
 
 
-def _draw_bars(axes: Any, bars: list[_Bar], *, title: str) -> None:
-    """Horizontal bars, their figures behind them. What is far beyond the first is cut, and says so:
-    reading is often a hundred times as fast as all of it, and nothing else would be seen."""
+def _draw_bars(axes: Any, bars: list[_ChartBar], *, title: str) -> None:
+    """Horizontal bars, their figures behind them. What is far beyond the first ends at the axis,
+    and says so: reading is often a hundred times as fast as all of it, and nothing else would be
+    seen."""
     most = max(bar.samples_per_s for bar in bars)
     most = max(1.0, min(most, _MOST_BEYOND * bars[0].samples_per_s))
     names = [bar.name for bar in bars]
@@ -113,10 +118,10 @@ def _draw_bars(axes: Any, bars: list[_Bar], *, title: str) -> None:
     axes.barh(names, lengths, color=[bar.colour for bar in bars], height=0.68)
     for place, bar in enumerate(bars):
         beyond = " (beyond the axis)" if bar.samples_per_s > most else ""
-        told = f", {bar.told}" if bar.told else ""
+        note = f", {bar.note}" if bar.note else ""
         inside = lengths[place] > 0.55 * most
         axes.annotate(
-            f"{bar.samples_per_s:,.0f}{beyond}{told}",
+            f"{bar.samples_per_s:,.0f}{beyond}{note}",
             (lengths[place], place),
             xytext=(-6 if inside else 6, 0),
             textcoords="offset points",
@@ -131,19 +136,19 @@ def _draw_bars(axes: Any, bars: list[_Bar], *, title: str) -> None:
     _dress(axes, title)
 
 
-def _draw_waits(axes: Any, result: Result) -> None:
+def _draw_waits(axes: Any, result: BenchResult) -> None:
     """Each measured step's wait over time, with its median and 99th percentile."""
-    judged = result.judged
-    waits_ms = 1000 * np.array(judged.waits_s)
+    run = result.main_run
+    waits_ms = 1000 * np.array(run.waits_s)
     every = max(1, len(waits_ms) // _MOST_POINTS)
     # The longest of each group stays: a spike is what the picture is for.
     shown = np.array(
         [part.max() for part in np.split(waits_ms, range(every, len(waits_ms), every))]
     )
     axes.plot(every * np.arange(len(shown)), shown, color=_OURS, linewidth=1, marker=".", ms=4)
-    lines = [("p50", judged.measured.wait_p50_s), ("p99", judged.measured.wait_p99_s)]
+    lines = [("p50", run.figures.wait_p50_s), ("p99", run.figures.wait_p99_s)]
     if result.stepped is not None:
-        lines.append(("step", judged.measured.step_s))
+        lines.append(("step", run.figures.step_s))
     styles = {"p50": (_INK, ":"), "p99": (_LIMIT, "--"), "step": (_INK, "-")}
     for name, value_s in lines:
         colour, style = styles[name]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import MissingDependencyError
-from penstock.pipeline.bench.stage import Stage, play_in_turns, some_of
+from penstock.pipeline.bench.recipe_timer import RecipeTimer, play_in_turns, some_of
 from penstock.pipeline.report.ceilings import ProgressiveCost
 from penstock.readers.fields.sniff import HEAD_BYTES, is_progressive, sniff
 from penstock.readers.packing.transcode import baseline_twin
@@ -108,7 +108,7 @@ def _compared(
     with contextlib.ExitStack() as open_ones:
         stages = []
         for batch in (progressive, baseline):
-            stages.append(Stage(recipe))
+            stages.append(RecipeTimer(recipe))
             stages[-1].open(batch, device=device, threads=threads, seconds=seconds, whole=True)
             open_ones.callback(stages[-1].close)
         rates = play_in_turns(stages, seconds)

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from penstock.pipeline.bench.bench import Result
-    from penstock.pipeline.bench.compare import Against, Beside
-    from penstock.pipeline.bench.measured import Measured
-    from penstock.pipeline.bench.tune import Trial
+    from penstock.pipeline.bench.bench import BenchResult
+    from penstock.pipeline.bench.compare import PeerComparison, PeerFigures
+    from penstock.pipeline.bench.figures import RunFigures
+    from penstock.pipeline.bench.tune import SetupRuns
     from penstock.pipeline.report.ceilings import Rate
 
 OURS = "penstock"
@@ -31,31 +31,31 @@ _FREE_CORES = 0.75
 STAGE_TITLES = {"augment": "decode + augment", "python": "Python's part"}
 
 
-def limiting_stage(result: Result) -> str | None:
+def limiting_stage(result: BenchResult) -> str | None:
     """The stage whose ceiling the verdict tells its share of."""
     found = ceiling_of(result.diagnosis.limit, result.ceilings)
     return None if found is None else found[0]
 
 
-def as_json(result: Result) -> dict[str, Any]:
+def as_json(result: BenchResult) -> dict[str, Any]:
     """All that was measured, as JSON values; docs/bench.md explains each field."""
-    job, setup, found, against = result.job, result.setup, result.diagnosis, result.against
-    raw, judged = result.raw.measured, result.judged.measured
+    workload, setup, found, peers = result.workload, result.setup, result.diagnosis, result.peers
+    raw, main = result.raw.figures, result.main_run.figures
     return {
         "samples_per_s": raw.samples_per_s,
         "bytes_per_s": raw.bytes_per_s,
         "cpu_s_per_1000": raw.cpu_s_per_1000,
         "cores_used": raw.cpu_s / raw.seconds,
         "first_batch_s": raw.first_batch_s,
-        "wait_p50_s": judged.wait_p50_s,
-        "wait_p99_s": judged.wait_p99_s,
-        "wait_share": judged.wait_share,
-        "au": None if result.stepped is None else judged.au,
+        "wait_p50_s": main.wait_p50_s,
+        "wait_p99_s": main.wait_p99_s,
+        "wait_share": main.wait_share,
+        "au": None if result.stepped is None else main.au,
         "floor_au": result.floor_au,
         "fed_step_ms": fed_step_ms(result),
-        "stepped_samples_per_s": None if result.stepped is None else judged.samples_per_s,
+        "stepped_samples_per_s": None if result.stepped is None else main.samples_per_s,
         "bytes_by_tier": dict(raw.bytes_by_tier),
-        "stepped_bytes_by_tier": None if result.stepped is None else dict(judged.bytes_by_tier),
+        "stepped_bytes_by_tier": None if result.stepped is None else dict(main.bytes_by_tier),
         "verdict": found.verdict,
         "limit": found.limit,
         "cause": found.cause,
@@ -72,32 +72,32 @@ def as_json(result: Result) -> dict[str, Any]:
             }
             for name, rate in result.ceilings.stages().items()
         },
-        "against": {name: asdict(figures) for name, figures in beside(result).items()},
-        "against_ours": None if against is None or against.ours is None else asdict(against.ours),
-        "skipped": {} if against is None else dict(against.skipped),
-        "failed": None if result.failed is None else str(result.failed),
-        "url": job.place,
-        "augment": job.recipe.name,
+        "against": {name: asdict(figures) for name, figures in peer_figures(result).items()},
+        "against_ours": None if peers is None or peers.ours is None else asdict(peers.ours),
+        "skipped": {} if peers is None else dict(peers.skipped),
+        "failed": None if result.peers_error is None else str(result.peers_error),
+        "url": workload.place,
+        "augment": workload.recipe.name,
         "batch_size": setup.batch_size,
-        "device": job.device,
+        "device": workload.device,
         "num_workers": setup.num_workers,
         "prefetch_factor": setup.prefetch_factor,
         "read": setup.read,
-        "step_ms": 1000 * job.step_s if job.step_s else None,
-        "accelerator": job.accelerator or None,
-        "seconds": job.seconds,
+        "step_ms": 1000 * workload.step_s if workload.step_s else None,
+        "accelerator": workload.accelerator or None,
+        "seconds": workload.seconds,
         "samples": raw.samples,
-        "dataset": asdict(result.about),
-        "python": job.line(setup),
-        "tried": None if result.tuned is None else [_tried(t) for t in result.tuned.trials],
-        "noise": None if result.tuned is None else result.tuned.noise,
+        "dataset": asdict(result.dataset),
+        "python": workload.line(setup),
+        "tried": None if result.search is None else [_tried(t) for t in result.search.setups],
+        "noise": None if result.search is None else result.search.noise,
         "date": result.date.isoformat(),
         "machine": machine(),
         "versions": versions(),
     }
 
 
-def _tried(trial: Trial) -> dict[str, Any]:
+def _tried(trial: SetupRuns) -> dict[str, Any]:
     return {
         **asdict(trial.setup),
         "samples_per_s": trial.samples_per_s,
@@ -105,27 +105,27 @@ def _tried(trial: Trial) -> dict[str, Any]:
     }
 
 
-def beside(result: Result) -> Mapping[str, Beside]:
+def peer_figures(result: BenchResult) -> Mapping[str, PeerFigures]:
     """The peers that played."""
-    return {} if result.against is None else result.against.results
+    return {} if result.peers is None else result.peers.results
 
 
-def fed_step_ms(result: Result) -> float:
+def fed_step_ms(result: BenchResult) -> float:
     """The shortest training step over a batch, in milliseconds, that this rate keeps fed."""
-    rate = result.raw.measured.samples_per_s
+    rate = result.raw.figures.samples_per_s
     return 1000 * result.setup.batch_size / rate if rate else 0.0
 
 
-def show(result: Result, console: Console) -> None:
+def show(result: BenchResult, console: Console) -> None:
     """Print it for people."""
-    if result.tuned is not None:
+    if result.search is not None:
         console.print(_title("What was tried"), _trials(result), sep="\n", end="\n\n")
     console.print(_head(result), soft_wrap=True)
     console.print(_figures(result))
     if stages := result.ceilings.stages():
         console.print(_title("Each stage alone"), _stages(result, stages), sep="\n")
-    if result.against is not None:
-        _show_peers(result.against, console)
+    if result.peers is not None:
+        _show_peers(result.peers, console)
     for number, part in enumerate(_verdict(result)):
         told = Text(f"\n{part}" if number == 0 else part, style="" if number else "bold")
         console.print(told, soft_wrap=True)
@@ -138,7 +138,7 @@ def _title(text: str) -> Text:
     return Text(f"\n{text}", style="dim")
 
 
-def _verdict(result: Result) -> Iterator[str]:
+def _verdict(result: BenchResult) -> Iterator[str]:
     """What is the limit, and on a line of its own what to do about it and what that brings."""
     found = result.diagnosis
     before, advice, after = found.verdict.partition(found.advice or "\0")
@@ -147,21 +147,21 @@ def _verdict(result: Result) -> Iterator[str]:
         yield f"{advice}{after}"
 
 
-def _head(result: Result) -> Text:
-    job, setup, about = result.job, result.setup, result.about
-    where = job.device
+def _head(result: BenchResult) -> Text:
+    workload, setup, dataset = result.workload, result.setup, result.dataset
+    where = workload.device
     if where == "cpu":
         where = f"{setup.num_workers} decode thread{'s' * (setup.num_workers != 1)} on the CPU"
-    what = "encoded bytes" if job.recipe.operations is None else job.recipe.name
+    what = "encoded bytes" if workload.recipe.operations is None else workload.recipe.name
     return Text.assemble(
-        (job.place, "bold"),
-        f"\n{about.samples:,} samples, {format_size(about.bytes)}, {about.kind}; {what}, batches "
-        f"of {setup.batch_size}, {where}\n",
+        (workload.place, "bold"),
+        f"\n{dataset.samples:,} samples, {format_size(dataset.bytes)}, {dataset.kind}; {what}, "
+        f"batches of {setup.batch_size}, {where}\n",
     )
 
 
-def _figures(result: Result) -> Table:
-    raw, judged, job = result.raw.measured, result.judged.measured, result.job
+def _figures(result: BenchResult) -> Table:
+    raw, main, workload = result.raw.figures, result.main_run.figures, result.workload
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
     table.add_column(style="bold", justify="right")
@@ -170,37 +170,37 @@ def _figures(result: Result) -> Table:
     table.add_row("CPU", f"{raw.cpu_s_per_1000:.2f} s", "per 1,000 samples")
     table.add_row("first batch", f"{raw.first_batch_s:.2f} s", "imports not counted")
     if result.stepped is None:
-        table.add_row("a batch every", f"{1000 * judged.wait_p50_s:,.1f} ms", _p99(result))
+        table.add_row("a batch every", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
     else:
-        fed = f"{judged.samples_per_s:,.0f}/s"
-        table.add_row("with the step", fed, f"{judged.bytes_per_s / 1e6:,.1f} MB/s")
-        step = f"{1000 * job.step_s:,.4g} ms a step of {result.setup.batch_size}"
-        step += f", {job.accelerator}" if job.accelerator else ""
-        table.add_row("waits for a batch", f"{1000 * judged.wait_p50_s:,.1f} ms", _p99(result))
+        fed = f"{main.samples_per_s:,.0f}/s"
+        table.add_row("with the step", fed, f"{main.bytes_per_s / 1e6:,.1f} MB/s")
+        step = f"{1000 * workload.step_s:,.4g} ms a step of {result.setup.batch_size}"
+        step += f", {workload.accelerator}" if workload.accelerator else ""
+        table.add_row("waits for a batch", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
         floor = f"; {result.floor_au:.2f} % with a loader that costs nothing"
-        table.add_row("accelerator used", f"{judged.au:.2f} %", f"{step}{floor}")
+        table.add_row("accelerator used", f"{main.au:.2f} %", f"{step}{floor}")
     if result.stepped is None:
         table.add_row("read", *_tiers(raw))
     else:
-        table.add_row("read, with the step", *_tiers(judged))
+        table.add_row("read, with the step", *_tiers(main))
         table.add_row("read, without", *_tiers(raw))
     return table
 
 
-def _tiers(measured: Measured) -> tuple[str, str]:
+def _tiers(figures: RunFigures) -> tuple[str, str]:
     """What was read in all, and where from."""
-    tiers = {tier: size for tier, size in measured.bytes_by_tier.items() if size}
+    tiers = {tier: size for tier, size in figures.bytes_by_tier.items() if size}
     parts = [f"{format_size(size)} from {tier}" for tier, size in tiers.items()]
     told = ", ".join(parts) if len(parts) > 1 else "".join(f"from {tier}" for tier in tiers)
     return format_size(sum(tiers.values())), told
 
 
-def _p99(result: Result) -> str:
-    judged = result.judged.measured
-    return f"p50; p99 {1000 * judged.wait_p99_s:,.1f} ms, over {judged.batches:,} batches"
+def _p99(result: BenchResult) -> str:
+    main = result.main_run.figures
+    return f"p50; p99 {1000 * main.wait_p99_s:,.1f} ms, over {main.batches:,} batches"
 
 
-def _stages(result: Result, stages: Mapping[Any, Rate]) -> Table:
+def _stages(result: BenchResult, stages: Mapping[Any, Rate]) -> Table:
     """One share only, the verdict's: of the stage that is the limit."""
     limit, share = limiting_stage(result), result.diagnosis.of_ceiling
     table = Table(box=None, pad_edge=False, header_style="dim")
@@ -219,32 +219,32 @@ def _stages(result: Result, stages: Mapping[Any, Rate]) -> Table:
     return table
 
 
-def _show_peers(against: Against, console: Console) -> None:
+def _show_peers(peers: PeerComparison, console: Console) -> None:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("loader", "samples/s", "CPU s/1,000", "Penstock is"):
         table.add_column(name, justify="left" if name == "loader" else "right")
-    rows = {OURS: against.ours} if against.ours is not None else {}
-    for name, figures in (rows | dict(against.results)).items():
+    rows = {OURS: peers.ours} if peers.ours is not None else {}
+    for name, figures in (rows | dict(peers.results)).items():
         table.add_row(
             name,
             f"{figures.samples_per_s:,.0f}",
             f"{figures.cpu_s_per_1000:.2f}",
             "" if name == OURS else f"{figures.ratio:.2f} x as fast",
         )
-    if against.results:
-        console.print(_title("Beside it, in turns"), table, against.note, sep="\n", soft_wrap=True)
-    for name, how in against.skipped.items():
+    if peers.results:
+        console.print(_title("Beside it, in turns"), table, peers.note, sep="\n", soft_wrap=True)
+    for name, how in peers.skipped.items():
         told = f"{name} was left out: it isn't installed. {how}"
         console.print(Text(told), style="yellow", soft_wrap=True)
 
 
-def _trials(result: Result) -> Table:
-    assert result.tuned is not None
+def _trials(result: BenchResult) -> Table:
+    assert result.search is not None
     table = Table(box=None, pad_edge=False, header_style="dim")
     names = ("num_workers", "prefetch_factor", "batch_size", "read", "samples/s", "runs", "")
     for name in names:
         table.add_column(name, justify="right")
-    for trial in result.tuned.trials:
+    for trial in result.search.setups:
         setup, best = trial.setup, trial.setup == result.setup
         table.add_row(
             str(setup.num_workers),
@@ -259,20 +259,20 @@ def _trials(result: Result) -> Table:
     return table
 
 
-def _hints(result: Result) -> Iterator[str]:
-    raw, threads = result.raw.measured, min(result.setup.num_workers, usable_cores())
+def _hints(result: BenchResult) -> Iterator[str]:
+    raw, threads = result.raw.figures, min(result.setup.num_workers, usable_cores())
     used = raw.cpu_s / raw.seconds
     # As fast as batches come, waiting for decoding means that its threads have work all the time.
     facts = result.raw.facts
     decodes = facts.wait_decode_s > 0.9 * (facts.wait_s + facts.step_s)
-    if decodes and result.job.device == "cpu" and used < _FREE_CORES * threads:
+    if decodes and result.workload.device == "cpu" and used < _FREE_CORES * threads:
         yield (
             f"Something else used the cores too: threads that could have used {threads} all the "
             f"time got {used:.1f}. Measure again when it doesn't."
         )
-    if result.tuned is not None:
-        noise = f"Runs of one setting differed by {result.tuned.noise:.1%}"
-        if result.tuned.noise > BUSY_NOISE:
+    if result.search is not None:
+        noise = f"Runs of one setting differed by {result.search.noise:.1%}"
+        if result.search.noise > BUSY_NOISE:
             yield f"{noise}: the machine is busy with something else. Tune again when it isn't."
         else:
             yield f"{noise}; less isn't a difference."
@@ -282,12 +282,9 @@ def _hints(result: Result) -> Iterator[str]:
             f"takes {fed_step_ms(result):,.0f} ms or more; --step-ms or --accelerator measures "
             "its utilisation."
         )
-    if result.tuned is None:
+    if result.search is None:
         yield "These are the loader's defaults; --tune searches for faster settings."
 
 
-def _python(result: Result) -> str:
-    imports = ["from penstock.pipeline import DataLoader", "from penstock.readers import Dataset"]
-    if result.job.recipe.imports:
-        imports.insert(0, result.job.recipe.imports)
-    return "\n".join([*sorted(imports), f"loader = {result.job.line(result.setup)}"])
+def _python(result: BenchResult) -> str:
+    return f"{result.workload.imports}\nloader = {result.workload.line(result.setup)}"

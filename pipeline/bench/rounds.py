@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import math
-import statistics
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.bench.children import Child, ChildFailedError
+from penstock.pipeline.bench.figures import Figure
 from penstock.pipeline.bench.peers.registry import TITLES
-from penstock.pipeline.bench.player import Round, RoundSize, round_from_json
+from penstock.pipeline.bench.round import Round, RoundSize, TensorFacts, round_from_json
 from penstock.pipeline.bench.sameness import LOOKED_SAMPLES, check_same_work
 
 if TYPE_CHECKING:
@@ -61,19 +61,6 @@ class Player:
 
     def __exit__(self, *error: object) -> None:
         self._child.__exit__(*error)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Figure:
-    """A median over the rounds and the lowest and highest round."""
-
-    median: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Figure:
-        return cls(median=statistics.median(values), low=min(values), high=max(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +122,7 @@ def compare(
                 played[player.name].append(player.play(sized))
                 if progress is not None:
                     progress(sum(map(len, played.values())))
-    check_same_work(played, pooled=True)
+    check_same_work(_pixels(played), pooled=True)
     first = played[names[0]]
     return Comparison(
         summaries={name: summarise(played[name], first) for name in names}, rounds=played, size=size
@@ -162,11 +149,15 @@ def _rehearse(players: Sequence[Player], work: Work, size: RoundSize) -> RoundSi
     """
     short = replace(size, looked=1, stepped=0)
     heard = {player.name: [player.play(short)] for player in players}
-    check_same_work(heard, pooled=False)
+    check_same_work(_pixels(heard), pooled=False)
     if not size.stepped or size.step_ms:
         return size
     fastest = max(rounds[0].images_per_s for rounds in heard.values())
     return replace(size, step_ms=1000 * work.batch_size / (ACCELERATOR_SHARE * fastest))
+
+
+def _pixels(played: Mapping[str, Sequence[Round]]) -> dict[str, list[TensorFacts]]:
+    return {name: [one.pixels for one in rounds] for name, rounds in played.items()}
 
 
 def summarise(rounds: Sequence[Round], first: Sequence[Round]) -> Summary:

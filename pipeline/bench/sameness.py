@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockError
+from penstock.pipeline.bench.round import TensorFacts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     import torch
 
-    from penstock.pipeline.bench.player import Round
 
 # Beside what chance may add; a forgotten or doubled normalisation moves a mean by 0.5 and more.
 MEAN_TOLERANCE = 0.15
@@ -30,37 +29,13 @@ class NotTheSameWorkError(PenstockError, ValueError):
     """Two peers' tensors differ, so their times say nothing about one another."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pixels:
-    """What a peer's tensors look like, to tell whether two peers do the same work.
-
-    samples, label_mean, label_deviation: how many were looked at; of their labels.
-    spread: deviation of the images' own means, of the channel where it is largest: what chance does
-    to a mean over few images.
-    mean, deviation: of each channel over all pixels, in normalised units.
-    detail: mean absolute difference of horizontal neighbours; a resize without antialiasing raises
-    it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    label_dtype: str
-    samples: int
-    label_mean: float
-    label_deviation: float
-    spread: float
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    detail: float
-
-
-def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Pixels:
+def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> TensorFacts:
     """The facts of some batches of (n, 3, size, size) images and (n,) labels."""
     import torch
 
     images = torch.cat([images for images, _ in batches]).float()
     labels = torch.cat([labels for _, labels in batches])
-    return Pixels(
+    return TensorFacts(
         shape=tuple(batches[0][0].shape),
         dtype=str(batches[0][0].dtype),
         label_dtype=str(batches[0][1].dtype),
@@ -74,10 +49,10 @@ def look(batches: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Pixels:
     )
 
 
-def check_same_work(played: Mapping[str, Sequence[Round]], *, pooled: bool) -> None:
+def check_same_work(seen: Mapping[str, Sequence[TensorFacts]], *, pooled: bool) -> None:
     """Compare every peer's tensors with the first one's; pooled: the statistics of their pixels and
     labels too, of LOOKED_SAMPLES or more. Raises NotTheSameWorkError."""
-    looks = {name: pool([r.pixels for r in rounds]) for name, rounds in played.items()}
+    looks = {name: pool(rounds) for name, rounds in seen.items()}
     reference_name, reference = next(iter(looks.items()))
     for name, pixels in looks.items():
         for what, mine, wanted, same in differences(pixels, reference, pooled=pooled):
@@ -90,7 +65,7 @@ def check_same_work(played: Mapping[str, Sequence[Round]], *, pooled: bool) -> N
 
 
 def differences(
-    pixels: Pixels, reference: Pixels, *, pooled: bool
+    pixels: TensorFacts, reference: TensorFacts, *, pooled: bool
 ) -> Iterator[tuple[str, object, object, bool]]:
     """What was compared, the value here and there, and whether they count as the same."""
     for what in ("shape", "dtype", "label_dtype"):
@@ -112,13 +87,13 @@ def differences(
         yield what, mine, wanted, abs(mine - wanted) <= allowed
 
 
-def pool(looks: Sequence[Pixels]) -> Pixels:
+def pool(looks: Sequence[TensorFacts]) -> TensorFacts:
     """Of all rounds together, from what each round saw of equally many samples."""
 
     def mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
         return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))
 
-    return Pixels(
+    return TensorFacts(
         shape=looks[-1].shape,
         dtype=looks[-1].dtype,
         label_dtype=looks[-1].label_dtype,

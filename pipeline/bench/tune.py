@@ -60,8 +60,8 @@ class Axis:
 
 
 @dataclass(slots=True)
-class Trial:
-    """One setup and the samples/s of each of its runs."""
+class SetupRuns:
+    """One setup, and the samples/s of each of its runs."""
 
     setup: Setup
     runs: list[float] = field(default_factory=list)
@@ -72,11 +72,12 @@ class Trial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuned:
-    """What a search found. trials: in the order of their first run; noise: as a share."""
+class SearchResult:
+    """What a search found. setups: those tried, in the order of their first run; noise: as a
+    share."""
 
     best: Setup
-    trials: tuple[Trial, ...]
+    setups: tuple[SetupRuns, ...]
     noise: float
 
 
@@ -85,24 +86,24 @@ def tune(
     axes: Sequence[Axis],
     measure: Callable[[Setup], float],
     *,
-    tried: Callable[[Setup, float], None] | None = None,
-) -> Tuned:
+    on_run: Callable[[Setup, float], None] | None = None,
+) -> SearchResult:
     """The fastest setup that a walk along the axes finds, beginning at start.
 
-    axes: each holds start's own value. measure: samples/s of a short run. tried: told each run as
+    axes: each holds start's own value. measure: samples/s of a short run. on_run: told each run as
     it ends.
 
     Raises ConfigError for an axis without start's value; what measure raises.
     """
-    search = _Search(measure, tried)
+    search = _Search(measure, on_run)
     search.run(start)
     search.run(start)
-    low, high = sorted(search.trial(start).runs)
+    low, high = sorted(search.runs_of(start).runs)
     noise = min(MOST_NOISE, max(LEAST_NOISE, (high - low) / high))
     best = start
     for axis in axes:
         best = _along(axis, best, search, noise)
-    return Tuned(best=best, trials=tuple(search.trials.values()), noise=noise)
+    return SearchResult(best=best, setups=tuple(search.setups.values()), noise=noise)
 
 
 def axes_for(
@@ -122,27 +123,29 @@ def axes_for(
 
 
 class _Search:
-    def __init__(
-        self, measure: Callable[[Setup], float], tried: Callable[[Setup, float], None] | None
-    ) -> None:
-        self._measure, self._tried = measure, tried
-        self.trials: dict[Setup, Trial] = {}
+    """The runs of a search so far."""
 
-    def trial(self, setup: Setup) -> Trial:
-        return self.trials[setup]
+    def __init__(
+        self, measure: Callable[[Setup], float], on_run: Callable[[Setup, float], None] | None
+    ) -> None:
+        self._measure, self._on_run = measure, on_run
+        self.setups: dict[Setup, SetupRuns] = {}
+
+    def runs_of(self, setup: Setup) -> SetupRuns:
+        return self.setups[setup]
 
     def run(self, setup: Setup) -> float:
         """One more run; its samples/s."""
         rate = self._measure(setup)
-        self.trials.setdefault(setup, Trial(setup)).runs.append(rate)
-        if self._tried is not None:
-            self._tried(setup, rate)
+        self.setups.setdefault(setup, SetupRuns(setup)).runs.append(rate)
+        if self._on_run is not None:
+            self._on_run(setup, rate)
         return rate
 
     def beats(self, new: Setup, best: Setup, *, by: float) -> bool:
         """Whether a setup is faster by that share (slower by no more than it where negative), in a
         first run and then in another one of both: one lucky run is no reason to change."""
-        if self.run(new) <= (1 + by) * self.trial(best).samples_per_s:
+        if self.run(new) <= (1 + by) * self.runs_of(best).samples_per_s:
             return False
         return self.run(new) > (1 + by) * self.run(best)
 
@@ -164,7 +167,7 @@ def _along(axis: Axis, best: Setup, search: _Search, noise: float) -> Setup:
             if not search.beats(new, peak, by=by):
                 break
             best, place = new, place + step
-            peak = max(peak, new, key=lambda setup: search.trial(setup).samples_per_s)
+            peak = max(peak, new, key=lambda setup: search.runs_of(setup).samples_per_s)
         if place != begin:
             break
     return best

@@ -6,19 +6,19 @@ import json
 import math
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from penstock.cache.errors import ConfigError, PenstockWarning
 from penstock.pipeline.cli.datasets import CacheFolder, Json, StoreOptions, parse_options
+from penstock.pipeline.cli.progress import MeasuringBar
 from penstock.pipeline.cli.warm import IndexFolder  # noqa: TC001  typer reads annotations
 
 if TYPE_CHECKING:
-    from penstock.pipeline.bench.bench import Result
-    from penstock.pipeline.bench.job import Recipe
+    from penstock.pipeline.bench.bench import BenchResult
+    from penstock.pipeline.bench.recipes import NamedRecipe
 
 Picture = Annotated[
     Path | None, typer.Option("--plot", help="Picture to write, as bench.png; needs matplotlib.")
@@ -86,9 +86,10 @@ def bench(
     every figure.
     """
     from penstock.pipeline.bench.bench import bench as measure
-    from penstock.pipeline.bench.job import Job, recipe_named, step_of
     from penstock.pipeline.bench.plot import check_plot
     from penstock.pipeline.bench.plot import plot as draw
+    from penstock.pipeline.bench.recipes import recipe_named
+    from penstock.pipeline.bench.workload import Workload, step_of
     from penstock.pipeline.options.device import parse_device
 
     # All that can be told to be wrong is told before anything is measured.
@@ -100,7 +101,7 @@ def bench(
         check_plot(plot)
     recipe = recipe_named(augment)
     peers = _peers(against, recipe=recipe, device=device)
-    job = Job(
+    workload = Workload(
         url=url,
         recipe=recipe,
         device=str(parse_device(device)),
@@ -113,17 +114,17 @@ def bench(
         index=index_folder,
         storage_options=parse_options(storage_option),
     )
-    with warnings.catch_warnings(), _Bar() as bar:
+    with warnings.catch_warnings(), MeasuringBar("bench") as bar:
         warnings.simplefilter("once", PenstockWarning)  # each run would repeat them
-        result = measure(job, told=bar, search=tune, peers=peers)
+        result = measure(workload, progress=bar, search=tune, peers=peers)
     _report(result, as_json=as_json, plot=plot)
     if plot is not None:  # last: a disk that is full must not cost the figures
         draw(result, plot)
-    if result.failed is not None:
-        raise result.failed
+    if result.peers_error is not None:
+        raise result.peers_error
 
 
-def _report(result: Result, *, as_json: bool, plot: Path | None) -> None:
+def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
     from penstock.pipeline.bench.report import as_json as values
     from penstock.pipeline.bench.report import show
 
@@ -136,7 +137,7 @@ def _report(result: Result, *, as_json: bool, plot: Path | None) -> None:
         console.print("\nPicture:", str(plot), markup=False, soft_wrap=True)
 
 
-def _peers(against: str | None, *, recipe: Recipe, device: str) -> list[str]:
+def _peers(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str]:
     """Raises ConfigError for unknown names, and for work that the others can't do."""
     from penstock.pipeline.bench.compare import crop_of
     from penstock.pipeline.bench.peers.registry import PEERS, adapter
@@ -160,32 +161,3 @@ def _peers(against: str | None, *, recipe: Recipe, device: str) -> list[str]:
 def _check_positive(value: float, name: str, *, example: str) -> None:
     if not (value > 0 and math.isfinite(value)):
         raise ConfigError(f"{name}: got {value:g}, wanted a number above 0, such as {example}.")
-
-
-class _Bar:
-    """What is being measured, on stderr. Drawn when told only: a thread that redraws a bar takes
-    time from what is measured."""
-
-    def __init__(self) -> None:
-        console = Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("[bold]bench[/] {task.description}"),
-            BarColumn(),
-            console=console,
-            auto_refresh=False,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("", total=None)
-
-    def __call__(self, what: str, share: float | None = None, /) -> None:
-        self._progress.update(self._task, description=what, completed=share or 0.0)
-        self._progress.tasks[0].total = None if share is None else 1.0
-        self._progress.refresh()
-
-    def __enter__(self) -> _Bar:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._progress.stop()

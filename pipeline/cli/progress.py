@@ -32,8 +32,8 @@ class _Rate(ProgressColumn):
         return Text(f"{speed:,.0f}/s  {format_size(per_s)}/s", style="progress.data.speed")
 
 
-class _Bar:
-    """Shown while the context is open."""
+class _ProgressBar:
+    """A bar on stderr that is shown while the context is open."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -51,7 +51,7 @@ class _Bar:
         self._progress.stop()
 
 
-class SampleProgress(_Bar):
+class SampleProgress(_ProgressBar):
     """A context manager, and the callable that readers report to: (done, total, done_bytes)."""
 
     def __init__(self, what: str) -> None:
@@ -73,7 +73,7 @@ class SampleProgress(_Bar):
         self._progress.update(self._task, completed=done, total=total, done_bytes=done_bytes)
 
 
-class ByteProgress(_Bar):
+class ByteProgress(_ProgressBar):
     """A context manager, and a callable: (done bytes, total bytes, what they are)."""
 
     def __init__(self, what: str) -> None:
@@ -94,3 +94,27 @@ class ByteProgress(_Bar):
 
     def __call__(self, done: int, total: int, detail: str) -> None:
         self._progress.update(self._task, completed=done, total=total, detail=detail)
+
+
+class MeasuringBar(_ProgressBar):
+    """What is being measured. It is drawn when it is told only: a thread that redraws a bar takes
+    time from what is measured."""
+
+    def __init__(self, what: str) -> None:
+        console = Console(stderr=True)
+        super().__init__(
+            Progress(
+                TextColumn(f"[bold]{what}[/] {{task.description}}"),
+                BarColumn(),
+                console=console,
+                auto_refresh=False,
+                transient=True,
+                disable=not console.is_terminal,
+            )
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def __call__(self, what: str, share: float | None = None, /) -> None:
+        self._progress.update(self._task, description=what, completed=share or 0.0)
+        self._progress.tasks[0].total = None if share is None else 1.0
+        self._progress.refresh()

@@ -26,12 +26,12 @@ from benchmarks.record import RESULTS, write_result
 from penstock.cache.errors import ConfigError, DatasetNotFoundError
 from penstock.pipeline.bench.children import Child, ChildFailedError
 from penstock.pipeline.bench.cpu import tree_cpu_s
+from penstock.pipeline.bench.figures import Figure
 from penstock.pipeline.bench.machine import machine
 from penstock.pipeline.bench.peers.images import crop_window, normalised
 from penstock.pipeline.bench.peers.work import AREA, RATIO
-from penstock.pipeline.bench.player import Round, RoundSize
-from penstock.pipeline.bench.rounds import Figure
-from penstock.pipeline.bench.sameness import NotTheSameWorkError, Pixels, check_same_work
+from penstock.pipeline.bench.round import Round, RoundSize, TensorFacts
+from penstock.pipeline.bench.sameness import NotTheSameWorkError, check_same_work
 from penstock.readers import Dataset
 from tests.servers import NGINX
 
@@ -158,7 +158,7 @@ def test_tree_cpu_counts_children_that_still_run() -> None:
     assert tree_cpu_s() - before >= 0.29  # and once it has ended
 
 
-def a_round(pixels: Pixels) -> Round:
+def a_round(pixels: TensorFacts) -> Round:
     return Round(
         build_s=0.1,
         first_batch_s=0.1,
@@ -172,7 +172,7 @@ def a_round(pixels: Pixels) -> Round:
     )
 
 
-PIXELS = Pixels(
+PIXELS = TensorFacts(
     shape=(8, 3, 32, 32),
     dtype="torch.float32",
     label_dtype="torch.int64",
@@ -206,14 +206,14 @@ def test_a_rounds_figures() -> None:
         replace(PIXELS, label_deviation=3.5),
     ],
 )
-def test_unequal_work_is_not_compared(other: Pixels) -> None:
+def test_unequal_work_is_not_compared(other: TensorFacts) -> None:
     with pytest.raises(NotTheSameWorkError, match="torch"):
-        check_same_work({"penstock": [a_round(PIXELS)], "torch": [a_round(other)]}, pooled=True)
+        check_same_work({"penstock": [PIXELS], "torch": [other]}, pooled=True)
 
 
 def test_equal_work_is_compared() -> None:
     near = replace(PIXELS, mean=(0.05, -0.05, 0.0), detail=0.11, label_mean=7.7)
-    check_same_work({"penstock": [a_round(PIXELS)], "torch": [a_round(near)]}, pooled=True)
+    check_same_work({"penstock": [PIXELS], "torch": [near]}, pooled=True)
 
 
 @pytest.mark.parametrize(("samples", "refused"), [(128, False), (12800, True)])
@@ -221,7 +221,7 @@ def test_few_samples_may_differ_by_chance(samples: int, refused: bool) -> None:
     ours = replace(PIXELS, samples=samples)
     other = replace(ours, mean=(0.2, -0.2, 0.0), label_mean=6.3)
     with pytest.raises(NotTheSameWorkError, match="ffcv") if refused else nullcontext():
-        check_same_work({"penstock": [a_round(ours)], "ffcv": [a_round(other)]}, pooled=True)
+        check_same_work({"penstock": [ours], "ffcv": [other]}, pooled=True)
 
 
 def test_a_child_that_fails_tells_why() -> None:

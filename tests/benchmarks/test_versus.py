@@ -12,7 +12,7 @@ from rich.console import Console
 from benchmarks import versus, versus_child
 from benchmarks.versus import FIGURES, HERE, Gain, Load, below, gains
 from penstock.pipeline.bench.children import ChildFailedError
-from penstock.pipeline.bench.rounds import Figure
+from penstock.pipeline.bench.figures import Figure
 
 if TYPE_CHECKING:
     from pathlib import Path

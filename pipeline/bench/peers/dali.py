@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, Adapter
 from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, list_files
 
 if TYPE_CHECKING:
@@ -78,3 +79,16 @@ class DaliPeer:
 
 def build(work: Work) -> Peer:
     return DaliPeer(work)
+
+
+ADAPTERS = (
+    Adapter(
+        name="dali",
+        title="DALI's own file reader",
+        needs=("nvidia.dali",),
+        imports=("nvidia.dali.fn",),
+        install="pip install 'penstock[dali]'",
+        reads=IMAGE_FOLDER,
+        build=build,
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.peers.adapter import Adapter
 from penstock.pipeline.bench.peers.images import read_bytes
 from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, converted, endless
 
@@ -110,3 +111,21 @@ class FfcvPeer:
 
 def build(work: Work) -> Peer:
     return FfcvPeer(work)
+
+
+ADAPTERS = (
+    Adapter(
+        name="ffcv",
+        title="FFCV",
+        needs=("ffcv",),
+        imports=("ffcv.loader", "ffcv.transforms", "ffcv.fields"),
+        install=(
+            "apt install libopencv-dev libturbojpeg0-dev pkg-config g++, then pip install ffcv"
+        ),
+        reads="a beton of the same bytes",
+        converts=True,
+        distribution="ffcv",
+        build=build,
+        prepare=prepare,
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, IMAGE_MODULES, PEERS_EXTRA, Adapter
 from penstock.pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
 from penstock.pipeline.bench.peers.work import list_files
 
@@ -77,3 +78,18 @@ def one_thread(worker: int, workers: int) -> None:
 
 def build(work: Work) -> Peer:
     return GrainPeer(work)
+
+
+ADAPTERS = (
+    Adapter(
+        name="grain",
+        title="Grain",
+        needs=("grain",),
+        imports=(*IMAGE_MODULES, "grain"),
+        install=PEERS_EXTRA,
+        reads=IMAGE_FOLDER,
+        decodes="ours",
+        distribution="grain",
+        build=build,
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_MODULES, PEERS_EXTRA, Adapter
 from penstock.pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
 from penstock.pipeline.bench.peers.torch_loader import TorchPeer
 from penstock.pipeline.bench.peers.work import converted
@@ -72,3 +73,20 @@ def build(work: Work) -> Peer:
             worker_init_fn=one_thread,
         )
     )
+
+
+ADAPTERS = (
+    Adapter(
+        name="litdata",
+        title="LitData",
+        needs=("litdata",),
+        imports=(*IMAGE_MODULES, "litdata.streaming.dataloader", "litdata.processing.functions"),
+        install=PEERS_EXTRA,
+        reads="its chunks of the same bytes",
+        decodes="ours",
+        converts=True,
+        distribution="litdata",
+        build=build,
+        prepare=prepare,
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_MODULES, Adapter
 from penstock.pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
 from penstock.pipeline.bench.peers.torch_loader import TorchPeer
 from penstock.pipeline.bench.peers.work import converted
@@ -63,3 +64,20 @@ def build(work: Work) -> Peer:
             worker_init_fn=one_thread,
         )
     )
+
+
+ADAPTERS = (
+    Adapter(
+        name="streaming",
+        title="MosaicML Streaming",
+        needs=("streaming",),
+        imports=(*IMAGE_MODULES, "streaming"),
+        install="pip install mosaicml-streaming",
+        reads="MDS shards of the same bytes",
+        decodes="ours",
+        converts=True,
+        distribution="mosaicml-streaming",
+        build=build,
+        prepare=prepare,
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, Adapter
 from penstock.pipeline.bench.peers.work import endless
 
 if TYPE_CHECKING:
@@ -16,9 +17,7 @@ class PenstockPeer:
     """Penstock's DataLoader over a local dataset."""
 
     def __init__(self, work: Work, *, url: Path) -> None:
-        from penstock.augment import imagenet_train
-        from penstock.pipeline import DataLoader
-        from penstock.readers import Dataset
+        from penstock import DataLoader, Dataset, imagenet_train
 
         self.loader = DataLoader(
             Dataset(url),
@@ -43,3 +42,26 @@ def build_over_pack(work: Work) -> Peer:
 
 def build_over_folder(work: Work) -> Peer:
     return PenstockPeer(work, url=work.folder)
+
+
+_MODULES = ("penstock.pipeline.loader", "penstock.readers", "penstock.augment", "nvidia.dali.fn")
+ADAPTERS = (
+    Adapter(
+        name="penstock",
+        title="Penstock (pack)",
+        needs=("nvidia.dali",),
+        imports=_MODULES,
+        install="pip install 'penstock[dali]'",
+        reads="its pack",
+        build=build_over_pack,
+    ),
+    Adapter(
+        name="penstock-folder",
+        title="Penstock (folder)",
+        needs=("nvidia.dali",),
+        imports=_MODULES,
+        install="pip install 'penstock[dali]'",
+        reads=IMAGE_FOLDER,
+        build=build_over_folder,
+    ),
+)

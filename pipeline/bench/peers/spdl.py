@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, IMAGE_MODULES, PEERS_EXTRA, Adapter
 from penstock.pipeline.bench.peers.images import Crop, fastest, quiet_opencv, read_bytes
 from penstock.pipeline.bench.peers.work import list_files
 
@@ -63,3 +64,18 @@ def collate(samples: list[tuple[Any, int]]) -> Any:
 
 def build(work: Work) -> Peer:
     return SpdlPeer(work)
+
+
+ADAPTERS = (
+    Adapter(
+        name="spdl",
+        title="SPDL",
+        needs=("spdl.pipeline",),
+        imports=(*IMAGE_MODULES, "spdl.pipeline"),
+        install=PEERS_EXTRA,
+        reads=IMAGE_FOLDER,
+        decodes="ours",
+        distribution="spdl",
+        build=build,
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, PEERS_EXTRA, Adapter
 from penstock.pipeline.bench.peers.work import AREA, DEVIATION, MEAN, RATIO, list_files
 
 if TYPE_CHECKING:
@@ -72,3 +73,17 @@ class TfDataPeer:
 
 def build(work: Work) -> Peer:
     return TfDataPeer(work)
+
+
+ADAPTERS = (
+    Adapter(
+        name="tfdata",
+        title="tf.data",
+        needs=("tensorflow",),
+        imports=("tensorflow",),
+        install=PEERS_EXTRA,
+        reads=IMAGE_FOLDER,
+        distribution="tensorflow-cpu",
+        build=build,
+    ),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_FOLDER, IMAGE_MODULES, PEERS_EXTRA, Adapter
 from penstock.pipeline.bench.peers.images import Crop, FromTorch, one_thread, read_bytes
 from penstock.pipeline.bench.peers.work import endless, list_files
 
@@ -73,3 +74,27 @@ def build_pillow(work: Work) -> Peer:
 def build_simplejpeg(work: Work) -> Peer:
     """libjpeg-turbo decodes, OpenCV resizes where it is installed."""
     return _build(work, "simplejpeg")
+
+
+ADAPTERS = (
+    Adapter(
+        name="torch",
+        title="torch DataLoader + Pillow",
+        needs=("PIL",),
+        imports=IMAGE_MODULES,
+        install="pip install pillow",
+        reads=IMAGE_FOLDER,
+        distribution="pillow",
+        build=build_pillow,
+    ),
+    Adapter(
+        name="simplejpeg",
+        title="torch DataLoader + simplejpeg",
+        needs=("simplejpeg",),
+        imports=(*IMAGE_MODULES, "simplejpeg"),
+        install=PEERS_EXTRA,
+        reads=IMAGE_FOLDER,
+        distribution="simplejpeg",
+        build=build_simplejpeg,
+    ),
+)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.pipeline.bench.peers.adapter import IMAGE_MODULES, PEERS_EXTRA, Adapter
 from penstock.pipeline.bench.peers.images import Crop, FromTorch, fastest, one_thread, read_bytes
 from penstock.pipeline.bench.peers.torch_loader import TorchPeer
 from penstock.pipeline.bench.peers.work import converted
@@ -71,3 +72,20 @@ def collate(samples: list[tuple[Any, int]]) -> Any:
     from torch.utils.data import default_collate
 
     return default_collate(samples)
+
+
+ADAPTERS = (
+    Adapter(
+        name="webdataset",
+        title="WebDataset",
+        needs=("webdataset",),
+        imports=(*IMAGE_MODULES, "webdataset"),
+        install=PEERS_EXTRA,
+        reads="tar files of the same bytes",
+        decodes="ours",
+        converts=True,
+        distribution="webdataset",
+        build=build,
+        prepare=prepare,
+    ),
+)

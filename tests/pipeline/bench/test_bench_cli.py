@@ -20,20 +20,20 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from penstock import augment
 from penstock.augment import CenterCrop, Resize, imagenet_train
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError, MissingDependencyError, PlanError, RecipeError
 from penstock.pipeline.bench import plot as plots
 from penstock.pipeline.bench.accelerators import accelerator
-from penstock.pipeline.bench.bench import About, Result, _as_at_first
-from penstock.pipeline.bench.compare import Against, Beside
-from penstock.pipeline.bench.job import Job, recipe_named, step_of
-from penstock.pipeline.bench.measured import Measured
-from penstock.pipeline.bench.play import Played
+from penstock.pipeline.bench.bench import BenchResult, DatasetFacts, _as_at_first
+from penstock.pipeline.bench.compare import PeerComparison, PeerFigures
+from penstock.pipeline.bench.figures import RunFigures
+from penstock.pipeline.bench.play import Run
+from penstock.pipeline.bench.recipes import recipe_named
 from penstock.pipeline.bench.report import as_json, show
 from penstock.pipeline.bench.sameness import NotTheSameWorkError
-from penstock.pipeline.bench.tune import Axis, Setup, Trial, Tuned
+from penstock.pipeline.bench.tune import Axis, SearchResult, Setup, SetupRuns
+from penstock.pipeline.bench.workload import Workload, step_of
 from penstock.pipeline.cli import main
 from penstock.pipeline.plan.world import World
 from penstock.pipeline.report.ceilings import Ceilings, Rate
@@ -147,15 +147,15 @@ def test_a_folder_is_no_picture(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_with_130_and_no_thread_is_left(pack: Path) -> None:
-    job = subprocess.run(
+    workload = subprocess.run(
         [sys.executable, "-c", INTERRUPTED, str(pack)],
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
     )
-    assert job.returncode == 130, job.stderr
-    assert "Traceback" not in job.stderr
-    assert job.stdout.split() == ["MainThread"]
+    assert workload.returncode == 130, workload.stderr
+    assert "Traceback" not in workload.stderr
+    assert workload.stdout.split() == ["MainThread"]
 
 
 # A bench that gets Ctrl-C when its first run is a quarter done.
@@ -167,7 +167,7 @@ def interrupt(self, what, share=None, /):
     if share:
         os.kill(os.getpid(), {int(signal.SIGINT)})
 
-bench._Bar.__call__ = interrupt
+bench.MeasuringBar.__call__ = interrupt
 code = main(["bench", sys.argv[1], "--seconds", "4", "--batch-size", "16"])
 print(*(thread.name for thread in threading.enumerate()))
 sys.exit(code)
@@ -184,7 +184,7 @@ def test_recipes_by_name() -> None:
     assert (mine.operations, mine.line) == (tuple(RECIPE), "RECIPE")
     made = recipe_named("tests.pipeline.bench.test_bench_cli:made_recipe")
     assert (made.operations, made.line) == (tuple(imagenet_train(32)), "made_recipe()")
-    assert made.imports == "from tests.pipeline.bench.test_bench_cli import made_recipe"
+    assert made.imports == ("from tests.pipeline.bench.test_bench_cli import made_recipe",)
 
 
 @pytest.mark.parametrize("name", ["json:loads", "os:sep", "sys:maxsize"])
@@ -204,17 +204,17 @@ def test_an_accelerators_step_scales_with_the_batch() -> None:
 # --- settings ------------------------------------------------------------------------------------
 
 
-def a_job(url: Path | str, **changes: Any) -> Job:
+def a_workload(url: Path | str, **changes: Any) -> Workload:
     fields: dict[str, Any] = {"recipe": recipe_named("imagenet"), "device": "cpu", "seconds": 1.0}
-    return Job(url=str(url), **(fields | changes))
+    return Workload(url=str(url), **(fields | changes))
 
 
 def test_a_small_set_gives_the_batch_that_it_has(pack: Path) -> None:
     with Dataset(pack) as dataset:
-        assert a_job(pack).setup(dataset).batch_size == SAMPLES
-        assert a_job(pack, batch_size=7).setup(dataset).batch_size == 7
+        assert a_workload(pack).setup(dataset).batch_size == SAMPLES
+        assert a_workload(pack, batch_size=7).setup(dataset).batch_size == 7
         with pytest.raises(PlanError, match=f"{SAMPLES} samples"):
-            a_job(pack, batch_size=SAMPLES + 1).setup(dataset)
+            a_workload(pack, batch_size=SAMPLES + 1).setup(dataset)
 
 
 @pytest.mark.parametrize("recipe", ["imagenet", "imagenet-eval", "none"])
@@ -222,13 +222,12 @@ def test_a_small_set_gives_the_batch_that_it_has(pack: Path) -> None:
 def test_the_line_of_python_builds_the_same_loader(
     pack: Path, recipe: str, changes: dict[str, Any]
 ) -> None:
-    from penstock.pipeline import DataLoader
-
-    job = a_job(pack, recipe=recipe_named(recipe))
-    with job.dataset() as dataset:
-        setup = replace(job.setup(dataset), batch_size=16, **changes)
-        names = {"DataLoader": DataLoader, "Dataset": Dataset, **vars(augment)}
-        with job.loader(dataset, setup) as measured, eval(job.line(setup), names) as told:
+    workload = a_workload(pack, recipe=recipe_named(recipe))
+    with workload.dataset() as dataset:
+        setup = replace(workload.setup(dataset), batch_size=16, **changes)
+        names: dict[str, Any] = {}
+        exec(workload.imports, names)  # all that is printed runs
+        with workload.loader(dataset, setup) as measured, eval(workload.line(setup), names) as told:
             assert told.batch_size == measured.batch_size
             mine: Any = told.dataset
             assert mine.fields == dataset.fields
@@ -244,8 +243,8 @@ def _settings(loader: Any) -> dict[str, Any]:
 
 
 def test_secrets_stay_out_of_the_line() -> None:
-    job = a_job("s3://key:secret@bucket/x", storage_options={"secret": "hush"})
-    line = job.line(Setup(batch_size=8, num_workers=2))
+    workload = a_workload("s3://key:secret@bucket/x", storage_options={"secret": "hush"})
+    line = workload.line(Setup(batch_size=8, num_workers=2))
     assert "secret@" not in line
     assert "hush" not in line
 
@@ -253,8 +252,8 @@ def test_secrets_stay_out_of_the_line() -> None:
 # --- reports -------------------------------------------------------------------------------------
 
 
-def a_result(**changes: Any) -> Result:
-    measured = Measured(
+def a_result(**changes: Any) -> BenchResult:
+    measured = RunFigures(
         samples=2560,
         batches=10,
         seconds=3.0,
@@ -268,13 +267,13 @@ def a_result(**changes: Any) -> Result:
         au=0.0,
         bytes_by_tier={"remote": 0, "disk": 100_000_000, "memory": 0},
     )
-    played = Played(measured=measured, facts=FACTS, waits_s=(0.3,) * 9 + (0.41,))
+    played = Run(figures=measured, facts=FACTS, waits_s=(0.3,) * 9 + (0.41,))
     rate = Rate(samples_per_s=900.0, bytes_per_s=4e7, cpu_s_per_1000=2.1)
     setup = Setup(batch_size=256, num_workers=2)
     fields: dict[str, Any] = {
-        "job": a_job("/data/pack"),
+        "workload": a_workload("/data/pack"),
         "setup": setup,
-        "about": About(samples=3072, bytes=122_000_000, kind="arrow"),
+        "dataset": DatasetFacts(samples=3072, bytes=122_000_000, kind="arrow"),
         "raw": played,
         "stepped": None,
         "floor_au": None,
@@ -293,10 +292,10 @@ def a_result(**changes: Any) -> Result:
             basis="two of them",
             verdict="Decoding is the limit.",
         ),
-        "tuned": None,
+        "search": None,
         "date": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC),
     }
-    return Result(**(fields | changes))
+    return BenchResult(**(fields | changes))
 
 
 FACTS = LoaderFacts(
@@ -315,21 +314,21 @@ FACTS = LoaderFacts(
 )
 
 
-def with_a_step() -> Result:
-    result = a_result(job=a_job("/data/pack", step_s=0.143, accelerator="h100-resnet50"))
-    measured = replace(result.raw.measured, au=67.1, step_s=0.1431, wait_p50_s=0.11)
-    return replace(result, stepped=replace(result.raw, measured=measured), floor_au=99.98)
+def with_a_step() -> BenchResult:
+    result = a_result(workload=a_workload("/data/pack", step_s=0.143, accelerator="h100-resnet50"))
+    measured = replace(result.raw.figures, au=67.1, step_s=0.1431, wait_p50_s=0.11)
+    return replace(result, stepped=replace(result.raw, figures=measured), floor_au=99.98)
 
 
-def with_all() -> Result:
+def with_all() -> BenchResult:
     setup = Setup(batch_size=256, num_workers=2)
-    trials = (Trial(setup, [850.0, 860.0]), Trial(replace(setup, num_workers=1), [430.0]))
+    trials = (SetupRuns(setup, [850.0, 860.0]), SetupRuns(replace(setup, num_workers=1), [430.0]))
     return replace(
         with_a_step(),
-        tuned=Tuned(best=setup, trials=trials, noise=0.02),
-        against=Against(
-            results={"torch": Beside(samples_per_s=230.0, cpu_s_per_1000=8.0, ratio=3.7)},
-            ours=Beside(samples_per_s=850.0, cpu_s_per_1000=2.2, ratio=1.0),
+        search=SearchResult(best=setup, setups=trials, noise=0.02),
+        peers=PeerComparison(
+            results={"torch": PeerFigures(samples_per_s=230.0, cpu_s_per_1000=8.0, ratio=3.7)},
+            ours=PeerFigures(samples_per_s=850.0, cpu_s_per_1000=2.2, ratio=1.0),
             skipped={"ffcv": "pip install ffcv"},
             note="All read the image folder where it lies.",
             comparison=None,
@@ -338,7 +337,7 @@ def with_all() -> Result:
 
 
 @pytest.mark.parametrize("make", [a_result, with_a_step, with_all])
-def test_json_has_the_fixed_fields_and_is_documented(make: Callable[[], Result]) -> None:
+def test_json_has_the_fixed_fields_and_is_documented(make: Callable[[], BenchResult]) -> None:
     told = json.loads(json.dumps(as_json(make())))
     assert set(told) >= FIXED
     documented = (ROOT / "docs" / "bench.md").read_text()
@@ -354,7 +353,7 @@ def test_json_tells_a_steps_waits_and_the_free_runs_rate() -> None:
     assert (without["wait_p50_s"], without["au"], without["step_ms"]) == (0.29, None, None)
 
 
-def written(result: Result) -> str:
+def written(result: BenchResult) -> str:
     text = io.StringIO()
     show(result, Console(width=120, file=text))
     return text.getvalue()
@@ -372,7 +371,7 @@ def test_people_are_told_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("make", [a_result, with_a_step, with_all])
-def test_one_share_of_the_ceiling_is_shown(make: Callable[[], Result]) -> None:
+def test_one_share_of_the_ceiling_is_shown(make: Callable[[], BenchResult]) -> None:
     """The verdict's: of the stage that is the limit, by the run that is judged."""
     result = make()
     text = written(result)
@@ -380,7 +379,7 @@ def test_one_share_of_the_ceiling_is_shown(make: Callable[[], Result]) -> None:
     assert [line.split("  ")[0] for line in text.splitlines() if "reached 95%" in line] == [
         "decode + augment"
     ]
-    drawn = [bar.told for bar in plots._rates(result) if bar.told]
+    drawn = [bar.note for bar in plots._rates(result) if bar.note]
     assert drawn == ["the limit: reached 95%"]
     assert as_json(result)["of_ceiling"] == 0.95
 
@@ -393,7 +392,7 @@ def test_a_run_that_waits_for_no_stage_shows_no_share() -> None:
 def test_a_machine_that_others_use_is_told() -> None:
     free = a_result()
     assert "used the cores too" not in written(free)
-    busy = replace(free, raw=replace(free.raw, measured=replace(free.raw.measured, cpu_s=0.6)))
+    busy = replace(free, raw=replace(free.raw, figures=replace(free.raw.figures, cpu_s=0.6)))
     assert "used the cores too" in written(busy)
     reading = replace(busy.raw.facts, wait_decode_s=0.0, wait_read_s=3.0)  # waiting takes no core
     assert "used the cores too" not in written(replace(busy, raw=replace(busy.raw, facts=reading)))
@@ -401,9 +400,9 @@ def test_a_machine_that_others_use_is_told() -> None:
 
 def test_a_search_on_a_busy_machine_is_called_that() -> None:
     result = with_all()
-    assert result.tuned is not None
+    assert result.search is not None
     assert "busy" not in written(result)
-    assert "busy" in written(replace(result, tuned=replace(result.tuned, noise=0.2)))
+    assert "busy" in written(replace(result, search=replace(result.search, noise=0.2)))
 
 
 def test_the_change_stands_on_a_line_of_its_own() -> None:
@@ -452,7 +451,7 @@ def test_a_folder_is_read_without_decoding(
 def test_tuning_tells_what_it_tried(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.bench.bench._LEAST_TRIAL_S", 0.05)
+    monkeypatch.setattr("penstock.pipeline.bench.bench._LEAST_SEARCH_RUN_S", 0.05)
     axes = (Axis(name="num_workers", values=(1, 2), tie=True),)
     monkeypatch.setattr("penstock.pipeline.bench.bench.axes_for", lambda *_, **__: axes)
     given = ("--seconds", 0.1, "--batch-size", 16, "--num-workers", 2, "--tune")
@@ -465,7 +464,7 @@ def test_tuning_tells_what_it_tried(
 def test_a_peer_that_isnt_installed_is_named_and_left_out(
     pack: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.pipeline.bench.peers.registry._is_there", lambda _: False)
+    monkeypatch.setattr("penstock.pipeline.bench.peers.adapter._is_there", lambda _: False)
     given = ("--seconds", 0.1, "--batch-size", 16, "--against", "webdataset, dali")
     told = bench(pack, *given, capsys=capsys)
     assert told["against"] == {}
@@ -495,13 +494,13 @@ def test_a_remote_set_is_opened_for_each_run(
     import fsspec
 
     fsspec.filesystem("memory").put(str(pack), "/bench-remote", recursive=True)
-    opened, real = [], Job.dataset
+    opened, real = [], Workload.dataset
 
-    def count(job: Job) -> Dataset:
-        opened.append(job)
-        return real(job)
+    def count(workload: Workload) -> Dataset:
+        opened.append(workload)
+        return real(workload)
 
-    monkeypatch.setattr(Job, "dataset", count)
+    monkeypatch.setattr(Workload, "dataset", count)
     given = ("--seconds", 0.1, "--batch-size", 16, "--step-ms", 1)
     told = bench("memory://bench-remote", *given, capsys=capsys)
     assert told["samples_per_s"] > 0
@@ -529,8 +528,8 @@ def test_a_set_is_opened_anew_where_that_makes_it_cold(
 ) -> None:
     shared: Any = SimpleNamespace(index=SimpleNamespace(kind=kind), remote=remote or None)
     fresh = MagicMock()
-    monkeypatch.setattr(Job, "dataset", lambda _: fresh)
-    job = a_job("x", cache=cache and Path(cache), index=index and Path(index))
-    with _as_at_first(job, shared) as own:
+    monkeypatch.setattr(Workload, "dataset", lambda _: fresh)
+    workload = a_workload("x", cache=cache and Path(cache), index=index and Path(index))
+    with _as_at_first(workload, shared) as own:
         assert (own is not shared) == anew
     assert fresh.__enter__.return_value.open.called == anew

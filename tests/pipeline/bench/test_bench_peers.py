@@ -24,7 +24,7 @@ from penstock.pipeline.bench.export import export_files
 from penstock.pipeline.bench.peers import registry
 from penstock.pipeline.bench.peers.registry import ADAPTERS, OURS, PEERS, TITLES, split_installed
 from penstock.pipeline.bench.peers.work import DEVIATION, MEAN, Work, converted, endless, list_files
-from penstock.pipeline.bench.player import RoundSize
+from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import Comparison, Player, fitted, summarise
 from penstock.readers import Dataset, pack
 from tests.benchmarks.test_benchmarks import PIXELS, a_round

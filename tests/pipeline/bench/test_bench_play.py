@@ -81,7 +81,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def test_a_run_counts_what_came_in_its_measured_part(clock: Clock) -> None:
     loader = Loader(clock, batch_s=0.25, first_s=3.0)
-    done = play(lambda: loader, seconds=2.0, settle=1).measured
+    done = play(lambda: loader, seconds=2.0, settle=1).figures
     assert (done.batches, done.samples, done.seconds) == (8, 8 * BATCH, 2.0)
     assert (done.samples_per_s, done.bytes_per_s) == (16.0, 1600.0)
     assert done.first_batch_s == 3.0
@@ -93,7 +93,7 @@ def test_a_run_counts_what_came_in_its_measured_part(clock: Clock) -> None:
 
 
 def test_utilisation_is_of_the_steps_as_they_were_measured(clock: Clock) -> None:
-    done = play(lambda: Loader(clock, batch_s=0.125), seconds=6.0, step_s=0.25, settle=2).measured
+    done = play(lambda: Loader(clock, batch_s=0.125), seconds=6.0, step_s=0.25, settle=2).figures
     assert done.step_s == 0.375  # the wait was an eighth late: it counts as computed
     assert done.au == pytest.approx(75.0)
     assert done.wait_share == pytest.approx(0.25)
@@ -103,17 +103,17 @@ def test_batches_that_were_ready_are_not_counted(clock: Clock) -> None:
     loader = Loader(clock, batch_s=0.125)
     done = play(lambda: loader, seconds=1.0)
     assert loader.taken == 1 + SETTLE_BATCHES + 8
-    assert len(done.waits_s) == done.measured.batches == 8
+    assert len(done.waits_s) == done.figures.batches == 8
 
 
 def test_slow_batches_settle_twice_and_are_measured_twice(clock: Clock) -> None:
     loader = Loader(clock, batch_s=60.0)
-    assert play(lambda: loader, seconds=0.5).measured.batches == 2
+    assert play(lambda: loader, seconds=0.5).figures.batches == 2
     assert loader.taken == 1 + 2 + 2
 
 
 def test_an_epoch_shorter_than_the_run_is_begun_again(clock: Clock) -> None:
-    assert play(lambda: Loader(clock, batch_s=0.25, epoch=3), seconds=5.0).measured.batches == 20
+    assert play(lambda: Loader(clock, batch_s=0.25, epoch=3), seconds=5.0).figures.batches == 20
 
 
 def test_an_epoch_without_a_batch_is_an_error_and_the_loader_is_closed(clock: Clock) -> None:
@@ -201,7 +201,7 @@ def test_noise_alone_changes_nothing_that_costs_speed(seed: int, noise: float) -
     found = tune(START, AXES, rate)
     assert found.best.num_workers in (4, 8)
     assert found.noise <= MOST_NOISE
-    assert runs == sum(len(trial.runs) for trial in found.trials) <= 30
+    assert runs == sum(len(trial.runs) for trial in found.setups) <= 30
 
 
 def test_threads_that_bring_nothing_are_left_out() -> None:
@@ -225,8 +225,8 @@ def test_one_lucky_run_is_not_enough() -> None:
 
 def test_every_run_is_told() -> None:
     told: list[float] = []
-    found = tune(START, AXES, lambda _: 100.0, tried=lambda _, rate: told.append(rate))
-    assert len(told) == sum(len(trial.runs) for trial in found.trials)
+    found = tune(START, AXES, lambda _: 100.0, on_run=lambda _, rate: told.append(rate))
+    assert len(told) == sum(len(trial.runs) for trial in found.setups)
 
 
 def test_a_search_that_begins_off_its_axis_is_refused() -> None:

@@ -40,16 +40,16 @@ class Clock:
         # Two at least: of runs the first one is what a rate begins at.
         self.is_over = now - self.marks[0][0] >= self._seconds and len(self.marks) > 2
 
-    def settled(self) -> Spent:
+    def settled(self) -> Usage:
         """From the last mark of the settling part on; from the start where that has none, as
         batches that were read together come together."""
         until = self.marks[0][0] + _SETTLE_SHARE * self._seconds
         return self.spent(sum(mark[0] <= until for mark in self.marks[:-1]) - 1)
 
-    def spent(self, first: int) -> Spent:
+    def spent(self, first: int) -> Usage:
         """From a mark to the last one."""
         begin, rest = self.marks[first], self.marks[first + 1 :]
-        return Spent(
+        return Usage(
             seconds=rest[-1][0] - begin[0],
             cpu_s=rest[-1][1] - begin[1],
             samples=sum(mark[2] for mark in rest),
@@ -58,7 +58,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spent:
+class Usage:
     """Time that samples took."""
 
     seconds: float
@@ -67,7 +67,7 @@ class Spent:
     bytes: int
 
 
-def rate_of(parts: Sequence[Spent]) -> Rate:
+def rate_of(parts: Sequence[Usage]) -> Rate:
     """Over all parts."""
     seconds, samples = sum(part.seconds for part in parts), sum(part.samples for part in parts)
     return Rate(
@@ -77,7 +77,7 @@ def rate_of(parts: Sequence[Spent]) -> Rate:
     )
 
 
-class Stage:
+class RecipeTimer:
     """A recipe at work on a batch in memory: one run in work and one behind it."""
 
     def __init__(self, recipe: CheckedRecipe, *, constant: bool = False) -> None:
@@ -165,7 +165,7 @@ def some_of(batch: EncodedBatch, rows: Sequence[int]) -> EncodedBatch:
     )
 
 
-def play_in_turns(stages: Sequence[Stage], seconds: float) -> list[Rate]:
+def play_in_turns(stages: Sequence[RecipeTimer], seconds: float) -> list[Rate]:
     """What each of the opened stages gives: what else the machine does meets all of them."""
     for _ in range(TURNS):
         for stage in stages:

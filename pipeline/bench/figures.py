@@ -1,17 +1,31 @@
-"""What one measured run of a loader gave: the values that reports, charts and verdicts share."""
+"""What was measured, as values: the figures of one run, and a figure over several rounds."""
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """One run, its first batch and what filled the read-ahead left out unless said otherwise.
+class Figure:
+    """A median over the rounds and the lowest and highest round."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Figure:
+        return cls(median=statistics.median(values), low=min(values), high=max(values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFigures:
+    """What one run gave. Its first batch and what filled the read-ahead are left out unless said.
 
     samples, batches, seconds: of the measured part; bytes: encoded bytes of its samples.
     samples_per_s, bytes_per_s, cpu_s_per_1000: of the measured part; the CPU time of this process

@@ -1,19 +1,13 @@
-"""What `penstock bench` is asked for, as a value, and the loader that does it.
-
-A recipe is named by imagenet, imagenet-eval, none (encoded bytes, nothing is decoded: what reading
-alone can do), or module:name of a user's own list of operations or function that makes one.
-"""
+"""What `penstock bench` is asked to measure, as a value, and the loader that does it."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.blob import READ_MODE
 from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import ConfigError, PlanError, RecipeError
+from penstock.cache.errors import ConfigError, PlanError
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
 from penstock.pipeline.bench.tune import Setup
 from penstock.pipeline.plan.world import World
@@ -23,38 +17,25 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from penstock.augment import Operation
+    from penstock.pipeline.bench.recipes import NamedRecipe
     from penstock.pipeline.loader import DataLoader
     from penstock.readers import Dataset
 
-RECIPES = ("imagenet", "imagenet-eval", "none")
 # ImageNet's usual batch for one accelerator; a smaller dataset gives what it has.
 DEFAULT_BATCH = 256
 _SEED = 7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe:
-    """operations: None hands out encoded samples' ids only. shuffled: as for training. line: the
-    Python that makes the operations, and imports: what that needs."""
-
-    name: str
-    operations: tuple[Operation, ...] | None
-    shuffled: bool
-    line: str
-    imports: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """One question to `penstock bench`; its arguments are checked, its dataset isn't open yet.
+class Workload:
+    """What one `penstock bench` measures; its arguments are checked, its dataset isn't open yet.
 
     seconds: of each measured run. step_s: of the emulated training step over a batch, 0 without
     one; accelerator: whose step that is, "" where its length was given.
     """
 
     url: str
-    recipe: Recipe
+    recipe: NamedRecipe
     device: str
     seconds: float
     batch_size: int | None = None
@@ -117,9 +98,15 @@ class Job:
             read=setup.read,
         )
 
+    @property
+    def imports(self) -> str:
+        """What `line` needs, as a user would write it."""
+        names = {"DataLoader", "Dataset"} | set(self.recipe.names)
+        return "\n".join([f"from penstock import {', '.join(sorted(names))}", *self.recipe.imports])
+
     def line(self, setup: Setup) -> str:
-        """The Python that builds the loader of this setup, imports among it; what is a default of
-        the loader's is left out."""
+        """The Python that builds the loader of this setup; what is a default of the loader's is
+        left out."""
         options = [f"batch_size={setup.batch_size}"]
         if self.recipe.shuffled:
             options += ["shuffle=True", "drop_last=True"]
@@ -143,67 +130,6 @@ class Job:
         if self.storage_options:  # they may hold a secret
             parts.append("storage_options=storage_options")
         return f"DataLoader(Dataset({', '.join(parts)}), {', '.join(options)})"
-
-
-def recipe_named(name: str) -> Recipe:
-    """The recipe of that name. Raises ConfigError for a name that isn't one, RecipeError for a
-    user's recipe that holds no operations."""
-    from penstock.augment import imagenet_eval, imagenet_train
-
-    if name == "imagenet":
-        return Recipe(
-            name=name,
-            operations=tuple(imagenet_train(224)),
-            shuffled=True,
-            line="imagenet_train(224)",
-            imports="from penstock.augment import imagenet_train",
-        )
-    if name == "imagenet-eval":
-        return Recipe(
-            name=name,
-            operations=tuple(imagenet_eval()),
-            shuffled=False,
-            line="imagenet_eval()",
-            imports="from penstock.augment import imagenet_eval",
-        )
-    if name == "none":
-        return Recipe(name=name, operations=None, shuffled=True, line="", imports="")
-    module, colon, attribute = name.partition(":")
-    if not (colon and module and attribute):
-        raise ConfigError(
-            f"--augment: got {name!r}, wanted {', '.join(RECIPES)}, or module:name of a list of "
-            "operations or of a function that makes one, such as mytrain:recipe."
-        )
-    return _users(name, module, attribute)
-
-
-def _users(name: str, module: str, attribute: str) -> Recipe:
-    # As `python -m` does: a recipe lies beside the training script.
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"--augment {name}: {error}. Name a module that can be imported from this folder, and "
-            "what it holds, as module:name."
-        ) from error
-    made = callable(found)
-    operations = found() if made else found
-    if isinstance(operations, str) or not hasattr(operations, "__iter__"):
-        raise RecipeError(
-            f"--augment {name}: got {operations!r}, wanted a list of operations of `augment`, such "
-            "as imagenet_train(224)."
-        )
-    return Recipe(
-        name=name,
-        operations=tuple(operations),
-        shuffled=True,
-        line=attribute + ("()" if made else ""),
-        imports=f"from {module} import {attribute.partition('.')[0]}",
-    )
 
 
 def step_of(

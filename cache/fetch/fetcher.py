@@ -178,7 +178,7 @@ class Fetcher:
         if os.getpid() != self._pid:  # a forked child: all this is its parent's
             return
         self._dispatcher.end()
-        cut = getattr(self.store, "cut", None)
+        cut = getattr(self.store, "abort", None)
         if cut is not None:
             cut()
 

@@ -96,14 +96,14 @@ class HttpStore:
                 finally:
                     view.release()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """End what is under way, at once."""
         if os.getpid() == self._pid:
-            self._client.cut()
+            self._client.abort()
 
     def close(self) -> None:
         """Let connections go. Safe to call twice."""
-        self.cut()
+        self.abort()
 
     def _begin(self, path: str) -> None:
         if os.getpid() != self._pid:

@@ -327,14 +327,14 @@ class ObstoreStore:
         with self._explained(), open(os.fsencode(local), "rb") as file:
             obstore.put(self._store, self._key(path), file)
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """End what is under way by signed URLs; obstore's own requests end by their timeouts."""
         if self._client is not None and os.getpid() == self._pid:
-            self._client.cut()
+            self._client.abort()
 
     def close(self) -> None:
         """Let connections go; obstore's go with it."""
-        self.cut()
+        self.abort()
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:

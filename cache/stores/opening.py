@@ -20,6 +20,7 @@ from penstock.cache.secrets import (
 )
 from penstock.cache.stores.fsspec_store import FsspecStore
 from penstock.cache.stores.http_store import HttpStore
+from penstock.cache.stores.logins import basic_auth
 from penstock.cache.stores.obstore_store import ObstoreStore, Signer, rust_errors
 from penstock.cache.stores.options import (
     OURS,
@@ -31,9 +32,10 @@ from penstock.cache.stores.options import (
     s3_settings,
     seconds,
 )
+from penstock.cache.stores.proxies import Proxies
 from penstock.cache.stores.tls import tls_context
 from penstock.cache.stores.web_address import origin_of
-from penstock.cache.stores.web_client import Proxies, WebClient
+from penstock.cache.stores.web_client import WebClient
 from penstock.cache.stores.web_objects import WebObjects
 
 if TYPE_CHECKING:
@@ -187,8 +189,6 @@ def _http(
         ) from None
     if parts.username is not None:
         # As a header: in the URL it would be in every message of every library below.
-        from penstock.cache.stores.options import basic_auth
-
         login = unquote(parts.username), unquote(parts.password or "")
         headers = settings.client.setdefault("default_headers", {})
         headers.setdefault("Authorization", basic_auth(login))

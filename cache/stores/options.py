@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import redact
+from penstock.cache.stores.logins import basic_auth
 from penstock.cache.stores.tls import certificates
 
 if TYPE_CHECKING:
@@ -372,15 +373,6 @@ def _http_client_kwargs(settings: Settings, value: Any) -> None:
             _verify(settings, inner)
         elif name not in ("auth", "timeout", "connector", "trust_env", "raise_for_status"):
             raise _unknown("client_kwargs", name, "headers, auth, verify")
-
-
-def basic_auth(auth: Any) -> str:
-    """An Authorization header of (user, password)."""
-    import base64
-
-    login, password = auth[0], auth[1]
-    text = base64.b64encode(f"{login}:{password}".encode()).decode()
-    return f"Basic {text}"
 
 
 def _http_client_options(settings: Settings, value: Any) -> None:

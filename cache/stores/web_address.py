@@ -21,7 +21,7 @@ _UNSAFE = re.compile(r"[\x00-\x20\x7f]")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
-class Origin(NamedTuple):
+class WebOrigin(NamedTuple):
     """Who is asked: scheme, host (lower case) and port. Two of them are one only if all agree."""
 
     scheme: str
@@ -40,7 +40,16 @@ class Origin(NamedTuple):
         return host if self.port == _PORTS[self.scheme] else f"{host}:{self.port}"
 
 
-def origin_of(url: str) -> Origin:
+class Hop(NamedTuple):
+    """One request on its way along redirects. is_origin: it may have the user's headers;
+    from_public: a public server sent it there, so that only public addresses will do."""
+
+    url: str
+    is_origin: bool = True
+    from_public: bool = False
+
+
+def origin_of(url: str) -> WebOrigin:
     """The origin of an http(s) URL. Raises ValueError."""
     parts = urlsplit(url)
     scheme, host = parts.scheme.lower(), parts.hostname
@@ -48,7 +57,16 @@ def origin_of(url: str) -> Origin:
         raise ValueError("not an http or https URL with a host")
     if not host.isascii():
         host = host.encode("idna").decode()
-    return Origin(scheme, host.lower().rstrip("."), parts.port or _PORTS[scheme])
+    return WebOrigin(scheme, host.lower().rstrip("."), parts.port or _PORTS[scheme])
+
+
+@lru_cache(maxsize=1024)
+def request_origin(url: str) -> WebOrigin:
+    """The origin of a URL that is about to be asked. Raises RequestError."""
+    try:
+        return origin_of(url)
+    except (ValueError, UnicodeError):
+        raise RequestError("refused", "not an http or https URL with a host") from None
 
 
 @lru_cache(maxsize=1024)
@@ -78,7 +96,7 @@ def redirected(url: str, location: str) -> str:
         scheme = location.partition(":")[0][:20] if ":" in location[:20] else ""
         kind = f" ({scheme!r}:)" if scheme.isalnum() else ""
         raise RequestError(
-            "refused", f"the server redirects to what is no http or https URL{kind}"
+            "refused", f"the server redirects to something that is no http or https URL{kind}"
         ) from None
     here = origin_of(url)
     if here.scheme == "https" and there.scheme != "https":

@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, NamedTuple
 from penstock.cache.base.store import Answer, Failure, RequestError
 from penstock.cache.secrets import hide
 from penstock.cache.stores.fsspec_store import retry_after_s
-from penstock.cache.stores.web_client import Place
+from penstock.cache.stores.web_address import Hop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from penstock.cache.stores.web_client import Reply, WebClient
+    from penstock.cache.stores.web_client import WebClient
+    from penstock.cache.stores.web_reply import Reply
 
 _RANGES_UNSUPPORTED = 4
 """Whole answers to ranges in a row, with no right one ever, after which a server is believed not
@@ -108,7 +109,7 @@ class WebObjects:
         self._secrets = secrets
         self._bucket = bucket
         self._lock = threading.Lock()
-        self._routes: OrderedDict[str, tuple[Place, float]] = OrderedDict()
+        self._routes: OrderedDict[str, tuple[Hop, float]] = OrderedDict()
         self._useless = 0
         self._ranges_answered = False
         self._wholes = 0
@@ -122,7 +123,7 @@ class WebObjects:
             if reply.status == 200 and reply.length is not None and not _encoding(reply):
                 return Object(reply.length, version_of(reply.headers, reply.length))
             # A URL that was signed for GET, a server without HEAD, one that packs what it sends.
-            by_range = not reply.place.is_origin or reply.status in (200, 405, 501)
+            by_range = not reply.hop.is_origin or reply.status in (200, 405, 501)
             if not by_range:
                 raise self._failure(reply, None)
         return self._info_by_range(key)
@@ -171,9 +172,7 @@ class WebObjects:
 
     def page(self, url: str, *, most_bytes: int) -> bytes:
         """What a URL of the origin shows. Raises RequestError."""
-        with contextlib.closing(
-            self._client.ask(Place(url), headers=self._headers, own={})
-        ) as reply:
+        with contextlib.closing(self._client.ask(Hop(url), headers=self._headers, own={})) as reply:
             if reply.status != 200:
                 raise self._failure(reply, None)
             if (packed := self._packed(reply)) is not None:
@@ -182,9 +181,9 @@ class WebObjects:
 
     def put(self, key: str, data: memoryview) -> None:
         """Upload an object. Raises RequestError."""
-        place = Place(self._url_of("PUT", key))
+        hop = Hop(self._url_of("PUT", key))
         with contextlib.closing(
-            self._client.ask(place, method="PUT", headers=self._headers, own={}, body=data)
+            self._client.ask(hop, method="PUT", headers=self._headers, own={}, body=data)
         ) as reply:
             if not 200 <= reply.status < 300:
                 raise self._failure(reply, None)
@@ -312,11 +311,11 @@ class WebObjects:
         if not self._routes or method != "GET":
             return None
         with self._lock:
-            place, until_s = self._routes.get(key, (None, 0.0))
-        if place is None or time.monotonic() > until_s:
+            hop, until_s = self._routes.get(key, (None, 0.0))
+        if hop is None or time.monotonic() > until_s:
             return None
         try:
-            reply = self._client.ask(place, headers={}, own=own)
+            reply = self._client.ask(hop, headers={}, own=own)
         except RequestError:
             self._forget(key)
             raise
@@ -329,13 +328,13 @@ class WebObjects:
         return None
 
     def _from_origin(self, method: str, key: str, own: Mapping[str, str]) -> Reply:
-        place = Place(self._url_of(method, key))
-        reply = self._client.ask(place, method=method, headers=self._headers, own=own)
-        is_elsewhere = reply.place.url != place.url
+        hop = Hop(self._url_of(method, key))
+        reply = self._client.ask(hop, method=method, headers=self._headers, own=own)
+        is_elsewhere = reply.hop.url != hop.url
         if is_elsewhere and method == "GET" and reply.status in (200, 206):
             with self._lock:
                 if self._useless < _DISTRUSTED:
-                    self._routes[key] = reply.place, time.monotonic() + _ROUTE_S
+                    self._routes[key] = reply.hop, time.monotonic() + _ROUTE_S
                     self._routes.move_to_end(key)
                     while len(self._routes) > _ROUTES:
                         self._routes.popitem(last=False)

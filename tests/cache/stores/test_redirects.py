@@ -14,8 +14,15 @@ from penstock.cache.base.store import RequestError
 from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.fetch.object_range import ObjectRange
 from penstock.cache.stores.opening import open_store
-from penstock.cache.stores.web_address import is_public, origin_of, redirected, target_of
-from penstock.cache.stores.web_client import Place, Proxies, WebClient
+from penstock.cache.stores.proxies import Proxies
+from penstock.cache.stores.web_address import (
+    Hop,
+    is_public,
+    origin_of,
+    redirected,
+    target_of,
+)
+from penstock.cache.stores.web_client import WebClient
 from penstock.cache.stores.web_objects import WebObjects
 from tests.servers.scripted import Asked, Talk, scripted
 
@@ -305,7 +312,7 @@ def web() -> Iterator[Callable[..., WebClient]]:
 
     yield make
     for each in made:
-        each.cut()
+        each.abort()
 
 
 def test_a_public_server_leads_to_no_private_one(web: Callable[..., WebClient]) -> None:
@@ -372,7 +379,7 @@ def test_the_address_that_is_connected_to_is_judged(web: Callable[..., WebClient
 
 def test_a_remembered_redirect_is_judged_again(web: Callable[..., WebClient]) -> None:
     with scripted(of_a_cdn, host=PRIVATE) as inside:
-        place = Place(f"{inside.url}/b", is_origin=False, from_public=True)
+        place = Hop(f"{inside.url}/b", is_origin=False, from_public=True)
         with pytest.raises(RequestError, match="public server redirects"):
             web().ask(place, headers=HEADERS, own={})
         assert inside.asked == []

@@ -94,7 +94,7 @@ class OpenShards:
         remote = self._index.remote
         if remote is None:
             return
-        from penstock.cache.blobs.open_blob import (
+        from penstock.cache.blobs.cached_blob import (
             CachedBlob,  # local datasets start without the cache's modules
         )
 

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 READERS = 8
 
 
-def test_all_who_wait_get_the_error_of_the_one_fetch(tmp_path: Path) -> None:
+def test_all_who_wait_get_the_error_of_the_one_fetch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One request in all, though eight readers want its bytes; none ends as stalled."""
     store = MemoryStore({"x": bytes(300_000)})
     source = BlobSource(
@@ -61,17 +63,17 @@ def test_all_who_wait_get_the_error_of_the_one_fetch(tmp_path: Path) -> None:
     first = threading.Thread(target=read)
     first.start()
     assert asked.wait(60)
-    # Each other one has looked once, found the pieces claimed, and waits.
-    original = remote._round
+    # Each other one has found the pieces claimed, and looks whether their fetch has failed.
+    original = FillFailures.since
 
-    def looked(*args: Any, **more: Any) -> tuple[bool, bool]:
-        found = original(*args, **more)
+    def since(failures: FillFailures, *args: Any) -> FetchError | None:
+        found = original(failures, *args)
         if threading.get_ident() not in seen:
             seen.add(threading.get_ident())
             waiting.release()
         return found
 
-    remote._round = looked  # type: ignore[method-assign]
+    monkeypatch.setattr(FillFailures, "since", since)
     others = [threading.Thread(target=read) for _ in range(READERS - 1)]
     for other in others:
         other.start()

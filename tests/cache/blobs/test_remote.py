@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.store import RequestError
-from penstock.cache.blobs.open_blob import CachedBlob
+from penstock.cache.blobs.cached_blob import CachedBlob
 from penstock.cache.blobs.remote import Remote
 from penstock.cache.disk import admin
 from penstock.cache.disk.disk_cache import DiskCache

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.cache.base.blob import BlobSource, Segment
 from penstock.cache.base.folders import Folder
-from penstock.cache.blobs.remote import bridged
+from penstock.cache.blobs.piece_requests import bridge
 from penstock.cache.disk.fills import Fill, discard
 from penstock.cache.disk.pieces import PIECE_BYTES, Pieces, cut, merge
 
@@ -70,7 +70,7 @@ def test_missing_runs_and_bridges(
         gone[low:high] = False
     assert gone.tolist() == marks
     assert fill.is_whole == all(marks)
-    joined = bridged(missing, waste=waste)
+    joined = bridge(missing, waste=waste)
     again = np.zeros(len(marks), bool)
     for low, high in joined:
         again[low:high] = True

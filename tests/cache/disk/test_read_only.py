@@ -16,7 +16,7 @@ from penstock.cache import DiskCache
 from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.folders import Folder
-from penstock.cache.blobs.open_blob import CachedBlob
+from penstock.cache.blobs.cached_blob import CachedBlob
 from penstock.cache.blobs.remote import Remote
 from penstock.cache.errors import PenstockWarning, WriteError
 from penstock.cache.fetch.fetcher import Fetcher

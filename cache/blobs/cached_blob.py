@@ -1,22 +1,17 @@
-"""Open blobs: cached ones, which are read through a map, and passing ones, which are kept nowhere.
-
-Neither fetches: `cache.blobs.remote` does, for many blobs at once.
-"""
+"""A blob on the local disk, read through a map. It fetches nothing itself."""
 
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache.disk.fills import part_name
-from penstock.cache.fetch.object_range import ObjectRange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,8 +23,6 @@ if TYPE_CHECKING:
 
     Bytes = NDArray[np.uint8]
     Spans = Sequence[tuple[int, int]]
-
-_MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
 
 
 class CachedBlob:
@@ -143,55 +136,3 @@ def _inode(folder: Folder, name: str) -> int | None:
     with contextlib.suppress(FileNotFoundError):
         return folder.stat(name).st_ino
     return None
-
-
-class PassingBlob:
-    """A blob that isn't kept: its bytes come from the remote each time."""
-
-    is_cached = False
-    is_whole = False
-    path: bytes | None = None
-
-    def __init__(self, source: BlobSource, fetch: Callable[[PassingBlob, Spans], None]) -> None:
-        self.source = source
-        self.version: str | None = None  # of the first answer, where the source doesn't say
-        self._fetch = fetch
-        self._memory: mmap.mmap | None = None
-        sizes = (
-            [segment.size_bytes for segment in source.segments] if len(source.segments) > 1 else [0]
-        )
-        self._starts = np.cumsum([0, *sizes[:-1]])  # where each segment begins
-
-    def spans(self, start: int, end: int) -> Iterator[ObjectRange]:
-        """Bytes [start, end) of the blob as spans of its segments."""
-        segments = self.source.segments
-        place = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < end:
-            segment, begin = segments[place], int(self._starts[place])
-            upto = min(end, begin + segment.size_bytes) if len(segments) > 1 else end
-            version = segment.version or (self.version if len(segments) == 1 else None)
-            if upto > start:
-                yield ObjectRange(
-                    path=segment.path, start=start - begin, end=upto - begin, version=version
-                )
-            start, place = max(start, upto), place + 1
-
-    def buffer(self, spans: Spans) -> Any:
-        """See Blob. Pages that nobody asked for take no memory."""
-        import pyarrow as pa
-
-        if self._memory is None:
-            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-            self._memory = mmap.mmap(-1, self.source.size_bytes, flags=flags)
-        self._fetch(self, spans)
-        return pa.py_buffer(memoryview(self._memory).toreadonly())
-
-    def put(self, start: int, data: Any) -> None:
-        """Bytes for the buffer."""
-        assert self._memory is not None
-        view = memoryview(data)
-        self._memory[start : start + len(view)] = view
-
-    def address(self) -> int | None:
-        """See Blob."""
-        return None

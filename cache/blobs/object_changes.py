@@ -1,0 +1,41 @@
+"""What happens when an object is replaced while its blob is read: an error, and no mixed bytes."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import ObjectChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from penstock.cache.base.blob import BlobSource
+    from penstock.cache.blobs.cached_blob import CachedBlob
+    from penstock.cache.blobs.dataset_cache import DatasetCache
+    from penstock.cache.blobs.upstream import Upstream
+
+
+def object_changed(source: BlobSource) -> ObjectChangedError:
+    """The error of a blob whose bytes came from another object than was indexed."""
+    return ObjectChangedError(
+        f"{source.uri}: it was replaced while it was read, or isn't what was indexed. Nothing was "
+        "mixed: run the job again, and don't write to a dataset in training.",
+        uri=source.uri,
+    )
+
+
+@contextlib.contextmanager
+def drop_if_changed(
+    blobs: Sequence[CachedBlob], *, cache: DatasetCache, upstream: Upstream
+) -> Iterator[None]:
+    """What was filled from an object that isn't that one any more is dropped, as it is of no
+    use."""
+    try:
+        yield
+    except ObjectChangedError as error:
+        for blob in blobs:
+            names = {upstream.uri(segment.path) for segment in blob.source.segments}
+            if error.uri in (*names, blob.source.uri) and blob.fill is not None:
+                cache.drop(blob.source, inode=blob.inode)
+        raise

@@ -1,0 +1,73 @@
+"""A blob that isn't kept: its bytes come from upstream each time. It fetches nothing itself."""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.blobs.upstream import BlobRange
+from penstock.cache.fetch.object_range import ObjectRange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.cache.base.blob import BlobSource
+
+    Spans = Sequence[tuple[int, int]]
+
+_MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
+
+
+class PassingBlob:
+    """A blob that is kept nowhere. fetch: brings spans into its buffer."""
+
+    is_cached = False
+    is_whole = False
+    path: bytes | None = None
+
+    def __init__(self, source: BlobSource, fetch: Callable[[PassingBlob, Spans], None]) -> None:
+        self.source = source
+        self.version: str | None = None  # of the first answer, where the source doesn't say
+        self._fetch = fetch
+        self._memory: mmap.mmap | None = None
+        sizes = (
+            [segment.size_bytes for segment in source.segments] if len(source.segments) > 1 else [0]
+        )
+        self._starts = np.cumsum([0, *sizes[:-1]])  # where each segment begins
+
+    def ranges(self, start: int, end: int) -> Iterator[BlobRange]:
+        """Bytes [start, end), a range for each segment that holds some of them."""
+        segments = self.source.segments
+        place = int(np.searchsorted(self._starts, start, side="right")) - 1
+        while start < end:
+            segment, begin = segments[place], int(self._starts[place])
+            upto = min(end, begin + segment.size_bytes) if len(segments) > 1 else end
+            version = segment.version or (self.version if len(segments) == 1 else None)
+            if upto > start:
+                stored = ObjectRange(
+                    path=segment.path, start=start - begin, end=upto - begin, version=version
+                )
+                yield BlobRange(blob=self.source, start=start, end=upto, stored=stored)
+            start, place = max(start, upto), place + 1
+
+    def buffer(self, spans: Spans) -> Any:
+        """See Blob. Pages that nobody asked for take no memory."""
+        import pyarrow as pa
+
+        if self._memory is None:
+            flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+            self._memory = mmap.mmap(-1, self.source.size_bytes, flags=flags)
+        self._fetch(self, spans)
+        return pa.py_buffer(memoryview(self._memory).toreadonly())
+
+    def put(self, start: int, data: Any) -> None:
+        """Bytes for the buffer."""
+        assert self._memory is not None
+        view = memoryview(data)
+        self._memory[start : start + len(view)] = view
+
+    def address(self) -> int | None:
+        """See Blob."""
+        return None

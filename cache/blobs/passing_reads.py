@@ -1,0 +1,110 @@
+"""Reads around the cache: bytes of blobs that are kept nowhere, into fresh memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.blobs.object_changes import object_changed
+from penstock.cache.blobs.passing_blob import PassingBlob
+from penstock.cache.blobs.requester import BlobRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base.blob import BlobSource, BlobSpans
+    from penstock.cache.base.counters import TrafficMeter
+    from penstock.cache.base.store import Answer
+    from penstock.cache.blobs.requester import Requester
+
+    Bytes = NDArray[np.uint8]
+
+
+class PassingReads:
+    """Makes the requests of blobs that pass. meter: counts what came."""
+
+    def __init__(self, requester: Requester, *, meter: TrafficMeter) -> None:
+        self._requester, self._meter = requester, meter
+
+    def open(self, source: BlobSource) -> PassingBlob:
+        """A blob that isn't kept; fetches nothing."""
+        return PassingBlob(source, self._fill_buffer)
+
+    def requests(
+        self, blob: PassingBlob, starts: Sequence[int], ends: Sequence[int]
+    ) -> tuple[list[Bytes], list[BlobRequest]]:
+        """Arrays, and the requests that fill them in when they are sent."""
+        found: list[Bytes] = [np.empty(0, np.uint8)] * len(starts)
+        requests: list[BlobRequest] = []
+        for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            ranges = list(blob.ranges(start, end))
+            if len(ranges) == 1:
+                requests.append(BlobRequest(ranges[0], self._take_one(blob, found, place)))
+            elif ranges:  # a sample over several objects
+                room = np.empty(end - start, np.uint8)
+                found[place] = room.view()
+                found[place].flags.writeable = False
+                requests += [
+                    BlobRequest(one, self._take_some(blob, room, one.start - start))
+                    for one in ranges
+                ]
+        return found, requests
+
+    def read(self, wanted: Sequence[BlobSpans]) -> list[list[Bytes]]:
+        """The bytes of all spans, whatever the cache has of them. Raises FetchError."""
+        found: list[list[Bytes]] = []
+        requests: list[BlobRequest] = []
+        for want in wanted:
+            arrays, more = self.requests(self.open(want.blob.source), want.starts, want.ends)
+            found.append(arrays)
+            requests += more
+        self._requester.send(requests)
+        return found
+
+    def _fill_buffer(self, blob: PassingBlob, spans: Sequence[tuple[int, int]]) -> None:
+        """Bring spans into a blob's buffer."""
+        self._requester.send(
+            [
+                BlobRequest(one, self._take_buffer(blob, one.start))
+                for start, end in spans
+                for one in blob.ranges(start, end)
+            ]
+        )
+
+    def _take_one(
+        self, blob: PassingBlob, found: list[Bytes], place: int
+    ) -> Callable[[Answer], None]:
+        def take(answer: Answer) -> None:
+            self._check(blob, answer)
+            sample = np.frombuffer(answer.data, np.uint8)
+            sample.flags.writeable = False
+            found[place] = sample
+
+        return take
+
+    def _take_some(self, blob: PassingBlob, room: Bytes, at: int) -> Callable[[Answer], None]:
+        def take(answer: Answer) -> None:
+            self._check(blob, answer)
+            data = np.frombuffer(answer.data, np.uint8)
+            room[at : at + len(data)] = data
+
+        return take
+
+    def _take_buffer(self, blob: PassingBlob, at: int) -> Callable[[Answer], None]:
+        def take(answer: Answer) -> None:
+            self._check(blob, answer)
+            blob.put(at, answer.data)
+
+        return take
+
+    def _check(self, blob: PassingBlob, answer: Answer) -> None:
+        if len(blob.source.segments) == 1:
+            if blob.version is None:
+                blob.version = answer.version
+            if answer.version != blob.version or answer.object_bytes != blob.source.size_bytes:
+                blob.version = None
+                raise object_changed(blob.source)
+        self._meter.add(bytes_passed=len(memoryview(answer.data)))

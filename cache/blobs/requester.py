@@ -1,0 +1,54 @@
+"""Requests for ranges of blobs, and what their failures mean to others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import FetchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.cache.base.store import Answer
+    from penstock.cache.blobs.fill_failures import FillFailures
+    from penstock.cache.blobs.upstream import BlobRange, Upstream
+    from penstock.cache.disk.pieces import PieceSpan
+
+
+@dataclass(frozen=True, slots=True)
+class BlobRequest:
+    """A range to fetch, and what takes its bytes. pieces: of the fill that it is for; None where
+    the blob passes."""
+
+    range: BlobRange
+    take: Callable[[Answer], None]
+    pieces: PieceSpan | None = None
+
+
+class Requester:
+    """Sends requests upstream, and notes which pieces of which fills a failure has cost."""
+
+    def __init__(self, upstream: Upstream, failures: FillFailures) -> None:
+        self._upstream, self._failures = upstream, failures
+
+    def send(self, requests: Sequence[BlobRequest], *, urgent: bool = True) -> None:
+        """Returns when all are taken. urgent: False for a fill in the background. Raises as
+        Upstream.fetch."""
+        if not requests:
+            return
+        try:
+            self._upstream.fetch(
+                [request.range for request in requests],
+                lambda number, answer: requests[number].take(answer),
+                urgent=urgent,
+            )
+        except FetchError as error:
+            failed = [
+                (request.range.blob.key, request.pieces)
+                for request in requests
+                if request.pieces is not None
+                and self._upstream.uri(request.range.stored.path) == error.uri
+            ]
+            self._failures.note(failed, error)
+            raise

@@ -1,0 +1,68 @@
+"""Where bytes of blobs come from that aren't on the local disk: ranges of a blob by its key."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from penstock.cache.base.blob import BlobSource
+    from penstock.cache.base.store import Answer
+    from penstock.cache.fetch.object_range import ObjectRange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobRange:
+    """Bytes [start, end) of a blob, all in one of its segments.
+
+    blob.key says which blob, whoever is asked. stored: the same bytes as the store knows them, with
+    the version that they must be of.
+    """
+
+    blob: BlobSource
+    start: int
+    end: int
+    stored: ObjectRange
+
+
+class Upstream(Protocol):
+    """Fetches ranges of blobs for the cache. Safe for several threads.
+
+    A batch needs ranges of many blobs at once, so each range names its blob. range_bytes: how much
+    is asked for best at a time. timeout_s: so long a range may take until it has failed.
+    """
+
+    @property
+    def range_bytes(self) -> int: ...
+
+    @property
+    def timeout_s(self) -> float: ...
+
+    def fetch(
+        self,
+        ranges: Sequence[BlobRange],
+        deliver: Callable[[int, Answer], None],
+        *,
+        urgent: bool = True,
+    ) -> None:
+        """Fetch ranges; returns when all are delivered.
+
+        deliver(number, answer): called once for each range (number: its place in `ranges`), on any
+        thread, in any order and several at a time; never any more when this returns or raises. Its
+        exception stops the rest and is raised here. The answer's bytes are of the range's version
+        where that is told; its version and object_bytes are those of the segment's object.
+        urgent: False for a fill in the background.
+
+        Raises FetchError and ObjectChangedError, each with the uri of the object; ClosedError,
+        StalledError.
+        """
+
+    def room_for_fills(self) -> AbstractContextManager[int]:
+        """How many ranges that aren't urgent may be asked for now; the room is the caller's
+        inside."""
+
+    def uri(self, path: str) -> str:
+        """An object's name in the errors of `fetch`. path: of a segment."""

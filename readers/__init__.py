@@ -9,7 +9,8 @@ if TYPE_CHECKING:
     from penstock.readers.dataset import Dataset
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import IndexSummary, build_index, open_index
-    from penstock.readers.packing.packing import PackSummary, pack
+    from penstock.readers.packing.packing import pack
+    from penstock.readers.packing.summary import PackSummary
     from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejection
 
 __all__ = [
@@ -34,7 +35,7 @@ _HOME = {
     "ImageRange": "penstock.readers.types",
     "Index": "penstock.readers.index.index",
     "IndexSummary": "penstock.readers.index.opening",
-    "PackSummary": "penstock.readers.packing.packing",
+    "PackSummary": "penstock.readers.packing.summary",
     "Rejection": "penstock.readers.types",
     "build_index": "penstock.readers.index.opening",
     "open_index": "penstock.readers.index.opening",

@@ -24,10 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackPlan:
-    """shards: positions in the source, by shard of the pack. source_ids: by position, the id in the
-    source's index if no file were bad, int64, shape (n,)."""
+    """Which sample goes into which shard.
 
-    shards: Grouping
+    grouping: positions in the source, by shard of the pack. source_ids: by position, the id in the
+    source's index if no file were bad, int64, shape (n,).
+    """
+
+    grouping: Grouping
     source_ids: NDArray[np.int64]
 
 
@@ -38,9 +41,9 @@ def plan_folder(listing: Listing, *, shuffle: bool, seed: int, shard_bytes: int)
     source_ids = np.empty(len(index.order), np.int64)
     source_ids[index.order] = np.arange(len(index.order))
     if not shuffle and shard_bytes == VIRTUAL_SHARD_BYTES:
-        return PackPlan(shards=index, source_ids=source_ids)
+        return PackPlan(grouping=index, source_ids=source_ids)
     order = index.order[shuffled(len(index.order), seed)] if shuffle else index.order
-    return PackPlan(shards=cut_evenly(order, listing.sizes, shard_bytes), source_ids=source_ids)
+    return PackPlan(grouping=cut_evenly(order, listing.sizes, shard_bytes), source_ids=source_ids)
 
 
 def plan_samples(
@@ -49,7 +52,7 @@ def plan_samples(
     """The plan for samples that have ids already. sizes: bytes, int64, shape (n,)."""
     ids = np.arange(len(sizes), dtype=np.int64)
     order = shuffled(len(sizes), seed) if shuffle else ids
-    return PackPlan(shards=cut_evenly(order, sizes, shard_bytes), source_ids=ids)
+    return PackPlan(grouping=cut_evenly(order, sizes, shard_bytes), source_ids=ids)
 
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:

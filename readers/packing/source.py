@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
-    """Some samples of one shard to be, with what was found. positions: int64, shape (n,); names: in
+class SampleGroup:
+    """Some samples of one shard to be, read and examined. positions: int64, shape (n,); names: in
     the source."""
 
     positions: NDArray[np.int64]
@@ -45,9 +45,12 @@ class Judged:
 
 
 class PackSource(Protocol):
-    """sizes: bytes of each sample, int64, shape (n,); labels: int64, shape (n,), or None.
+    """What a pack is made from.
+
+    sizes: bytes of each sample, int64, shape (n,). labels: int64, shape (n,), or None.
     fingerprint: changes when anything about the source does. has_ids: the ids are known, no sample
-    can drop out."""
+    can drop out.
+    """
 
     url: str
     fingerprint: str
@@ -60,9 +63,13 @@ class PackSource(Protocol):
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         """What goes where."""
 
-    def judged(
-        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
-    ) -> Iterator[Judged]:
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
         """The samples of (shard, positions), in that order, in pieces of one shard each."""
 
     def name(self, position: int) -> bytes:
@@ -85,14 +92,18 @@ class FolderSource:
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_folder(self._listing, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
 
-    def judged(
-        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
-    ) -> Iterator[Judged]:
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
         if verify is None:
             raise TypeError("a folder's images are verified")
-        for chunk in read_chunks(self._origin, self._listing, jobs, workers=workers):
+        for chunk in read_chunks(self._origin, self._listing, shards, workers=workers):
             results = examine(chunk.samples, verify)
-            yield Judged(
+            yield SampleGroup(
                 positions=chunk.positions,
                 samples=chunk.samples,
                 results=results,
@@ -123,14 +134,18 @@ class TarSource:
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
 
-    def judged(
-        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
-    ) -> Iterator[Judged]:
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
         if verify is None:
             raise TypeError("images of tar files are verified")
-        for chunk in read_tar_chunks(self._origin, self._listing, jobs, workers=workers):
+        for chunk in read_tar_chunks(self._origin, self._listing, shards, workers=workers):
             results = examine(chunk.samples, verify)
-            yield Judged(
+            yield SampleGroup(
                 positions=chunk.positions,
                 samples=chunk.samples,
                 results=results,
@@ -171,14 +186,18 @@ class PackedSource:
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
 
-    def judged(
-        self, jobs: Iterator[tuple[int, NDArray[np.int64]]], *, verify: Verify | None, workers: int
-    ) -> Iterator[Judged]:
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
         del verify
-        pieces = (positions[part] for _, positions in jobs for part in cut(self.sizes[positions]))
+        pieces = (positions[part] for _, positions in shards for part in cut(self.sizes[positions]))
         yield from ordered(self._read, pieces, workers=workers, ahead=workers + 2, name="intake")
 
-    def _read(self, ids: NDArray[np.int64]) -> Judged:
+    def _read(self, ids: NDArray[np.int64]) -> SampleGroup:
         shards = np.searchsorted(self._index.starts, ids, side="right") - 1
         samples: list[Encoded | Rejection] = [Rejection("")] * len(ids)
         results: list[Checked | Rejection] = [Rejection("")] * len(ids)
@@ -202,7 +221,7 @@ class PackedSource:
                 )
                 names[place] = known[row] if known is not None else shard.name(row).encode()
                 samples[place], results[place] = image, Checked(crc32c=span[CRC], facts=facts)
-        return Judged(positions=ids, samples=samples, results=results, names=names)
+        return SampleGroup(positions=ids, samples=samples, results=results, names=names)
 
     def _images(
         self, number: int, rows: NDArray[np.int64]

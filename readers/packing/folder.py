@@ -1,5 +1,4 @@
-"""The state of an unfinished pack on disk: what it shall be, and a record of each finished "
-"shard."""
+"""A pack's folder while it is written: its settings, and a record of each finished shard."""
 
 from __future__ import annotations
 
@@ -28,9 +27,12 @@ _REMEDY = "Give an empty or new folder as the destination."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
-    """One finished shard. facts: None if none of its samples was good; rejected: ids in the
-    source's index if no file were bad, with what the quarantine shall say."""
+class ShardRecord:
+    """What is recorded of a finished shard.
+
+    facts: None if none of its samples was good. rejected: ids in the source's index if no file
+    were bad, with what the quarantine shall say.
+    """
 
     facts: ShardFacts | None
     rejected: list[tuple[int, QuarantineEntry]]
@@ -48,7 +50,7 @@ class PackFolder:
     def __init__(self, root: bytes, settings: Mapping[str, Any]) -> None:
         self.root = root
         self.own = os.path.join(root, OWN_FOLDER)
-        self.parts = os.path.join(self.own, b"parts")
+        self._records = os.path.join(self.own, b"parts")
         self.settings = dict(settings)
 
     def finished(self) -> Manifest | None:
@@ -84,28 +86,29 @@ class PackFolder:
             except WriteError:  # another rank put the same file there at the same moment
                 if self.finished() is None and not os.path.exists(settings):
                     raise
-        make_folder(self.parts)
+        make_folder(self._records)
 
     def shard(self, shard: int) -> bytes:
         """Path of a shard's file."""
         return os.path.join(self.root, shard_name(shard))
 
-    def _part(self, shard: int) -> bytes:
-        return os.path.join(self.parts, b"%06d.json" % shard)
+    def _record(self, shard: int) -> bytes:
+        return os.path.join(self._records, b"%06d.json" % shard)
 
-    def write_part(self, shard: int, part: Part) -> None:
+    def write_record(self, shard: int, record: ShardRecord) -> None:
         """Record a shard whose file is in place. Raises WriteError."""
-        rejected = [[i, os.fsdecode(q.name), q.reason] for i, q in part.rejected]
-        facts = asdict(part.facts) if part.facts is not None else None
-        write_json(self._part(shard), {"facts": facts, "rejected": rejected})
+        rejected = [[i, os.fsdecode(q.name), q.reason] for i, q in record.rejected]
+        facts = asdict(record.facts) if record.facts is not None else None
+        write_json(self._record(shard), {"facts": facts, "rejected": rejected})
 
-    def read_part(self, shard: int) -> Part | None:
+    def read_record(self, shard: int) -> ShardRecord | None:
         """A finished shard's record; None if it isn't finished or its file isn't as recorded."""
         try:
-            with open(self._part(shard), "rb") as file:
-                part = _part(json.load(file))
-            if part.facts is None or os.stat(self.shard(shard)).st_size == part.facts.size_bytes:
-                return part
+            with open(self._record(shard), "rb") as file:
+                record = _parse_record(json.load(file))
+            facts = record.facts
+            if facts is None or os.stat(self.shard(shard)).st_size == facts.size_bytes:
+                return record
         except (FileNotFoundError, ValueError, KeyError, TypeError):
             pass
         return None
@@ -113,13 +116,13 @@ class PackFolder:
     def sweep(self, shards: range) -> None:
         """Remove what a killed run left half-written of these shards."""
         for shard in shards:
-            for path in (self.shard(shard), self._part(shard)):
+            for path in (self.shard(shard), self._record(shard)):
                 with suppress(FileNotFoundError):
                     os.unlink(temp_name(path))
 
     def tidy(self) -> None:
         """After the manifest: what only an unfinished pack needs goes."""
-        shutil.rmtree(self.parts, ignore_errors=True)
+        shutil.rmtree(self._records, ignore_errors=True)
         shutil.rmtree(os.path.join(self.own, b"ranks"), ignore_errors=True)
         for name in os.listdir(self.own):
             if name == _SETTINGS or name.endswith(b".tmp"):
@@ -154,7 +157,7 @@ class PackFolder:
         return DestinationError(f"{printable(self.root)}: {why}. Nothing was touched. {_REMEDY}")
 
 
-def _part(value: Mapping[str, Any]) -> Part:
+def _parse_record(value: Mapping[str, Any]) -> ShardRecord:
     facts = value["facts"]
     if facts is not None:
         labels = facts["labels"]
@@ -173,4 +176,4 @@ def _part(value: Mapping[str, Any]) -> Part:
         (i, QuarantineEntry(name=os.fsencode(name), reason=reason))
         for i, name, reason in value["rejected"]
     ]
-    return Part(facts=facts, rejected=rejected)
+    return ShardRecord(facts=facts, rejected=rejected)

@@ -1,0 +1,54 @@
+"""What a run of packing came to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.readers.index.manifest import Manifest
+    from penstock.readers.packing.folder import ShardRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackSummary:
+    """What `pack` did. bytes: of the shard files. complete: the manifest is written; else the
+    counts are of this rank's share, and other ranks have theirs to finish. progressive: JPEGs of
+    that kind in the pack, None where nobody counted."""
+
+    samples: int
+    shards: int
+    bytes: int
+    quarantined: int
+    seconds: float
+    complete: bool
+    progressive: int | None
+
+    @classmethod
+    def of_manifest(cls, manifest: Manifest, seconds: float) -> PackSummary:
+        """Of a complete pack."""
+        return cls(
+            samples=manifest.about.samples,
+            shards=len(manifest.names),
+            bytes=int(manifest.shard_bytes.sum()),
+            quarantined=manifest.about.quarantined,
+            seconds=seconds,
+            complete=True,
+            progressive=manifest.about.progressive,
+        )
+
+    @classmethod
+    def of_records(cls, records: Sequence[ShardRecord], seconds: float) -> PackSummary:
+        """Of one rank's finished shards."""
+        facts = [record.facts for record in records if record.facts is not None]
+        return cls(
+            samples=sum(f.samples for f in facts),
+            shards=len(facts),
+            bytes=sum(f.size_bytes for f in facts),
+            quarantined=sum(len(record.rejected) for record in records),
+            seconds=seconds,
+            complete=False,
+            progressive=sum(f.progressive or 0 for f in facts),
+        )

@@ -1,0 +1,94 @@
+"""One process's run of packing: from what was asked for to a finished share or a finished pack."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.verify import find_verify
+from penstock.readers.files.atomic import locked, make_folder
+from penstock.readers.files.names import printable
+from penstock.readers.formats.limits import VERSION
+from penstock.readers.packing.completion import PackCompletion
+from penstock.readers.packing.folder import PackFolder
+from penstock.readers.packing.summary import PackSummary
+from penstock.readers.packing.writer import ShardWriter
+
+if TYPE_CHECKING:
+    from penstock.readers.packing.source import PackSource
+    from penstock.readers.packing.transcode import Transcode
+    from penstock.readers.types import Progress, Verify
+
+_log = logging.getLogger("penstock")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackTask:
+    """What `pack` was asked for, checked. Raises ConfigError."""
+
+    shuffle: bool
+    seed: int
+    shard_bytes: int
+    transcode: Transcode
+    workers: int
+    verify: Verify | None
+    rank: int
+    size: int
+    progress: Progress | None
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(
+                f"rank: got {self.rank} of size {self.size}, wanted 0 <= rank < size."
+            )
+
+    def settings(self, source: PackSource) -> dict[str, Any]:
+        """What the pack is made of; equal settings make equal packs."""
+        return {
+            "version": VERSION,
+            "source": source.fingerprint,
+            "shuffle": self.shuffle,
+            "seed": self.seed if self.shuffle else None,
+            "shard_bytes": self.shard_bytes,
+            **self.transcode.settings(),
+        }
+
+    def run(self, source: PackSource, root: bytes) -> PackSummary:
+        """Write this rank's share, and the manifest if all shares are there by then."""
+        folder = PackFolder(root, self.settings(source))
+        manifest = folder.finished()
+        if manifest is not None:
+            _log.info("%s is this very pack already, complete: nothing to do", printable(root))
+            with locked(folder.own):
+                folder.tidy()
+            return PackSummary.of_manifest(manifest, self._seconds())
+        plan = source.plan(shuffle=self.shuffle, seed=self.seed, shard_bytes=self.shard_bytes)
+        writer = ShardWriter(
+            source=source,
+            plan=plan,
+            folder=folder,
+            verify=None if source.has_ids else self.verify or find_verify(workers=self.workers),
+            transcode=self.transcode,
+            workers=self.workers,
+            progress=self.progress,
+        )
+        folder.begin()
+        own = os.path.join(folder.own, b"ranks", b"%06d-of-%06d" % (self.rank, self.size))
+        make_folder(own)
+        busy = (
+            f"{printable(root)}: another process is packing into it. Wait for it, or end it first."
+        )
+        with locked(own, busy=busy):
+            records = writer.write(range(self.rank, plan.grouping.shards, self.size))
+        manifest = PackCompletion(source=source, plan=plan, folder=folder).finish()
+        if manifest is None:
+            return PackSummary.of_records(records, self._seconds())
+        return PackSummary.of_manifest(manifest, self._seconds())
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self.began

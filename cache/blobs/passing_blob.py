@@ -49,7 +49,9 @@ class PassingBlob:
                 stored = ObjectRange(
                     path=segment.path, start=start - begin, end=upto - begin, version=version
                 )
-                yield BlobRange(blob=self.source, start=start, end=upto, stored=stored)
+                yield BlobRange(
+                    blob=self.source, segment=segment, start=start, end=upto, stored=stored
+                )
             start, place = max(start, upto), place + 1
 
     def buffer(self, spans: Spans) -> Any:

@@ -102,9 +102,11 @@ class PassingReads:
 
     def _check(self, blob: PassingBlob, answer: Answer) -> None:
         if len(blob.source.segments) == 1:
-            if blob.version is None:
-                blob.version = answer.version
-            if answer.version != blob.version or answer.object_bytes != blob.source.size_bytes:
+            version = answer.version
+            if blob.version is None and version:
+                blob.version = version
+            same = not version or version == blob.version
+            if not same or answer.object_bytes != blob.source.size_bytes:
                 blob.version = None
                 raise object_changed(blob.source)
         self._meter.add(bytes_passed=len(memoryview(answer.data)))

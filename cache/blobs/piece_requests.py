@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Iterator
 
-    from penstock.cache.base.blob import BlobSource, Segment
+    from penstock.cache.base.blob import BlobSource
     from penstock.cache.base.counters import TrafficMeter
     from penstock.cache.base.store import Answer
     from penstock.cache.disk.fills import Fill
@@ -76,23 +76,22 @@ class PieceRequests:
             low, high = (start, end) if single else (0, end - start)
             version = segment.version or (fill.version if single else None)
             stored = ObjectRange(path=segment.path, start=low, end=high, version=version)
-            wanted = BlobRange(blob=source, start=start, end=end, stored=stored)
-            yield BlobRequest(wanted, self._take(source, fill, one, segment, stop), one)
+            wanted = BlobRange(blob=source, segment=segment, start=start, end=end, stored=stored)
+            yield BlobRequest(wanted, self._take(wanted, fill, one, stop), one)
 
     def _take(
         self,
-        source: BlobSource,
+        wanted: BlobRange,
         fill: Fill,
         pieces: PieceSpan,
-        segment: Segment,
         stop: threading.Event | None,
     ) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
             if stop is not None and stop.is_set():
                 raise FillStoppedError
             same = not fill.pieces.single or fill.agree(answer.version)
-            if not same or answer.object_bytes != segment.size_bytes:
-                raise object_changed(source)
+            if not same or answer.object_bytes != wanted.segment.size_bytes:
+                raise object_changed(wanted.blob)
             data = memoryview(answer.data)
             fill.write(pieces, data)
             self._meter.add(bytes_filled=len(data))

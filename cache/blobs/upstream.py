@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from penstock.cache.base.blob import BlobSource
+    from penstock.cache.base.blob import BlobSource, Segment
     from penstock.cache.base.store import Answer
     from penstock.cache.fetch.object_range import ObjectRange
 
@@ -23,6 +23,7 @@ class BlobRange:
     """
 
     blob: BlobSource
+    segment: Segment
     start: int
     end: int
     stored: ObjectRange
@@ -52,8 +53,9 @@ class Upstream(Protocol):
 
         deliver(number, answer): called once for each range (number: its place in `ranges`), on any
         thread, in any order and several at a time; never any more when this returns or raises. Its
-        exception stops the rest and is raised here. The answer's bytes are of the range's version
-        where that is told; its version and object_bytes are those of the segment's object.
+        exception stops the rest and is raised here. The answer's bytes are of the version
+        that the range says, if it says one. Its object_bytes are the size of the segment's object,
+        its version is that object's, or "" where only the blob's key says what it is.
         urgent: False for a fill in the background.
 
         Raises FetchError and ObjectChangedError, each with the uri of the object; ClosedError,

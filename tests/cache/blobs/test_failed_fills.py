@@ -1,13 +1,9 @@
-"""Who waits for another's fetch ends as that one does; a mount that fails isn't an empty one."""
+"""Who waits for another's fetch ends as that one does."""
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 from typing import TYPE_CHECKING, Any
-
-import pytest
 
 from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
@@ -15,14 +11,14 @@ from penstock.cache.base.store import RequestError
 from penstock.cache.blobs.fill_failures import FillFailures
 from penstock.cache.blobs.remote import Remote
 from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.errors import DatasetError, FetchError, PenstockError
+from penstock.cache.errors import FetchError, PenstockError
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.stores.opening import open_store
-from penstock.readers.origin.local import LocalFolder
 from tests.stores import MemoryStore
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 READERS = 8
 
@@ -108,79 +104,3 @@ def test_a_failure_is_of_its_pieces_and_of_its_time() -> None:
         if found is not None:
             assert (str(found), found.uri, found.missing) == ("no", "u", True)
         assert failures.since(float("inf"), wanted) is None
-
-
-# -- mounts ----------------------------------------------------------------------------------------
-
-
-FAULTS = [errno.EIO, errno.ESTALE, errno.EACCES, errno.ETIMEDOUT]
-
-
-def failing(code: int) -> Any:
-    def fail(*_args: Any, **_more: Any) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return fail
-
-
-@pytest.mark.parametrize("code", FAULTS)
-@pytest.mark.parametrize("what", ["walk", "top", "info", "read"])
-def test_a_mount_that_fails_is_no_empty_folder(
-    what: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "inner").mkdir()
-    (tmp_path / "inner" / "x").write_bytes(b"hello")
-    store = open_store(tmp_path.as_uri(), {})
-    found = store.info("inner/x")
-    assert found is not None
-    version = found.version
-    real = os.scandir
-
-    def scandir(path: Any = ".") -> Any:
-        if os.fspath(path).endswith("inner"):
-            failing(code)()
-        return real(path)
-
-    if what in ("walk", "top"):
-        monkeypatch.setattr("os.scandir", scandir)
-    elif what == "info":
-        monkeypatch.setattr("os.stat", failing(code))
-    else:
-        monkeypatch.setattr("builtins.open", failing(code))
-    ask = {
-        "walk": lambda: list(store.walk()),
-        "top": lambda: store.top("inner"),
-        "info": lambda: store.info("inner/x"),
-        "read": lambda: store.read("inner/x", (0, 5), version=version),
-    }[what]
-    with pytest.raises(RequestError) as caught:
-        ask()
-    monkeypatch.undo()
-    assert caught.value.kind == ("denied" if code == errno.EACCES else "transient")
-    assert caught.value.remedy is not None
-    assert "credentials" not in caught.value.remedy
-    assert [info.path for info in store.walk()] == ["inner/x"]
-    assert list(store.walk("nowhere")) == []
-    assert store.info("nowhere") is None
-
-
-@pytest.mark.parametrize("code", FAULTS)
-def test_a_file_that_cant_be_looked_at_is_not_missing(
-    code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "x.tar").write_bytes(b"hello")
-    origin = LocalFolder(os.fsencode(tmp_path), None)
-    assert origin.find(b"x.tar") is not None
-    assert origin.find(b"nowhere") is None
-    assert origin.entry(b"nowhere") is None
-    real = os.stat
-
-    def stat(path: Any, **more: Any) -> Any:
-        if os.fsencode(path).endswith(b"x.tar"):
-            failing(code)()
-        return real(path, **more)
-
-    monkeypatch.setattr("os.stat", stat)
-    for ask in (origin.find, origin.entry):
-        with pytest.raises(DatasetError, match=r"x\.tar: can't be looked at"):
-            ask(b"x.tar")

@@ -1,0 +1,57 @@
+"""Blobs of a store in memory, and what the tests of remotes ask about them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.blob import BlobSource, Segment, blob_key
+from tests.stores import MemoryStore
+
+if TYPE_CHECKING:
+    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.disk.membership import Membership
+
+SIZES = [300_000, 4096, 1, 65_537, 200_000, 123_456]
+MIB = 2**20
+
+
+def cache_of(remote: Remote) -> DiskCache:
+    assert remote.cache is not None
+    return remote.cache
+
+
+def job_of(remote: Remote, keys: list[str], sizes: list[int]) -> Membership:
+    job = remote.join(keys, sizes)
+    assert job is not None
+    return job
+
+
+def single(store: MemoryStore, number: int, *, version: str | None = None) -> BlobSource:
+    path = f"o{number}"
+    segment = Segment(path=path, size_bytes=len(store.objects[path]), version=version)
+    uri = f"{store.url}/{path}"
+    key = blob_key(scope=store.scope, uri=uri, version="1")
+    return BlobSource(key=key, uri=uri, segments=(segment,), size_bytes=segment.size_bytes)
+
+
+def joined(store: MemoryStore) -> BlobSource:
+    segments = tuple(
+        Segment(path=path, size_bytes=len(data), version=store.version(path))
+        for path, data in store.objects.items()
+    )
+    key = blob_key(scope=store.scope, uri="all", version="1")
+    return BlobSource(
+        key=key, uri="mem://all", segments=segments, size_bytes=sum(p.size_bytes for p in segments)
+    )
+
+
+def content(store: MemoryStore, source: BlobSource) -> bytes:
+    return b"".join(store.objects[segment.path] for segment in source.segments)
+
+
+def many(count: int, size: int) -> MemoryStore:
+    rng = np.random.default_rng(count)
+    return MemoryStore({f"o{i}": rng.bytes(size) for i in range(count)})

@@ -1,0 +1,164 @@
+"""Blobs through the cache: the right bytes, each once, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.cache.base.blob import BlobSpans
+from penstock.cache.base.store import RequestError
+from penstock.cache.errors import FetchError, ObjectChangedError
+from tests.cache.blobs.remotes import MIB, SIZES, cache_of, content, joined, single
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.blobs.remote import Remote
+    from tests.stores import MemoryStore
+
+
+@pytest.mark.parametrize("mode", ["mmap", "pread"])
+@pytest.mark.parametrize("max_bytes", [8 * MIB, None])
+def test_any_spans_of_any_blobs(
+    store: MemoryStore, remotes: Callable[..., Remote], mode: str, max_bytes: int | None
+) -> None:
+    remote = remotes(store, max_bytes=max_bytes)
+    sources = [*(single(store, i) for i in range(len(SIZES))), joined(store)]
+    blobs = [remote.open(source) for source in sources]
+    assert all(blob.is_cached == (max_bytes is not None) for blob in blobs)
+    rng = random.Random(1)
+    for _ in range(12):
+        wanted = []
+        for blob in rng.sample(blobs, 4):
+            size = blob.source.size_bytes
+            cuts = [sorted((rng.randrange(size), rng.randint(1, size))) for _ in range(5)]
+            wanted.append(
+                BlobSpans(blob=blob, starts=[a for a, _ in cuts], ends=[b for _, b in cuts])
+            )
+        for want, found in zip(wanted, remote.load(wanted, mode=mode), strict=True):
+            whole = content(store, want.blob.source)
+            for start, end, sample in zip(want.starts, want.ends, found, strict=True):
+                assert sample.tobytes() == whole[start:end]
+                assert not sample.flags.writeable or not len(sample)
+    traffic = remote.traffic()
+    if max_bytes is not None:
+        assert store.bytes_read <= 2 * sum(SIZES)
+        assert traffic.bytes_passed == 0
+        assert traffic.bytes_filled == store.bytes_read
+    else:
+        assert traffic.bytes_filled == traffic.bytes_disk == traffic.hits == 0
+    assert traffic.bytes_remote == store.bytes_read
+
+
+def test_each_byte_once_then_none(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
+    remote = remotes(store)
+    sources = [single(store, i) for i in range(len(SIZES))]
+    blobs = [remote.open(source) for source in sources]
+    remote.load([BlobSpans(blob=blobs[0], starts=[1000, 150_000], ends=[9000, 150_010])])
+    progress: list[int] = []
+    fetched = [remote.fill(source, progress=progress.append) for source in sources]
+    assert sum(progress) == sum(fetched)
+    assert store.bytes_read <= sum(SIZES) * 1.01
+    assert all(remote.is_whole(source) for source in sources)
+    assert all(blob.is_whole for blob in blobs)
+    second = remotes(store, group="another job")
+    before = len(store.reads)
+    for number, source in enumerate(sources):
+        (found,) = second.load(
+            [BlobSpans(blob=second.open(source), starts=[0], ends=[SIZES[number]])]
+        )
+        assert found[0].tobytes() == store.objects[f"o{number}"]
+    assert len(store.reads) == before
+    assert second.traffic().hit_ratio == 1.0
+    assert second.fill(sources[0]) == 0
+
+
+def test_many_at_once_fetch_each_byte_once(
+    store: MemoryStore, remotes: Callable[..., Remote]
+) -> None:
+    everyone = [remotes(store) for _ in range(6)]
+    sources = [single(store, 0), single(store, 4), joined(store)]
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        remote, rng = everyone[number], random.Random(number)
+        try:
+            for source in rng.sample(sources, 3):
+                blob = remote.open(source)
+                start = rng.randrange(source.size_bytes)
+                end = min(start + 9000, source.size_bytes)
+                (found,) = remote.load([BlobSpans(blob=blob, starts=[start], ends=[end])])
+                assert found[0].tobytes() == content(store, source)[start:end]
+                remote.fill(source)
+                assert blob.is_whole
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    if failures:
+        raise failures[0]
+    wanted = sum(source.size_bytes for source in sources)
+    assert store.bytes_read <= 1.02 * wanted
+    assert os.listdir(cache_of(everyone[0]).path + "/fills") == []
+
+
+def test_samples_of_segments_that_pass(store: MemoryStore, remotes: Callable[..., Remote]) -> None:
+    remote = remotes(store, max_bytes=None)
+    source = joined(store)
+    blob = remote.open(source)
+    at = SIZES[0] - 10  # over four objects
+    (found,) = remote.load([BlobSpans(blob=blob, starts=[at], ends=[at + 20_000])])
+    assert found[0].tobytes() == content(store, source)[at : at + 20_000]
+    buffer = memoryview(blob.buffer([(at, at + 5000)]))
+    assert bytes(buffer[at : at + 5000]) == content(store, source)[at : at + 5000]
+    assert len(buffer) == source.size_bytes
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_object_that_changes_is_never_mixed(
+    store: MemoryStore, remotes: Callable[..., Remote], cached: bool
+) -> None:
+    remote = remotes(store, max_bytes=8 * MIB if cached else None)
+    source = single(store, 0)
+    blob = remote.open(source)
+    remote.load([BlobSpans(blob=blob, starts=[0], ends=[5000])])
+    store.objects["o0"] = bytes(SIZES[0])
+    with pytest.raises(ObjectChangedError, match="mem://bucket/set/o0"):
+        remote.load([BlobSpans(blob=blob, starts=[100_000], ends=[105_000])])
+    fresh = remote.open(source)
+    (found,) = remote.load([BlobSpans(blob=fresh, starts=[0, 100_000], ends=[5000, 105_000])])
+    assert found[0].tobytes() == bytes(5000) == found[1].tobytes()
+
+
+def test_another_size_than_indexed_is_told(
+    store: MemoryStore, remotes: Callable[..., Remote]
+) -> None:
+    source = single(store, 0)
+    store.objects["o0"] += b"more"
+    for remote in (remotes(store), remotes(store, max_bytes=None)):
+        with pytest.raises(FetchError, match="mem://bucket/set/o0"):
+            remote.load([BlobSpans(blob=remote.open(source), starts=[0], ends=[10])])
+
+
+def test_a_remote_that_fails_says_which_object(
+    store: MemoryStore, remotes: Callable[..., Remote]
+) -> None:
+    def fail(_path: str, _span: object) -> None:
+        raise RequestError("denied", "403")
+
+    store.before = fail
+    remote = remotes(store)
+    with pytest.raises(FetchError, match="mem://bucket/set/o1"):
+        remote.load([BlobSpans(blob=remote.open(single(store, 1)), starts=[0], ends=[10])])
+    with pytest.raises(FetchError, match="mem://bucket/set/o0"):
+        remote.fill(single(store, 0))
+    store.before = lambda _path, _span: None
+    assert remote.fill(single(store, 0)) == SIZES[0]

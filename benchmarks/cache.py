@@ -88,7 +88,7 @@ def measure(
 ) -> Path:
     """Play the rounds, print the table, write the result; returns its path. Raises
     MissingDependencyError without nginx."""
-    from penstock.readers import pack
+    from penstock import pack
     from tests.servers.nginx import NGINX, nginx
 
     if NGINX is None:
@@ -202,7 +202,7 @@ class _Bench:
         return self.pack_bytes / samples * self._batch_size if samples else record["samples"]
 
     def _samples(self) -> range:
-        from penstock.readers import open_index
+        from penstock import open_index
 
         return range(open_index(str(self._root / "pack")).samples)
 

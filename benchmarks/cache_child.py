@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from penstock.cache import DiskCache
+from penstock import DiskCache
 
 
 def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
@@ -17,9 +17,7 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
     url, cache, max_bytes (0: no cache), batch_size, epochs, step_s (of an emulated accelerator),
     window (batches over which demand is compared with consumption).
     """
-    from penstock.augment import imagenet_train
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
+    from penstock import DataLoader, Dataset, imagenet_train
 
     kept = DiskCache(task["cache"], max_bytes=task["max_bytes"]) if task["max_bytes"] else None
     records = []

@@ -66,7 +66,7 @@ def original(prepared: Prepared) -> Case:
 def short_side_256(prepared: Prepared, place: Path) -> Case:
     """The same images with a short side of 256, packed by Penstock; peers read the pack's own
     JPEGs, so that all decode the same bytes."""
-    from penstock.readers import Dataset, pack
+    from penstock import Dataset, pack
 
     packed, folder = place / "pack", place / "files"
     shutil.rmtree(place, ignore_errors=True)

@@ -38,7 +38,7 @@ def prepare(
     out: Path, *, data: Path | None = None, train_images: int = 3072, eval_images: int = 480
 ) -> Prepared:
     """Make or take the images and pack them below `out`; what an earlier call made is kept."""
-    from penstock.readers import pack
+    from penstock import pack
 
     workers = int(machine()["cores"])
     if data is None:

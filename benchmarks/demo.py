@@ -174,7 +174,7 @@ def _train(job: Job, console: Console) -> None:
 
 def _kill_and_resume(whole: Job, console: Console) -> Verdict:
     """The same job, killed in the middle of its second epoch (of its first, if it has but one)."""
-    from penstock.readers import Dataset
+    from penstock import Dataset
 
     _heading(console, 4, "The same job once more: SIGKILL in mid-epoch, then resumed")
     steps = len(Dataset(whole.train)) // whole.batch_size
@@ -272,9 +272,7 @@ def ratio_lines(done: Comparison) -> list[str]:
 
 def _pictures(out: Path, done: Comparison, work: Work, images: ImageSet) -> Sequence[Path]:
     from benchmarks.pictures import contact_sheet, where_time_went
-    from penstock.augment import imagenet_train
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
+    from penstock import DataLoader, Dataset, imagenet_train
 
     dataset = Dataset(str(work.pack))
     with DataLoader(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.pipeline.report.statistics import Statistics
+    from penstock import Statistics
 
 LoaderName = Literal["penstock", "torch", "floor"]
 Work = Literal["bytes", "decode", "arrays"]
@@ -111,9 +111,7 @@ class Native:
     """Penstock over a pack. Closing it closes the dataset too: mapped files can't be forgotten."""
 
     def __init__(self, task: Task) -> None:
-        from penstock.augment import imagenet_train
-        from penstock.pipeline import DataLoader
-        from penstock.readers import Dataset
+        from penstock import DataLoader, Dataset, imagenet_train
 
         decodes = task.work == "decode"
         # Without "image" nothing is decoded, but every sample's bytes are read and checksummed.
@@ -166,7 +164,7 @@ def torchs_options(task: Task) -> dict[str, Any]:
 def penstock(task: Task) -> Any:
     if task.work != "arrays":
         return Native(task)
-    from penstock.pipeline import DataLoader
+    from penstock import DataLoader
 
     return DataLoader(torch_dataset(task), seed=task.seed, **torchs_options(task))
 

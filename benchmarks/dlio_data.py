@@ -106,7 +106,7 @@ def _write_arrays(made: Made) -> None:
 
 
 def _write_jpegs(made: Made, *, workers: int) -> None:
-    from penstock.readers import pack
+    from penstock import pack
 
     pictures = [
         jpeg_of(made.sample_bytes, number=number, seed=7)

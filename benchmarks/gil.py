@@ -52,9 +52,7 @@ def measure(
     console: Console,
 ) -> Path:
     """Median slowdown over `rounds` of `steps` pairs of steps of about step_s seconds each."""
-    from penstock.augment import imagenet_train
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
+    from penstock import DataLoader, Dataset, imagenet_train
 
     turns = max(1, int(step_s / min(_step_s(100_000)[0] for _ in range(5)) * 100_000))
     pairs: list[tuple[float, float]] = []

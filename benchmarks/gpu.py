@@ -289,7 +289,7 @@ def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, tor
 
 def _largest(prepared: Prepared) -> tuple[int, int]:
     """Height and width of the largest image: what a decoder that makes room beforehand needs."""
-    from penstock.readers import Dataset
+    from penstock import Dataset
 
     with Dataset(prepared.pack) as dataset:
         images = dataset.index.images

@@ -32,7 +32,7 @@ from penstock.pipeline.bench.machine import machine
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from penstock.augment import Operation
+    from penstock import Operation
 
 What = Literal["canary", "decoding", "operations", "where"]
 Case = dict[str, Any]
@@ -124,7 +124,7 @@ def _canary(case: Case) -> dict[str, Any]:
     import numpy as np
     from nvidia.dali import Pipeline
 
-    from penstock.readers import Dataset
+    from penstock import Dataset
 
     with Dataset(case["pack"]) as dataset:
         n = min(case["batch_size"], int(dataset.index.sizes[0]))
@@ -146,13 +146,7 @@ def _canary(case: Case) -> dict[str, Any]:
 
 def recipe_of(case: Case) -> tuple[Operation, ...]:
     """The case's operations, and its settings of the decoder."""
-    from penstock.augment import (
-        ColorJitter,
-        Decode,
-        RandAugment,
-        TrivialAugmentWide,
-        imagenet_train,
-    )
+    from penstock import ColorJitter, Decode, RandAugment, TrivialAugmentWide, imagenet_train
 
     _, crop, flip, *rest = imagenet_train(case["size"])
     decode = Decode(
@@ -169,8 +163,7 @@ def recipe_of(case: Case) -> tuple[Operation, ...]:
 
 
 def _batches(case: Case, *, device: str, pin: bool = False) -> Iterator[Any]:
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
+    from penstock import DataLoader, Dataset
 
     with (
         Dataset(case["pack"]) as dataset,
@@ -237,10 +230,10 @@ def _undecoded(case: Case) -> Iterator[Any]:
     """Batches that are read, drawn for and fed, and of which nothing is decoded."""
     import numpy as np
 
+    from penstock import Dataset
     from penstock.augment.draws import draw
     from penstock.augment.graph import Graph
     from penstock.augment.recipe import check_recipe
-    from penstock.readers import Dataset
 
     with Dataset(case["pack"]) as dataset:
         recipe = check_recipe(recipe_of(case), images=dataset.index.images)
@@ -337,7 +330,7 @@ def measure(
 
 def base_case(pack: Path, *, device: str, batch_size: int, size: int, quick: bool) -> Case:
     """What all cases have in common."""
-    from penstock.readers import Dataset
+    from penstock import Dataset
 
     with Dataset(pack) as dataset:
         images = dataset.index.images

@@ -88,9 +88,7 @@ class Penstock:
     """Penstock as its documentation tells to use it on a GPU."""
 
     def __init__(self, job: Job, *, resident: bool = False) -> None:
-        from penstock.augment import Decode, imagenet_train
-        from penstock.pipeline import DataLoader
-        from penstock.readers import Dataset
+        from penstock import DataLoader, Dataset, Decode, imagenet_train
 
         self._loader = DataLoader(
             Dataset(job.pack),

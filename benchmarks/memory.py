@@ -69,9 +69,7 @@ def _line(sizes: NDArray[np.float64]) -> float:
 
 def iterate(pack: str, *, epochs: int, batch_size: int) -> dict[str, Any]:
     """In a child: the resident memory after every epoch, and what is held before and after."""
-    from penstock.augment import imagenet_train
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
+    from penstock import DataLoader, Dataset, imagenet_train
 
     def loader(seed: int) -> DataLoader:
         return DataLoader(

@@ -36,10 +36,8 @@ def measure(
 
     Beside it the parts of the threads that run Python, and what the samples' checksums cost alone.
     """
-    from penstock.augment import imagenet_train
+    from penstock import DataLoader, Dataset, imagenet_train
     from penstock.augment.graph import Graph
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
 
     constant = functools.partial(Graph, constant_decode=True)
     # The loader offers no such switch, rightly: it is put in where the loader finds its graph.
@@ -107,8 +105,8 @@ def _checksum_us(prepared: Prepared, *, samples: int = 256) -> float:
     """CPU microseconds that CRC-32C of a sample takes by itself."""
     from crc32c import crc32c
 
+    from penstock import Dataset
     from penstock.pipeline.plan.order import Plan
-    from penstock.readers import Dataset
 
     dataset = Dataset(str(prepared.pack))
     rows = Plan(dataset.index.sizes, seed=7, lanes=1, window=1).batch(0, 0, samples)

@@ -23,14 +23,14 @@ from rich.console import Console
 from benchmarks.cache import slow_store
 from benchmarks.data import prepare
 from benchmarks.record import RESULTS, write_result
-from penstock.cache import DiskCache
+from penstock import DiskCache
 from penstock.cache.base.blob import ReadMode
 from penstock.pipeline.bench.figures import Figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.readers import Dataset
+    from penstock import Dataset
 
 MODES: tuple[ReadMode, ...] = get_args(ReadMode)
 BATCH = 64
@@ -39,8 +39,7 @@ HELD = 6  # batches that are alive at a time in a loader
 
 def loader_ms(open_dataset: Callable[[], Dataset], mode: ReadMode, *, epochs: int) -> float:
     """CPU-milliseconds an image, of whole epochs behind a first one."""
-    from penstock.augment import imagenet_train
-    from penstock.pipeline import DataLoader
+    from penstock import DataLoader, imagenet_train
 
     with (
         open_dataset() as dataset,
@@ -85,7 +84,7 @@ def reading_us(dataset: Dataset, mode: ReadMode, *, passes: int = 6) -> float:
 
 def measure(pack: Path, *, rounds: int, epochs: int, results: Path, console: Console) -> Path:
     """Play the rounds in turning order, print the ratios, write the result. Returns its path."""
-    from penstock.readers import Dataset
+    from penstock import Dataset
 
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder, slow_store(pack.parent, bytes_per_s=1e9) as store:

@@ -22,8 +22,7 @@ from benchmarks.data import prepare
 from benchmarks.record import RESULTS, write_result
 
 if TYPE_CHECKING:
-    from penstock.augment import Operation
-    from penstock.pipeline import DataLoader
+    from penstock import DataLoader, Operation
 
 SMALL_IMAGES = 10_000
 SMALL_CLASSES = 10
@@ -39,7 +38,7 @@ class Epoch:
 
 def small_pack(out: Path, *, images: int) -> Path:
     """A pack of smooth random 32 x 32 PNGs in 10 classes; an earlier call's is kept."""
-    from penstock.readers import pack
+    from penstock import pack
 
     source, target = out / f"small-{images}", out / f"small-{images}-pack"
     if target.is_dir():
@@ -67,8 +66,7 @@ def play(
     pack: Path, augment: tuple[Operation, ...], *, batch_size: int, rounds: int
 ) -> dict[str, list[Epoch]]:
     """The first epoch and `rounds` further ones of a loader without residency and of one with."""
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
+    from penstock import DataLoader, Dataset
 
     def make(resident: bool) -> DataLoader:
         return DataLoader(
@@ -104,7 +102,7 @@ def measure(
 
     photographs, eval_images: of `benchmarks.data.prepare`; small: PNGs.
     """
-    from penstock.augment import Decode, Normalize, RandomHorizontalFlip, imagenet_train
+    from penstock import Decode, Normalize, RandomHorizontalFlip, imagenet_train
 
     prepared = prepare(work, train_images=photographs, eval_images=eval_images)
     small_recipe = (Decode(), RandomHorizontalFlip(), Normalize())

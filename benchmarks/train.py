@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from penstock.pipeline import DataLoader
+    from penstock import DataLoader
 
     Tell = Callable[[dict[str, Any]], None]
 
@@ -102,10 +102,8 @@ def run(job: Job, *, tell: Tell) -> None:
     """Train; go on from the checkpoint in job.out if there is one. tell: receives each event."""
     import torch
 
-    from penstock.augment import imagenet_train
+    from penstock import DataLoader, Dataset, imagenet_train
     from penstock.cache.base.limits import usable_cores
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
 
     # Half of the cores for the step and DALI's threads beside it: more would wait for one another.
     torch.set_num_threads(max(1, usable_cores() // 2))
@@ -200,9 +198,7 @@ def accuracy(job: Job, model: nn.Module) -> float:
     """Share of the evaluation images that the model labels rightly; each is seen exactly once."""
     import torch
 
-    from penstock.augment import imagenet_eval
-    from penstock.pipeline import DataLoader
-    from penstock.readers import Dataset
+    from penstock import DataLoader, Dataset, imagenet_eval
 
     model.eval()
     right = seen = 0

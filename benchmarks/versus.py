@@ -21,6 +21,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import tomllib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -99,6 +100,28 @@ def checked(checkout: Path) -> Path:
     return checkout.resolve()
 
 
+def write_entry_points(checkout: Path, folder: Path) -> Path:
+    """The checkout's entry points as those of an installed distribution, for PYTHONPATH.
+
+    Else the environment's would be found, which name modules of whatever is installed there: an
+    older checkout would verify images by a newer one's code, whose results it can't read.
+    """
+    project = checkout / "pyproject.toml"
+    groups = (
+        tomllib.loads(project.read_text())["project"].get("entry-points", {})
+        if project.is_file()
+        else {}
+    )
+    lines = []
+    for group, points in groups.items():
+        lines += [f"[{group}]", *(f"{name} = {where}" for name, where in points.items())]
+    place = folder / "penstock-0.dist-info"
+    place.mkdir(parents=True)
+    (place / "METADATA").write_text("Metadata-Version: 2.1\nName: penstock\nVersion: 0\n")
+    (place / "entry_points.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
 class Side:
     """A checkout with a copy of the images and a pack of its own below `place`."""
 
@@ -106,6 +129,7 @@ class Side:
         self.checkout = checked(checkout)
         self._load = load
         self._folder, self._pack = place / "images", place / "pack"
+        self._metadata = write_entry_points(self.checkout, place / "metadata")
         # An index of a folder lies inside or beside it: no side may see the other's.
         shutil.copytree(images, self._folder, copy_function=_link)
 
@@ -130,7 +154,7 @@ class Side:
             try:
                 done = subprocess.run(
                     [sys.executable, "-P", str(child), json.dumps(task)],
-                    env=os.environ | {"PYTHONPATH": str(self.checkout)},
+                    env=os.environ | {"PYTHONPATH": f"{self.checkout}{os.pathsep}{self._metadata}"},
                     cwd=cwd,
                     capture_output=True,
                     text=True,

@@ -16,7 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-WHERE = {
+# Where releases before the move to `penstock` had their public names: for comparing with those.
+WHERE_BEFORE = {
     "Dataset": "readers",
     "pack": "readers",
     "DataLoader": "pipeline",
@@ -26,8 +27,8 @@ WHERE = {
 
 def public(name: str, checkout: Path) -> Any:
     """A public name of the checkout. Raises SystemExit where another copy would be imported."""
-    house = (checkout / "penstock").is_dir()
-    module = importlib.import_module("penstock" if house else WHERE[name])
+    is_package = (checkout / "penstock").is_dir()
+    module = importlib.import_module("penstock" if is_package else WHERE_BEFORE[name])
     found = Path(str(module.__file__)).resolve()
     if checkout not in found.parents:
         raise SystemExit(f"{module.__name__} came from {found}, wanted it from {checkout}.")
@@ -94,7 +95,7 @@ def prepare(task: dict[str, Any], checkout: Path) -> dict[str, Any]:
 def play(task: dict[str, Any], checkout: Path) -> dict[str, Any]:
     """From before the loader is built; imports come before and are counted by themselves."""
     began = time.perf_counter()
-    for name in WHERE:
+    for name in WHERE_BEFORE:
         public(name, checkout)
     importlib.import_module("torch")
     if task["case"] != "torch":

@@ -18,11 +18,11 @@ _SEVERAL_OF = (
 )
 _PART = (
     "for a part of it, give that part a folder of its own (or `penstock pack` one) and make a "
-    "readers.Dataset of it; or read the files through a torch dataset"
+    "penstock.Dataset of it; or read the files through a torch dataset"
 )
 _SEVERAL = (
     "make one DataLoader for each, or put the folders below one (`penstock pack` makes one pack of "
-    "them), and make one readers.Dataset of that"
+    "them), and make one penstock.Dataset of that"
 )
 
 
@@ -53,7 +53,7 @@ def check_dataset(dataset: Any) -> None:
             "One that is only iterated must be a torch.utils.data.IterableDataset: wrap it in one "
             "whose __iter__ gives its samples"
             if hasattr(dataset, "__iter__")
-            else "Pass a readers.Dataset, a torch dataset, or an object with __getitem__ and "
+            else "Pass a penstock.Dataset, a torch dataset, or an object with __getitem__ and "
             "__len__"
         )
         raise ConfigError(f"dataset: got a {type(dataset).__name__}, wanted a dataset. {remedy}.")
@@ -66,7 +66,7 @@ def _refuse_wrapped(dataset: Any) -> None:
     name = type(dataset).__name__
     remedy = _PART if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL
     raise DatasetError(
-        f"{name} with a native dataset (readers.Dataset) in it: such a one is read whole and by "
+        f"{name} with a native dataset (penstock.Dataset) in it: such a one is read whole and by "
         f"shards, never by index, so torch's wrappers and lists can't hold it. Instead {remedy}."
     )
 

@@ -36,7 +36,7 @@ Batch = tuple[torch.Tensor, ...]
 
 
 class NativeEngine:
-    """Hands out batches of a `readers.Dataset`. The loader's facade forwards to it.
+    """Hands out batches of a `penstock.Dataset`. The loader's facade forwards to it.
 
     options: what it works by: the user's, as far as a state leaves them so. world_is_known: that of
     the options; otherwise these are checked, and nothing is built before `take_over`.

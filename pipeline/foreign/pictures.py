@@ -184,7 +184,7 @@ class Darkroom:
         if self.recipe.mixing:
             raise ConfigError(
                 "MixUp and CutMix work on native datasets: on a torch dataset, mix the batch in "
-                "your training step, or point readers.Dataset at the files."
+                "your training step, or point penstock.Dataset at the files."
             )
         self.seed = seed
         self.threads = threads

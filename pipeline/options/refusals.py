@@ -41,8 +41,8 @@ def refuse_native(arguments: dict[str, Any]) -> None:
         if value:
             raise ConfigError(
                 f"{name if '=' in name else name + '='} works on native datasets "
-                "(readers.Dataset), and this is a torch dataset. Drop it, or point readers.Dataset "
-                "at the files."
+                "(penstock.Dataset), and this is a torch dataset. Drop it, or point "
+                "penstock.Dataset at the files."
             )
 
 

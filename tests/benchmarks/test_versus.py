@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import io
 import json
-from typing import TYPE_CHECKING, Any
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,9 +17,7 @@ from benchmarks import versus, versus_child
 from benchmarks.versus import FIGURES, HERE, Gain, Load, below, gains
 from penstock.pipeline.bench.children import ChildFailedError
 from penstock.pipeline.bench.figures import Figure
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from tests.watchdog import PATIENCE_S
 
 
 def figures(**more: float) -> dict[str, float]:
@@ -114,3 +116,50 @@ def test_a_side_that_fails_says_so(tmp_path: Path) -> None:
     side = versus.Side(tmp_path / "other", images, tmp_path / "place", Load())
     with pytest.raises(ChildFailedError, match="wanted it from"):
         side.play("torch")
+
+
+def test_a_side_finds_its_own_entry_points(tmp_path: Path) -> None:
+    """Not those of what is installed where the benchmark runs."""
+    (tmp_path / "other").mkdir()
+    project = '[project]\n[project.entry-points."penstock.verify"]\nimage = "its_own:verify"\n'
+    (tmp_path / "other" / "pyproject.toml").write_text(project)
+    found = versus.write_entry_points(tmp_path / "other", tmp_path / "metadata")
+    code = "from importlib.metadata import entry_points as e; print(*e(group='penstock.verify'))"
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=os.environ | {"PYTHONPATH": str(found)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    ).stdout
+    assert "its_own:verify" in told
+    assert told.count("value=") == 1
+
+
+OLD_LAYOUT = """
+class Dataset:
+    def __init__(self, place):
+        self.place = place
+"""
+
+
+def test_a_release_before_the_move_is_played_by_its_own_names(tmp_path: Path) -> None:
+    (tmp_path / "readers").mkdir()
+    (tmp_path / "readers" / "__init__.py").write_text(OLD_LAYOUT)
+    code = (
+        "import sys, pathlib, runpy\n"
+        f"child = runpy.run_path({str(Path(versus_child.__file__))!r})\n"
+        "print(child['public']('Dataset', pathlib.Path(sys.argv[1]))('there').place)"
+    )
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", code, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    ).stdout
+    assert told.split() == ["there"]

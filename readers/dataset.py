@@ -10,7 +10,8 @@ from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.base.counters import Traffic
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
-from penstock.readers.index.opening import Format, Opener, check_format
+from penstock.readers.formats.registry import AUTO, check_format
+from penstock.readers.index.opening import Opener
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import show
@@ -54,7 +55,7 @@ class Dataset:
         url: Url,
         *,
         fields: Sequence[str] | None = None,
-        format: Format = "auto",
+        format: str = AUTO,
         index: Folder | None = None,
         cache: DiskCache | Folder | None = None,
         storage_options: Mapping[str, Any] | None = None,

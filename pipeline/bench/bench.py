@@ -156,7 +156,7 @@ def _play(
 def _as_at_first(workload: Workload, dataset: Dataset) -> Iterator[Dataset]:
     """A remote dataset opened anew, where what earlier runs fetched would be there already, in the
     temporary folder that stands for a cache. Not where that would mean to index it again."""
-    keeps_index = dataset.index.kind == "arrow" or workload.index is not None
+    keeps_index = dataset.index.is_self_contained or workload.index is not None
     if dataset.remote is None or workload.cache is not None or not keeps_index:
         yield dataset
         return

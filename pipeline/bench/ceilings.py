@@ -139,7 +139,7 @@ def _near(dataset: Dataset) -> NDArray[np.bool_] | None:
         return None
     near = np.zeros(len(index.sizes), np.bool_)
     for shard in range(min(_LOOKED_AT, len(near))):
-        near[shard] = remote.is_whole(index.source(shard))
+        near[shard] = remote.is_whole(index.shards.source(shard))
     return near
 
 
@@ -163,7 +163,7 @@ def _rows(
 
 def _read(dataset: Dataset, rows: Iterator[NDArray[np.int64]], seconds: float) -> tuple[Rate, bool]:
     """What reading gives, and whether the disk had to be waited for."""
-    workers = MAPPED_READ_THREADS if dataset.index.kind != "folder" else READ_THREADS
+    workers = MAPPED_READ_THREADS if not dataset.index.format.is_file_per_sample else READ_THREADS
     blocks = _blocks()
 
     def read(some: NDArray[np.int64]) -> tuple[int, int]:

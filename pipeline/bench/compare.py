@@ -183,7 +183,7 @@ def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _ComparedFile
 
 def _labelled_folder(index: Index) -> Path | None:
     """The local folder whose files are exactly the dataset's samples."""
-    if index.kind != "folder" or not isinstance(index.origin, LocalFolder):
+    if not index.format.is_file_per_sample or not isinstance(index.origin, LocalFolder):
         return None
     if "label" not in index.fields:
         return None

@@ -51,7 +51,7 @@ def raw_remote(dataset: Dataset, *, seconds: float) -> Rate | None:
 def _spans(dataset: Dataset, size_bytes: int) -> Iterator[ObjectRange]:
     """Ranges of one shard after the other, over and over."""
     for shard in cycle(range(len(dataset.index.sizes))):
-        for segment in dataset.index.source(shard).segments:
+        for segment in dataset.index.shards.source(shard).segments:
             for start in range(0, segment.size_bytes, size_bytes):
                 yield ObjectRange(
                     path=segment.path,

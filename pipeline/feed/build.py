@@ -176,7 +176,7 @@ def _meter(
 ) -> Meter:
     index = dataset.index
     # Of a folder each image is a file, or an object, of its own.
-    count = index.samples if index.kind == "folder" else len(index.sizes)
+    count = index.files
     return Meter(
         decode_threads=threads,
         device=str(options.device),
@@ -192,7 +192,7 @@ def _meter(
 def _read_threads(dataset: Dataset, options: NativeOptions) -> int:
     if dataset.remote is not None:
         return REMOTE_READ_THREADS
-    mapped = dataset.index.kind != "folder" and options.read != "pread"
+    mapped = not dataset.index.format.is_file_per_sample and options.read != "pread"
     return MAPPED_READ_THREADS if mapped else READ_THREADS
 
 

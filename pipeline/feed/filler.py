@@ -205,11 +205,11 @@ class Filler:
             self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
 
     def _kept(self, shards: list[int]) -> list[int]:
-        keys = self._dataset.index.keys()
+        keys = self._dataset.index.shards.keys()
         return [shard for shard in shards if self._share.keeps(keys[shard])]
 
     def _is_whole(self, shard: int) -> bool:
         return self._remote.is_whole(self._source(shard))
 
     def _source(self, shard: int) -> BlobSource:
-        return self._dataset.index.source(shard)
+        return self._dataset.index.shards.source(shard)

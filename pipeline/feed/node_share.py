@@ -58,7 +58,7 @@ class NodeShare:
             plan,
             is_told=world.rank == first,
         )
-        keys = index.keys()
+        keys = index.shards.keys()
         self._keys = [keys[shard] for shard in self.shards.tolist()]
         self._mine: Membership | None = None
 

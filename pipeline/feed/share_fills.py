@@ -83,7 +83,7 @@ class ShareFills:
         if self._stop.is_set():
             return None
         size_bytes = int(self._index.shard_bytes[shard])
-        source = self._index.source(shard)
+        source = self._index.shards.source(shard)
         if self._remote.is_whole(source):
             self._tell(there_bytes=size_bytes)
             return "there"

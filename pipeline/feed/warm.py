@@ -130,7 +130,7 @@ def warm(
     share = NodeShare(remote, dataset, plan, global_batch=batch, world=world)
     share.join()
     try:
-        keys = index.keys()
+        keys = index.shards.keys()
         kept = [n for n in share.shards.tolist() if share.keeps(keys[n])]
         kept_bytes = int(index.shard_bytes[kept].sum())
         order = _in_order(_needs(index, plan, batch, world), kept, start=Cursor(epoch, 0))

@@ -28,6 +28,7 @@ class BlobShard:
     """Samples in a blob. table: as in OpenShard, START and END from the blob's first byte."""
 
     is_mapped = True
+    is_file_per_sample = False
 
     def __init__(self, remote: Remote, blob: Blob, table: NDArray[np.int64]) -> None:
         self.blob, self.table = blob, table
@@ -76,3 +77,7 @@ class FilesBlob(BlobShard):
     def name(self, row: int) -> str:
         """Such as "cat/17.jpg" or "train-000003.tar/dog.jpg"."""
         return printable(self._above + self._names[row])
+
+    def source_names(self) -> list[bytes] | None:
+        """None: these are the data themselves."""
+        return None

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
 REINDEX = "Run `penstock index` on the dataset again."
 
 
+def open_file(path: bytes, name: bytes) -> int:
+    """A descriptor to read from. name: for the message. Raises IndexChangedError (gone),
+    DatasetError (can't be read)."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        raise changed(name, "it is gone") from None
+    except OSError as error:
+        raise unreadable(name, error) from error
+
+
 def read_up_to(fd: int, into: Encoded, offset: int = 0) -> int:
     """Fill an array from a file's offset; bytes that came, fewer where the file ends. Raises
     OSError."""
@@ -39,12 +50,7 @@ def read_file_into(path: bytes, slot: Encoded, *, name: bytes) -> None:
 
     Raises IndexChangedError (gone, another size), DatasetError (can't be read).
     """
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        raise changed(name, "it is gone") from None
-    except OSError as error:
-        raise unreadable(name, error) from error
+    fd = open_file(path, name)
     try:
         got = read_up_to(fd, slot)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""What the dataset needs of an open shard, whatever container it lies in."""
+"""An open shard, whatever format it is of: its table of samples and how their bytes are read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,15 @@ shards: one gather of 4 rows takes 0.7 us, six from separate columns 4.2."""
 
 
 class OpenShard(Protocol):
-    """table: int64, shape (samples, 6). is_mapped: samples can be had as views of a map."""
+    """A shard whose samples can be read.
+
+    table: int64, shape (samples, 6). is_mapped: samples can be had as views of a map.
+    is_file_per_sample: one sample can be gone or changed while the others are well.
+    """
 
     table: NDArray[np.int64]
     is_mapped: bool
+    is_file_per_sample: bool
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
         """Views of the flat data, if is_mapped."""
@@ -37,6 +42,10 @@ class OpenShard(Protocol):
 
     def name(self, row: int) -> str:
         """The sample's name for people."""
+
+    def source_names(self) -> list[bytes] | None:
+        """The samples' names in what the shard was made from; None where it wasn't made of
+        anything else, or doesn't tell."""
 
 
 def check_rows(

@@ -10,19 +10,15 @@ import json
 import math
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 from penstock.readers.formats.limits import MAX_SAMPLES, MAX_SIDE
+from penstock.readers.formats.registry import is_format
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-Kind = Literal["folder", "tar", "arrow"]
-
-LEAST_BYTES: dict[Kind, int] = {"folder": 1, "tar": 1024, "arrow": 40}
-"""Bytes that a sample takes in its shard at least: in a tar file its header and a block, in a pack
-what is noted of it."""
 
 _MAX_TEXT_BYTES = 64 * 2**20
 # So many brackets and commas: a million folders with their times. Each value takes 70 bytes.
@@ -36,15 +32,15 @@ _LISTING = re.compile(r"[0-9a-f]{0,64}")
 class About:
     """What is true of all shards; the JSON part of a manifest.
 
-    classes: names by label; images: bounds over all samples; icc: see `fields.facts`; source: URL
-    of what a pack was made from; settings: what a pack was asked to be; directories: name and
-    modification time in ns of each listed folder (local folders); listing: fingerprint of what an
-    index was built over, hex; passed_over: members of tar files that are no part of a sample, by
-    extension; progressive: JPEGs of that kind, None where nobody counted; overhead_bytes: of a
-    pack's shard beside its images, at most.
+    kind: the format's name; classes: names by label; images: bounds over all samples; icc: see
+    `fields.facts`; source: URL of what a pack, or an index of tar files, was made from; settings:
+    what a pack was asked to be; directories: name and modification time in ns of each listed folder
+    (local folders); listing: fingerprint of what an index was built over, hex; passed_over: what is
+    no part of a sample, by extension; progressive: JPEGs of that kind, None where nobody counted;
+    overhead_bytes: of a pack's shard beside its images, at most.
     """
 
-    kind: Kind
+    kind: str
     fields: tuple[str, ...]
     classes: tuple[str, ...]
     samples: int
@@ -149,7 +145,7 @@ def _is_time(value: Any) -> bool:
 
 
 _RIGHT: dict[str, Callable[[Any], bool]] = {
-    "kind": lambda value: value in get_args(Kind),
+    "kind": lambda value: isinstance(value, str) and is_format(value),
     "fields": lambda value: value in (["image"], ["image", "label"]),
     "classes": _is_classes,
     "samples": lambda value: _is_count(value) and value > 0,

@@ -1,14 +1,11 @@
 """Which blob of the cache each shard of a remote dataset is, without any I/O.
 
-Every process and node derives the same keys from the manifest: of a pack's shard from its sums, of
-a tar file from what a listing told of it (which its sidecar's name carries), of a folder's virtual
-shard from its sidecar's checksum. What a blob's segments are is looked up in the sidecar when
-somebody opens or fills it.
+Every process and node derives the same keys from the manifest, as the format says. What a blob's
+segments are is looked up in the sidecar when somebody opens or fills it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
@@ -21,8 +18,6 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import BlobSource, Segment
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin.remote import RemoteFolder
-
-_TAR_SIDECAR = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
 
 
 class BlobNames:
@@ -56,26 +51,21 @@ class BlobNames:
         else:
             sums = manifest.sums(shard)
             key = self._key(name, manifest.etags[shard], sums.samples, sums.columns)
-        if manifest.about.kind == "arrow":
+        if manifest.format.indexing is None:
             # No version: the first answer's etag is noted by the fill, and the sums are checked.
             segments: Sequence[Segment] = (segment(name, size_bytes, ""),)
             return self._origin.blob(
                 key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
             )
-        count = 1 if manifest.about.kind == "tar" else int(manifest.samples[shard])
+        count = int(manifest.samples[shard]) if manifest.format.is_file_per_sample else 1
         segments = _LazySegments(lambda: self._segments(shard), count)
         uri = f"{self._origin.url}#{printable(name.rpartition(b'/')[2])}"
         return self._origin.blob(key, uri=uri, segments=segments, size_bytes=size_bytes)
 
-    def _key(self, name: bytes, etag: str, samples_crc: int, columns_crc: int) -> str:
-        kind = self._manifest.about.kind
-        if kind == "arrow":
-            # By content: copies are told apart without asking the store.
-            return self._origin.blob_key(name, f"crc32c-{samples_crc:08x}-{columns_crc:08x}")
-        archive = _TAR_SIDECAR.fullmatch(name) if kind == "tar" else None
-        if archive is not None:
-            return self._origin.archive_key(archive[1].decode())
-        return self._origin.blob_key(name, etag)
+    def _key(self, name: bytes, etag: str, crc32c: int, columns_crc32c: int) -> str:
+        return self._manifest.format.blob_key(
+            self._origin, name=name, etag=etag, crc32c=crc32c, columns_crc32c=columns_crc32c
+        )
 
 
 class _LazySegments(Sequence["Segment"]):

@@ -33,6 +33,7 @@ from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import metadata, only_batch, write_batch
 from penstock.readers.files.names import are_unsafe, printable
 from penstock.readers.files.pages import BROKEN, map_buffer
+from penstock.readers.formats.format import ShardEntry
 from penstock.readers.formats.limits import (
     MAX_BYTES,
     MAX_SAMPLES,
@@ -40,10 +41,14 @@ from penstock.readers.formats.limits import (
     MAX_SHARD_SAMPLES,
     VERSION,
 )
-from penstock.readers.index.about import LEAST_BYTES, About, Kind, check_about, load_values
+from penstock.readers.formats.registry import format_named
+from penstock.readers.index.about import About, check_about, load_values
+from penstock.readers.index.sidecar_names import is_sidecar_name
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from penstock.readers.formats.format import Format
 
 MANIFEST = b"manifest.arrow"
 _ROOT, _SUM = b"penstock", b"penstock.crc32c"
@@ -61,7 +66,6 @@ COLUMNS = {
 _MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
 _NAMES_AT_ONCE = 2**14
 _VERSION_TEXT = re.compile(rb'"version": \d+')
-_SIDECAR = re.compile(rb"sidecars/[0-9a-f]{16}-\d{6,12}(-[0-9a-f]{32})?\.arrow")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -79,16 +83,31 @@ class Manifest:
     crc32c: NDArray[np.uint32]
     columns_crc32c: NDArray[np.uint32]
 
+    @property
+    def format(self) -> Format:
+        """That the dataset is of."""
+        return format_named(self.about.kind)
+
     def sums(self, shard: int) -> Sums:
         """Checksums of one shard."""
         return Sums(int(self.crc32c[shard]), int(self.columns_crc32c[shard]))
+
+    def entry(self, shard: int) -> ShardEntry:
+        """What is said of one shard."""
+        return ShardEntry(
+            name=self.names[shard],
+            size_bytes=int(self.shard_bytes[shard]),
+            samples=int(self.samples[shard]),
+            sums=self.sums(shard),
+            overhead_bytes=self.about.overhead_bytes,
+        )
 
 
 def join_manifest(
     names: Sequence[bytes],
     facts: Sequence[ShardFacts],
     *,
-    kind: Kind,
+    kind: str,
     classes: tuple[str, ...],
     quarantined: int,
     etags: Sequence[str] | None = None,
@@ -243,7 +262,8 @@ def check_manifest(manifest: Manifest) -> None:
         raise ValueError("it has no shards")
     _bounded("samples", samples, MAX_SHARD_SAMPLES)
     _bounded("bytes", sizes, MAX_SHARD_BYTES)
-    if (sizes // LEAST_BYTES[about.kind] < samples).any():
+    format = manifest.format
+    if (sizes // format.least_sample_bytes < samples).any():
         raise ValueError("a shard has more samples than its bytes can hold")
     if float(sizes.sum(dtype=np.float64)) > MAX_BYTES:
         raise ValueError(f"its shards have more than {MAX_BYTES:,} bytes in all")
@@ -258,7 +278,7 @@ def check_manifest(manifest: Manifest) -> None:
         names = manifest.names[start : start + _NAMES_AT_ONCE]
         if are_unsafe(names):
             raise ValueError("a shard's name is no path below the dataset")
-        if about.kind != "arrow" and not all(map(_SIDECAR.fullmatch, names)):
+        if format.indexing is not None and not all(map(is_sidecar_name, names)):
             raise ValueError("a name is no sidecar's")
         seen.update(names)
     if len(seen) != len(samples):

@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import warnings
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING
 
 from penstock.cache.errors import (
     CorruptShardError,
@@ -26,30 +26,22 @@ from penstock.cache.errors import (
 from penstock.readers.fields.verify import find_verify
 from penstock.readers.files.atomic import locked, make_folder
 from penstock.readers.files.names import below, printable
-from penstock.readers.formats.folder.building import SIDECARS, judge_shard
-from penstock.readers.formats.folder.listing import list_folder, virtual_shards
-from penstock.readers.formats.folder.shard import SidecarContent, write_sidecar
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.tar.building import judge_archive
-from penstock.readers.formats.tar.listing import list_archives
-from penstock.readers.formats.tar.remote import drop_copy
-from penstock.readers.formats.tar.shard import write_tar_sidecar
+from penstock.readers.formats.registry import indexing_of
+from penstock.readers.index.building import IndexBuilder
 from penstock.readers.index.manifest import MANIFEST, read_manifest, write_manifest
+from penstock.readers.index.sidecar_names import SIDECARS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from penstock.readers.fields.facts import ShardFacts
-    from penstock.readers.formats.folder.listing import Listing
-    from penstock.readers.formats.grouping import Grouping
-    from penstock.readers.formats.tar.shard import TarSidecar
+    from penstock.readers.formats.format import Listing, Sidecar
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin.origin import Entry, Origin
+    from penstock.readers.origin.origin import Origin
     from penstock.readers.types import Verify
 
 _log = logging.getLogger("penstock")
-
-T = TypeVar("T")
 
 
 class Mender:
@@ -67,32 +59,29 @@ class Mender:
         self._manifest, self._origin, self._place = manifest, origin, place
         self._verify, self._workers = verify, workers
         self._lock = threading.Lock()
-        self._held: dict[
-            int, SidecarContent | TarSidecar
-        ] = {}  # what couldn't be put back, by shard
+        self._unsaved: dict[int, Sidecar] = {}  # what couldn't be put back, by shard
         # Listed at the first damage, and kept: a folder that is gone has all its parts damaged.
-        self._listed: tuple[Listing, Grouping] | None = None
-        self._archives: Sequence[Entry] | None = None
+        self._listing: Listing | None = None
         self._has_warned = False
 
-    def read(self, shard: int, read: Callable[[], T]) -> T:
+    def read(self, shard: int, read: Callable[[], Sidecar]) -> Sidecar:
         """What read() gives, or where it says that this part is damaged or gone, the same made
         anew. Raises IndexChangedError (of other data now), DatasetError, FetchError."""
-        if (held := self._held.get(shard)) is not None:
-            return cast("T", held)
+        if (unsaved := self._unsaved.get(shard)) is not None:
+            return unsaved
         with contextlib.suppress(CorruptShardError, IndexChangedError):
             return read()
         with self._lock:
-            if (held := self._held.get(shard)) is not None:
-                return cast("T", held)
+            if (unsaved := self._unsaved.get(shard)) is not None:
+                return unsaved
             try:
                 return read()  # who held the lock may have put it back
             except (CorruptShardError, IndexChangedError) as error:
                 self._warn(error)
-            content = self._make(shard)
-            if not self._put_back(shard, content):
-                self._held[shard] = content
-            return cast("T", content)
+            sidecar = self._rebuild(shard)
+            if not self._put_back(shard, sidecar):
+                self._unsaved[shard] = sidecar
+            return sidecar
 
     def _warn(self, error: Exception) -> None:
         _log.info("A part of the index is made anew: %s", error)
@@ -100,19 +89,17 @@ class Mender:
             self._has_warned = True
             warn_of_damage(self._origin.url, error)
 
-    def _make(self, shard: int) -> SidecarContent | TarSidecar:
+    def _rebuild(self, shard: int) -> Sidecar:
         manifest = self._manifest
         wanted = manifest.samples[shard], manifest.shard_bytes[shard], manifest.sums(shard)
-        make: Callable[[int], Iterator[tuple[SidecarContent | TarSidecar, ShardFacts]]]
-        make = self._archive if manifest.about.kind == "tar" else self._files
         for attempt in range(2):
             try:
-                for content, facts in make(shard):
+                for sidecar, facts in self._attempts(shard):
                     if (facts.samples, facts.size_bytes, facts.sums) == wanted:
-                        return content
+                        return sidecar
                 break
             except IndexChangedError:  # since it was listed
-                self._listed = self._archives = None
+                self._listing = None
                 if attempt:
                     raise
         raise IndexChangedError(
@@ -121,50 +108,28 @@ class Mender:
             f"more, so it can't be made anew. Open the dataset again, or: {REINDEX}"
         )
 
-    def _files(self, shard: int) -> Iterator[tuple[SidecarContent, ShardFacts]]:
-        """What the shard can be: virtual shards of which no file decodes aren't in the index."""
-        if self._listed is None:
-            listing = list_folder(self._origin)
-            self._listed = listing, virtual_shards(listing)
-        listing, shards = self._listed
-        if listing.classes != self._manifest.about.classes:
-            return
-        none_decodes = shards.shards - len(self._manifest.names)
-        for number in range(shard, shard + none_decodes + 1):
-            positions = shards.positions(number)
-            found = judge_shard(
-                self._origin, listing, positions, verify=self._checks(), workers=self._workers
-            )
-            if found is not None:
-                yield found
+    def _attempts(self, shard: int) -> Iterator[tuple[Sidecar, ShardFacts]]:
+        """What the shard can be, as its files are today."""
+        manifest = self._manifest
+        format = manifest.format
+        if self._listing is None:
+            self._listing = indexing_of(format).list(self._origin)
+        builder = IndexBuilder(
+            origin=self._origin,
+            format=format,
+            verify=self._verify or find_verify(workers=self._workers),
+            workers=self._workers,
+        )
+        counterparts = self._listing.counterparts(
+            shard, manifest.names[shard], total=len(manifest.names), workers=self._workers
+        )
+        for candidates, number in counterparts:
+            if candidates.classes == manifest.about.classes:
+                found = builder.rebuild_shard(candidates, number)
+                if found is not None:
+                    yield found
 
-    def _archive(self, shard: int) -> Iterator[tuple[TarSidecar, ShardFacts]]:
-        """By itself first, then without the cache's copy; with all others where what they hold says
-        what is a sample here."""
-        if self._archives is None:
-            self._archives = list_archives(self._origin)
-        name = self._manifest.names[shard]
-        here = [i for i, e in enumerate(self._archives) if e.identity.encode() + b".arrow" in name]
-        if not here:
-            return
-        entry = self._archives[here[0]]
-        for archives, drops in (([entry], False), ([entry], True), (self._archives, False)):
-            if drops:
-                drop_copy(self._origin, entry)
-            found = judge_archive(
-                self._origin,
-                archives,
-                archives.index(entry),
-                verify=self._checks(),
-                workers=self._workers,
-            )
-            if found is not None:
-                yield found
-
-    def _checks(self) -> Verify:
-        return self._verify or find_verify(workers=self._workers)
-
-    def _put_back(self, shard: int, content: SidecarContent | TarSidecar) -> bool:
+    def _put_back(self, shard: int, sidecar: Sidecar) -> bool:
         """Whether the folder has the part again. Whoever is building an index there isn't waited
         for."""
         name, etag = self._manifest.names[shard], self._manifest.etags[shard]
@@ -174,9 +139,7 @@ class Mender:
             with locked(self._place, busy="an index is being built there"):
                 if not self._is_ours(shard):
                     return False
-                if isinstance(content, SidecarContent):
-                    return write_sidecar(path, content) == etag
-                return write_tar_sidecar(path, content) == etag
+                return sidecar.write(path) == etag
         except (CorruptShardError, DestinationError, WriteError, OSError) as error:
             _log.info("What was made anew stays in memory: %s", error)
             return False

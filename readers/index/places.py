@@ -17,13 +17,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.folders import make_private_folder
-from penstock.cache.errors import ConfigError, CorruptShardError, FetchError, PenstockWarning
+from penstock.cache.errors import ConfigError, FetchError, PenstockWarning
 from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.names import printable
-from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.sidecar_file import is_sidecar
 from penstock.readers.index.home import user_cache
-from penstock.readers.index.manifest import MANIFEST, MAX_READ_BYTES, Manifest, read_manifest
+from penstock.readers.index.index_folder import KEPT, read_index
+from penstock.readers.index.manifest import MANIFEST, Manifest
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.quarantine import QUARANTINE
 from penstock.readers.origin.remote import RemoteFolder
@@ -36,9 +35,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 Folder = str | os.PathLike[str]
-
-# In a cache folder, and in the user's cache directory: read at 1 GB/s or more.
-_KEPT, _MOST_CHECKED_BYTES = b"indexes", 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +78,7 @@ class Places:
             isinstance(self.origin, RemoteFolder) and not self.origin.is_known_by_url
         ):
             return None
-        return os.path.join(base, b"indexes", os.fsencode(self._key()))
+        return os.path.join(base, KEPT, os.fsencode(self._key()))
 
     def _named(self) -> bytes | None:
         """The local path that `index` names; None if it is a URL."""
@@ -116,7 +112,7 @@ class Places:
         WriteError, ConfigError."""
         place = next((p for p in self.candidates() if self._can_write(p)), None)
         if place is not None:
-            read_own(place)  # a pack's own folder is refused
+            read_index(place)  # a pack's own folder is refused
             return place
         if self.index is not None:
             make_folder(self.candidates()[0])  # raises what is wrong with it
@@ -165,54 +161,6 @@ def upload(built: Manifest, place: bytes, to: RemoteFolder) -> None:
             "--out FOLDER, a local one, and pass that as index=.",
             uri=to.url,
         ) from None
-
-
-def read_own(place: bytes) -> Manifest | None:
-    """The index in `place`; None if there is none, or a torn one, which is ours to replace. Raises
-    ConfigError (a pack's)."""
-    path = os.path.join(place, MANIFEST)
-    try:
-        # What we alone keep may be damaged under a live job, and is no part of the data.
-        is_mapped = not is_kept(place) or _is_large(path)
-        manifest = read_manifest(path, remedy=REINDEX, mapped=is_mapped)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except CorruptShardError as error:
-        _log.warning("%s It is built anew.", error)
-        return None
-    if manifest.about.kind == "arrow":
-        raise ConfigError(
-            f"{printable(place)}: this is a pack's own folder, wanted one for an index. Give "
-            "index= another folder."
-        )
-    if is_kept(place) and not _is_whole(manifest, place):
-        _log.warning("%s: a part of the index is torn. It is built anew.", printable(place))
-        return None
-    return manifest
-
-
-def _is_large(path: bytes) -> bool:
-    try:
-        return os.stat(path).st_size > MAX_READ_BYTES
-    except OSError:  # whoever reads it says what is wrong
-        return False
-
-
-def is_kept(place: bytes) -> bool:
-    """Whether it is in a cache folder or in the user's cache directory."""
-    return os.path.basename(os.path.dirname(place)) == _KEPT
-
-
-def _is_whole(manifest: Manifest, place: bytes) -> bool:
-    """Whether an index that nobody but us keeps has all its parts as they were written. Very large
-    ones are taken at their word: reading them would delay the start."""
-    paths = [os.path.join(place, name) for name in manifest.names]
-    try:
-        if sum(os.stat(path).st_size for path in paths) > _MOST_CHECKED_BYTES:
-            return True
-        return all(map(is_sidecar, paths, manifest.etags))
-    except OSError:
-        return False
 
 
 def _may_be_trusted(place: bytes, root: bytes) -> bool:

@@ -11,7 +11,8 @@ import numpy as np
 from penstock.cache.errors import DatasetNotFoundError, PenstockError
 from penstock.readers.files.atomic import locked, write_bytes
 from penstock.readers.files.names import printable
-from penstock.readers.formats.pack.shard import ArrowShard
+from penstock.readers.formats.pack.format import PackFormat
+from penstock.readers.formats.pack.shard import PackShard
 from penstock.readers.index.manifest import MANIFEST, Manifest, join_manifest, write_manifest
 from penstock.readers.origin.quarantine import QUARANTINE, nothing_decodes, quarantine_lines
 from penstock.readers.packing.folder import shard_name
@@ -67,7 +68,7 @@ class PackCompletion:
         manifest = join_manifest(
             [shard_name(shard) for shard, _ in good],
             [facts for _, facts in good],
-            kind="arrow",
+            kind=PackFormat.name,
             classes=self.source.classes,
             quarantined=len(quarantined),
             shuffled=settings["shuffle"],
@@ -90,7 +91,7 @@ class PackCompletion:
                 continue
             ids = self.plan.source_ids[self.plan.grouping.positions(shard)]
             ids = ids[~np.isin(ids, rejected)]
-            opened = ArrowShard(
+            opened = PackShard(
                 self.folder.shard(shard),
                 size_bytes=record.facts.size_bytes,
                 samples=record.facts.samples,

@@ -134,7 +134,7 @@ class PackFolder:
             manifest = read_manifest(path, remedy=_REMEDY)
         except DatasetError as error:
             raise self._foreign(str(error)) from error
-        if manifest.about.kind != "arrow":
+        if manifest.format.indexing is not None:
             raise self._foreign("it is images or tar files with their index")
         self._compare(manifest.about.settings)
         sizes = zip(manifest.names, manifest.shard_bytes.tolist(), strict=True)

@@ -17,12 +17,13 @@ from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ConfigError
 from penstock.readers.files.names import printable
-from penstock.readers.index.opening import Opener, check_format
+from penstock.readers.formats.registry import AUTO, check_format
+from penstock.readers.index.opening import Opener
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import local_path, show
-from penstock.readers.packing.source import FolderSource, PackedSource, TarSource
+from penstock.readers.packing.source import CandidateSource, PackedSource
 from penstock.readers.packing.task import PackTask
 from penstock.readers.packing.transcode import Transcode
 
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.readers.index.opening import Folder, Format
+    from penstock.readers.index.opening import Folder
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.urls import Url
     from penstock.readers.packing.source import PackSource
@@ -42,7 +43,7 @@ def pack(
     src: Url,
     dst: Folder,
     *,
-    format: Format = "auto",
+    format: str = AUTO,
     shuffle: bool = True,
     seed: int = 0,
     shard_bytes: int | str = "64MiB",
@@ -115,11 +116,9 @@ def _destination(dst: Folder, origin: Origin) -> bytes:
     return root
 
 
-def _source(origin: Origin, scratch: Scratch, *, format: Format, workers: int) -> PackSource:
+def _source(origin: Origin, scratch: Scratch, *, format: str, workers: int) -> PackSource:
     opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
-    index = opener.open_pack(format) if format in ("auto", "arrow") else None
+    index = opener.open_own(format)
     if index is not None:
         return PackedSource(index)
-    if opener.is_tar(format):
-        return TarSource(origin, workers=workers)
-    return FolderSource(origin)
+    return CandidateSource(origin, opener.indexing(format), workers=workers)

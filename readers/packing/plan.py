@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base.hashing import keyed_hash
-from penstock.readers.formats.folder.listing import VIRTUAL_SHARD_BYTES, virtual_shards
 from penstock.readers.formats.grouping import Grouping
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.folder.listing import Listing
+    from penstock.readers.formats.format import Candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,22 +33,25 @@ class PackPlan:
     source_ids: NDArray[np.int64]
 
 
-def plan_folder(listing: Listing, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-    """The plan for a folder. Unshuffled, ids are those of the folder's index; and of its shards
-    too, where shard_bytes is the index's own."""
-    index = virtual_shards(listing)
+def plan_candidates(
+    candidates: Candidates, *, shuffle: bool, seed: int, shard_bytes: int
+) -> PackPlan:
+    """The plan for data that has no index. Unshuffled, ids are those that its index would give; and
+    the shards are the index's too, where it cuts them to this size."""
+    index = candidates.shards
     source_ids = np.empty(len(index.order), np.int64)
     source_ids[index.order] = np.arange(len(index.order))
-    if not shuffle and shard_bytes == VIRTUAL_SHARD_BYTES:
+    if not shuffle and shard_bytes == candidates.shard_bytes:
         return PackPlan(grouping=index, source_ids=source_ids)
     order = index.order[shuffled(len(index.order), seed)] if shuffle else index.order
-    return PackPlan(grouping=cut_evenly(order, listing.sizes, shard_bytes), source_ids=source_ids)
+    grouping = cut_evenly(order, candidates.sizes, shard_bytes)
+    return PackPlan(grouping=grouping, source_ids=source_ids)
 
 
 def plan_samples(
     sizes: NDArray[np.int64], *, shuffle: bool, seed: int, shard_bytes: int
 ) -> PackPlan:
-    """The plan for samples that have ids already. sizes: bytes, int64, shape (n,)."""
+    """The plan for samples whose ids are their positions. sizes: bytes, int64, shape (n,)."""
     ids = np.arange(len(sizes), dtype=np.int64)
     order = shuffled(len(sizes), seed) if shuffle else ids
     return PackPlan(grouping=cut_evenly(order, sizes, shard_bytes), source_ids=ids)

@@ -11,14 +11,10 @@ from crc32c import crc32c
 from penstock.cache.errors import CorruptSampleError
 from penstock.cache.threads import ordered
 from penstock.readers.fields.verify import Checked, examine
-from penstock.readers.formats.folder.intake import cut, read_chunks
-from penstock.readers.formats.folder.listing import list_folder
-from penstock.readers.formats.pack.blob import ArrowBlob
-from penstock.readers.formats.pack.shard import ArrowShard
+from penstock.readers.formats.pack.format import pack_shard
 from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
-from penstock.readers.formats.tar.intake import read_tar_chunks
-from penstock.readers.formats.tar.listing import list_archives, list_samples
-from penstock.readers.packing.plan import PackPlan, plan_folder, plan_samples
+from penstock.readers.index.intake import cut, read_chunks
+from penstock.readers.packing.plan import PackPlan, plan_candidates, plan_samples
 from penstock.readers.reading.open_shards import OPENERS
 from penstock.readers.types import ImageFacts, Rejection
 
@@ -27,6 +23,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.formats.format import Indexing
+    from penstock.readers.formats.pack.blob import PackBlob
+    from penstock.readers.formats.pack.shard import PackShard
     from penstock.readers.index.index import Index
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.quarantine import QuarantineEntry
@@ -76,21 +75,24 @@ class PackSource(Protocol):
         """A sample's name for the quarantine."""
 
 
-class FolderSource:
-    """An image folder: each file is read and decoded once, on its way into the pack."""
+class CandidateSource:
+    """Data without an index of its own: each sample is read where it lies and decoded once, on its
+    way into the pack. Of remote objects that hold many samples as many stay in the cache as it has
+    room for: a shuffled shard takes from all."""
 
     has_ids = False
 
-    def __init__(self, origin: Origin) -> None:
-        self._origin = origin
-        self._listing = list_folder(origin)
-        self.url = origin.url
-        self.fingerprint = self._listing.fingerprint()
-        self.sizes, self.labels = self._listing.sizes, self._listing.labels
-        self.classes, self.quarantined = self._listing.classes, self._listing.quarantined
+    def __init__(self, origin: Origin, indexing: Indexing, *, workers: int) -> None:
+        listing = indexing.list(origin)
+        self._candidates = found = listing.candidates(workers=workers)
+        self.url, self.fingerprint = origin.url, listing.snapshot().fingerprint
+        self.sizes, self.labels = found.sizes, found.labels
+        self.classes, self.quarantined = found.classes, found.quarantined
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        return plan_folder(self._listing, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+        return plan_candidates(
+            self._candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes
+        )
 
     def groups(
         self,
@@ -100,8 +102,8 @@ class FolderSource:
         workers: int,
     ) -> Iterator[SampleGroup]:
         if verify is None:
-            raise TypeError("a folder's images are verified")
-        for chunk in read_chunks(self._origin, self._listing, shards, workers=workers):
+            raise TypeError("samples without facts are verified")
+        for chunk in read_chunks(self._candidates, shards, workers=workers):
             results = examine(chunk.samples, verify)
             yield SampleGroup(
                 positions=chunk.positions,
@@ -111,49 +113,7 @@ class FolderSource:
             )
 
     def name(self, position: int) -> bytes:
-        return self._listing.files[position].name
-
-
-class TarSource:
-    """Tar files: each image is read where it lies and decoded once, on its way into the pack.
-
-    Of remote ones as many stay in the cache as it has room for: a shuffled shard takes from all.
-    """
-
-    has_ids = False
-
-    def __init__(self, origin: Origin, *, workers: int) -> None:
-        self._origin = origin
-        self._listing = list_samples(origin, list_archives(origin), workers=workers)
-        self.url = origin.url
-        self.fingerprint = self._listing.fingerprint()
-        self.sizes, self.labels = self._listing.sizes, self._listing.labels
-        self.classes: tuple[str, ...] = ()
-        self.quarantined = self._listing.quarantined
-
-    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
-
-    def groups(
-        self,
-        shards: Iterator[tuple[int, NDArray[np.int64]]],
-        *,
-        verify: Verify | None,
-        workers: int,
-    ) -> Iterator[SampleGroup]:
-        if verify is None:
-            raise TypeError("images of tar files are verified")
-        for chunk in read_tar_chunks(self._origin, self._listing, shards, workers=workers):
-            results = examine(chunk.samples, verify)
-            yield SampleGroup(
-                positions=chunk.positions,
-                samples=chunk.samples,
-                results=results,
-                names=[self.name(position) for position in chunk.positions.tolist()],
-            )
-
-    def name(self, position: int) -> bytes:
-        return self._listing.shown(position)
+        return self._candidates.name(position)
 
 
 class PackedSource:
@@ -177,11 +137,8 @@ class PackedSource:
         self.sizes = table[:, END] - table[:, START]
         self.labels = table[:, LABEL].copy() if "label" in index.fields else None
 
-    def _shard(self, number: int) -> ArrowShard | ArrowBlob:
-        shard = self._index.open_shard(number)
-        if not isinstance(shard, ArrowShard | ArrowBlob):
-            raise TypeError(f"{shard!r} is not a pack's shard")
-        return shard
+    def _shard(self, number: int) -> PackShard | PackBlob:
+        return pack_shard(self._index.shards.open(number))
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
@@ -225,7 +182,7 @@ class PackedSource:
 
     def _images(
         self, number: int, rows: NDArray[np.int64]
-    ) -> tuple[ArrowShard | ArrowBlob, NDArray[np.int64], list[Encoded]]:
+    ) -> tuple[PackShard | PackBlob, NDArray[np.int64], list[Encoded]]:
         """A shard, the rows of its table and their images; what the cache has wrong is fetched
         again."""
         for attempt in range(2):
@@ -235,7 +192,7 @@ class PackedSource:
             crcs = [crc32c(image) for image in images]
             if attempt or self._index.remote is None or crcs == spans[:, CRC].tolist():
                 break
-            self._index.drop(number, opened=shard)
+            self._index.shards.drop(number, opened=shard)
         return shard, spans, images
 
     def _corrupt(self, sample_id: int, name: str) -> CorruptSampleError:

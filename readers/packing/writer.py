@@ -16,7 +16,7 @@ from penstock.readers.fields.facts import shard_facts
 from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.fields.verify import Checked
 from penstock.readers.files.progress import Reporter
-from penstock.readers.formats.pack.shard import ShardContent, write_shard
+from penstock.readers.formats.pack.content import ShardContent, write_shard
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.packing.folder import ShardRecord
 from penstock.readers.types import Rejection

@@ -11,7 +11,7 @@ from penstock.readers.formats.blob_shard import BlobShard
 
 if TYPE_CHECKING:
     from penstock.cache.base.blob import ReadMode
-    from penstock.readers.index.index import Shard
+    from penstock.readers.formats.shard import OpenShard
     from penstock.readers.reading.blocks import Blocks
     from penstock.readers.reading.visit import Visit
     from penstock.readers.types import Encoded
@@ -44,6 +44,6 @@ def checksums(visit: Visit, encoded: list[Encoded], mode: ReadMode, blocks: Bloc
     return sums
 
 
-def gives_views(shard: Shard) -> bool:
+def gives_views(shard: OpenShard) -> bool:
     """Whether its samples are views of a mapped file, not memory of their own."""
     return shard.blob.is_cached if isinstance(shard, BlobShard) else shard.is_mapped

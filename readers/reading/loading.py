@@ -11,7 +11,6 @@ import numpy as np
 from penstock.cache.base.blob import BlobSpans
 from penstock.cache.errors import DatasetError, PenstockError
 from penstock.readers.formats.blob_shard import BlobShard
-from penstock.readers.formats.folder.shard import FolderShard
 from penstock.readers.formats.shard import END, START
 
 if TYPE_CHECKING:
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob, ReadMode
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.index.index import Shard
+    from penstock.readers.formats.shard import OpenShard
     from penstock.readers.reading.open_shards import OpenShards
     from penstock.readers.reading.visit import Visit
     from penstock.readers.types import Encoded
@@ -44,7 +43,7 @@ def load_local(
     slots = _slots((ends - starts).tolist())
     rows = visit.rows.tolist()
     for shard, a, b in visit.pieces():
-        if marks is None or not isinstance(shard, FolderShard):
+        if marks is None or not shard.is_file_per_sample:
             shard.read_into(rows[a:b], first[a:b], slots[a:b])
             continue
         for i in range(a, b):
@@ -68,7 +67,7 @@ def load_blobs(
         visit.advise()
     first, last = visit.table[:, START].tolist(), visit.table[:, END].tolist()
 
-    def load(pieces: Iterable[tuple[Shard, int, int]]) -> list[Encoded]:
+    def load(pieces: Iterable[tuple[OpenShard, int, int]]) -> list[Encoded]:
         wanted = [
             BlobSpans(blob=_blob(shard), starts=first[a:b], ends=last[a:b])
             for shard, a, b in pieces
@@ -99,7 +98,7 @@ def load_blobs(
     return encoded
 
 
-def _blob(shard: Shard) -> Blob:
+def _blob(shard: OpenShard) -> Blob:
     if not isinstance(shard, BlobShard):
         raise TypeError(f"{shard!r} isn't a remote dataset's")
     return shard.blob

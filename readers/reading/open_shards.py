@@ -13,7 +13,8 @@ from penstock.readers.formats.blob_shard import BlobShard
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from penstock.readers.index.index import Index, Shard
+    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.index.index import Index
 
 # Mostly address space: 1,024 maps of 64 MiB are 64 GiB of it, plus 48 bytes of memory a sample for
 # their tables. A plan with more open shards than this works and opens shards again and again.
@@ -30,16 +31,16 @@ class OpenShards:
         self._index = index
         self._lock = threading.Lock()
         self._mending = threading.Lock()
-        self._held: OrderedDict[int, Shard] = OrderedDict()
+        self._held: OrderedDict[int, OpenShard] = OrderedDict()
         self._drops: Counter[int] = Counter()
         self._closed = False
 
     def __len__(self) -> int:
         return len(self._held)
 
-    def get(self, numbers: Sequence[int]) -> list[Shard]:
+    def get(self, numbers: Sequence[int]) -> list[OpenShard]:
         """Shards by number, from those open or opened now; the least recently used are let go.
-        Raises ClosedError and what Index.open_shard raises."""
+        Raises ClosedError and what Shards.open raises."""
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._index.url} is closed; make a new dataset.")
@@ -64,23 +65,23 @@ class OpenShards:
             for number, shard in zip(numbers, found, strict=True)
         ]
 
-    def _find(self, number: int) -> Shard | None:
+    def _find(self, number: int) -> OpenShard | None:
         """An open shard, unless it was passing and its blob is on the local disk by now."""
         shard, remote = self._held.get(number), self._index.remote
         if not isinstance(shard, BlobShard) or shard.blob.is_cached or remote is None:
             return shard
         return None if remote.is_whole(shard.blob.source) else shard
 
-    def _open(self, numbers: list[int]) -> dict[int, Shard]:
+    def _open(self, numbers: list[int]) -> dict[int, OpenShard]:
         """Those that need the remote all at once."""
         index = self._index
-        far = [number for number in numbers if not index.is_near(number)]
-        new: dict[int, Shard] = {}
+        far = [number for number in numbers if not index.shards.is_near(number)]
+        new: dict[int, OpenShard] = {}
         if len(far) > 1:
             workers = min(len(far), OPENERS)
-            found = ordered(index.open_shard, far, workers=workers, ahead=workers, name="open")
+            found = ordered(index.shards.open, far, workers=workers, ahead=workers, name="open")
             new |= zip(far, found, strict=True)
-        return new | {n: index.open_shard(n) for n in numbers if n not in new}
+        return new | {n: index.shards.open(n) for n in numbers if n not in new}
 
     def release(self, numbers: Iterable[int]) -> None:
         """Forget some; views of them stay valid."""
@@ -109,7 +110,7 @@ class OpenShards:
                 gone.append(number)
         self.release(gone)
 
-    def replace(self, number: int, shard: Shard) -> Shard:
+    def replace(self, number: int, shard: OpenShard) -> OpenShard:
         """A remote shard anew, after its damaged bytes were dropped: once, whichever thread comes
         with it first."""
         with self._mending:
@@ -117,7 +118,7 @@ class OpenShards:
                 held = self._held.get(number)
                 is_new = held is not None and not _same_bytes(held, shard)
             if not is_new:
-                self._index.drop(number, opened=shard)
+                self._index.shards.drop(number, opened=shard)
                 with self._lock:
                     self._drops[number] += 1
                     self._held.pop(number, None)
@@ -131,7 +132,7 @@ class OpenShards:
             self._held.clear()
 
 
-def _same_bytes(a: Shard, b: Shard) -> bool:
+def _same_bytes(a: OpenShard, b: OpenShard) -> bool:
     """Whether two opened shards have the same copy of the shard's bytes."""
     if a is b:
         return True

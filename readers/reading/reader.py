@@ -135,7 +135,7 @@ class SampleReader:
         index = self.index
         sample_id = int(index.starts[number]) + row
         (shard,) = self.shards.get([number])
-        if index.kind != "arrow":
+        if not index.is_self_contained:
             return IndexChangedError(
                 f"{shard.name(row)} (sample {sample_id} of {index.url}): its bytes aren't those "
                 f"that were indexed; the file was changed in place, or the disk is failing. "

@@ -8,7 +8,6 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError, FetchError
 from penstock.readers.files.names import printable
-from penstock.readers.formats.pack.shard import ArrowColumns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,7 +28,7 @@ def sample_names(
         raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")
     shards = np.searchsorted(index.starts, wanted, side="right") - 1
     rows = wanted - index.starts[shards]
-    if index.kind == "arrow":
+    if index.is_self_contained:
         return _source_names(index, opened, shards, rows)
     found = opened.get(shards.tolist())
     return [shard.name(row) for shard, row in zip(found, rows.tolist(), strict=True)]
@@ -43,7 +42,7 @@ def _source_names(
     for number in np.unique(shards).tolist():
         try:
             (shard,) = opened.get([number])
-            known = shard.source_names() if isinstance(shard, ArrowColumns) else None
+            known = shard.source_names()
         except (DatasetError, FetchError):  # the names of its samples are asked for a report
             known = None
         for place in np.flatnonzero(shards == number).tolist():

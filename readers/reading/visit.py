@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.index.index import Shard
+    from penstock.readers.formats.shard import OpenShard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,14 +23,14 @@ class Visit:
     and the end; rows: int64, shape (n,); table: int64, shape (n, 6)."""
 
     numbers: list[int]
-    shards: list[Shard]
+    shards: list[OpenShard]
     bounds: list[int]
     rows: NDArray[np.int64]
     table: NDArray[np.int64]
 
     @classmethod
     def of(
-        cls, numbers: list[int], shards: list[Shard], bounds: list[int], rows: NDArray[np.int64]
+        cls, numbers: list[int], shards: list[OpenShard], bounds: list[int], rows: NDArray[np.int64]
     ) -> Visit:
         """Gather the samples' rows of their shards' tables."""
         spans = zip(shards, bounds, bounds[1:], strict=False)
@@ -38,7 +38,7 @@ class Visit:
         table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
         return cls(numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table)
 
-    def pieces(self) -> Iterator[tuple[Shard, int, int]]:
+    def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
         """Each shard and its samples [a, b)."""
         return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
 

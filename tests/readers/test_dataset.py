@@ -155,14 +155,14 @@ def test_batches_are_read_ahead_while_the_last_ones_were_cold(
     built: Path, monkeypatch: pytest.MonkeyPatch, factor: float, advised: int
 ) -> None:
     """Every batch counts as cold, or none does: then two are advised at the start and no more."""
-    from penstock.readers.formats.pack.shard import ArrowShard
+    from penstock.readers.formats.pack.shard import PackShard
 
     calls: list[int] = []
     monkeypatch.setattr(read_ahead, "_COLD_FACTOR", factor)
     monkeypatch.setattr(read_ahead, "ADVISED_BATCHES", 2)
-    real = ArrowShard.advise
+    real = PackShard.advise
     monkeypatch.setattr(
-        ArrowShard,
+        PackShard,
         "advise",
         lambda *args: (calls.append(1), real(*args)),  # type: ignore[func-returns-value]
     )
@@ -208,7 +208,9 @@ def test_names_of_a_pack_are_the_sources_or_where_they_are_damaged_shard_and_row
 ) -> None:
     with Dataset(built / "pack") as dataset, Dataset(built / "set") as source:
         assert sorted(dataset.names(range(SAMPLES))) == sorted(source.names(range(SAMPLES)))
-        monkeypatch.setattr("penstock.readers.formats.pack.shard._sum_of", lambda _: b"other")
+        monkeypatch.setattr(
+            "penstock.readers.formats.pack.columns.sum_of_names", lambda _: b"other"
+        )
         assert dataset.names([0, 1]) == ["shard-000000.arrow[0]", "shard-000000.arrow[1]"]
 
 

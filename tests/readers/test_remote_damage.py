@@ -20,7 +20,7 @@ from penstock.cache.errors import (
 )
 from penstock.cache.threads import ordered
 from penstock.readers import Dataset
-from penstock.readers.index.index import Index
+from penstock.readers.index.shards import Shards
 from penstock.readers.reading.open_shards import OpenShards
 from tests.readers.remote_sets import (
     KINDS,
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from penstock.readers.index.index import Shard
+    from penstock.readers.formats.shard import OpenShard
 
 
 def truncate(path: Path) -> None:
@@ -124,27 +124,27 @@ def test_a_shard_opened_before_its_damage_was_dropped_is_not_kept(
         opened, begun, late = OpenShards(dataset.index), Event(), Event()
         (bad,) = opened.get([0])
         flip(blobs_of(cache, dataset)[0])
-        real_open, real_drop = Index.open_shard, Index.drop
-        openers: list[Shard] = []
+        real_open, real_drop = Shards.open, Shards.drop
+        openers: list[OpenShard] = []
 
-        def open_late(index: Index, number: int) -> Shard:
-            shard = real_open(index, number)
+        def open_late(shards: Shards, number: int) -> OpenShard:
+            shard = real_open(shards, number)
             if threading.current_thread() is other:
                 openers.append(shard)
                 begun.set()
                 assert late.wait(30)
             return shard
 
-        def drop(index: Index, number: int, *, opened: Shard | None = None) -> None:
+        def drop(shards: Shards, number: int, *, opened: OpenShard | None = None) -> None:
             opened_shards.release([number])
             other.start()
             assert begun.wait(30)
-            real_drop(index, number, opened=opened)
+            real_drop(shards, number, opened=opened)
 
         opened_shards = opened
         other = threading.Thread(target=opened.get, args=[[0]], name="late")
-        monkeypatch.setattr(Index, "open_shard", open_late)
-        monkeypatch.setattr(Index, "drop", drop)
+        monkeypatch.setattr(Shards, "open", open_late)
+        monkeypatch.setattr(Shards, "drop", drop)
         fresh = opened.replace(0, bad)
         late.set()
         other.join(30)
@@ -212,7 +212,7 @@ def test_an_object_that_changed_is_an_error_and_no_bad_sample(
         ) as dataset,
     ):
         dataset.open()
-        segments = dataset.index.source(0).segments
+        segments = dataset.index.shards.source(0).segments
         victim = root / segments[0].path
         if change == "gone":
             victim.unlink()

@@ -20,7 +20,7 @@ from penstock.cache.errors import (
     PenstockWarning,
 )
 from penstock.readers import Dataset, open_index, pack
-from penstock.readers.index.index import Index
+from penstock.readers.index.shards import Shards
 from tests import images
 from tests.readers.remote_sets import (
     KINDS,
@@ -39,7 +39,7 @@ from tests.servers.moto import HAS_MOTO
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from penstock.readers.index.index import Shard
+    from penstock.readers.formats.shard import OpenShard
 
 
 @pytest.mark.parametrize("kind", list(KINDS))
@@ -79,7 +79,7 @@ def test_what_the_cache_has_no_room_for_passes(
     with Dataset(f"{memory}/{KINDS[kind]}", cache=tmp_path / "cache") as dataset:
         dataset.open(verify=images.verify)
         assert dataset.remote is not None
-        keys = dataset.index.keys()
+        keys = dataset.index.shards.keys()
         job = dataset.remote.join(keys, [2**60] * len(keys))
         assert job is not None
         for key in keys:  # an index that was built has filled the tar files
@@ -91,7 +91,7 @@ def test_what_the_cache_has_no_room_for_passes(
         # Shards that are open and pass by are opened anew when they have come by another way.
         dataset.remote.leave(job)
         for number in range(len(keys)):
-            dataset.remote.fill(dataset.index.source(number))
+            dataset.remote.fill(dataset.index.shards.source(number))
         fetched = dataset.bytes_fetched
         assert everything(dataset) == expected
         assert dataset.bytes_fetched == fetched
@@ -187,11 +187,11 @@ def test_keys_are_agreed_on_without_any_request(server: Server, tmp_path: Path) 
             shards = range(len(one.index.sizes))
             two.open()
             server.reset()
-            sources = [one.index.source(shard) for shard in shards]
-            assert [source.key for source in sources] == list(one.index.keys())
-            assert one.index.keys() == two.index.keys()
+            sources = [one.index.shards.source(shard) for shard in shards]
+            assert [source.key for source in sources] == list(one.index.shards.keys())
+            assert one.index.shards.keys() == two.index.shards.keys()
             assert [s.size_bytes for s in sources] == one.index.shard_bytes.tolist()
-            assert len({*one.index.keys()}) == len(shards)
+            assert len({*one.index.shards.keys()}) == len(shards)
             assert [len(s.segments) for s in sources] == (
                 [1] * len(shards) if kind != "set" else one.index.sizes.tolist()
             )
@@ -200,7 +200,7 @@ def test_keys_are_agreed_on_without_any_request(server: Server, tmp_path: Path) 
                 s.size_bytes for s in sources
             )
     with Dataset(tmp_path) as local, pytest.raises(DatasetError):
-        local.index.keys()
+        local.index.shards.keys()
 
 
 def test_a_tar_file_is_one_blob_for_its_indexing_and_its_reading(
@@ -244,13 +244,13 @@ def test_released_shards_are_opened_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
-    real = Index.open_shard
+    real = Shards.open
 
-    def open_shard(index: Index, number: int) -> Shard:
+    def open_shard(shards: Shards, number: int) -> OpenShard:
         opened.append(number)
-        return real(index, number)
+        return real(shards, number)
 
-    monkeypatch.setattr(Index, "open_shard", open_shard)
+    monkeypatch.setattr(Shards, "open", open_shard)
     with Dataset(f"{server.url}/pack", cache=tmp_path / "cache") as dataset:
         expected = everything(dataset)
         shards = list(range(len(dataset.index.sizes)))
@@ -339,14 +339,14 @@ def test_secrets_are_shown_nowhere(
             with Dataset(url, cache=cache, storage_options={**options, **QUICK}) as dataset:
                 everything(dataset)
                 server.go_away()
-                dataset.index.drop(0)
+                dataset.index.shards.drop(0)
                 dataset.release([0])
                 with pytest.raises(FetchError) as caught:
                     everything(dataset)
                 server.come_back()
                 index = dataset.index
                 shown += [str(caught.value), repr(caught.value), repr(dataset), dataset.url]
-                shown += [index.url, index.place, repr(index.source(0)), repr(index.remote)]
+                shown += [index.url, index.place, repr(index.shards.source(0)), repr(index.remote)]
                 assert caught.value.__cause__ is None
             for path in cache.rglob("*"):
                 shown.append(str(path))

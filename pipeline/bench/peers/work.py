@@ -104,6 +104,7 @@ def list_files(folder: Path) -> Files:
     Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
     """
     from penstock.readers.formats.folder.listing import list_folder
+    from penstock.readers.formats.format import Snapshot
     from penstock.readers.origin.local import LocalFolder
 
     listing = list_folder(LocalFolder(os.fsencode(folder)))
@@ -115,7 +116,7 @@ def list_files(folder: Path) -> Files:
     return Files(
         paths=[str(folder / os.fsdecode(file.name)) for file in listing.files],
         labels=listing.labels.tolist(),
-        key=listing.fingerprint()[:16],
+        key=Snapshot.of(listing.files, {}).fingerprint[:16],
     )
 
 

@@ -121,9 +121,9 @@ def decoded_bytes(index: Index, *, channels: int, most: float, only_near: bool) 
         return least
     total = 0
     for shard in range(len(index.sizes)):
-        if only_near and not index.is_near(shard):
+        if only_near and not index.shards.is_near(shard):
             return None
-        table = index.open_shard(shard).table
+        table = index.shards.open(shard).table
         total += channels * int((table[:, HEIGHT] * table[:, WIDTH]).sum())
         if total > most:
             break

@@ -43,7 +43,7 @@ _GROUP_SALT = b"penstock-group-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Listing:
+class FolderListing:
     """A folder's candidates, before anything was read.
 
     files: sorted by class, folder and name, as bytes. sizes: bytes, int64, shape (files,).
@@ -60,16 +60,8 @@ class Listing:
     quarantined: list[QuarantineEntry]
     passed_over: dict[str, int] = field(default_factory=dict)
 
-    def fingerprint(self) -> str:
-        """Changes with any name, size, time, version: hex, 64 characters."""
-        digest = hashlib.sha256()
-        for file in self.files:
-            digest.update(b"%d:%s" % (len(file.name), file.name))
-            digest.update(f"{file.size_bytes}:{file.mtime_ns}:{file.version}\n".encode())
-        return digest.hexdigest()
 
-
-def list_folder(origin: Origin) -> Listing:
+def list_folder(origin: Origin) -> FolderListing:
     """All candidates of a folder.
 
     Raises DatasetNotFoundError (missing, empty), ConfigError (a file), FetchError, DatasetError (a
@@ -96,7 +88,7 @@ def list_folder(origin: Origin) -> Listing:
 
 def _arrange(
     found: Iterable[Entry], directories: Mapping[bytes, int], quarantined: list[QuarantineEntry]
-) -> Listing:
+) -> FolderListing:
     files = sorted(found, key=_order)
     classes = sorted({top for file in files if (top := _class_of(file.name)) is not None})
     if classes:
@@ -106,7 +98,7 @@ def _arrange(
         files = [file for file in files if _class_of(file.name) is not None]
     label_of = {name: label for label, name in enumerate(classes)}
     labels = [label_of[top] for file in files if (top := _class_of(file.name)) is not None]
-    return Listing(
+    return FolderListing(
         files=files,
         sizes=np.array([file.size_bytes for file in files], np.int64),
         labels=np.array(labels, np.int64) if classes else None,
@@ -213,7 +205,7 @@ def _mtime_ns(origin: LocalFolder, name: bytes) -> int | None:
         return None
 
 
-def virtual_shards(listing: Listing, *, shard_bytes: int = VIRTUAL_SHARD_BYTES) -> Grouping:
+def virtual_shards(listing: FolderListing, *, shard_bytes: int = VIRTUAL_SHARD_BYTES) -> Grouping:
     """Group a listing's files into about total bytes / shard_bytes shards by a hash of their names.
 
     Depends on names and sizes alone, and is decided before any file is judged, so that an index and

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import CorruptShardError
 from penstock.readers.files.pages import BROKEN, only_the_tail
 from penstock.readers.formats.blob_shard import BlobShard
-from penstock.readers.formats.pack.shard import ArrowColumns
+from penstock.readers.formats.pack.columns import PackColumns
 from penstock.readers.formats.shard import END, START
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _HEAD_BYTES, _HEAD_SAMPLE_BYTES = 4096, 8
 _TAIL_BYTES, _TAIL_SAMPLE_BYTES = 4096, 48
 
 
-class ArrowBlob(BlobShard, ArrowColumns):
+class PackBlob(BlobShard, PackColumns):
     """A pack's shard in a blob.
 
     Opening it asks for its head (schema, offsets) and tail (columns, footer) only, guessed from the

@@ -296,7 +296,7 @@ class TestOnce:
         size = sum(
             int(table[:, 1].sum() - table[:, 0].sum())
             for table in (
-                dataset.index.open_shard(n).table for n in range(len(dataset.index.sizes))
+                dataset.index.shards.open(n).table for n in range(len(dataset.index.sizes))
             )
         )
         with DataLoader(

@@ -1,4 +1,4 @@
-"""Listing: names of any bytes, classes, what is passed over, virtual shards."""
+"""FolderListing: names of any bytes, classes, what is passed over, virtual shards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.cache.errors import (
 )
 from penstock.readers.files.names import printable, unsafe_reason
 from penstock.readers.formats.folder.listing import (
-    Listing,
+    FolderListing,
     changed_directories,
     list_folder,
     virtual_shards,
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from penstock.readers.origin.urls import Url
 
 
-def listing(url: Url, tmp_path: Path) -> Listing:
+def listing(url: Url, tmp_path: Path) -> FolderListing:
     return list_folder(locate(url, storage_options=None, scratch=Scratch(tmp_path / "cache")))
 
 
-def names(found: Listing) -> list[bytes]:
+def names(found: FolderListing) -> list[bytes]:
     return [file.name for file in found.files]
 
 
-def reasons(found: Listing) -> dict[bytes, str]:
+def reasons(found: FolderListing) -> dict[bytes, str]:
     return {q.name: q.reason for q in found.quarantined}
 
 
@@ -199,14 +199,14 @@ def test_a_changed_folder_is_seen_by_its_time(tmp_path: Path) -> None:
     assert changed_directories(origin, before.directories) == [b"b"]
 
 
-def made_up(sizes: list[int]) -> Listing:
+def made_up(sizes: list[int]) -> FolderListing:
     from penstock.readers.origin.origin import Entry
 
     files = [
         Entry(name=b"%05d.jpg" % i, size_bytes=size, mtime_ns=0, version="")
         for i, size in enumerate(sizes)
     ]
-    return Listing(
+    return FolderListing(
         files=files,
         sizes=np.array(sizes, np.int64),
         labels=None,

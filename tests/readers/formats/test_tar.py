@@ -167,7 +167,7 @@ def test_an_archive_that_changes_is_indexed_anew_or_found_when_it_is_read(folder
     index = opened(folder).index
     path.write_bytes(data[:-512])
     with pytest.raises(IndexChangedError, match=r"train-000000\.tar: changed.*bytes"):
-        index.open_shard(0)
+        index.shards.open(0)
 
 
 def test_an_index_of_another_set_is_not_overwritten(folder: Path, tmp_path: Path) -> None:

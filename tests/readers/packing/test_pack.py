@@ -71,7 +71,7 @@ def sources(path: Path) -> list[int]:
     index = open_index(path)
     found = []
     for shard in range(len(index.sizes)):
-        found += index.open_shard(shard).source().tolist()  # type: ignore[union-attr]
+        found += index.shards.open(shard).source().tolist()  # type: ignore[union-attr]
     return found
 
 
@@ -401,7 +401,7 @@ def test_a_source_file_that_changes_meanwhile_is_named(
             os.utime(victim, ns=(3, 3))
         return found
 
-    monkeypatch.setattr("penstock.readers.packing.source.list_folder", list_then_change)
+    monkeypatch.setattr("penstock.readers.formats.folder.format.list_folder", list_then_change)
     with pytest.raises(IndexChangedError, match=r"class-2/0002\.jpg"):
         make(folder, tmp_path / "pack")
 

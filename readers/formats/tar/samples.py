@@ -8,7 +8,6 @@ extension and never opened: unpickling runs code. Members of a key need not stan
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
@@ -18,134 +17,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.cache.errors import DatasetError
 from penstock.cache.threads import ordered
-from penstock.readers.files.names import is_passed_over, printable, unsafe_reason
-from penstock.readers.formats.tar.headers import COMPRESSED, Member, compressed, members
-from penstock.readers.formats.tar.remote import drop_copy, is_here, open_tar
+from penstock.readers.files.names import printable, unsafe_reason
+from penstock.readers.formats.tar.archive import drop_copy, is_here, open_archive
+from penstock.readers.formats.tar.headers import Member, members
+from penstock.readers.formats.tar.keys import IMAGES, split_key
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.origin.unread import warn_of_members
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.tar.remote import AnyTar
+    from penstock.readers.formats.tar.archive import Archive
     from penstock.readers.origin.origin import Entry, Origin
 
-# Those that no decoder here takes are named too: each is refused with what to do, not passed over.
-_IMAGES = frozenset(
-    (
-        *("avif", "bmp", "gif", "heic", "heif", "j2c", "j2k", "jp2", "jpe", "jpeg", "jpg", "jxl"),
-        *("pbm", "pgm", "png", "pnm", "ppm", "tif", "tiff", "webp"),
-    )
-)
 _LABEL, _JSON, _TAR = "cls", "json", "tar"
 _ODD = "a label that isn't an integer"
 _LABEL_BYTES = 32
 _JSON_BYTES = 2**20
 _INTEGER = re.compile(rb"[+-]?[0-9]{1,19}")
-_KEY = re.compile(rb"((?:.*/)?[^./][^./]*)\.([^/]*)", re.S)
 _SHOWN_EXTENSIONS = 32
-_COMPRESSED_NAME = {
-    b".gz": "gzip",
-    b".tgz": "gzip",
-    b".bz2": "bzip2",
-    b".tbz": "bzip2",
-    b".tbz2": "bzip2",
-    b".xz": "xz",
-    b".txz": "xz",
-    b".zst": "zstd",
-    b".tzst": "zstd",
-    b".lz4": "LZ4",
-}
-_COMPRESSED = re.compile(rb".*(?:\.tar(\.(?:gz|bz2|xz|zst|lz4))|(\.(?:tgz|tbz2?|txz|tzst)))", re.I)
-_PART = re.compile(rb".*\.tar\.?(?:part)?[-_.]?(?:[0-9]{1,5}|[a-z]{2})", re.I)
-
-
-def is_archive_name(name: bytes) -> bool:
-    """A tar file by its name; compressed ones and parts too, since they must not be passed over."""
-    return not is_passed_over(name) and bool(
-        name.lower().endswith(b".tar") or _COMPRESSED.fullmatch(name) or _PART.fullmatch(name)
-    )
-
-
-def holds_tars(origin: Origin) -> bool:
-    """Whether a folder is a set of tar files. Raises ConfigError where images lie beside them."""
-    top = origin.top(is_archive_name)
-    if not any(entry.name.lower().endswith(b".tar") for entry in top.entries):
-        return bool(top.entries) and not top.folders and not top.others
-    folders = [name for name in top.folders if not is_passed_over(name)]
-    images = [name for name in top.others if _extension(name) in _IMAGES]
-    if folders or images:
-        beside = printable((folders + images)[0])
-        raise ConfigError(
-            f"{origin.url}: holds tar files, and {beside} beside them. Say which are the dataset: "
-            'format="tar" or format="folder" (--format); or give the tar files as a pattern, such '
-            "as train-{000000..000009}.tar."
-        )
-    return True
-
-
-def _extension(name: bytes) -> str:
-    found = _KEY.fullmatch(name)
-    return found[2].decode("utf-8", "surrogateescape").lower() if found else ""
-
-
-def list_archives(origin: Origin) -> list[Entry]:
-    """The tar files of a dataset: in the order of the pattern, else by name.
-
-    Raises DatasetNotFoundError (none, or one of a pattern is missing), DatasetError (compressed, a
-    part, not a file), FetchError.
-    """
-    if origin.selection is None:
-        top = origin.top(is_archive_name)
-        found, missing = top.entries, top.missing
-        if not found and not missing:
-            raise DatasetNotFoundError(
-                f"{origin.url}: no *.tar file. Wanted a folder that holds some, the path of one or "
-                "a pattern such as train-{000000..000009}.tar."
-            )
-    else:
-        entries = {name: origin.entry(name) for name in origin.selection}
-        found = [entry for entry in entries.values() if entry is not None]
-        missing = [name for name, entry in entries.items() if entry is None]
-    if missing:
-        raise DatasetNotFoundError(
-            f"{origin.url}: {len(missing)} of {len(found) + len(missing)} tar files aren't there "
-            f"({', '.join(map(printable, missing[:3]))}{', …' if len(missing) > 3 else ''}). Fetch "
-            "them, or name those that are there."
-        )
-    for entry in found:
-        _refuse_by_name(entry.name)
-    return found
-
-
-def _refuse_by_name(name: bytes) -> None:
-    packed = _COMPRESSED.fullmatch(name)
-    if packed:
-        kind = _COMPRESSED_NAME[(packed[1] or packed[2]).lower()]
-        command = next(command for _, known, command in COMPRESSED if known == kind)
-        raise compressed(printable(name), kind, command)
-    if not name.lower().endswith(b".tar"):
-        raise DatasetError(
-            f"{printable(name)}: looks like a part of a tar file that was cut. Join the parts (cat "
-            "NAME.tar.* > NAME.tar), or rename it to end in .tar if it is whole."
-        )
-
-
-def fingerprint(archives: Iterable[Entry]) -> str:
-    """Changes with any archive's name, size, time or version: hex, 64 characters."""
-    digest = hashlib.sha256()
-    for entry in archives:
-        digest.update(b"%d:%s" % (len(entry.name), entry.name))
-        digest.update(f"{entry.size_bytes}:{entry.mtime_ns}:{entry.version}\n".encode())
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TarListing:
+class TarSamples:
     """All samples of some archives, in the order of their images there.
 
     bounds: where each archive's samples start, and the end, int64, shape (archives + 1,). names:
@@ -163,10 +61,6 @@ class TarListing:
     labels: NDArray[np.int64] | None
     quarantined: list[QuarantineEntry]
     passed_over: dict[str, int]
-
-    def fingerprint(self) -> str:
-        """Of the archives; see `fingerprint`."""
-        return fingerprint(self.archives)
 
     def shown(self, position: int) -> bytes:
         """A sample's name below the dataset's root: "train-000.tar/dog.jpg"."""
@@ -202,7 +96,7 @@ class _Contents:
 
 def list_samples(
     origin: Origin, archives: Sequence[Entry], *, workers: int, warns: bool = True
-) -> TarListing:
+) -> TarSamples:
     """Read all headers and labels; remote archives are fetched whole for that. warns: of members
     that are left out.
 
@@ -211,7 +105,7 @@ def list_samples(
     """
 
     def read_once(entry: Entry) -> _Contents:
-        with open_tar(origin, entry, whole=True) as opened:
+        with open_archive(origin, entry, whole=True) as opened:
             return _contents(entry, opened)
 
     def read(entry: Entry) -> _Contents:
@@ -234,7 +128,7 @@ def list_samples(
         warn_of_members(origin.url, left, sum(content.odd_labels for content in contents))
     samples = [sample for content in contents for sample in content.samples]
     labels = [sample.label for sample in samples if sample.label is not None]
-    return TarListing(
+    return TarSamples(
         archives=archives,
         bounds=np.cumsum([0, *(len(content.samples) for content in contents)], dtype=np.int64),
         names=[sample.image.name for sample in samples],
@@ -253,7 +147,7 @@ def _most_common(counts: Counter[str]) -> dict[str, int]:
     return {**shown, "(others)": rest} if rest else shown
 
 
-def _contents(entry: Entry, opened: AnyTar) -> _Contents:
+def _contents(entry: Entry, opened: Archive) -> _Contents:
     contents = _Contents(entry=entry)
     groups: dict[bytes, dict[str, list[Member]]] = {}
     # Read as the headers are walked, since of a remote archive only what is near is at hand.
@@ -263,8 +157,8 @@ def _contents(entry: Entry, opened: AnyTar) -> _Contents:
         count += 1
         name = _without_dot(member.name)
         reason = member.refused or unsafe_reason(name) or (None if name else "it has no name")
-        found = _KEY.fullmatch(name)
-        extension = found[2].decode("utf-8", "surrogateescape").lower() if found else ""
+        found = split_key(name)
+        extension = found[1] if found else ""
         if reason is None and extension == _TAR:
             reason = "a tar inside a tar: extract it, and give it as an archive of its own"
         if reason is not None:
@@ -273,7 +167,7 @@ def _contents(entry: Entry, opened: AnyTar) -> _Contents:
             # No dot, a dot-file, or what WebDataset keeps for itself.
             contents.passed_over["(no key)"] += 1
         else:
-            groups.setdefault(found[1], {}).setdefault(extension, []).append(member)
+            groups.setdefault(found[0], {}).setdefault(extension, []).append(member)
             if extension in (_LABEL, _JSON):
                 labels[member.start] = label = _read_label(member, extension, opened)
                 if label is _ODD:
@@ -302,7 +196,7 @@ def _judge(
 ) -> None:
     """One key's members: a sample, a reason against it, or nothing of an image. labels: by the
     start of the member that holds it."""
-    images = [part for part in parts if part in _IMAGES]
+    images = [part for part in parts if part in IMAGES]
     doubled = [part for part, found in parts.items() if len(found) > 1]
     if doubled:
         part = doubled[0]
@@ -310,7 +204,7 @@ def _judge(
         contents.refuse(parts[part][0].name, what)
         return
     for part in parts:
-        if part not in _IMAGES and part != _LABEL:
+        if part not in IMAGES and part != _LABEL:
             contents.passed_over[printable(os.fsencode(part))[:_LABEL_BYTES]] += 1
     if not images:
         if _LABEL in parts:
@@ -328,7 +222,7 @@ def _judge(
         contents.samples.append(_Sample(key=key, image=image, label=label))
 
 
-def _read_label(member: Member, extension: str, opened: AnyTar) -> int | str | None:
+def _read_label(member: Member, extension: str, opened: Archive) -> int | str | None:
     """The label that a member holds, or why there is none that can be read, or None without."""
     size_bytes = member.end - member.start
     if extension == _LABEL:

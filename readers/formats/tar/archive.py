@@ -1,4 +1,4 @@
-"""Reading an archive that has no index yet: a file, or an object through the cache.
+"""Reading a tar file that has no index yet: a local file, or an object through the cache.
 
 A remote archive is filled into the cache if that has room for it. Else its headers are walked in
 windows, its images come by their ranges, and it is kept nowhere.
@@ -6,11 +6,14 @@ windows, its images come by their ranges, and it is kept nowhere.
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from penstock.cache.base.blob import BlobSpans
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
-from penstock.readers.formats.tar.shard import OpenTar
+from penstock.readers.formats.local_files import changed, open_file, read_up_to, unreadable
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.remote import RemoteFolder
 from penstock.readers.types import Rejection
@@ -25,10 +28,10 @@ if TYPE_CHECKING:
 _WINDOW_BYTES = 8 * 2**20
 
 
-class AnyTar(Protocol):
+class Archive(Protocol):
     """An open archive, a context manager. Raises IndexChangedError, DatasetError, FetchError."""
 
-    def __enter__(self) -> AnyTar: ...
+    def __enter__(self) -> Archive: ...
 
     def __exit__(
         self,
@@ -45,7 +48,7 @@ class AnyTar(Protocol):
         """Members that may be images; of another kind: why they aren't."""
 
 
-def open_tar(origin: Origin, entry: Entry, *, whole: bool = False) -> AnyTar:
+def open_archive(origin: Origin, entry: Entry, *, whole: bool = False) -> Archive:
     """Open an archive. whole: all of it will be read, so a remote one is fetched as a whole."""
     if isinstance(origin, LocalFolder):
         return LocalTar(origin, entry)
@@ -66,11 +69,38 @@ def drop_copy(origin: Origin, entry: Entry) -> None:
         origin.remote.drop(origin.archive(entry))
 
 
-class LocalTar(OpenTar):
-    """A file."""
+class LocalTar:
+    """A file, open for reading at offsets; one that changes meanwhile is found at close.
+
+    Not mapped: headers are read here before anyone knows whether the file stands still. A context
+    manager. Raises IndexChangedError (another size or time than listed), DatasetError.
+    """
+
+    def __init__(self, origin: LocalFolder, entry: Entry) -> None:
+        self._entry = entry
+        self._fd = open_file(os.path.join(origin.root, entry.name), entry.name)
+        try:
+            self._check()
+        except BaseException:
+            os.close(self._fd)
+            raise
 
     def __enter__(self) -> LocalTar:
         return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self._check()
+        finally:
+            os.close(self._fd)
+
+    def read_at(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes of the file, fewer where it ends."""
+        try:
+            return os.pread(self._fd, size_bytes, offset)
+        except OSError as error:
+            raise unreadable(self._entry.name, error) from error
 
     def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
         """A large member of another kind isn't read whole."""
@@ -80,8 +110,27 @@ class LocalTar(OpenTar):
             if isinstance(codec, Rejection):
                 samples.append(codec)
             else:
-                samples.append(self.read(start, size_bytes))
+                samples.append(self._read(start, size_bytes))
         return samples
+
+    def _read(self, start: int, size_bytes: int) -> Encoded:
+        """One member's bytes."""
+        data = np.empty(size_bytes, np.uint8)
+        try:
+            got = read_up_to(self._fd, data, start)
+        except OSError as error:
+            raise unreadable(self._entry.name, error) from error
+        if got < size_bytes:
+            raise changed(self._entry.name, f"it ends before byte {start + size_bytes}")
+        data.flags.writeable = False
+        return data
+
+    def _check(self) -> None:
+        found, wanted = os.fstat(self._fd), self._entry
+        if found.st_size != wanted.size_bytes:
+            raise changed(wanted.name, f"it had {wanted.size_bytes} bytes, now {found.st_size}")
+        if wanted.mtime_ns and found.st_mtime_ns != wanted.mtime_ns:
+            raise changed(wanted.name, "it was written to in the meantime")
 
 
 class RemoteTar:

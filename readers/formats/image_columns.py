@@ -1,0 +1,103 @@
+"""What is noted of a shard's images, a column each: the part that all sidecars share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.readers.fields.facts import ShardFacts, shard_facts
+from penstock.readers.formats.shard import table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.verify import Checked
+
+ARROW_TYPES = {
+    "crc32c": "uint32",
+    "height": "int32",
+    "width": "int32",
+    "channels": "int32",
+    "codec": "string",
+    "label": "int64",
+}
+"""Arrow types by name, in order; labels may be absent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageColumns:
+    """Of n images; all of shape (n,). crcs: of the encoded bytes; labels: None without."""
+
+    crcs: NDArray[np.uint32]
+    heights: NDArray[np.int32]
+    widths: NDArray[np.int32]
+    channels: NDArray[np.int32]
+    codecs: Sequence[str]
+    labels: NDArray[np.int64] | None
+
+    @classmethod
+    def of(cls, checked: Sequence[Checked], labels: NDArray[np.int64] | None) -> ImageColumns:
+        """What full decodes told."""
+        facts = [each.facts for each in checked]
+        return cls(
+            crcs=np.array([each.crc32c for each in checked], np.uint32),
+            heights=np.array([f.height for f in facts], np.int32),
+            widths=np.array([f.width for f in facts], np.int32),
+            channels=np.array([f.channels for f in facts], np.int32),
+            codecs=[f.codec for f in facts],
+            labels=labels,
+        )
+
+    @classmethod
+    def read(cls, batch: Any) -> ImageColumns:
+        """Those of a sidecar's record batch."""
+        return cls(
+            crcs=batch.column("crc32c").to_numpy(),
+            heights=batch.column("height").to_numpy(),
+            widths=batch.column("width").to_numpy(),
+            channels=batch.column("channels").to_numpy(),
+            codecs=batch.column("codec").to_pylist(),
+            labels=batch.column("label").to_numpy() if "label" in batch.schema.names else None,
+        )
+
+    def arrow(self) -> dict[str, Any]:
+        """Arrow arrays by name, in order."""
+        columns = {
+            "crc32c": pa.array(self.crcs, pa.uint32()),
+            "height": pa.array(self.heights, pa.int32()),
+            "width": pa.array(self.widths, pa.int32()),
+            "channels": pa.array(self.channels, pa.int32()),
+            "codec": pa.array(list(self.codecs), pa.string()),
+        }
+        if self.labels is not None:
+            columns["label"] = pa.array(self.labels, pa.int64())
+        return columns
+
+    def facts(self, *, size_bytes: int, progressive: int | None) -> ShardFacts:
+        """Summed up. size_bytes: of the shard; progressive: JPEGs of that kind, where counted."""
+        return shard_facts(
+            size_bytes=size_bytes,
+            crcs=self.crcs,
+            heights=self.heights,
+            widths=self.widths,
+            channels=self.channels.tolist(),
+            codecs=self.codecs,
+            labels=self.labels,
+            progressive=progressive,
+        )
+
+    def table(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+        """An open shard's table; see `penstock.readers.formats.shard.table`."""
+        return table(
+            starts=starts,
+            ends=ends,
+            heights=self.heights,
+            widths=self.widths,
+            labels=self.labels,
+            crcs=self.crcs,
+        )

@@ -1,0 +1,109 @@
+"""The columns of a pack's shard, checked against the manifest as they are read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.readers.fields.facts import Sums
+from penstock.readers.files.ipc import only_batch
+from penstock.readers.formats.shard import check_rows, table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+COLUMNS = {
+    "image": "large_binary",
+    "label": "int64",
+    "height": "int32",
+    "width": "int32",
+    "channels": "int32",
+    "codec": "string",
+    "crc32c": "uint32",
+    "source": "int64",
+    "name": "large_binary",
+}
+_OPTIONAL = frozenset(("label", "name"))
+NAMES_SUM = b"penstock.names.crc32c"
+
+_JOINT = b"\0"
+
+
+def sum_of_names(names: Sequence[bytes]) -> bytes:
+    """CRC-32C of all names, in hex."""
+    return f"{crc32c(_JOINT.join(names)):08x}".encode()
+
+
+class PackColumns:
+    """What a shard holds beside its images. table: as in OpenShard, START and END from the first
+    image's first byte."""
+
+    table: NDArray[np.int64]
+    _shown: str
+
+    def _parse(self, buffer: Any, samples: int, sums: Sums) -> None:
+        """Raises one of BROKEN."""
+        self._batch = batch = only_batch(buffer, COLUMNS, optional=_OPTIONAL)
+        if batch.num_rows != samples:
+            raise ValueError(f"{batch.num_rows} samples, the manifest says {samples}")
+        _, offsets, flat = batch.column("image").buffers()
+        self._flat = flat
+        self._file_offset, self._flat_bytes = flat.address - buffer.address, flat.size
+        self._source_offset = batch.column("source").buffers()[1].address - buffer.address
+        self.table = _table(batch, np.frombuffer(offsets, np.int64, samples + 1), flat.size, sums)
+
+    def name(self, row: int) -> str:
+        """Such as "shard-000003.arrow[17]"."""
+        return f"{self._shown}[{row}]"
+
+    def source(self) -> NDArray[np.int64]:
+        """Each sample's id in the index that the pack was made from, int64, shape (samples,)."""
+        source: NDArray[np.int64] = self._batch.column("source").to_numpy()
+        return source
+
+    def source_names(self) -> list[bytes] | None:
+        """Each sample's name in what the pack was made from; None in a pack that doesn't keep them,
+        or where they were damaged."""
+        if "name" not in self._batch.schema.names:
+            return None
+        names: list[bytes] = self._batch.column("name").to_pylist()
+        noted = (self._batch.schema.metadata or {}).get(NAMES_SUM)
+        return names if noted == sum_of_names(names) else None
+
+    def codecs(self) -> list[str]:
+        """Each sample's codec."""
+        codecs: list[str] = self._batch.column("codec").to_pylist()
+        return codecs
+
+    def channels(self) -> NDArray[np.int32]:
+        """Each sample's channels, int32, shape (samples,)."""
+        channels: NDArray[np.int32] = self._batch.column("channels").to_numpy()
+        return channels
+
+
+def _table(
+    batch: Any, offsets: NDArray[np.int64], flat_bytes: int, sums: Sums
+) -> NDArray[np.int64]:
+    offsets = offsets.copy()
+    if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > flat_bytes:
+        raise ValueError("its offsets lead out of the file")
+    # Copies of what may be a map: what is checked here is what is used.
+    crcs, heights, widths = (
+        batch.column(name).to_numpy().copy() for name in ("crc32c", "height", "width")
+    )
+    labels = batch.column("label").to_numpy().copy() if "label" in batch.schema.names else None
+    if Sums.of(crcs, heights, widths, labels) != sums:
+        raise ValueError("its columns aren't what the manifest promises")
+    check_rows(np.diff(offsets), heights, widths)
+    return table(
+        starts=offsets[:-1],
+        ends=offsets[1:],
+        heights=heights,
+        widths=widths,
+        labels=labels,
+        crcs=crcs,
+    )

@@ -1,0 +1,95 @@
+"""Which files of a dataset are its tar files: recognised by name, listed, refused with a reason."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.readers.files.names import is_passed_over, printable
+from penstock.readers.formats.tar.headers import COMPRESSED, compressed
+from penstock.readers.formats.tar.keys import IMAGES, extension
+
+if TYPE_CHECKING:
+    from penstock.readers.origin.origin import Entry, Origin
+
+_COMPRESSED_NAME = {
+    b".gz": "gzip",
+    b".tgz": "gzip",
+    b".bz2": "bzip2",
+    b".tbz": "bzip2",
+    b".tbz2": "bzip2",
+    b".xz": "xz",
+    b".txz": "xz",
+    b".zst": "zstd",
+    b".tzst": "zstd",
+    b".lz4": "LZ4",
+}
+_COMPRESSED = re.compile(rb".*(?:\.tar(\.(?:gz|bz2|xz|zst|lz4))|(\.(?:tgz|tbz2?|txz|tzst)))", re.I)
+_PART = re.compile(rb".*\.tar\.?(?:part)?[-_.]?(?:[0-9]{1,5}|[a-z]{2})", re.I)
+
+
+def is_archive_name(name: bytes) -> bool:
+    """A tar file by its name; compressed ones and parts too, since they must not be passed over."""
+    return not is_passed_over(name) and bool(
+        name.lower().endswith(b".tar") or _COMPRESSED.fullmatch(name) or _PART.fullmatch(name)
+    )
+
+
+def holds_tars(origin: Origin) -> bool:
+    """Whether a folder is a set of tar files. Raises ConfigError where images lie beside them."""
+    top = origin.top(is_archive_name)
+    if not any(entry.name.lower().endswith(b".tar") for entry in top.entries):
+        return bool(top.entries) and not top.folders and not top.others
+    folders = [name for name in top.folders if not is_passed_over(name)]
+    images = [name for name in top.others if extension(name) in IMAGES]
+    if folders or images:
+        beside = printable((folders + images)[0])
+        raise ConfigError(
+            f"{origin.url}: holds tar files, and {beside} beside them. Say which are the dataset: "
+            'format="tar" or format="folder" (--format); or give the tar files as a pattern, such '
+            "as train-{000000..000009}.tar."
+        )
+    return True
+
+
+def list_archives(origin: Origin) -> list[Entry]:
+    """The tar files of a dataset: in the order of the pattern, else by name.
+
+    Raises DatasetNotFoundError (none, or one of a pattern is missing), DatasetError (compressed, a
+    part, not a file), FetchError.
+    """
+    if origin.selection is None:
+        top = origin.top(is_archive_name)
+        found, missing = top.entries, top.missing
+        if not found and not missing:
+            raise DatasetNotFoundError(
+                f"{origin.url}: no *.tar file. Wanted a folder that holds some, the path of one or "
+                "a pattern such as train-{000000..000009}.tar."
+            )
+    else:
+        entries = {name: origin.entry(name) for name in origin.selection}
+        found = [entry for entry in entries.values() if entry is not None]
+        missing = [name for name, entry in entries.items() if entry is None]
+    if missing:
+        raise DatasetNotFoundError(
+            f"{origin.url}: {len(missing)} of {len(found) + len(missing)} tar files aren't there "
+            f"({', '.join(map(printable, missing[:3]))}{', …' if len(missing) > 3 else ''}). Fetch "
+            "them, or name those that are there."
+        )
+    for entry in found:
+        _refuse_by_name(entry.name)
+    return found
+
+
+def _refuse_by_name(name: bytes) -> None:
+    packed = _COMPRESSED.fullmatch(name)
+    if packed:
+        kind = _COMPRESSED_NAME[(packed[1] or packed[2]).lower()]
+        command = next(command for _, known, command in COMPRESSED if known == kind)
+        raise compressed(printable(name), kind, command)
+    if not name.lower().endswith(b".tar"):
+        raise DatasetError(
+            f"{printable(name)}: looks like a part of a tar file that was cut. Join the parts (cat "
+            "NAME.tar.* > NAME.tar), or rename it to end in .tar if it is whole."
+        )

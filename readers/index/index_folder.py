@@ -1,0 +1,72 @@
+"""A local folder that holds an index: its manifest, and whether all of it is well."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import ConfigError, CorruptShardError
+from penstock.readers.files.names import printable
+from penstock.readers.formats.local_files import REINDEX
+from penstock.readers.formats.sidecar_file import is_sidecar
+from penstock.readers.index.manifest import MANIFEST, MAX_READ_BYTES, read_manifest
+
+if TYPE_CHECKING:
+    from penstock.readers.index.manifest import Manifest
+
+_log = logging.getLogger("penstock")
+
+KEPT = b"indexes"
+"""Folder of indexes in a cache folder, and in the user's cache directory."""
+
+# Read at 1 GB/s or more.
+_MOST_CHECKED_BYTES = 256 * 2**20
+
+
+def read_index(place: bytes) -> Manifest | None:
+    """The index in `place`; None if there is none, or a torn one, which is ours to replace. Raises
+    ConfigError (a pack's)."""
+    path = os.path.join(place, MANIFEST)
+    try:
+        # What we alone keep may be damaged under a live job, and is no part of the data.
+        is_mapped = not is_kept(place) or _is_large(path)
+        manifest = read_manifest(path, remedy=REINDEX, mapped=is_mapped)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except CorruptShardError as error:
+        _log.warning("%s It is built anew.", error)
+        return None
+    if manifest.format.indexing is None:
+        raise ConfigError(
+            f"{printable(place)}: this is a pack's own folder, wanted one for an index. Give "
+            "index= another folder."
+        )
+    if is_kept(place) and not _is_whole(manifest, place):
+        _log.warning("%s: a part of the index is torn. It is built anew.", printable(place))
+        return None
+    return manifest
+
+
+def _is_large(path: bytes) -> bool:
+    try:
+        return os.stat(path).st_size > MAX_READ_BYTES
+    except OSError:  # whoever reads it says what is wrong
+        return False
+
+
+def is_kept(place: bytes) -> bool:
+    """Whether it is in a cache folder or in the user's cache directory."""
+    return os.path.basename(os.path.dirname(place)) == KEPT
+
+
+def _is_whole(manifest: Manifest, place: bytes) -> bool:
+    """Whether an index that nobody but us keeps has all its parts as they were written. Very large
+    ones are taken at their word: reading them would delay the start."""
+    paths = [os.path.join(place, name) for name in manifest.names]
+    try:
+        if sum(os.stat(path).st_size for path in paths) > _MOST_CHECKED_BYTES:
+            return True
+        return all(map(is_sidecar, paths, manifest.etags))
+    except OSError:
+        return False

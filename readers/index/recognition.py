@@ -1,0 +1,88 @@
+"""Which format a dataset is of: what `format=` says, else what its index or its root tells."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.errors import ConfigError, CorruptShardError, DatasetNotFoundError
+from penstock.readers.files.names import printable
+from penstock.readers.formats.registry import AUTO, FORMATS, format_named
+from penstock.readers.index.manifests import OWN_MANIFEST, REPACK, Manifests
+from penstock.readers.origin.local import LocalFolder
+
+if TYPE_CHECKING:
+    from penstock.readers.formats.format import Format
+    from penstock.readers.index.manifest import Manifest
+    from penstock.readers.index.places import Places
+    from penstock.readers.origin.origin import Origin
+
+_MANY_SAMPLES = 2**18
+
+
+class Recognition:
+    """Of one dataset. places: where an index of it may be."""
+
+    def __init__(self, origin: Origin, places: Places) -> None:
+        self._origin, self._places = origin, places
+        self.manifests = Manifests(origin, places)
+
+    def own_index(self, format: str) -> Manifest | None:
+        """The manifest of a dataset that carries its index (a pack), None of any other. Raises
+        DatasetNotFoundError (an unfinished one), and as open_index does."""
+        if format != AUTO and format_named(format).indexing is not None:
+            return None
+        own = self.manifests.own
+        if own is not None:
+            self._check_large(own)
+            if self._places.index is not None:
+                raise ConfigError(
+                    f"{self._origin.url} is a pack and has its own index: drop index=."
+                )
+            return own
+        if format != AUTO or (self.manifests.remote_index is None and self.manifests.is_begun):
+            raise DatasetNotFoundError(
+                f"{self._origin.url}: no whole pack: its manifest ({OWN_MANIFEST.decode()}), which "
+                "is written last, isn't there. Run the same `penstock pack` again: it goes on "
+                "where it stopped; or copy the pack again with its `_penstock` folder."
+            )
+        return None
+
+    def indexed(self, format: str) -> Format:
+        """The format of a dataset that doesn't carry its index. Raises ConfigError where that can't
+        be told, FetchError."""
+        if self._origin.selection is not None:
+            found = self._asked()
+            if format not in (AUTO, found.name):
+                raise ConfigError(
+                    f"format: got {format!r} for {self._origin.url}, which names {found.name} "
+                    "files. Leave format out."
+                )
+            return found
+        if format != AUTO:
+            return format_named(format)
+        known = None if self._origin.is_local else self.manifests.remote_index
+        return self._asked() if known is None else known.format
+
+    def _asked(self) -> Format:
+        """The first that recognises the dataset."""
+        for format in FORMATS:
+            if format.indexing is not None and format.recognises(self._origin):
+                return format
+        raise ConfigError(
+            f"{self._origin.url}: no format recognises this dataset. Say which it is: format=."
+        )
+
+    def _check_large(self, own: Manifest) -> None:
+        """Shards that say they hold very much are looked at before anything is sized by that."""
+        if not isinstance(self._origin, LocalFolder):
+            return
+        for shard in np.flatnonzero(own.samples > _MANY_SAMPLES).tolist():
+            name, wanted = own.names[shard], int(own.shard_bytes[shard])
+            found = self._origin.find(name)
+            if found is None or found[0] != wanted:
+                raise CorruptShardError(
+                    f"{self._origin.url}: {printable(name)} isn't there or has another size than "
+                    f"the manifest says ({wanted:,} bytes). {REPACK}"
+                )

@@ -1,0 +1,95 @@
+"""Opening the shards of an index: local files, or blobs of the cache."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import CorruptShardError, PenstockError
+from penstock.readers.formats.blob_shard import BlobShard
+from penstock.readers.index.blob_names import BlobNames
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.remote import RemoteFolder
+
+if TYPE_CHECKING:
+    from penstock.cache.base.blob import BlobSource
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.formats.format import ShardOpener
+    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.index.manifest import Manifest
+    from penstock.readers.index.sidecars import Sidecars
+    from penstock.readers.origin.origin import Origin
+
+_log = logging.getLogger("penstock")
+
+
+class Shards:
+    """Of one index, by number; safe for several threads."""
+
+    def __init__(self, origin: Origin, manifest: Manifest, sidecars: Sidecars) -> None:
+        self._origin, self._manifest, self._sidecars = origin, manifest, sidecars
+        self._blobs: BlobNames | None = None
+        if isinstance(origin, RemoteFolder):
+            self._blobs = BlobNames(origin, manifest, lambda shard: sidecars.read(shard).segments())
+
+    @property
+    def remote(self) -> Remote | None:
+        """What a remote dataset is read through; None for a local one."""
+        return self._origin.remote if isinstance(self._origin, RemoteFolder) else None
+
+    def open(self, shard: int) -> OpenShard:
+        """Map a shard; of a remote one what is needed to find its samples is fetched, and fetched
+        again where it is damaged. Raises CorruptShardError, IndexChangedError, FetchError."""
+        remote = self.remote
+        if remote is None:
+            if not isinstance(self._origin, LocalFolder):
+                raise TypeError(f"{self._origin.url} is neither local nor remote")
+            return self._opener(shard).open_local(self._origin.root)
+        try:
+            return self._open_remote(shard, remote)
+        except CorruptShardError as error:
+            _log.warning("%s It is dropped and fetched again.", error)
+        except PenstockError:  # the network's: some are OSErrors too
+            raise
+        except OSError as error:
+            url = self._origin.url
+            _log.warning("%s: can't be read (%s); it is fetched again", url, error)
+        self.drop(shard)
+        return self._open_remote(shard, remote)
+
+    def _open_remote(self, shard: int, remote: Remote) -> OpenShard:
+        blob = remote.open(self.source(shard))
+        return self._opener(shard).open_blob(remote, blob)
+
+    def _opener(self, shard: int) -> ShardOpener:
+        manifest = self._manifest
+        return manifest.format.opener(manifest.entry(shard), lambda: self._sidecars.read(shard))
+
+    def drop(self, shard: int, *, opened: OpenShard | None = None) -> None:
+        """Forget a remote shard's bytes, which are wrong: who opens it next fetches them again.
+        opened: what has the wrong bytes; others, that came after it, stay."""
+        if self.remote is not None:
+            inode = getattr(opened.blob, "inode", None) if isinstance(opened, BlobShard) else None
+            self.remote.drop(self.source(shard), inode=inode)
+
+    def is_near(self, shard: int) -> bool:
+        """Whether opening the shard needs nothing of the remote."""
+        if self.remote is None:
+            return True
+        if self._manifest.format.indexing is None:
+            return self.remote.is_whole(self.source(shard))
+        return self._sidecars.are_local
+
+    def source(self, shard: int) -> BlobSource:
+        """A remote dataset's shard as a blob, without I/O; looking at its segments may fetch its
+        sidecar (FetchError, CorruptShardError)."""
+        return self._blob_names().source(shard)
+
+    def keys(self) -> tuple[str, ...]:
+        """The keys of all shards of a remote dataset, without I/O: 40 hex digits each."""
+        return self._blob_names().keys()
+
+    def _blob_names(self) -> BlobNames:
+        if self._blobs is None:
+            raise TypeError(f"{self._origin.url} is local: its shards aren't in a cache")
+        return self._blobs

@@ -1,0 +1,190 @@
+"""Keeping one dataset's index: found where it is still true, else brought up to date or built.
+
+Building goes on under a lock of the index's folder; who waited for it takes what the other built.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import DatasetError, IndexChangedError
+from penstock.readers.fields.verify import find_verify
+from penstock.readers.files.atomic import locked
+from penstock.readers.files.names import printable
+from penstock.readers.formats.format import Snapshot
+from penstock.readers.index.building import IndexBuilder, noted_directories
+from penstock.readers.index.index_folder import read_index
+from penstock.readers.index.manifest import MANIFEST, write_manifest
+from penstock.readers.origin.local import LocalFolder
+
+if TYPE_CHECKING:
+    from penstock.readers.formats.format import Candidates, Format, Indexing, Listing, PriorFacts
+    from penstock.readers.index.manifest import Manifest
+    from penstock.readers.index.places import Places
+    from penstock.readers.origin.origin import Origin
+    from penstock.readers.types import Progress, Verify
+
+_log = logging.getLogger("penstock")
+
+
+class Upkeep:
+    """The index of one dataset in the local folders that may hold it.
+
+    format, indexing: of the dataset, one that doesn't carry its index; places: those folders.
+    verify: decodes images, None finds the installed one; workers: threads for that.
+    """
+
+    def __init__(
+        self,
+        origin: Origin,
+        *,
+        format: Format,
+        indexing: Indexing,
+        places: Places,
+        verify: Verify | None,
+        workers: int,
+        progress: Progress | None = None,
+    ) -> None:
+        self._origin, self._format, self._indexing, self._places = origin, format, indexing, places
+        self._verify, self._workers, self._progress = verify, workers, progress
+        self._listed: Listing | None = None
+
+    def open(self) -> tuple[Manifest, bytes]:
+        """The index and the folder it is in. Raises as open_index does."""
+        for place in self._places.candidates():
+            manifest = self._read(place)
+            if manifest is not None and self._stands(manifest, place):
+                return manifest, place
+        listing = self._listing()
+        place, snapshot = self._make_place(listing)
+        with locked(place):
+            manifest = self._read(place)  # who held the lock before may have built it
+            if manifest is None:
+                manifest = self._build(place, listing.candidates(workers=self._workers), snapshot)
+            elif not self._stands(manifest, place):
+                manifest = self._update(manifest, place, listing, snapshot)
+            return manifest, place
+
+    def rebuild(self) -> tuple[Manifest, bytes]:
+        """Build it anew, whatever is there. Raises as build_index does."""
+        listing = self._listing()
+        place, snapshot = self._make_place(listing)
+        with locked(place):
+            candidates = listing.candidates(workers=self._workers)
+            return self._build(place, candidates, snapshot), place
+
+    def _listing(self) -> Listing:
+        """Listed once."""
+        if self._listed is None:
+            self._listed = self._indexing.list(self._origin)
+        return self._listed
+
+    def _read(self, place: bytes) -> Manifest | None:
+        """The index in a folder, if it is of this format; see `read_index`."""
+        manifest = read_index(place)
+        is_ours = manifest is not None and manifest.about.kind == self._format.name
+        return manifest if is_ours else None
+
+    def _stands(self, manifest: Manifest, place: bytes) -> bool:
+        """Whether an index is still true. Remote data isn't listed for that (stores list a page at
+        a time) but where nobody said that the index shall stand: in the user's cache directory."""
+        if not self._origin.is_local and place != self._places.home():
+            return True
+        about = manifest.about
+        snapshot = Snapshot(
+            fingerprint=about.listing,
+            directories={os.fsencode(name): ns for name, ns in about.directories},
+        )
+        if self._indexing.is_current(self._origin, snapshot, self._listing):
+            return True
+        is_other = about.source and about.source != self._origin.url
+        if is_other and self._places.index is not None:
+            raise IndexChangedError(
+                f"{printable(place)}: this index is of {about.source}, and doesn't fit "
+                f"{self._origin.url}. Give that dataset's own folder as index=, or an empty one."
+            )
+        return False
+
+    def _make_place(self, listing: Listing) -> tuple[bytes, Snapshot]:
+        """The first place that can be written; the snapshot with the root's time after that."""
+        origin, snapshot = self._origin, listing.snapshot()
+        if not isinstance(origin, LocalFolder) or b"" not in snapshot.directories:
+            return self._places.make(), snapshot
+        before = os.stat(origin.root).st_mtime_ns
+        place = self._places.make()
+        if snapshot.directories[b""] == before:  # else files came meanwhile: stale at next opening
+            times = {**snapshot.directories, b"": os.stat(origin.root).st_mtime_ns}
+            snapshot = replace(snapshot, directories=times)
+        return place, snapshot
+
+    def _update(
+        self, manifest: Manifest, place: bytes, listing: Listing, snapshot: Snapshot
+    ) -> Manifest:
+        candidates = listing.candidates(workers=self._workers)
+        prior = self._prior(manifest, place, candidates)
+        if prior is None:
+            return self._build(place, candidates, snapshot)
+        if self._places.index is not None and not prior.shared:
+            raise IndexChangedError(
+                f"{printable(place)}: this index knows none of the files in {self._origin.url}; it "
+                "is of another dataset. Give that dataset's own folder as index=, or an empty one."
+            )
+        is_as_before = len(prior.same) == len(candidates.sizes) and not prior.gone
+        if is_as_before and len(candidates.quarantined) == manifest.about.quarantined:
+            return self._refresh(manifest, place, snapshot)
+        _log.info(
+            "The folder changed: %d files as before, %d new or changed, %d gone",
+            len(prior.same),
+            len(candidates.sizes) - len(prior.same),
+            prior.gone,
+        )
+        return self._build(place, candidates, snapshot, prior=prior)
+
+    def _prior(self, manifest: Manifest, place: bytes, candidates: Candidates) -> PriorFacts | None:
+        """What the index says of the candidates; None where nothing of it is taken over."""
+        if not self._indexing.keeps_facts:
+            return None
+        rows = zip(manifest.names, manifest.etags, strict=True)
+        sidecars = (
+            self._indexing.read_sidecar(os.path.join(place, name), etag=etag) for name, etag in rows
+        )
+        try:
+            return candidates.prior(sidecars)
+        except DatasetError:
+            _log.warning("%s: parts of the index are damaged; it is built anew", printable(place))
+            return None
+
+    def _refresh(self, manifest: Manifest, place: bytes, snapshot: Snapshot) -> Manifest:
+        """The same index with the folders' new times: nothing that counts had changed."""
+        about = replace(
+            manifest.about, directories=noted_directories(snapshot), listing=snapshot.fingerprint
+        )
+        fresh = replace(manifest, about=about)
+        write_manifest(os.path.join(place, MANIFEST), fresh)
+        return fresh
+
+    def _build(
+        self,
+        place: bytes,
+        candidates: Candidates,
+        snapshot: Snapshot,
+        *,
+        prior: PriorFacts | None = None,
+    ) -> Manifest:
+        if prior is None:
+            _log.info(
+                "Indexing %s: each of %d images is decoded once",
+                self._origin.url,
+                len(candidates.sizes),
+            )
+        builder = IndexBuilder(
+            origin=self._origin,
+            format=self._format,
+            verify=self._verify or find_verify(workers=self._workers),
+            workers=self._workers,
+            progress=self._progress,
+        )
+        return builder.build(candidates, snapshot, place, prior=prior)

@@ -8,16 +8,15 @@ it is there after it, and objects don't go back to an older version.
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import errno
 import os
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote
 
 from penstock.cache.base.store import Answer, Failure, ObjectInfo, RequestError
 from penstock.cache.secrets import clean_message
+from penstock.cache.stores.answer_headers import retry_after_s
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -330,14 +329,3 @@ def _headers(error: BaseException) -> Mapping[str, Any]:
     else:
         found = getattr(response, "headers", None) or getattr(error, "headers", None)
     return found if hasattr(found, "items") else {}
-
-
-def retry_after_s(headers: Mapping[str, Any]) -> float | None:
-    """Seconds that a Retry-After header asks for: a number, or a date (RFC 9110, 10.2.3)."""
-    text = next((str(v) for k, v in headers.items() if str(k).lower() == "retry-after"), "")
-    if text.strip().isdigit():
-        return float(text)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-    except (TypeError, ValueError):
-        return None

@@ -1,36 +1,29 @@
-"""s3, gs and az through obstore: what to ask for, how to sign it, and how to list.
+"""s3, gs and az: objects of a bucket, by signed URLs where they will do and by obstore elsewhere.
 
-An s3 object's bytes come by a URL that obstore signs (9 us) and `web_client` fetches: that
-shows every header, follows no redirect with a login and can be cut, for less CPU time a byte.
+An s3 object's bytes come by a URL that obstore signs (9 us) and the web client fetches: that
+shows every header, follows no redirect with a login and can be ended, for less CPU time a byte.
 obstore itself asks where a signed URL won't do, and for gs and az, which sign by request headers;
 there the other way is for what follows a throttled request: obstore doesn't show Retry-After.
 
 Synchronous calls in threads, not async: 0.55 CPU-s/GB for 8 MiB ranges and 1.2 for 100 kB, where
 async takes twice that for the small ones. Retries are `cache.fetch`'s, so obstore's are off, but
-for a listing's later pages, which only obstore can fetch again.
-
-obstore's own threads don't survive a fork: after it was used, a forked child would hang, so
-stores refuse there.
+for a listing's later pages.
 """
 
 from __future__ import annotations
 
-import contextlib
-import math
 import os
-import re
-import threading
-import time
-from collections import OrderedDict
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from penstock.cache.base.store import Answer, Failure, ObjectInfo, RequestError
-from penstock.cache.secrets import hide
-from penstock.cache.stores.tls import REMEDY, certificate_fault_of
-from penstock.cache.stores.web_objects import bucket_failure, is_strong
+from penstock.cache.base.store import Answer, ObjectInfo, RequestError
+from penstock.cache.stores.answer_headers import is_strong
+from penstock.cache.stores.obstore_failures import ObstoreFailures, Throttling
+from penstock.cache.stores.obstore_listing import ObstoreListing, meta_version
+from penstock.cache.stores.obstore_process import check_process
+from penstock.cache.stores.range_support import RangeSupport
+from penstock.cache.stores.signing import UnsignableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,96 +34,11 @@ if TYPE_CHECKING:
     from penstock.cache.stores.web_objects import WebObjects
 
 T = TypeVar("T")
-_STATUS = re.compile(r"status(?: code)?: (\d{3})")
-_PATIENT_S = 10.0
-"""So long after a throttled request others go where Retry-After is seen."""
-_NO_TIME = datetime.fromtimestamp(0, UTC)
-_RANGES_UNSUPPORTED = 4
-"""Whole answers to ranges in a row, with no right one ever, after which a server is believed not
-to know ranges at all."""
-_SIGNED_FOR = timedelta(hours=1)
-_URL_S, _URLS = 60.0, 4096
 _MAYBE_THE_URL = ("none", "AccessDenied", "ExpiredToken", "InvalidToken")
 """Codes of a refusal that a request with signed headers may not meet; none of an empty answer."""
 _UNSIGNED_AFTER = 2
 """So many requests in a row that were refused by a signed URL and granted by a signed request."""
-_UNREACHABLE = re.compile(
-    r"connection refused|dns error|no route to host|network is unreachable", re.IGNORECASE
-)
-_PAGE = 1000
 _STEP_BYTES = 2**20
-
-FORKED = (
-    "obstore was used before this process was forked, and would hang here. Use "
-    'multiprocessing_context="forkserver" (or "spawn"), and make the dataset inside the worker'
-)
-
-
-class _Process:
-    """Whether obstore runs in this process, or ran in the one that this was forked from."""
-
-    is_used = False
-    is_forked = False
-
-    @classmethod
-    def forked(cls) -> None:
-        cls.is_forked = cls.is_forked or cls.is_used
-        cls.is_used = False
-
-
-os.register_at_fork(after_in_child=_Process.forked)
-
-
-class RustPanicError(RuntimeError):
-    """obstore met something that its authors thought impossible; as an Exception."""
-
-
-@contextlib.contextmanager
-def rust_errors() -> Iterator[None]:
-    """A panic of Rust's is a BaseException, which would pass every handler up to the user's."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error).__name__ != "PanicException":
-            raise
-        raise RustPanicError(str(error)) from None
-
-
-class UnsignableError(Exception):
-    """obstore can't sign a URL here: without a key of its own it has to ask somebody."""
-
-
-class Signer:
-    """URLs of keys, each used for a minute. anonymous: without the signature."""
-
-    def __init__(self, store: Any, *, anonymous: bool) -> None:
-        self._store = store
-        self._anonymous = anonymous
-        self._lock = threading.Lock()
-        self._signed: OrderedDict[tuple[str, str], tuple[str, float]] = OrderedDict()
-
-    def __call__(self, method: str, key: str) -> str:
-        now_s = time.monotonic()
-        with self._lock:
-            url, until_s = self._signed.get((method, key), ("", 0.0))
-        if now_s < until_s:
-            return url
-        url = self._sign(method, key)
-        with self._lock:
-            self._signed[method, key] = url, now_s + _URL_S
-            while len(self._signed) > _URLS:
-                self._signed.popitem(last=False)
-        return url
-
-    def _sign(self, method: str, key: str) -> str:
-        import obstore
-
-        try:
-            with rust_errors():
-                url = str(obstore.sign(self._store, method, key, _SIGNED_FOR))  # type: ignore[call-overload]
-        except Exception as error:  # obstore's tree; its own requests tell what is wrong
-            raise UnsignableError(type(error).__name__) from None
-        return url.partition("?")[0] if self._anonymous else url
 
 
 class ObstoreStore:
@@ -159,56 +67,35 @@ class ObstoreStore:
         self.scope = scope
         self.secrets = secrets
         self._store = store
-        self._listing = listing
         self._root = root
-        self._bucket = bucket
         self._client = client
         self._web = web
         self._web_first = web_first
         self._unsigned = 0
-        self._throttled_s = -math.inf  # when it was last throttled
         self._pid = os.getpid()
-        self._ranges_answered = False
-        self._wholes = 0
+        self._ranges = RangeSupport()
+        self._throttling = Throttling()
+        self._failures = ObstoreFailures(
+            bucket=bucket, secrets=secrets, ranges=self._ranges, throttling=self._throttling
+        )
+        self._listing = ObstoreListing(store, listing, root=root, failures=self._failures)
 
     def __repr__(self) -> str:
         return f"ObstoreStore({self.url!r})"
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
         """All objects below a folder. Raises RequestError."""
-        import obstore
-
-        self._begin()
-        key = self._key(prefix) or None
-        # The first page says at once what is wrong; the others are too many to begin anew.
-        page = self._page(iter(obstore.list(self._store, key, chunk_size=_PAGE)))
-        yield from _without_markers([self._info(meta) for meta in page], prefix)
-        if len(page) < _PAGE:
-            return
-        after = str(page[-1]["path"])
-        rest = iter(obstore.list(self._listing, key, offset=after, chunk_size=_PAGE))
-        while page := self._page(rest):
-            yield from _without_markers([self._info(meta) for meta in page], prefix)
-
-    def _page(self, listing: Iterator[Any]) -> list[Any]:
-        with self._explained():
-            return list(next(listing, ()))
+        check_process(self._pid)
+        yield from self._listing.walk(self._key(prefix), prefix)
 
     def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly in a folder, and names of its folders. Raises RequestError."""
-        import obstore
-
-        self._begin()
-        with self._explained():
-            found = obstore.list_with_delimiter(self._store, self._key(prefix) or None)
-        folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
-        markers = {prefix, *(f"{prefix}/{name}".lstrip("/") for name in folders)}
-        infos = [self._info(meta) for meta in found["objects"]]
-        return [info for info in infos if info.size_bytes or info.path not in markers], folders
+        check_process(self._pid)
+        return self._listing.top(self._key(prefix), prefix)
 
     def info(self, path: str) -> ObjectInfo | None:
         """What is known of an object; None if it isn't there. Raises RequestError."""
-        self._begin()
+        check_process(self._pid)
         key = self._key(path)
         if not key:  # a bucket is no object
             return None
@@ -225,13 +112,13 @@ class ObstoreStore:
         import obstore
 
         try:
-            with self._explained():
+            with self._failures.explained():
                 meta = obstore.head(self._store, key)
         except RequestError as error:
             if error.kind == "missing":
                 return None
             raise
-        return ObjectInfo(path=path, size_bytes=int(meta["size"]), version=_version(meta))
+        return ObjectInfo(path=path, size_bytes=int(meta["size"]), version=meta_version(meta))
 
     def read(
         self,
@@ -242,15 +129,14 @@ class ObstoreStore:
         most_bytes: int | None = None,
     ) -> Answer:
         """Bytes of an object. Raises RequestError."""
-        self._begin()
+        check_process(self._pid)
         if span is not None and span[0] >= span[1]:
             raise RequestError("refused", f"an empty range {span}")
         key = self._key(path)
-        throttled = time.monotonic() < self._throttled_s + _PATIENT_S
         return self._either(
             lambda web: web.read(key, span, version=version, most_bytes=most_bytes),
             lambda: self._read_by_obstore(key, span, version, most_bytes),
-            first=self._web_first or (throttled and span is not None),
+            first=self._web_first or (self._throttling.is_recent and span is not None),
         )
 
     def _either(
@@ -266,7 +152,7 @@ class ObstoreStore:
                 self._web = None
             except RequestError as error:
                 if error.kind == "throttled":
-                    self._throttled_s = time.monotonic()
+                    self._throttling.note()
                 # Some buckets' policies allow no signed URLs, or the login was just renewed.
                 if error.kind != "denied" or error.code not in _MAYBE_THE_URL:
                     raise
@@ -296,15 +182,16 @@ class ObstoreStore:
         options: GetOptions = {"range": span} if span is not None else {}
         if version is not None and is_strong(version):
             options["if_match"] = f'"{version}"'
-        with self._explained():
+        with self._failures.explained():
             result = obstore.get(self._store, key, options=options)
             meta, got = result.meta, tuple(result.range)
             size_bytes = int(meta["size"])
             wanted = span or (0, size_bytes)
             if got == wanted and wanted[1] <= size_bytes <= (most_bytes or size_bytes):
                 data = _read_at_most(result, wanted[1] - wanted[0])
-        self._ranges_answered = self._ranges_answered or span is not None
-        now = _version(meta)
+        if span is not None:
+            self._ranges.answered()
+        now = meta_version(meta)
         if version is not None and now != version:
             raise RequestError("changed", f"its version is {now!r}, wanted {version!r}")
         if most_bytes is not None and size_bytes > most_bytes:
@@ -323,8 +210,8 @@ class ObstoreStore:
         """Upload a local file. Raises RequestError."""
         import obstore
 
-        self._begin()
-        with self._explained(), open(os.fsencode(local), "rb") as file:
+        check_process(self._pid)
+        with self._failures.explained(), open(os.fsencode(local), "rb") as file:
             obstore.put(self._store, self._key(path), file)
 
     def abort(self) -> None:
@@ -336,22 +223,6 @@ class ObstoreStore:
         """Let connections go; obstore's go with it."""
         self.abort()
 
-    @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What obstore raises becomes a RequestError."""
-        try:
-            with rust_errors():
-                yield
-        except RequestError:
-            raise
-        except Exception as error:  # obstore's tree: `_failed` sorts it
-            raise self._failed(error) from None
-
-    def _begin(self) -> None:
-        if _Process.is_forked or os.getpid() != self._pid:
-            raise RequestError("refused", FORKED)
-        _Process.is_used = True
-
     def _key(self, path: str) -> str:
         key = "/".join(part for part in (self._root, path) if part)
         try:
@@ -359,91 +230,6 @@ class ObstoreStore:
         except UnicodeEncodeError:
             raise RequestError("refused", "its name isn't UTF-8: rename it") from None
         return key
-
-    def _info(self, meta: Any) -> ObjectInfo:
-        path = str(meta["path"])
-        if self._root:
-            path = path.removeprefix(self._root).lstrip("/")
-        return ObjectInfo(path=path, size_bytes=int(meta["size"]), version=_version(meta))
-
-    def _failed(self, error: Exception) -> RequestError:
-        """What an exception of obstore's means. Its text holds URLs and a dump: both are cut."""
-        whole = str(error)
-        text = whole.partition("\n\nDebug source")[0].partition("\n")[0]
-        kind = _failure(error, whole)
-        remedy = None
-        if (fault := certificate_fault_of(whole)) is not None:
-            return RequestError("refused", fault, remedy=REMEDY)
-        told, shown, remedy = bucket_failure(whole, self._bucket)
-        if shown:
-            kind, text = told or kind, shown
-        elif kind == "unreachable" and (cause := _UNREACHABLE.search(whole)) is not None:
-            text = cause[0]
-        elif "without LOCATION" in whole:
-            text = "the bucket is in another region than the one asked"
-            remedy = "Give the bucket's region= in storage_options."
-        if kind == "throttled":
-            self._throttled_s = time.monotonic()
-        if kind == "transient" and _is_whole_answer(error):
-            self._wholes += 1
-            text = "the server answered a range with the whole object"
-            if not self._ranges_answered and self._wholes >= _RANGES_UNSUPPORTED:
-                kind = "refused"
-                text += "; it doesn't know ranges: serve the files with one that does (nginx)"
-        if "169.254.169.254" in text:
-            kind = "denied"
-            text = "no credentials were found, neither in storage_options nor in the environment"
-        if isinstance(error, OSError) and error.filename and kind == "refused":
-            text = f"{error.strerror}: {os.fsdecode(error.filename)}"
-        return RequestError(kind, hide(text, self.secrets), remedy=remedy)
-
-
-def _failure(error: Exception, text: str) -> Failure:
-    from obstore import exceptions
-
-    if isinstance(error, exceptions.PreconditionError | exceptions.NotModifiedError):
-        return "changed"
-    if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-        return "denied"
-    if isinstance(error, FileNotFoundError):
-        return "missing"
-    if isinstance(error, RustPanicError):
-        return "refused"
-    if _is_whole_answer(error):
-        return "transient"
-    if not isinstance(error, exceptions.GenericError | TimeoutError):
-        return "refused"
-    status = int(found[1]) if (found := _STATUS.search(text)) else 0
-    if status in (429, 503):
-        return "throttled"
-    if status in (401, 403):
-        return "denied"
-    if status == 404:  # of a listing: there is no such bucket
-        return "missing"
-    if status == 416:
-        return "changed"
-    # A redirect that can't be followed: the bucket is in another region, as the text says.
-    if (
-        "builder error" in text
-        or "without LOCATION" in text
-        or (300 <= status < 500 and status not in (408, 425))
-    ):
-        return "refused"
-    if _UNREACHABLE.search(text):
-        return "unreachable"
-    return "transient"
-
-
-def _is_whole_answer(error: Exception) -> bool:
-    return type(error).__name__ == "NotSupportedError" and "RangeNotSupported" in str(error)
-
-
-def _version(meta: Any) -> str:
-    """Its etag without quotes, weak ones with their W/; else size and time; else ""."""
-    if tag := meta.get("e_tag"):
-        return str(tag).replace('"', "")
-    when = meta.get("last_modified")
-    return f"{meta['size']}-{when.timestamp():.6f}" if when and when != _NO_TIME else ""
 
 
 def _read_at_most(result: Any, wanted: int) -> memoryview:
@@ -461,23 +247,3 @@ def _read_at_most(result: Any, wanted: int) -> memoryview:
         view[at : at + len(part)] = memoryview(part)
         at += len(part)
     return view[:at]
-
-
-def _without_markers(infos: list[ObjectInfo], folder: str) -> list[ObjectInfo]:
-    """Without the empty objects that some tools put in a folder's place.
-
-    obstore cuts the "/" off their names, and a store's listing has a folder's marker right
-    before what is in it.
-    """
-    if not infos:
-        return []
-    following = [*infos[1:], None]
-    return [
-        info
-        for info, after in zip(infos, following, strict=True)
-        if info.size_bytes
-        or not (
-            info.path in ("", folder)
-            or (after is not None and after.path.startswith(f"{info.path}/"))
-        )
-    ]

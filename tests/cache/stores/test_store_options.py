@@ -15,23 +15,17 @@ from hypothesis import strategies as st
 from penstock.cache.errors import ConfigError, FetchError, MissingDependencyError
 from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.secrets import find_secrets, hide, plain_query, redact, url_secrets
-from penstock.cache.stores.fsspec_store import (
-    FsspecStore,
-    failed_request,
-    object_version,
-    retry_after_s,
-)
+from penstock.cache.stores.answer_headers import retry_after_s
+from penstock.cache.stores.azure_options import azure_options
+from penstock.cache.stores.fsspec_store import FsspecStore, failed_request, object_version
+from penstock.cache.stores.gcs_options import gcs_options
 from penstock.cache.stores.http_listing import links
+from penstock.cache.stores.http_options import http_options
 from penstock.cache.stores.http_store import HttpStore
 from penstock.cache.stores.obstore_store import ObstoreStore
 from penstock.cache.stores.opening import fetch_policy, open_store
-from penstock.cache.stores.options import (
-    azure_settings,
-    gcs_settings,
-    http_settings,
-    s3_settings,
-    seconds,
-)
+from penstock.cache.stores.options import seconds
+from penstock.cache.stores.s3_options import s3_options
 from tests.servers import serving
 
 if TYPE_CHECKING:
@@ -68,7 +62,7 @@ if TYPE_CHECKING:
     ],
 )
 def test_s3_options_of_either_library_mean_the_same(options: dict[str, Any]) -> None:
-    assert s3_settings(options).config == {
+    assert s3_options(options).config == {
         "access_key_id": "K",
         "secret_access_key": "S",
         "session_token": "T",
@@ -79,11 +73,11 @@ def test_s3_options_of_either_library_mean_the_same(options: dict[str, Any]) -> 
 
 def test_what_is_said_at_the_top_counts_more() -> None:
     options = {"endpoint_url": "http://top", "client_kwargs": {"endpoint_url": "http://nested"}}
-    assert s3_settings(options).config["endpoint"] == "http://top"
+    assert s3_options(options).config["endpoint"] == "http://top"
 
 
 def test_the_rest_of_s3fs() -> None:
-    settings = s3_settings(
+    settings = s3_options(
         {
             "config_kwargs": {
                 "s3": {"addressing_style": "virtual"},
@@ -110,36 +104,36 @@ def test_the_rest_of_s3fs() -> None:
 
 def test_gcs_tokens(tmp_path: Path) -> None:
     place = os.path.join(tmp_path, "login.json")
-    assert gcs_settings({"token": "anon", "project": "p"}).config == {"skip_signature": True}
-    assert gcs_settings({"token": None}).config == {}
-    assert gcs_settings({"token": "google_default"}).config == {}
-    assert gcs_settings({"token": place}).config == {"application_credentials": place}
-    assert gcs_settings({"token": "ya29.x"}).config == {"bearer_token": "ya29.x"}
-    assert gcs_settings({"token": {"a": 1}}).config == {"service_account_key": '{"a": 1}'}
-    assert gcs_settings({"google_service_account": "p"}).config == {"service_account": "p"}
+    assert gcs_options({"token": "anon", "project": "p"}).config == {"skip_signature": True}
+    assert gcs_options({"token": None}).config == {}
+    assert gcs_options({"token": "google_default"}).config == {}
+    assert gcs_options({"token": place}).config == {"application_credentials": place}
+    assert gcs_options({"token": "ya29.x"}).config == {"bearer_token": "ya29.x"}
+    assert gcs_options({"token": {"a": 1}}).config == {"service_account_key": '{"a": 1}'}
+    assert gcs_options({"google_service_account": "p"}).config == {"service_account": "p"}
     with pytest.raises(ConfigError, match="gcsfs"):
-        gcs_settings({"token": "browser"})
+        gcs_options({"token": "browser"})
 
 
 def test_azure_logins() -> None:
-    assert azure_settings({"account_name": "a", "sas_token": "?sv=1&sig=2"}).config == {
+    assert azure_options({"account_name": "a", "sas_token": "?sv=1&sig=2"}).config == {
         "account_name": "a",
         "sas_key": "sv=1&sig=2",
     }
     text = "DefaultEndpointsProtocol=https;AccountName=a;AccountKey=Zm9v==;EndpointSuffix=x"
-    assert azure_settings({"connection_string": text}).config == {
+    assert azure_options({"connection_string": text}).config == {
         "account_name": "a",
         "account_key": "Zm9v==",
     }
-    assert azure_settings({"credential": "Zm9v"}).config == {"account_key": "Zm9v"}
-    assert azure_settings({"credential": "?sig=1"}).config == {"sas_key": "sig=1"}
-    assert azure_settings({"azure_storage_account_name": "a"}).config == {"account_name": "a"}
+    assert azure_options({"credential": "Zm9v"}).config == {"account_key": "Zm9v"}
+    assert azure_options({"credential": "?sig=1"}).config == {"sas_key": "sig=1"}
+    assert azure_options({"azure_storage_account_name": "a"}).config == {"account_name": "a"}
     with pytest.raises(ConfigError, match="credential"):
-        azure_settings({"credential": object()})
+        azure_options({"credential": object()})
 
 
 def test_http_headers_and_users() -> None:
-    settings = http_settings(
+    settings = http_options(
         {"headers": {"A": "1"}, "client_kwargs": {"headers": {"B": "2"}, "auth": ("u", "p")}}
     )
     assert settings.client["default_headers"] == {

@@ -10,7 +10,8 @@ import fsspec
 import pytest
 
 from penstock.cache.base.store import ObjectInfo, RequestError, Store
-from penstock.cache.stores.opening import open_store
+from penstock.cache.stores.fsspec_store import FsspecStore
+from penstock.cache.stores.opening import STORES, open_store
 from tests.servers import NGINX, Faults, MotoServer, Server, moto, nginx, serving
 from tests.servers.moto import HAS_MOTO
 
@@ -172,6 +173,23 @@ class InFolder(Place):
         local = self.folder / path
         local.parent.mkdir(parents=True, exist_ok=True)
         local.write_bytes(data)
+
+
+LOGINS = {
+    "gs": {"anon": True},
+    "gcs": {"anon": True},
+    **{az: {"account_name": "a", "account_key": "a2V5"} for az in ("az", "abfs", "abfss")},
+    **{s3: {"key": "k", "secret": "s", "region": "r"} for s3 in ("s3", "s3a")},
+}
+
+
+@pytest.mark.parametrize("scheme", [*STORES, "memory", "file"])
+def test_the_scheme_chooses_the_store(scheme: str) -> None:
+    """What the table doesn't have is fsspec's."""
+    store = open_store(f"{scheme}://bucket/folder", LOGINS.get(scheme, {}))
+    assert isinstance(store, FsspecStore) == (scheme not in STORES)
+    assert store.url == f"{scheme}://bucket/folder"
+    store.close()
 
 
 class TestLocalFiles(WritableStoreTests):

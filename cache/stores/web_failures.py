@@ -1,0 +1,132 @@
+"""What an answer that is no success means: by its status, and by the XML of a bucket's store."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from penstock.cache.base.store import Failure, RequestError
+from penstock.cache.secrets import hide
+from penstock.cache.stores.answer_headers import retry_after_s
+
+if TYPE_CHECKING:
+    from penstock.cache.stores.web_reply import Reply
+
+ALL_OF = re.compile(r"bytes \*/(\d+)")
+"""The Content-Range of an answer that says only how long the object is."""
+_XML = re.compile(rb"<(Code|Message|Region|BucketName)>([^<]{0,300})</")
+_DENIED_CODES = frozenset(
+    {
+        "AccessDenied",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+        "TokenRefreshRequired",
+    }
+)
+_REMEDIES = {
+    "AccessDenied": "These credentials may not do this: check the bucket's policy, or use others.",
+    "ExpiredToken": "The session's token has expired: log in again, and use the new one.",
+    "TokenRefreshRequired": "The session's token has expired: log in again, and use the new one.",
+    "InvalidToken": "The session token isn't accepted: log in again, and use the new one.",
+    "InvalidAccessKeyId": "The store doesn't know this access key: check key= and endpoint_url= in "
+    "storage_options.",
+    "SignatureDoesNotMatch": "The secret doesn't fit the access key: check secret= in "
+    "storage_options.",
+    "RequestTimeTooSkewed": "This machine's clock is wrong: set it.",
+    "NoSuchBucket": "Check the bucket's name, and endpoint_url= and region= in storage_options.",
+}
+_KINDS: dict[int, Failure] = {
+    401: "denied",
+    403: "denied",
+    404: "missing",
+    408: "transient",
+    410: "missing",
+    412: "changed",
+    416: "changed",
+    425: "transient",
+    429: "throttled",
+    503: "throttled",
+}
+
+
+def reply_failure(
+    reply: Reply,
+    span: tuple[int, int] | None = None,
+    *,
+    bucket: str | None = None,
+    secrets: tuple[str, ...] = (),
+) -> RequestError:
+    """What an answer that is no success means. span: of the object, that was asked for; bucket: its
+    name, where the object is in one."""
+    status, headers = reply.status, reply.headers
+    body = reply.error_body()
+    told = xml_fields(body) if bucket is not None else {}
+    code = told.get("Code", "")
+    kind = _KINDS.get(status, "transient" if status >= 500 else "refused")
+    text = _status_text(status)
+    remedy = _REMEDIES.get(code)
+    if told:
+        text = f"{text}: {code}: {told.get('Message', '')}".rstrip(": ")
+    region = headers.get("x-amz-bucket-region") or told.get("Region")
+    if region and (300 <= status < 400 or status == 400):
+        text = f"the bucket is in the region {printable(region)!r}"
+        remedy = f"Give region={printable(region)!r} in storage_options."
+    elif 300 <= status < 400:
+        text = f"the server redirects ({text}) without saying where to"
+    if code == "NoSuchBucket":
+        text = f"there is no bucket {bucket!r} at this endpoint"
+    if code in _DENIED_CODES:
+        kind = "denied"
+    elif code in ("RequestTimeout", "SlowDown"):
+        kind = "throttled" if code == "SlowDown" else "transient"
+    if status == 416 and span is not None:
+        size = ALL_OF.fullmatch(headers.get("content-range", ""))
+        text = f"it has {size[1] if size else 'fewer'} bytes, wanted {span[0]}-{span[1]}"
+    after_s = retry_after_s(headers) if kind in ("throttled", "transient") else None
+    return RequestError(
+        kind,
+        hide(text, secrets),
+        retry_after_s=after_s,
+        remedy=remedy,
+        code=code or ("" if body else "none"),
+    )
+
+
+def xml_fields(body: bytes) -> dict[str, str]:
+    """Code, Message, Region … of a store's answer in XML; {} if it is none."""
+    found: dict[str, str] = {}
+    for name, value in _XML.findall(body):
+        found.setdefault(name.decode(), printable(value.decode("utf-8", "replace")))
+    return found if "Code" in found else {}
+
+
+def bucket_failure(text: str, bucket: str | None) -> tuple[Failure | None, str, str | None]:
+    """(kind, text, remedy) of a message with a store's XML in it; (None, "", None) without."""
+    told = xml_fields(text.encode("utf-8", "replace"))
+    code = told.get("Code", "")
+    if not code:
+        return None, "", None
+    shown = f"{code}: {told.get('Message', '')}".rstrip(": ")
+    if code == "NoSuchBucket":
+        return "missing", f"there is no bucket {bucket!r} at this endpoint", _REMEDIES[code]
+    if region := told.get("Region"):
+        remedy = f"Give region={region!r} in storage_options."
+        return "refused", f"the bucket is in the region {region!r}", remedy
+    return ("denied" if code in _DENIED_CODES else None), shown, _REMEDIES.get(code)
+
+
+def printable(text: str) -> str:
+    """A remote's text for a message: one line, nothing that moves a terminal's cursor."""
+    kept = "".join(each if each.isprintable() else " " for each in text)
+    return " ".join(kept.split())[:200]
+
+
+def _status_text(status: int) -> str:
+    with contextlib.suppress(ValueError):
+        return f"status {status} {HTTPStatus(status).phrase}"
+    return f"status {status}"

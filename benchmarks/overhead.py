@@ -42,7 +42,7 @@ def measure(
     constant = functools.partial(Graph, constant_decode=True)
     # The loader offers no such switch, rightly: it is put in where the loader finds its graph.
     with (
-        mock.patch("penstock.pipeline.feed.build.Graph", constant),
+        mock.patch("penstock.pipeline.feed.image_graph.Graph", constant),
         DataLoader(
             Dataset(str(prepared.pack)),
             batch_size=batch_size,

@@ -33,12 +33,8 @@ from penstock.pipeline.bench.recipe_timer import (
     rate_of,
     wait_for,
 )
-from penstock.pipeline.feed.build import (
-    MAPPED_READ_THREADS,
-    READ_THREADS,
-    make_plan,
-    shuffled_plan,
-)
+from penstock.pipeline.feed.build import MAPPED_READ_THREADS, READ_THREADS
+from penstock.pipeline.plan.settings import make_plan, shuffled_settings
 from penstock.pipeline.report.ceilings import Ceilings, Rate
 
 if TYPE_CHECKING:
@@ -151,7 +147,7 @@ def _rows(
     near: shards to take samples of, where any is.
     """
     index = dataset.index
-    plan = make_plan(index, shuffled_plan(index, seed=seed, global_batch=batch_size))
+    plan = make_plan(index, shuffled_settings(index, seed=seed, global_batch=batch_size))
     for epoch in itertools.count(1):  # the run itself has had epoch 0 in memory lately
         for position in range(0, index.samples, batch_size):
             rows = plan.batch(epoch, position, batch_size)

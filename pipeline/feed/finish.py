@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.augment.mixing import Mixer
-    from penstock.pipeline.feed.batches import Prepared
+    from penstock.pipeline.feed.batch import Batch
 
-    Batch = tuple[torch.Tensor, ...]
+    Tensors = tuple[torch.Tensor, ...]
 
 
 class Finish:
-    """Makes of what was prepared and decoded the tuple that is handed out."""
+    """Makes of a decoded batch the tuple that is handed out."""
 
     def __init__(
         self, fields: Sequence[str], *, mixer: Mixer | None, device: torch.device, pins: bool
@@ -40,9 +40,9 @@ class Finish:
         if self._pins and torch.cuda.is_available():
             self._gpu = torch.cuda.current_device()
 
-    def __call__(self, prepared: Prepared, images: torch.Tensor | None) -> Batch:
-        """images: decoded; None without."""
-        encoded, mix = prepared.encoded, prepared.mix
+    def __call__(self, batch: Batch) -> Tensors:
+        """The tensors of a decoded batch."""
+        encoded, mix, images = batch.encoded, batch.mix, batch.images
         columns: dict[str, Any] = {**encoded.columns, "id": encoded.ids}
         if mix is not None and self._mixer is not None and images is not None:
             images = mix_images(images, mix)
@@ -54,8 +54,8 @@ class Finish:
             images if field == "image" else self._place(torch.from_numpy(columns[field]))
             for field in self._fields
         ]
-        if prepared.valid is not None:
-            tensors.append(self._place(torch.from_numpy(prepared.valid)))
+        if batch.valid is not None:
+            tensors.append(self._place(torch.from_numpy(batch.valid)))
         return self._pinned(tuple(tensor for tensor in tensors if tensor is not None))
 
     def _place(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -63,7 +63,7 @@ class Finish:
             return tensor
         return tensor.to(self._device, non_blocking=True)
 
-    def _pinned(self, tensors: Batch) -> Batch:
+    def _pinned(self, tensors: Tensors) -> Tensors:
         if self._gpu is None:
             return tensors
         with contextlib.ExitStack() as stack:

@@ -17,9 +17,8 @@ from penstock.pipeline.report.facts import TierFacts
 
 if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
-    from penstock.pipeline.plan.order import Plan
-    from penstock.pipeline.plan.state import PlanSettings
-    from penstock.pipeline.plan.steps import Cursor, Walk
+    from penstock.pipeline.plan.job_order import JobOrder
+    from penstock.pipeline.plan.steps import Cursor
     from penstock.pipeline.plan.world import World
     from penstock.readers import Dataset
 
@@ -27,20 +26,19 @@ if TYPE_CHECKING:
 class Prefetch:
     """Batches ahead and shards ahead, for one loader. One thread calls; close() leaves the cache.
 
-    plan: one that nobody else walks with. least_ahead: batches in flight where all is local.
+    least_ahead: batches in flight where all is local.
     """
 
     def __init__(
         self,
         remote: Remote,
         dataset: Dataset,
-        plan: Plan,
+        order: JobOrder,
         *,
-        walk: Walk,
         world: World,
-        frozen: PlanSettings,
         least_ahead: int,
     ) -> None:
+        plan, walk = order.plan(), order.walk
         self._remote = remote
         self._share = NodeShare(remote, dataset, plan, global_batch=walk.global_batch, world=world)
         self._look_ahead = LookAhead(least=least_ahead)
@@ -57,7 +55,7 @@ class Prefetch:
                 mine=plan.shards(
                     walk.global_batch, first=world.rank, end=world.rank + 1, world=world.size
                 ),
-                endless=frozen.shuffle,
+                endless=order.settings.shuffle,
                 epoch_steps=len(walk),
             )
 

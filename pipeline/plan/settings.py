@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window
-from penstock.pipeline.plan.state import PlanSettings
 
 if TYPE_CHECKING:
     from penstock.readers.index.index import Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanSettings:
+    """What a plan was frozen with. seed: of draws, and of the order if shuffle."""
+
+    seed: int
+    shuffle: bool
+    lanes: int
+    window: int
+    reshuffle: float
 
 
 def ordered_settings(*, seed: int) -> PlanSettings:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.cache.errors import ResumeError
+from penstock.pipeline.plan.settings import PlanSettings
 
 STATE_VERSION = 2
 NATIVE, TORCH = "a loader over a native dataset", "a loader over a torch dataset"
@@ -29,17 +30,6 @@ def not_torchs(state: object) -> ResumeError:
     owner = owner_of(state)
     got = f"is the state of {owner}" if owner else f"({type(state).__name__}) is no loader's state"
     return ResumeError(f"This {got}, and this loader reads a torch dataset. {_REMEDY}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanSettings:
-    """What a plan was frozen with. seed: of draws, and of the order if shuffle."""
-
-    seed: int
-    shuffle: bool
-    lanes: int
-    window: int
-    reshuffle: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

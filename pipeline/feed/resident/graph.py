@@ -22,27 +22,29 @@ if TYPE_CHECKING:
 
     from penstock.augment.draws import Draws
     from penstock.augment.graph import Graph
-    from penstock.pipeline.feed.resident.images import Store
+    from penstock.pipeline.feed.resident.images import ResidentImages
     from penstock.pipeline.report.facts import ResidentFacts
     from penstock.readers.types import EncodedBatch
 
 
 @dataclass(frozen=True, slots=True)
-class _Fed:
+class _SplitBatch:
     """A batch that was fed: how many samples, and which rows went to which graph."""
 
     samples: int
-    parts: list[tuple[Graph, list[int]]]
+    shares: list[tuple[Graph, list[int]]]
 
 
 class ResidentGraph:
-    """As a Graph, for batches that a Store has read. It owns the store; one thread calls."""
+    """As a Graph, for batches that ResidentImages have read. It owns these; one thread calls."""
 
-    def __init__(self, store: Store, *, kept: Graph, make_plain: Callable[[], Graph]) -> None:
+    def __init__(
+        self, images: ResidentImages, *, kept: Graph, make_plain: Callable[[], Graph]
+    ) -> None:
         """kept: takes resident samples; make_plain: builds the graph for encoded ones."""
-        self._store, self._kept, self._make_plain = store, kept, make_plain
+        self._images, self._kept, self._make_plain = images, kept, make_plain
         self._plain: Graph | None = None
-        self._fed: deque[_Fed] = deque()
+        self._fed: deque[_SplitBatch] = deque()
         self._hits = self._hit_bytes = 0
 
     @property
@@ -59,13 +61,13 @@ class ResidentGraph:
         for graph, rows, part in parts:
             few = {place: marks[row] for place, row in enumerate(rows) if row in marks}
             graph.feed(part, _drawn(draws, rows, batch), bad=few)
-        self._fed.append(_Fed(len(batch.ids), [(graph, rows) for graph, rows, _ in parts]))
+        self._fed.append(_SplitBatch(len(batch.ids), [(graph, rows) for graph, rows, _ in parts]))
 
     def _parts(
         self, batch: EncodedBatch, marks: Mapping[int, str]
     ) -> list[tuple[Graph, list[int], EncodedBatch]]:
         """The batch by graphs. Bad rows, which neither decodes, go with the resident ones."""
-        images = self._store.images(batch.ids)
+        images = self._images.images(batch.ids)
         missing = [row for row, image in enumerate(images) if image is None and row not in marks]
         others = set(missing)
         here = [row for row in range(len(images)) if row not in others]
@@ -83,7 +85,7 @@ class ResidentGraph:
     def _count(self, batch: EncodedBatch, rows: list[int]) -> None:
         hits = [row for row in rows if not len(batch.encoded[row])]
         self._hits += len(hits)
-        self._hit_bytes += int(self._store.decoded_bytes(batch.dims[hits]).sum())
+        self._hit_bytes += int(self._images.decoded_bytes(batch.dims[hits]).sum())
 
     def outputs_marked(self) -> DecodedBatch:
         """As `Graph.outputs_marked`."""
@@ -92,7 +94,7 @@ class ResidentGraph:
         fed = self._fed.popleft()
         parts: list[tuple[list[int], DecodedBatch]] = []
         failure: PenstockError | None = None
-        for graph, rows in fed.parts:  # all of them, so that graphs and batches stay in step
+        for graph, rows in fed.shares:  # all of them, so that graphs and batches stay in step
             try:
                 parts.append((rows, graph.outputs_marked()))
             except PenstockError as error:
@@ -111,7 +113,7 @@ class ResidentGraph:
 
     def facts(self) -> ResidentFacts:
         """What is kept, and what was fed from there so far."""
-        return self._store.facts(hits=self._hits, bytes_memory=self._hit_bytes)
+        return self._images.facts(hits=self._hits, bytes_memory=self._hit_bytes)
 
     def drain(self) -> None:
         """Drop what is in flight."""
@@ -128,7 +130,7 @@ class ResidentGraph:
                 if graph is not None:
                     graph.close()
         finally:
-            self._store.close()
+            self._images.close()
 
 
 def _some(batch: EncodedBatch, rows: list[int], encoded: list[Any]) -> EncodedBatch:

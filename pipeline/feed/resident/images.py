@@ -2,7 +2,7 @@
 
 The first time that a sample is read, the reading thread decodes the whole of it and copies the
 pixels into one arena, on the device that the batches are for. From then on the sample comes without
-bytes: no read, no CRC, no decode, and the graph is fed from the arena (`resident_graph`).
+bytes: no read, no CRC, no decode, and the graph is fed from the arena (`resident.graph`).
 
 Why in the reading threads: there the batches ahead are decoded while the graph augments and the
 training step runs, and nothing of the run changes. Why whole images, when the graph decodes windows
@@ -49,7 +49,7 @@ NO_BYTES = np.empty(0, np.uint8)
 NO_BYTES.flags.writeable = False
 
 
-class Store:
+class ResidentImages:
     """Whole images by sample id. Reading threads read and fill; one thread feeds from it.
 
     Nothing is allocated before the first image comes. On the CPU memory is taken as it fills.

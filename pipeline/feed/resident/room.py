@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.augment.recipe import CheckedRecipe
     from penstock.pipeline.options.penstock_options import ResidentMode
-    from penstock.pipeline.plan.state import PlanSettings
+    from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.world import World
     from penstock.readers.index.index import Index
 

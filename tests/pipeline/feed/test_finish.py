@@ -16,7 +16,7 @@ from penstock.augment.recipe import check_recipe
 from penstock.augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS, RUN_SAMPLES
 from penstock.pipeline import DataLoader
 from penstock.pipeline.feed.resident import room as resident_room
-from penstock.pipeline.feed.resident.images import Store
+from penstock.pipeline.feed.resident.images import ResidentImages
 from penstock.pipeline.feed.resident.room import dali_needs_bytes, resident_bytes, room_for
 from penstock.pipeline.plan.world import World
 from penstock.readers import Dataset
@@ -82,7 +82,7 @@ def test_a_run_is_waited_for_once_and_seen_behind_that(
         samples = min(150, len(dataset))
         sizes = dataset.index.sizes.tolist()
         rows = [(shard, row) for shard, n in enumerate(sizes) for row in range(n)]
-        store = Store(
+        store = ResidentImages(
             check_recipe(EVAL, images=dataset.index.images),
             samples=len(dataset),
             max_bytes=10**8,
@@ -91,13 +91,13 @@ def test_a_run_is_waited_for_once_and_seen_behind_that(
             deterministic=False,
         )
         waits: list[int] = []
-        awaits = Store._await_copies
+        awaits = ResidentImages._await_copies
 
-        def waiting(self: Store) -> None:
+        def waiting(self: ResidentImages) -> None:
             waits.append(self.facts(hits=0, bytes_memory=0).samples)
             awaits(self)
 
-        monkeypatch.setattr(Store, "_await_copies", waiting)
+        monkeypatch.setattr(ResidentImages, "_await_copies", waiting)
         ids = np.arange(samples)
         store.read(ids, {}, lambda ids, bad: dataset.read(np.array(rows)[ids], bad=bad))
         assert waits == list(range(0, samples, RUN_SAMPLES))

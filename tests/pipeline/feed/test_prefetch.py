@@ -275,7 +275,7 @@ def data_bytes(pack: Path) -> int:
 
 
 def prefetch_of(loader: DataLoader) -> Any:
-    return loader._engine._built.run._prefetch  # type: ignore[union-attr]
+    return loader._engine._setup.ready.feed.prefetch  # type: ignore[union-attr]
 
 
 def store_of(dataset: Dataset) -> Any:

@@ -39,7 +39,7 @@ from penstock.cache import DiskCache
 from penstock.cache.base.limits import available_memory_bytes
 from penstock.cache.errors import ConfigError
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.feed.resident.images import Store
+from penstock.pipeline.feed.resident.images import ResidentImages
 from penstock.pipeline.feed.resident.room import (
     ASKED_SHARE,
     AUTO_MAX_BYTES_CPU,
@@ -50,7 +50,7 @@ from penstock.pipeline.feed.resident.room import (
     share_of_rank,
 )
 from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.state import PlanSettings
+from penstock.pipeline.plan.settings import PlanSettings
 from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.readers import Dataset
 from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejection
@@ -343,14 +343,14 @@ class TestOnce:
 
     def test_the_memory_is_given_back(self, pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         arenas: list[weakref.ref[Any]] = []
-        keep = Store._keep
+        keep = ResidentImages._keep
 
-        def noting(self: Store, *arguments: Any) -> None:
+        def noting(self: ResidentImages, *arguments: Any) -> None:
             keep(self, *arguments)
             if not arenas:
                 arenas.append(weakref.ref(self._arena))
 
-        monkeypatch.setattr(Store, "_keep", noting)
+        monkeypatch.setattr(ResidentImages, "_keep", noting)
         loader = make(pack, resident=True)
         batches = list(loader)
         assert arenas[0]() is not None
@@ -371,9 +371,9 @@ def reading(path: Path) -> Callable[..., EncodedBatch]:
     return lambda ids, _: read_batch(path, ids.tolist())
 
 
-def a_store(path: Path, max_bytes: int) -> Store:
+def a_store(path: Path, max_bytes: int) -> ResidentImages:
     index = Dataset(str(path)).index
-    return Store(
+    return ResidentImages(
         check_recipe(RECIPES["train"], images=index.images),
         samples=index.samples,
         max_bytes=max_bytes,
@@ -424,7 +424,9 @@ class TestStore:
     ) -> None:
         """Batches of samples that are there and samples that aren't."""
         plain = epochs(pack, 3)
-        monkeypatch.setattr("penstock.pipeline.feed.build.resident_bytes", lambda *_, **__: 900_000)
+        monkeypatch.setattr(
+            "penstock.pipeline.feed.image_graph.resident_bytes", lambda *_, **__: 900_000
+        )
         with make(pack, resident=True) as loader:
             found = [bits(loader) for _ in range(3)]
             told = loader.statistics()
@@ -440,7 +442,7 @@ class TestStore:
 
         plain = epochs(pack, 2)[0]
         with make(pack, resident=True) as loader, monkeypatch.context() as patch:
-            patch.setattr(Store, "_allocate", none)
+            patch.setattr(ResidentImages, "_allocate", none)
             first = bits(loader)
         with make(pack, resident=True) as loader:
             assert [first] == [bits(loader)]
@@ -480,14 +482,14 @@ class TestStore:
     ) -> None:
         monkeypatch.setattr("penstock.pipeline.feed.resident.images._IDLE_BATCHES", 3)
         made: list[weakref.ref[WholeDecoder]] = []
-        make_decoder = Store._make_decoder
+        make_decoder = ResidentImages._make_decoder
 
-        def counting(self: Store) -> WholeDecoder:
+        def counting(self: ResidentImages) -> WholeDecoder:
             decoder = make_decoder(self)
             made.append(weakref.ref(decoder))
             return decoder
 
-        monkeypatch.setattr(Store, "_make_decoder", counting)
+        monkeypatch.setattr(ResidentImages, "_make_decoder", counting)
         store, read = a_store(pack, 10**7), reading(pack)
         for ids in (range(4), *[range(2)] * 2, range(6), *[range(3)] * 3):
             assert made == [] or made[0]() is not None
@@ -507,7 +509,7 @@ class TestStore:
             raise MemoryError("planted")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Store, "_keep", stumbling)
+            patch.setattr(ResidentImages, "_keep", stumbling)
             with pytest.raises(MemoryError, match="planted"):
                 store.read(np.arange(150), {}, reading(pack))
         store.read(np.arange(150), {}, reading(pack))

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.cache.errors import ResumeError
-from penstock.pipeline.plan.state import LoaderState, PlanSettings, check_resumable
+from penstock.pipeline.plan.settings import PlanSettings
+from penstock.pipeline.plan.state import LoaderState, check_resumable
 
 STATE = LoaderState(
     dataset="d" * 64,

@@ -1,4 +1,4 @@
-"""The run alone: batches made ahead, reads that hang, and who may close it."""
+"""The feed alone: batches decoded ahead, reads that hang, and who may close it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,21 @@ import torch
 from penstock.augment.batches import DecodedBatch
 from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.threads import NAME_PREFIX
-from penstock.pipeline.feed.batches import Prepared
-from penstock.pipeline.feed.run import Run
+from penstock.pipeline.feed.batch import Batch
+from penstock.pipeline.feed.feed import Feed
+from penstock.pipeline.feed.position import Position
+from penstock.pipeline.feed.road import Road
+from penstock.pipeline.plan.order import Plan
+from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.pipeline.plan.world import World
 from penstock.pipeline.report.meter import Meter
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
 
 WALK = Walk(samples=40, global_batch=10, drop_last=False)
@@ -34,11 +40,11 @@ class NoBad:
         self.out: list[Cursor] = []
 
     def check(self, at: Cursor) -> None: ...
-    def begin(self, epoch: int) -> None: ...
     def failed(self, error: Exception) -> None: ...
 
-    def handed_out(self, at: Cursor, bad: Mapping[int, str]) -> None:
+    def handed_out(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
         assert not bad
+        assert begins_epoch == (at.position == 0)
         self.out.append(at)
 
 
@@ -46,35 +52,45 @@ class Reader:
     """Positions as samples. hangs: cursors whose read waits until `let_go` is set."""
 
     def __init__(self) -> None:
-        self.bad_samples = NoBad()
+        self.bad_count = NoBad()
         self.hangs: set[Cursor] = set()
         self.fails: dict[Cursor, Exception] = {}
         self.let_go = threading.Event()
         self.hanging = threading.Event()
-        self.read: list[Cursor] = []
 
-    def __call__(self, step: Step) -> Prepared:
-        self.read.append(step.start)
+    def read(self, step: Step, slots: Slots) -> Batch:
         if step.start in self.hangs:
             self.hanging.set()
             assert self.let_go.wait(WAIT_S)
         if step.start in self.fails:
             raise self.fails.pop(step.start)
-        ids = np.arange(step.start.position, step.start.position + step.size)
+        ids = slots.rows[:, 1]
         encoded = [np.zeros(3, np.uint8) for _ in ids]
         dims = np.ones((len(ids), 2), np.int32)
-        return Prepared(
+        return Batch(
             step=step,
-            encoded=EncodedBatch(ids=ids, encoded=encoded, dims=dims, columns={}),
-            draws={},
+            slots=slots,
             own=ids,
-            real=len(ids),
-            valid=None,
-            mix=None,
+            encoded=EncodedBatch(ids=ids, encoded=encoded, dims=dims, columns={}),
             bad={},
-            read_s=0.0,
-            load_s=0.0,
+            valid=None,
         )
+
+
+class NoDraws:
+    def draws(self, encoded: EncodedBatch, epoch: int) -> dict[str, Any]:
+        del encoded, epoch
+        return {}
+
+    def mix(self, batch: Batch) -> None: ...
+
+
+class ImagesAlone:
+    def begin(self) -> None: ...
+
+    def __call__(self, batch: Batch) -> tuple[torch.Tensor, ...]:
+        assert batch.images is not None
+        return (batch.images,)
 
 
 class FakeGraph:
@@ -108,23 +124,48 @@ class FakeGraph:
         self.closed = True
 
 
-def make(reader: Reader, graph: FakeGraph, *, ahead: bool = True, **options: Any) -> Run:
-    meter = Meter(decode_threads=1, device="cpu")
-    given = {"depth": 2, "endless": True, "timeout_s": WAIT_S, **options}
-    return Run(
-        reader=reader,  # type: ignore[arg-type]
-        walk=WALK,
-        graph=graph,  # type: ignore[arg-type]
-        meter=meter,
-        read_threads=2,
-        made_ahead=ahead,
-        **given,
-    )
+class User:
+    """A feed with the position that it follows."""
 
+    def __init__(
+        self, reader: Reader, graph: FakeGraph, *, ahead: bool = True, timeout_s: float = WAIT_S
+    ) -> None:
+        fakes: dict[str, Any] = {
+            "reader": reader,
+            "draws": NoDraws(),
+            "graph": graph,
+            "finishing": ImagesAlone(),
+            "bad_count": reader.bad_count,
+        }
+        plan = Plan([WALK.samples], seed=None, lanes=1, window=1)
+        slots = RankOrder(plan=plan, world=World(0, 1), global_batch=WALK.global_batch)
+        meter = Meter(decode_threads=1, device="cpu")
+        road = Road(walk=WALK, endless=True, slots=slots, meter=meter, **fakes)
+        self.position = Position()
+        self.feed = Feed(
+            road,
+            self.position,
+            depth=2,
+            read_threads=2,
+            decodes_ahead=ahead,
+            timeout_s=timeout_s,
+        )
 
-def take(run: Run, cursor: Cursor) -> list[int]:
-    (images,) = run.take(cursor).tensors
-    return images.tolist()
+    def start(self, cursor: Cursor) -> None:
+        if cursor != self.position.cursor:
+            self.position.restore(cursor)
+        self.feed.start(self.position.ask())
+
+    def take(self, cursor: Cursor) -> list[int]:
+        if cursor != self.position.cursor:
+            self.position.restore(cursor)
+        if cursor.position == 0:
+            self.position.begin_pass()
+        (images,) = self.feed.take()
+        return images.tolist()
+
+    def close(self) -> None:
+        self.feed.close()
 
 
 @pytest.fixture
@@ -137,30 +178,30 @@ def reader() -> Iterator[Reader]:
 @pytest.mark.parametrize("ahead", [True, False])
 def test_batches_come_in_the_order_of_the_walk_over_epochs(reader: Reader, *, ahead: bool) -> None:
     graph = FakeGraph()
-    run, cursor = make(reader, graph, ahead=ahead), Cursor(0, 0)
+    user, cursor = User(reader, graph, ahead=ahead), Cursor(0, 0)
     for _ in range(11):
-        assert take(run, cursor) == list(range(cursor.position, cursor.position + 10))
+        assert user.take(cursor) == list(range(cursor.position, cursor.position + 10))
         step = WALK.step(cursor)
         assert step is not None
         cursor = step.then
     assert cursor == Cursor(2, 30)
-    assert reader.bad_samples.out == sorted(reader.bad_samples.out)
-    run.close()
+    assert reader.bad_count.out == sorted(reader.bad_count.out)
+    user.close()
     assert graph.closed
 
 
 def test_who_feeds_and_takes(reader: Reader) -> None:
-    """Made ahead, the training loop does neither; else it does both."""
+    """Decoded ahead, the training loop does neither; else it does both."""
     graphs = FakeGraph(), FakeGraph()
     for graph, ahead in zip(graphs, (True, False), strict=True):
-        run = make(reader, graph, ahead=ahead)
+        user = User(reader, graph, ahead=ahead)
         cursor = Cursor(0, 0)
-        take(run, cursor)
+        user.take(cursor)
         graph.used_by.clear()
         for position in (10, 20, 30):  # the first may have been made before
-            take(run, Cursor(0, position))
+            user.take(Cursor(0, position))
         used_by = set(graph.used_by)
-        run.close()
+        user.close()
         mine = {threading.current_thread().name}
         assert used_by == ({f"{NAME_PREFIX}decode_0"} if ahead else mine)
 
@@ -169,48 +210,48 @@ def test_a_failed_read_is_raised_at_its_own_batch_and_can_be_asked_for_again(
     reader: Reader,
 ) -> None:
     reader.fails[Cursor(0, 10)] = OSError("the disk")
-    run = make(reader, FakeGraph())
-    assert take(run, Cursor(0, 0)) == list(range(10))
+    user = User(reader, FakeGraph())
+    assert user.take(Cursor(0, 0)) == list(range(10))
     with pytest.raises(OSError, match="the disk"):
-        run.take(Cursor(0, 10))
-    assert take(run, Cursor(0, 10)) == list(range(10, 20))
-    run.close()
+        user.take(Cursor(0, 10))
+    assert user.take(Cursor(0, 10)) == list(range(10, 20))
+    user.close()
 
 
 def test_another_place_is_begun_though_a_read_hangs(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread that waits for it is left behind and touches nothing when it comes back."""
-    monkeypatch.setattr(Run, "_patience_s", 0.05)
+    monkeypatch.setattr(Feed, "_patience_s", 0.05)
     reader.hangs = {Cursor(0, 10)}
     graph = FakeGraph()
-    run = make(reader, graph)
-    assert take(run, Cursor(0, 0)) == list(range(10))
+    user = User(reader, graph)
+    assert user.take(Cursor(0, 0)) == list(range(10))
     assert reader.hanging.wait(WAIT_S)
-    assert take(run, Cursor(5, 20)) == list(range(20, 30))
+    assert user.take(Cursor(5, 20)) == list(range(20, 30))
     reader.let_go.set()
-    assert take(run, Cursor(5, 30)) == list(range(30, 40))
-    assert take(run, Cursor(6, 0)) == list(range(10))
-    run.close()
+    assert user.take(Cursor(5, 30)) == list(range(30, 40))
+    assert user.take(Cursor(6, 0)) == list(range(10))
+    user.close()
 
 
 def test_what_is_being_decoded_is_waited_for(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Longer than for reads: nobody else may touch the graph meanwhile."""
-    monkeypatch.setattr(Run, "_patience_s", 0.01)
+    monkeypatch.setattr(Feed, "_patience_s", 0.01)
     graph, decoding, go = FakeGraph(), threading.Event(), threading.Event()
-    run = make(reader, graph)
-    take(run, Cursor(0, 0))
+    user = User(reader, graph)
+    user.take(Cursor(0, 0))
 
     def slow() -> None:
         decoding.set()
         assert go.wait(WAIT_S)
 
     graph.before_output = slow
-    take_next = ThreadPoolExecutor(1).submit(run.take, Cursor(0, 10))
+    take_next = ThreadPoolExecutor(1).submit(user.take, Cursor(0, 10))
     assert decoding.wait(WAIT_S)
-    stopping = threading.Thread(target=run.close)
+    stopping = threading.Thread(target=user.close)
     stopping.start()
     stopping.join(0.2)
     assert stopping.is_alive()
@@ -222,28 +263,28 @@ def test_what_is_being_decoded_is_waited_for(
 
 
 def test_a_decoder_that_hangs_is_told(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.feed.run._DECODE_SPARE_S", 0.0)
+    monkeypatch.setattr("penstock.pipeline.feed.feed._DECODE_SPARE_S", 0.0)
     graph, go = FakeGraph(), threading.Event()
 
     def hang() -> None:
         go.wait(WAIT_S)
 
     graph.before_output = hang
-    run = make(reader, graph, timeout_s=0.1)
+    user = User(reader, graph, timeout_s=0.1)
     with pytest.raises(StalledError, match="No batch was decoded for"):
-        run.take(Cursor(0, 0))
+        user.take(Cursor(0, 0))
     go.set()
-    run.close()
+    user.close()
 
 
 def test_a_graph_that_hangs_is_left_alone_and_told(
     reader: Reader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """close() ends though DALI doesn't, and touches nothing that DALI is at."""
-    monkeypatch.setattr("penstock.pipeline.feed.run._DECODE_SPARE_S", 0.0)
-    monkeypatch.setattr(Run, "_patience_s", 0.05)
+    monkeypatch.setattr("penstock.pipeline.feed.feed._DECODE_SPARE_S", 0.0)
+    monkeypatch.setattr(Feed, "_patience_s", 0.05)
     graph, hangs, go = FakeGraph(), threading.Event(), threading.Event()
-    run = make(reader, graph, timeout_s=0.1)
+    user = User(reader, graph, timeout_s=0.1)
 
     def hang() -> None:
         hangs.set()
@@ -251,10 +292,10 @@ def test_a_graph_that_hangs_is_left_alone_and_told(
 
     graph.before_output = hang
     with pytest.raises(StalledError, match="No batch was decoded for"):
-        run.take(Cursor(0, 0))
+        user.take(Cursor(0, 0))
     assert hangs.wait(WAIT_S)
     graph.used_by.clear()
-    for stop in (lambda: run.start(Cursor(3, 0)), run.close):  # again, it isn't forgotten
+    for stop in (lambda: user.start(Cursor(3, 0)), user.close):  # again, it isn't forgotten
         with pytest.raises(StalledError, match="left alone"):
             stop()
     go.set()
@@ -267,7 +308,7 @@ def test_a_stop_that_was_interrupted_is_waited_out_by_the_next(
 ) -> None:
     """A Ctrl-C while what is being made is waited for: close() waits for it again."""
     graph, decoding, go = FakeGraph(), threading.Event(), threading.Event()
-    run = make(reader, graph)
+    user = User(reader, graph)
 
     def slow() -> None:
         decoding.set()
@@ -277,14 +318,14 @@ def test_a_stop_that_was_interrupted_is_waited_out_by_the_next(
         raise KeyboardInterrupt
 
     graph.before_output = slow
-    run.start(Cursor(1, 0))
+    user.start(Cursor(1, 0))
     assert decoding.wait(WAIT_S)
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "_ended", interrupt)
+        patch.setattr(Feed, "_ended", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            run.start(Cursor(2, 0))
+            user.start(Cursor(2, 0))
     graph.used_by.clear()
-    closing = threading.Thread(target=run.close)
+    closing = threading.Thread(target=user.close)
     closing.start()
     closing.join(0.2)
     assert closing.is_alive()
@@ -298,7 +339,7 @@ def test_a_stop_that_was_interrupted_is_waited_out_by_the_next(
 def test_a_loader_collected_on_a_thread_of_its_own_is_closed(reader: Reader, where: str) -> None:
     """The garbage collector runs anywhere; a thread can't wait for itself."""
     graph, closed = FakeGraph(), threading.Event()
-    run = make(reader, graph)
+    user = User(reader, graph)
     real_close = graph.close
 
     def close() -> None:
@@ -306,14 +347,14 @@ def test_a_loader_collected_on_a_thread_of_its_own_is_closed(reader: Reader, whe
         closed.set()
 
     graph.close = close  # type: ignore[method-assign]
-    take(run, Cursor(0, 0))
-    pool = run._readers if where == "read" else run._maker
-    pool.submit(lambda _: run.close(), None).result(WAIT_S)
+    user.take(Cursor(0, 0))
+    pool = user.feed._readers if where == "read" else user.feed._decoder
+    pool.submit(lambda _: user.close(), None).result(WAIT_S)
     assert closed.wait(WAIT_S)
     with pytest.raises(ClosedError):
-        run.take(Cursor(0, 10))
+        user.take(Cursor(0, 10))
     deadline = time.monotonic() + WAIT_S
     while any(t.name.startswith(NAME_PREFIX) for t in threading.enumerate()):
         assert time.monotonic() < deadline, "threads are left"
         threading.Event().wait(0.01)
-    run.close()
+    user.close()

@@ -1,0 +1,206 @@
+"""How many bad samples the job was handed, over all ranks, and when it is enough."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.errors import (
+    PenstockError,
+    PenstockWarning,
+    RankFailedError,
+    TooManyBadSamplesError,
+)
+from penstock.pipeline.feed.bad_samples import NAMED, REMEDY, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.pipeline.feed.agreement import Agreement
+    from penstock.pipeline.feed.bad_samples import BadSamples
+    from penstock.pipeline.feed.quarantine import QuarantineFile
+    from penstock.pipeline.plan.steps import Cursor
+    from penstock.pipeline.report.meter import Meter
+    from penstock.readers import Dataset
+
+TOLD_IDS = 1000  # ids that one rank tells the others
+
+_EPOCHS_KEPT = 4
+_NOTHING = [-1, 0]  # before any batch
+
+
+class BadCount:
+    """Counts and reports bad samples as they are handed out. One thread calls, which hands out.
+
+    It counts for the epoch of the batches that it is told of; which batch that is, and whether it
+    begins an epoch, its caller says.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        bad_samples: BadSamples,
+        *,
+        max_bad: float,
+        agreement: Agreement,
+        report: QuarantineFile,
+        meter: Meter,
+    ) -> None:
+        """max_bad: share of the dataset's samples, per epoch and over all ranks, past which every
+        rank stops."""
+        self._dataset = dataset
+        self._bad_samples = bad_samples
+        self._samples = dataset.index.samples
+        self._max_bad = max_bad
+        self._agreement = agreement
+        self._report = report
+        self._meter = meter
+        self._met: dict[int, str] = {}  # handed out, in any epoch
+        self._counted: dict[int, set[int]] = {}  # by epoch: told to all ranks
+        self._stopped = False
+        self._count, self._before = 0, 0  # in this epoch: in this process, and before a restart
+
+    def check(self, asked: Cursor) -> None:
+        """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError.
+
+        A notice holds for what comes after the batch that it was sent with: that one every rank
+        hands out, also a rank that hears of it before, as the others wait for it in their step.
+        """
+        notice = self._agreement.stopped()
+        if notice is None:
+            return
+        if not self._stopped and (asked.epoch, asked.position) <= tuple(notice["last"]):
+            return
+        is_first, self._stopped = not self._stopped, True
+        if (
+            is_first and "failed" not in notice
+        ):  # others stop here too; a failed rank isn't waited for
+            self._agreement.end_together()
+        raise self._error(notice)
+
+    def handed_out(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
+        """Count, report and, past the limit, tell every rank to stop at the next batch.
+
+        at: where the batch begins. bad: this rank's own samples of it, id -> reason. Again for the
+        same batch, it counts nothing twice for the job. begins_epoch: none of the epoch is counted
+        yet.
+        """
+        epoch = at.epoch
+        if begins_epoch:
+            self._count, self._before = 0, 0
+            self._forget_before(epoch)
+        if not bad:
+            return
+        self._count += len(bad)
+        self._meter.bad += len(bad)
+        counted = self._counted.setdefault(epoch, set())
+        new = [sample_id for sample_id in bad if sample_id not in counted]
+        counted.update(new)
+        first_ever = not self._met
+        self._write({i: why for i, why in bad.items() if i not in self._met}, epoch)
+        self._met.update(bad)
+        if new:
+            total = self._agreement.add(_counter(epoch), len(new)) + self._before
+            if total > self._max_bad * self._samples:
+                self._agreement.stop(self._notice(at, total))
+        if first_ever:
+            self._warn(*next(iter(bad.items())))
+
+    def failed(self, error: Exception) -> None:
+        """This rank can't go on: tell the others, so that none waits for it."""
+        if self._agreement.is_shared:
+            text = f"{type(error).__name__}: {error}"
+            notice = {"rank": self._agreement.rank, "failed": text[:2000], "last": _NOTHING}
+            self._agreement.stop(notice)
+
+    # -- state
+
+    def count_before(self, at: Cursor) -> int:
+        """Bad samples of an epoch before a place, over all ranks: what a state says.
+
+        The same on every rank, and never waited for: what the ranks had told by the time that the
+        first of them asked. Ranks that can't reach one another agree on none but what a state
+        brought; one rank alone knows its own.
+        """
+        if at.position == 0:
+            return 0
+        if self._agreement.size == 1:
+            return self._count + self._before
+        told = self._agreement.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
+        return self._before + (told or 0)
+
+    def restore(self, bad: int) -> None:
+        """Go on in the middle of an epoch of which so many were counted before. All ranks do so
+        together, and what was told to all is forgotten."""
+        self._count, self._before = 0, bad
+        self._counted.clear()
+        self._stopped = False
+        self._agreement.begin()
+
+    def _forget_before(self, epoch: int) -> None:
+        self._bad_samples.forget_before(epoch)
+        while len(self._counted) > _EPOCHS_KEPT:
+            del self._counted[next(iter(self._counted))]
+
+    def _write(self, bad: Mapping[int, str], epoch: int) -> None:
+        if bad:
+            names = self._names(list(bad))
+            self._report.append(
+                [
+                    {"id": i, "name": name, "reason": why, "epoch": epoch}
+                    for (i, why), name in zip(bad.items(), names, strict=True)
+                ]
+            )
+            self._meter.quarantine = self._report.path
+
+    def _names(self, ids: list[int]) -> list[str]:
+        try:
+            return self._dataset.names(ids)
+        except PenstockError:  # a shard that can't be opened any more: the ids will do
+            return [""] * len(ids)
+
+    def _warn(self, sample_id: int, reason: str) -> None:
+        where = f", listed in {self._report.path}" if self._report.path else ""
+        warnings.warn(
+            f"Sample {sample_id} is bad: {reason}. It and others like it are replaced by other "
+            f'samples (pad="mask": valid=False){where}. More than max_bad={self._max_bad} of '
+            "an epoch stop the job.",
+            PenstockWarning,
+            stacklevel=5,
+        )
+
+    def _notice(self, at: Cursor, total: int) -> dict[str, Any]:
+        ids = sorted(self._counted[at.epoch])
+        return {
+            "rank": self._agreement.rank,
+            "epoch": at.epoch,
+            "last": [at.epoch, at.position],
+            "total": total,
+            "ids": ids[:TOLD_IDS],
+            "reasons": {str(i): self._met[i] for i in ids[:NAMED]},
+            "file": self._report.path,
+        }
+
+    def _error(self, notice: Mapping[str, Any]) -> PenstockError:
+        rank = int(notice.get("rank", 0))
+        if "failed" in notice:
+            return RankFailedError(
+                f"Rank {rank} failed, so every rank stops here: {notice['failed']}", rank=rank
+            )
+        epoch, total = int(notice["epoch"]), int(notice["total"])
+        reasons = {int(i): str(why) for i, why in notice["reasons"].items()}
+        mine = self._counted.get(epoch, set())
+        reasons |= {i: self._met[i] for i in sorted(mine) if i in self._met}
+        ids = tuple(sorted(mine | {int(i) for i in notice["ids"]}))
+        files = [path for path in dict.fromkeys((notice["file"], self._report.path)) if path]
+        more = f" All of them: {' and '.join(files)}." if files else ""
+        return TooManyBadSamplesError(
+            f"{total} bad samples in epoch {epoch} are more than max_bad={self._max_bad} of "
+            f"{self._samples:,} samples. Rank {rank} passed the limit, and every rank stops. Bad: "
+            f"{listed(reasons)}.{more} {REMEDY}",
+            sample_ids=ids,
+        )
+
+
+def _counter(epoch: int) -> str:
+    return f"bad-{epoch}"

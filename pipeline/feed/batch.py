@@ -1,0 +1,85 @@
+"""A batch on its way to the training loop: what it is for, and what each stage adds to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from penstock.augment.draws import Draws
+    from penstock.augment.mixing import Mix
+    from penstock.pipeline.plan.slots import Slots
+    from penstock.pipeline.plan.steps import Step
+    from penstock.readers.types import EncodedBatch
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Batch:
+    """One rank's share of a global batch. Each stage of the road fills in its own fields; one
+    thread has it at a time.
+
+    ordered:
+        step: which positions of the stream. slots: which samples of them this rank reads.
+    read:
+        own: ids that the plan gave, int64, shape (n,). encoded: their bytes; where a sample is bad,
+        its substitute's, or none in a padded batch. bad: rows whose own sample is bad, and why.
+        valid: bool, shape (n,), False where a padded slot holds a stand-in or a bad sample; None
+        without padding.
+    drawn:
+        draws: the random numbers of each sample; None without images. mix: how the samples are
+        mixed once they are decoded; the last rows may then be other ranks' samples, which are read
+        as partners only.
+        read_s, load_s: thread time that reading and drawing took, and time by the clock.
+    decoded:
+        images: None without images, and once they are among the tensors.
+        read_wait_s, decode_wait_s: how long bytes and DALI were waited for.
+    finished:
+        tensors: what is handed out.
+    """
+
+    step: Step
+    slots: Slots
+    own: NDArray[np.int64]
+    encoded: EncodedBatch
+    bad: Mapping[int, str]
+    valid: NDArray[np.bool_] | None
+    draws: Draws | None = None
+    mix: Mix | None = None
+    read_s: float = 0.0
+    load_s: float = 0.0
+    images: torch.Tensor | None = None
+    read_wait_s: float = 0.0
+    decode_wait_s: float = 0.0
+    tensors: tuple[torch.Tensor, ...] = field(default=())
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that it belongs to."""
+        return self.step.start.epoch
+
+    @property
+    def samples(self) -> int:
+        """How many are handed out."""
+        return len(self.mix.partner) if self.mix else len(self.own)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its encoded samples."""
+        return sum(map(len, self.encoded.encoded))
+
+    @property
+    def left_out(self) -> Mapping[int, str]:
+        """Rows that can't be decoded."""
+        return self.bad if self.valid is not None else {}
+
+    @property
+    def bad_ids(self) -> dict[int, str]:
+        """Ids of bad samples that the plan gave to this batch, and why."""
+        real = self.slots.real
+        return {int(self.own[row]): why for row, why in self.bad.items() if row < real}

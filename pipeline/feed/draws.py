@@ -1,0 +1,40 @@
+"""The random numbers of a batch: how its images are cropped, flipped and mixed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.augment.draws import Draws, draw
+
+if TYPE_CHECKING:
+    from penstock.augment.mixing import Mix, Mixer
+    from penstock.augment.recipe import CheckedRecipe
+    from penstock.pipeline.feed.batch import Batch
+    from penstock.readers.types import EncodedBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchDraws:
+    """Draws for a recipe, pure functions of (seed, epoch, sample id); any thread may call.
+
+    recipe: None without images. mixer: of MixUp and CutMix; None without them.
+    """
+
+    recipe: CheckedRecipe | None
+    seed: int
+    mixer: Mixer | None
+
+    def draws(self, encoded: EncodedBatch, epoch: int) -> Draws | None:
+        """Of each sample of a batch, substitutes by their own ids."""
+        if self.recipe is None:
+            return None
+        return draw(self.recipe, ids=encoded.ids, dims=encoded.dims, seed=self.seed, epoch=epoch)
+
+    def mix(self, batch: Batch) -> Mix | None:
+        """With whom each sample is mixed, and how; None where nothing is."""
+        slots = batch.slots
+        if self.mixer is None or slots.partner is None:
+            return None
+        # Keyed by the plan's ids: a substitute is mixed as what it stands for.
+        return self.mixer(batch.own[: slots.real], slots.partner, epoch=batch.epoch)

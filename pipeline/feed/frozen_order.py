@@ -1,0 +1,77 @@
+"""A job's order from what its user asked for: frozen once, checked, and told what it costs."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import PenstockWarning, PlanError
+from penstock.pipeline.plan.advice import advice
+from penstock.pipeline.plan.job_order import JobOrder
+from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
+from penstock.pipeline.plan.steps import Walk
+
+if TYPE_CHECKING:
+    from penstock.pipeline.options.native_options import NativeOptions
+    from penstock.pipeline.plan.settings import PlanSettings
+    from penstock.readers import Dataset
+    from penstock.readers.index.index import Index
+
+
+def freeze_order(
+    dataset: Dataset, options: NativeOptions, settings: PlanSettings | None = None
+) -> JobOrder:
+    """The order of a job. settings: of the plan of a state, taken over as they are; None: a job's
+    first start. Raises ConfigError and PlanError."""
+    if settings is None:
+        settings = _first_settings(dataset.index, options)
+    return JobOrder(index=dataset.index, settings=settings, walk=_walk(dataset, options))
+
+
+def _first_settings(index: Index, options: NativeOptions) -> PlanSettings:
+    """The user's, else from dataset and global batch."""
+    given = options.plan
+    given.check_order(shuffle=options.shuffle)
+    if not options.shuffle:
+        return ordered_settings(seed=options.seed)
+    return shuffled_settings(
+        index,
+        seed=options.seed,
+        global_batch=options.sizes.global_batch,
+        lanes=given.lanes,
+        window=given.window,
+        reshuffle=float(given.reshuffle),
+    )
+
+
+def _walk(dataset: Dataset, options: NativeOptions) -> Walk:
+    """The steps of a job's epochs. Raises PlanError where an epoch would have none."""
+    walk = Walk(
+        samples=dataset.index.samples,
+        global_batch=options.sizes.global_batch,
+        drop_last=options.drop_last,
+    )
+    if not len(walk):
+        raise PlanError(
+            f"One global batch of {walk.global_batch} samples is more than the {walk.samples} of "
+            f"{dataset!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
+            "smaller batch or drop_last=False."
+        )
+    return walk
+
+
+def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
+    """What the order costs this job, told once: by the first rank."""
+    world = options.world
+    if world.rank or not options.shuffle:
+        return
+    words = advice(
+        order.plan(),
+        icc=order.index.icc,
+        global_batch=options.sizes.global_batch,
+        ranks=world.size,
+        nodes=-(-world.size // world.local_size),
+        chosen=options.plan.lanes is None,
+    )
+    for one in words:
+        warnings.warn(one, PenstockWarning, stacklevel=4)

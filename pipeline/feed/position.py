@@ -1,0 +1,108 @@
+"""Where a loader is in its job, and nowhere else: what its user was handed so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.plan.steps import Cursor
+
+if TYPE_CHECKING:
+    from penstock.pipeline.plan.steps import Step, Walk
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One iteration over what is left of an epoch. number: the loader's latest one may go on."""
+
+    number: int
+    epoch: int
+
+
+class Position:
+    """The one place that knows how far a loader's user is; a state is made from it.
+
+    cursor: where the next batch begins: all before it was handed out, or skipped by the user.
+    received: the end of the last batch that was handed out; None before the first one, and of a
+        restored state. It stays where `go_to` leads elsewhere.
+    asked_epoch: the latest epoch of which the user began a pass.
+    is_restored: it came with a state, and nothing was handed out since.
+
+    It changes at these moments only, and on the thread that iterates the loader or calls it:
+    `ask` and `begin_pass` as a pass begins, `hand_over` with each batch, `go_to` by set_epoch(),
+    `restore` and `settle` by load_state_dict(), `end_passes` where the batches ahead are dropped
+    for those of other options. What is read, decoded and filled ahead never changes it and counts
+    nothing of its own: a batch's place is the step that it carries, and the next one's is that
+    step's end. Of what is here, the other threads look at `asked_epoch` alone.
+    """
+
+    def __init__(self) -> None:
+        self.cursor = Cursor(0, 0)
+        self.received: Cursor | None = None
+        self.asked_epoch = 0
+        self.is_restored = False
+        self._passes = 0
+
+    @property
+    def start(self) -> Cursor:
+        """Where a pass begins: at the start of the epoch, or at the restored place."""
+        return self.cursor if self.is_restored else Cursor(self.cursor.epoch, 0)
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether the next batch is the first of its epoch, or the first after another epoch's."""
+        received = self.received
+        elsewhere = received is not None and received.epoch != self.cursor.epoch
+        return self.cursor.position == 0 or elsewhere
+
+    def ask(self) -> Cursor:
+        """A pass was asked for; where it will begin."""
+        start = self.start
+        self.asked_epoch = start.epoch
+        return start
+
+    def begin_pass(self) -> Pass:
+        """Go to where a pass begins; the passes before it are over."""
+        self.cursor = self.ask()
+        self.end_passes()
+        return Pass(self._passes, self.cursor.epoch)
+
+    def end_passes(self) -> None:
+        """No pass that has begun may go on."""
+        self._passes += 1
+
+    def is_over(self, begun: Pass) -> bool:
+        """Whether a pass has come to the end of its epoch."""
+        return self.cursor.epoch != begun.epoch
+
+    def check(self, begun: Pass) -> None:
+        """Raise ConfigError unless this is the pass that may go on."""
+        if begun.number != self._passes:
+            raise ConfigError(
+                "This iterator was overtaken: another one of the same loader was begun, or the "
+                "loader's position was set. Use one loader for each concurrent loop."
+            )
+
+    def hand_over(self, step: Step) -> None:
+        """The batch of this step is the user's from here on."""
+        self.cursor = self.received = step.then
+        self.is_restored = False
+
+    def go_to(self, epoch: int) -> None:
+        """To the start of an epoch. The current epoch again changes nothing."""
+        if epoch != self.cursor.epoch:
+            self.cursor = Cursor(epoch, 0)
+            self.is_restored = False
+            self.end_passes()
+
+    def restore(self, cursor: Cursor) -> None:
+        """To where a state was saved."""
+        self.cursor, self.received = cursor, None
+        self.is_restored = True
+        self.end_passes()
+
+    def settle(self, walk: Walk) -> None:
+        """A restored place may have no step left, now that the batch is known: then it is the start
+        of the next epoch."""
+        self.cursor = walk.normalise(self.cursor)

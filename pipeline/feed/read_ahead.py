@@ -1,0 +1,125 @@
+"""The batches that reading threads have in hand, and how many these shall be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.cache.threads import Ordered
+
+if TYPE_CHECKING:
+    from penstock.cache.threads import Workers
+    from penstock.pipeline.feed.batch import Batch
+    from penstock.pipeline.feed.position import Position
+    from penstock.pipeline.feed.prefetch import Prefetch
+    from penstock.pipeline.feed.road import Road
+    from penstock.pipeline.plan.steps import Cursor, Step
+
+# Batches that were read wait here beside those in DALI; more would only hold mapped pages.
+READ_AHEAD = 2
+
+
+class ReadAhead:
+    """Reads batches ahead, in the order of the walk, over the end of an epoch too.
+
+    Of a local dataset as many as keep DALI fed; of a remote one as many as hide its latency, but
+    only one of an epoch that nobody has asked for yet: it may never be. One thread at a time may
+    call; `cancel` may be called by another while `pop` waits.
+    """
+
+    def __init__(
+        self,
+        road: Road,
+        position: Position,
+        *,
+        pool: Workers,
+        depth: int,
+        prefetch: Prefetch | None,
+        timeout_s: float,
+    ) -> None:
+        """pool: the reading threads. depth: batches in DALI at once."""
+        self._road = road
+        self._position = position
+        self._pool = pool
+        self._depth = depth
+        self._prefetch = prefetch
+        self._timeout_s = timeout_s
+        self._stream: Ordered[Step, Batch] | None = None
+        self._wanted = 0  # batches ahead, were the next epoch asked for
+        self.is_waiting = False  # pop() waits for a read
+
+    def start(self, cursor: Cursor) -> None:
+        """Begin to read at a cursor. Only where nothing was started since the last stop()."""
+        ahead = self._depth + READ_AHEAD
+        self._wanted = 0
+        if self._prefetch is not None:
+            self._prefetch.seek(cursor)
+            ahead = self._wanted = self._prefetch.first_ahead
+        self._stream = Ordered(
+            self._road.prepare,
+            self._road.order(cursor),
+            pool=self._pool,
+            ahead=ahead,
+            timeout_s=self._timeout_s,
+        )
+        self._stream.fill()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether pop() would not wait."""
+        assert self._stream is not None
+        return self._stream.ready()
+
+    def pop(self) -> Batch | None:
+        """The next batch; None behind the last one. Raises what its reading raised."""
+        assert self._stream is not None
+        self.is_waiting = True
+        try:
+            return self._stream.pop()
+        except StopIteration:
+            return None
+        finally:
+            self.is_waiting = False
+
+    def go_on(self, start: Cursor, *, decoding: int) -> None:
+        """The epoch that begins there was asked for: read on with what was held back. decoding:
+        batches in DALI."""
+        if self._stream is not None and self._stream.ahead < self._wanted:
+            self._stream.ahead = self._within_epoch(start, start, decoding=decoding)
+            self._stream.fill()
+
+    def read_on(self, batch: Batch, size_bytes: int, *, decoding: int) -> None:
+        """A batch was decoded: read on, and let the prefetch count it. size_bytes: of it."""
+        stream, step = self._stream, batch.step
+        if stream is None:
+            return
+        if self._prefetch is not None:
+            self._wanted = stream.ahead = self._prefetch.ahead(
+                size_bytes, waited_s=batch.read_wait_s, ready_share=stream.ready_share()
+            )
+            if self._prefetch.is_cold:
+                stream.ahead = self._within_epoch(step.start, step.then, decoding=decoding)
+        stream.fill()
+        if self._prefetch is not None:
+            self._prefetch.fill(size_bytes)
+
+    def _within_epoch(self, start: Cursor, then: Cursor, *, decoding: int) -> int:
+        """Of the batches that are wanted ahead of a step, those that don't fetch for an epoch that
+        may never come.
+
+        One of the next epoch's is read, so that it begins at once; the others are when it is asked
+        for.
+        """
+        if start.epoch > self._position.asked_epoch:
+            return 0
+        left = self._road.walk.left(then) if then.epoch == start.epoch else 0
+        return min(self._wanted, max(0 if decoding else 1, left + 1 - decoding))
+
+    def cancel(self, *, timeout_s: float | None) -> None:
+        """Let go of all reads; a pop() that waits for one raises. timeout_s: how long to wait for
+        those that run already, None: to their end."""
+        if self._stream is not None:
+            self._stream.close(timeout_s=timeout_s)
+
+    def stop(self) -> None:
+        """Drop what was read, behind cancel()."""
+        self._stream = None

@@ -1,0 +1,142 @@
+"""The road of a batch, from the plan to the training loop: the file to read first.
+
+    stage      method           what it makes                          on which thread
+    ---------  ---------------  -------------------------------------  --------------------------
+    ordered    Road.order       Step: which positions of the stream    whoever pulls the next batch
+    read       Road.read        Batch: ids, encoded bytes              penstock-read_N
+    drawn      Road.draw        Batch.draws, .mix: random numbers      penstock-read_N
+    decoded    Road.feed,       Batch.images, by DALI, with others in  penstock-decode_0; on CUDA
+               Road.decode      the place of those that don't decode   the training loop's
+    finished   Road.finish      Batch.tensors: mixed, on their device  as decoded
+    handed     Road.hand_out    counted, told to the other ranks; its  the training loop's
+    out                         tensors are the user's
+
+One `Batch` goes all the way, and each stage fills in what is its own. What a `Road` says is what
+happens to one batch; *when* that happens, how many batches are on the way and what stops them is
+moved by `Feed`: reading threads work ahead (`read_ahead`), DALI behind them (`decoding`), and the
+training loop takes what is finished (`feed`). How far the user is stands in `Position` alone.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+
+    from penstock.augment.batches import DecodedBatch
+    from penstock.augment.graph import Graph
+    from penstock.pipeline.feed.bad_count import BadCount
+    from penstock.pipeline.feed.batch import Batch
+    from penstock.pipeline.feed.draws import BatchDraws
+    from penstock.pipeline.feed.finish import Finish
+    from penstock.pipeline.feed.reader import BatchReader
+    from penstock.pipeline.feed.resident.graph import ResidentGraph
+    from penstock.pipeline.plan.slots import RankOrder
+    from penstock.pipeline.plan.steps import Cursor, Step, Walk
+    from penstock.pipeline.report.meter import Meter
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Road:
+    """What happens to each batch of a loader, stage by stage. It starts no thread and has no place.
+
+    endless: it goes on into the next epoch. graph: None where no image is decoded.
+    """
+
+    walk: Walk
+    endless: bool
+    slots: RankOrder
+    reader: BatchReader
+    draws: BatchDraws
+    graph: Graph | ResidentGraph | None
+    finishing: Finish
+    bad_count: BadCount
+    meter: Meter
+
+    # -- ordered
+
+    def order(self, start: Cursor) -> Iterator[Step]:
+        """The steps from a cursor on."""
+        return self.walk.steps(start, endless=self.endless)
+
+    # -- read, drawn: on a reading thread
+
+    def prepare(self, step: Step) -> Batch:
+        """Read and draw: what a reading thread does for a batch."""
+        began, began_s = time.thread_time(), time.perf_counter()
+        batch = self.read(step)
+        self.draw(batch)
+        batch.read_s = time.thread_time() - began
+        batch.load_s = time.perf_counter() - began_s
+        return batch
+
+    def read(self, step: Step) -> Batch:
+        """A batch with the bytes of the samples that this rank has in a step."""
+        return self.reader.read(step, self.slots.slots(step))
+
+    def draw(self, batch: Batch) -> None:
+        """Draw the random numbers of its samples: functions of seed, epoch and sample id."""
+        batch.draws = self.draws.draws(batch.encoded, batch.epoch)
+        batch.mix = self.draws.mix(batch)
+
+    # -- decoded: one thread at a time
+
+    def feed(self, batch: Batch) -> None:
+        """Give it to DALI, which works on several at once."""
+        if self.graph is not None and batch.draws is not None:
+            self.graph.feed(batch.encoded, batch.draws, bad=batch.left_out)
+
+    def decode(self, batch: Batch) -> None:
+        """Take its images from DALI; it is the oldest of those that were fed."""
+        if self.graph is None:
+            return
+        decoded = self.graph.outputs_marked()
+        if decoded.bad.keys() - batch.left_out.keys():
+            self._mend(batch, decoded)
+        batch.images = decoded.images
+
+    def _mend(self, batch: Batch, decoded: DecodedBatch) -> None:
+        """Put substitutes in the place of what didn't decode (in the images too), or mark it."""
+        assert self.graph is not None
+        if batch.valid is not None:
+            self.reader.mark(batch, decoded.bad)
+            return
+        bad: Mapping[int, str] = decoded.bad
+        while bad:
+            rows = sorted(bad)
+            substitutes = self.reader.replace(batch, bad)
+            draws = self.draws.draws(substitutes, batch.epoch)
+            assert draws is not None
+            again = self.graph.decode(substitutes, draws)
+            decoded.images[rows] = again.images
+            bad = {rows[place]: why for place, why in again.bad.items()}
+
+    # -- finished: where it was decoded
+
+    def finish(self, batch: Batch) -> None:
+        """Make the tensors that are handed out."""
+        batch.tensors = self.finishing(batch)
+        batch.images = None
+
+    # -- handed out: in the training loop
+
+    def hand_out(
+        self, batch: Batch, *, wait_s: float, begins_epoch: bool
+    ) -> tuple[torch.Tensor, ...]:
+        """Count it, and tell the other ranks of its bad samples before it is handed out, so that
+        they know when they ask for the next. wait_s: that the training loop waited for it."""
+        # What making it waited for says what we waited for.
+        share = wait_s / max(batch.read_wait_s + batch.decode_wait_s, 1e-9)
+        self.meter.count_batch(
+            batch.samples,
+            wait_s=wait_s,
+            read_s=batch.read_wait_s * share,
+            decode_s=batch.decode_wait_s * share,
+        )
+        self.bad_count.handed_out(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
+        return batch.tensors

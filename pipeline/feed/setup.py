@@ -1,0 +1,126 @@
+"""What a native loader works by at the moment: options, order, and the things made from them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import PlanError
+from penstock.pipeline.feed.build import Assembly, build, check
+from penstock.pipeline.plan.settings import order_fingerprint
+from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
+from penstock.pipeline.plan.steps import Cursor
+
+if TYPE_CHECKING:
+    from penstock.pipeline.feed.position import Position
+    from penstock.pipeline.options.native_options import NativeOptions
+    from penstock.pipeline.plan.settings import PlanSettings
+    from penstock.readers import Dataset
+
+
+class Setup:
+    """Fits a loader's assembly to the user's options, to a state and to the world.
+
+    options: what it works by: the user's, as far as a state leaves them so. order: what these were
+    frozen to. assembly: None while the world isn't known; then the options are checked only.
+    """
+
+    def __init__(
+        self, dataset: Dataset, options: NativeOptions, position: Position, *, world_is_known: bool
+    ) -> None:
+        self._dataset = dataset
+        self._position = position
+        self.options = self._given = options  # given: by the user, whatever a state says
+        self._state: LoaderState | None = None  # that was loaded
+        self.assembly: Assembly | None = None
+        if world_is_known:
+            self._install(build(dataset, options, position))
+        else:
+            self.order = check(dataset, options)
+
+    @property
+    def ready(self) -> Assembly:
+        """The assembly, which is there once the world is known. Raises PlanError before."""
+        if self.assembly is None:
+            raise PlanError("This loader's world isn't known yet: begin with iter(loader).")
+        return self.assembly
+
+    @property
+    def fingerprint(self) -> str:
+        """Of dataset and order, hex."""
+        return self.order.fingerprint() if self.assembly is None else self.assembly.fingerprint
+
+    def bad_before_position(self) -> int:
+        """Bad samples of this epoch that were handed out, over all ranks: what a state says."""
+        if self.assembly is not None:
+            return self.assembly.road.bad_count.count_before(self._position.cursor)
+        # Where nothing is built yet, nothing was handed out since the state came.
+        state = self._state
+        return state.bad if state is not None and self._position.is_restored else 0
+
+    def change(self, given: NativeOptions) -> None:
+        """Work by other options from the next pass on: for another world, with other threads.
+
+        What is left of a restored epoch stays what it is. Raises what building raises; nothing is
+        changed then.
+        """
+        before, state = self._given, self._state
+        if self.assembly is not None and given == before:
+            return
+        settings = None if state is None else state.plan
+        if settings is None and (given.world, given.sizes) == (before.world, before.sizes):
+            settings = self.order.settings  # a plan stays, once it is made
+        self._fit(given, state, settings)
+        if state is not None and self._position.is_restored:
+            self._settle(state)
+        self._given = given
+
+    def resume(self, state: LoaderState) -> None:
+        """Go on from a state: by its plan, behind the last batch that it counts.
+
+        Raises ResumeError for a state of another dataset, seed or plan, and what building raises;
+        nothing is changed then.
+        """
+        index = self._dataset.index
+        check_resumable(
+            state,
+            dataset=index.fingerprint,
+            samples=index.samples,
+            wanted={"shuffle": self.options.shuffle, **self.options.plan.spelt_out()},
+        )
+        fingerprint = order_fingerprint(index, state.plan)
+        if fingerprint != state.fingerprint:
+            raise other_order(state.fingerprint, fingerprint)
+        if self.assembly is not None:
+            self._fit(self._given, state, state.plan)
+        self._position.restore(Cursor(state.epoch, state.position))
+        if self.assembly is not None:
+            self._settle(state)
+        self._state = state
+
+    def stop(self) -> None:
+        """Stop what runs and release it. Safe to call twice."""
+        if self.assembly is not None:
+            self._finalizer()
+
+    def _fit(
+        self, given: NativeOptions, state: LoaderState | None, settings: PlanSettings | None
+    ) -> None:
+        """An assembly for what the user gave, as far as a state leaves it so."""
+        options = given if state is None else given.resumed(state)
+        if self.assembly is None or options != self.options or settings != self.order.settings:
+            assembly = build(self._dataset, options, self._position, settings=settings)
+            self.stop()
+            self.options = options
+            self._install(assembly)
+            self._position.end_passes()
+
+    def _install(self, assembly: Assembly) -> None:
+        """Take it over; the finalizer stops its feed when the loader goes, whichever way."""
+        self.assembly, self.order = assembly, assembly.order
+        self._finalizer = weakref.finalize(self, assembly.feed.close)
+        self._finalizer.atexit = False  # the feed has a hook of its own, in the right order
+
+    def _settle(self, state: LoaderState) -> None:
+        self._position.settle(self.order.walk)
+        self.ready.road.bad_count.restore(state.bad)

@@ -1,0 +1,50 @@
+"""What a job's order is frozen to: the plan's settings, and the walk through its epochs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.plan.settings import make_plan, order_fingerprint
+from penstock.pipeline.plan.steps import Cursor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.settings import PlanSettings
+    from penstock.pipeline.plan.steps import Walk
+    from penstock.pipeline.plan.world import World
+    from penstock.readers.index.index import Index
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class JobOrder:
+    """Which samples a job reads in which steps, on any rank. Walkers take a plan each."""
+
+    index: Index
+    settings: PlanSettings
+    walk: Walk
+
+    def plan(self) -> Plan:
+        """A plan for one walker."""
+        return make_plan(self.index, self.settings)
+
+    def fingerprint(self) -> str:
+        """Of dataset and order, hex: what a resumed job must share."""
+        return order_fingerprint(self.index, self.settings)
+
+    def batches(self, epoch: int, world: World) -> Iterator[list[int]]:
+        """Sample ids that a rank is handed in a whole epoch, a batch at a time."""
+        plan, batch = self.plan(), self.walk.global_batch
+        for step in self.walk.steps(Cursor(epoch, 0), endless=False):
+            at = step.start
+            ids = plan.ids(at.epoch, at.position, batch, rank=world.rank, world=world.size)
+            yield ids.tolist()
+
+    def samples(self, world: World) -> int:
+        """Samples in all `batches` of an epoch."""
+        walk = self.walk
+        whole, rest = divmod(walk.samples, walk.global_batch)
+        mine = whole * world.share(walk.global_batch)
+        return mine if walk.drop_last else mine + world.share(rest)

@@ -1,0 +1,84 @@
+"""Which samples of a step one rank reads: its own, stand-ins of a padded batch, partners. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.pipeline.plan.partners import with_partners
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.steps import Step
+    from penstock.pipeline.plan.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Slots:
+    """The rows that one rank reads for one step.
+
+    rows: (shard, row), int64, shape (n, 2). real: rows before the stand-ins of a padded batch, and
+    before mere partners. valid: bool, shape (n,), False for stand-ins; None without padding.
+    partner: of each real row the place of its partner, int64, shape (real,); None without mixing.
+    """
+
+    rows: NDArray[np.int64]
+    real: int
+    valid: NDArray[np.bool_] | None = None
+    partner: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankOrder:
+    """A plan as one rank reads it.
+
+    global_batch: samples of a full step over all ranks. padded_size: slots of this rank that
+    pad="mask" fills up to; None without padding. mixes: samples have partners; not together with
+    padding.
+    """
+
+    plan: Plan
+    world: World
+    global_batch: int
+    padded_size: int | None = None
+    mixes: bool = False
+
+    def slots(self, step: Step) -> Slots:
+        """What this rank reads for a step."""
+        epoch, position = step.start.epoch, step.start.position
+        rank, size = self.world.rank, self.world.size
+        # The full size, not the step's: the plan clips at the epoch's end, where a rank may get
+        # none.
+        rows = self.plan.batch(epoch, position, self.global_batch, rank=rank, world=size)
+        real = len(rows)
+        if self.mixes:
+            rows, partner = self._with_partners(step, rows)
+            return Slots(rows=rows, real=real, partner=partner)
+        if self.padded_size is None:
+            return Slots(rows=rows, real=real)
+        valid = np.arange(self.padded_size) < real
+        if missing := self.padded_size - real:
+            stand_in = self.plan.batch(epoch, position, 1)
+            rows = np.concatenate([rows, np.repeat(stand_in, missing, axis=0)])
+        return Slots(rows=rows, real=real, valid=valid)
+
+    def _with_partners(
+        self, step: Step, rows: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """This rank's rows and those of partners on other ranks; the partner of each of its own."""
+        size, world = step.size, self.world
+        low = world.rank * size // world.size  # as the plan cuts a batch
+        position, lanes = step.start.position, self.plan.lanes
+        slots, partner = with_partners(
+            low, low + len(rows), position=position, size=size, lanes=lanes
+        )
+        elsewhere = [
+            # One slot is what a rank gets where there are as many ranks as slots.
+            self.plan.batch(step.start.epoch, position, size, rank=slot, world=size)
+            for slot in slots[len(rows) :].tolist()
+        ]
+        return np.concatenate([rows, *elsewhere]), partner

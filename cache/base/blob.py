@@ -1,7 +1,7 @@
-"""Blobs: the unit of the cache. A blob is one object of a store, or many small ones end to end.
+"""Blobs are the unit of the cache: one object of a store each, or many small ones end to end.
 
-A blob's bytes come from `segments`; it is named by a key that hashes what they are, never by a name
-that a remote gave.
+A blob's bytes come from its segments; it is named by a key that hashes what they are, never by a
+name that a remote gave.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ an image takes (benchmarks/results/reading.json)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """An object that is a blob, or one of those that make it up.
+    """A segment is an object that is a blob, or one of those that make it up.
 
     path: as the store calls it; version: what the object must be, None for whatever is there when
     its first byte is fetched.
@@ -42,8 +42,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSource:
-    """Where a blob's bytes are. key: 40 hex digits; uri: for people, without credentials; segments:
-    at least one, end to end in this order; size_bytes: of all of them."""
+    """A blob source says what a blob is, and where its bytes are.
+
+    key: 40 hex digits; uri: for people, without credentials; segments: at least one, end to end in
+    this order; size_bytes: of all of them.
+    """
 
     key: str
     uri: str
@@ -52,7 +55,7 @@ class BlobSource:
 
 
 def blob_key(*, scope: str, uri: str, version: str) -> str:
-    """40 hex digits of what a blob is: its store's scope, its URI and its version.
+    """Hash what a blob is, its store's scope, its URI and its version, to 40 hex digits.
 
     Uniform over all keys, so a share of a dataset is "all keys below a threshold".
     """
@@ -61,7 +64,7 @@ def blob_key(*, scope: str, uri: str, version: str) -> str:
 
 
 class Blob(Protocol):
-    """An open blob: cached (whole, or being filled), or passing (kept nowhere)."""
+    """A blob that is open is cached (whole, or being filled), or passes (is kept nowhere)."""
 
     @property
     def source(self) -> BlobSource:
@@ -90,7 +93,10 @@ class Blob(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobSpans:
-    """Spans of one blob: starts, ends: bytes in the blob, end exclusive, of equal length."""
+    """Blob spans are what a reader wants of one blob.
+
+    starts, ends: bytes in the blob, end exclusive, of equal length.
+    """
 
     blob: Blob
     starts: Sequence[int]

@@ -1,4 +1,4 @@
-"""What the cache and its remote counted."""
+"""Counters of what came from the remote, what the cache gave, and what went wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """A snapshot; every field counts from the dataset's opening, in this process.
+    """Traffic is what one process has counted since its dataset was opened.
 
     bytes_remote: received from the store, data and metadata; bytes_filled: of those, kept in the
     cache; bytes_passed: handed on without being kept; bytes_disk: samples' bytes that were served
@@ -69,6 +69,7 @@ class TrafficMeter:
             self._timed += 1
 
     def snapshot(self) -> Traffic:
+        """Give the counts so far."""
         with self._lock:
             counts = dict(self._counts)
             mean = self._request_s / self._timed if self._timed else 0.0

@@ -11,7 +11,7 @@ from penstock.cache.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchPolicy:
-    """How long, how often and how many at a time one store is asked.
+    """A fetch policy says how long, how often and how many at a time one store is asked.
 
     retry_timeout_s: from the first request of a range to its FetchError at the latest.
     max_attempts: requests for one range, hedges aside.

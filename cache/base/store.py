@@ -48,8 +48,11 @@ class RequestError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectInfo:
-    """An object. path: below the store's root, parts joined by "/" (surrogate escapes for what
-    isn't UTF-8); version: its etag without quotes, else size and time; "" where neither is told."""
+    """Object info is what a store says of an object.
+
+    path: below the store's root, names joined by "/" (surrogate escapes for what isn't UTF-8);
+    version: its etag without quotes, else size and time; "" where neither is told.
+    """
 
     path: str
     size_bytes: int
@@ -58,8 +61,11 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """Bytes that one request brought. data: a buffer (bytes, or what memoryview() takes) of exactly
-    the bytes asked for; version: of the object they are from; object_bytes: the object's size."""
+    """An answer is the bytes that one request brought.
+
+    data: a buffer (bytes, or what memoryview() takes) of exactly the bytes asked for; version: of
+    the object that they are from; object_bytes: the object's size.
+    """
 
     data: Any
     version: str
@@ -67,7 +73,7 @@ class Answer:
 
 
 class Store(Protocol):
-    """Objects below one root. Safe for several threads; not across fork.
+    """A store serves the objects below one root. Safe for several threads; not across fork.
 
     url: of the root, for people, without credentials. scope: hex that tells two stores of one URL
     apart (an endpoint, an account). secrets: texts that must not be shown.

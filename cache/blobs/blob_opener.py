@@ -33,7 +33,7 @@ class BlobOpener:
         self._cache, self._memberships, self._ensure = cache, memberships, ensure
 
     def open(self, source: BlobSource) -> CachedBlob | None:
-        """A blob that is here or has room here; None if the cache doesn't keep it."""
+        """Open a blob that is here or has room here; None if the cache doesn't keep it."""
         for _ in range(2):  # it may be published between the two looks
             found: CachedBlob | None = self._cache.look(lambda lookup: self._find(lookup, source))
             if found is None and self._memberships.keeps(source.key):

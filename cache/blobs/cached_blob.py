@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 
 class CachedBlob:
-    """A blob on the local disk, whole or being filled. The map keeps its file from eviction."""
+    """A cached blob lies on the local disk, whole or being filled.
+
+    Its map keeps the file from eviction. publish: makes a whole fill a blob that others find;
+    ensure: brings spans before the buffer is read. inode: of the file that is mapped.
+    """
 
     is_cached = True
 
@@ -52,6 +56,7 @@ class CachedBlob:
 
     @property
     def is_whole(self) -> bool:
+        """See Blob."""
         fill = self.fill
         return fill is None or fill.is_whole
 
@@ -76,6 +81,7 @@ class CachedBlob:
 
     @property
     def path(self) -> bytes | None:
+        """See Blob."""
         whole, fill = self._layout.blob(self.source.key), self.fill
         if fill is None or self._layout.blobs.has(self.source.key):
             return os.fsencode(whole)
@@ -91,15 +97,15 @@ class CachedBlob:
         return self._address
 
     def views(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
-        """Views of the map."""
+        """Give spans as views of the map."""
         data = self.data
         return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def copies(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:
-        """The same by reading the file. Raises OSError, EOFError (the file is too short)."""
+        """Give the same by reading the file. Raises OSError, EOFError (the file is too short)."""
         found: list[Bytes] = []
         fd = self._reopened()
-        if fd is None:  # taken out meanwhile: nobody can cut what has no name
+        if fd is None:  # taken out meanwhile: nobody can truncate what has no name
             return [view.copy() for view in self.views(starts, ends)]
         try:
             for start, end in zip(starts, ends, strict=True):

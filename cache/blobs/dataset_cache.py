@@ -1,4 +1,4 @@
-"""The node's cache as one dataset uses it."""
+"""The node's cache as one dataset uses it: under its own name, until the dataset is closed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DatasetCache:
-    """A folder that keeps a dataset's blobs, until it is closed; without one nothing is kept.
+    """Acts on the folder that keeps a dataset's blobs; without a folder nothing is kept.
 
     group: names the dataset in the folder; label: the same for people.
     """

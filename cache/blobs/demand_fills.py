@@ -30,13 +30,13 @@ _OTHERS_S = 15.0
 
 @dataclass(slots=True)
 class Demand:
-    """Pieces of a blob that somebody waits for."""
+    """A demand is pieces of a blob that somebody waits for."""
 
     blob: CachedBlob
     pieces: list[PieceSpan]
 
     def missing(self) -> list[PieceSpan]:
-        """Those that aren't here yet."""
+        """Find the pieces that aren't here yet."""
         fill = self.blob.fill
         return fill.missing(self.pieces) if fill is not None else []
 
@@ -124,7 +124,7 @@ class DemandFills:
 def demand_of(
     blob: CachedBlob, starts: Sequence[int], ends: Sequence[int]
 ) -> tuple[Demand | None, int]:
-    """The pieces that spans miss (None: none), and of how many spans something is missing."""
+    """Find the pieces that spans miss (None: none), and how many spans miss something."""
     fill = blob.fill
     if fill is None:
         return None, 0

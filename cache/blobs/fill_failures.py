@@ -1,4 +1,4 @@
-"""Fetches that failed, for those who wait for what they would have brought.
+"""Remembers fetches that failed, for those who wait for what they would have brought.
 
 Of several that want one piece one fetches it and the others wait. When that fetch fails for good,
 it has spent the whole patience that a range gets; the others would only spend it again, one after
@@ -29,14 +29,14 @@ class _Failure(NamedTuple):
 
 
 class FillFailures:
-    """Of one process. Safe for several threads."""
+    """Remembers the failed fetches of one process. Safe for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._recent: deque[_Failure] = deque(maxlen=_REMEMBERED)
 
     def note(self, places: Iterable[tuple[str, PieceSpan]], error: FetchError) -> None:
-        """Pieces (key of their blob, run) that a failed fetch held."""
+        """Note the pieces (key of their blob, pieces) that a failed fetch held."""
         now_s = time.monotonic()
         with self._lock:
             self._recent += [_Failure(now_s, key, run, error) for key, run in places]
@@ -44,7 +44,7 @@ class FillFailures:
     def since(
         self, began_s: float, wanted: Iterable[tuple[str, list[PieceSpan]]]
     ) -> FetchError | None:
-        """The error of a fetch that failed behind a moment, and held some of these pieces."""
+        """Find a fetch that failed behind a moment and held some of these pieces: its error."""
         with self._lock:
             recent = [each for each in self._recent if each.at_s >= began_s]
         if not recent:

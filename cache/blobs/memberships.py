@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Memberships:
-    """A dataset's live jobs in the node's cache. Safe for several threads.
+    """Holds a dataset's live jobs in the node's cache. Safe for several threads.
 
     cache: None keeps nothing. group, label: see DatasetCache.
     """
@@ -48,6 +48,6 @@ class Memberships:
         job.leave()
 
     def close(self) -> None:
-        """End all. Safe to call twice."""
+        """End all jobs. Safe to call twice."""
         for job in self._jobs:
             self.leave(job)

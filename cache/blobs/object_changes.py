@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def object_changed(source: BlobSource) -> ObjectChangedError:
-    """The error of a blob whose bytes came from another object than was indexed."""
+    """Make the error of a blob whose bytes came from another object than was indexed."""
     return ObjectChangedError(
-        f"{source.uri}: it was replaced while it was read, or isn't what was indexed. Nothing was "
-        "mixed: run the job again, and don't write to a dataset in training.",
+        f"{source.uri}: it was replaced while it was being read, or isn't what was indexed. No "
+        "versions were mixed: run the job again, and don't write to a dataset while jobs read it.",
         uri=source.uri,
     )
 
@@ -29,8 +29,7 @@ def object_changed(source: BlobSource) -> ObjectChangedError:
 def drop_if_changed(
     blobs: Sequence[CachedBlob], *, cache: DatasetCache, upstream: Upstream
 ) -> Iterator[None]:
-    """What was filled from an object that isn't that one any more is dropped, as it is of no
-    use."""
+    """Drop what was filled from an object that isn't that one any more: it is of no use."""
     try:
         yield
     except ObjectChangedError as error:

@@ -21,7 +21,7 @@ _MAP_NORESERVE = 0x4000  # Linux; Python's module names it from 3.12 on
 
 
 class PassingBlob:
-    """A blob that is kept nowhere. fetch: brings spans into its buffer."""
+    """A passing blob is kept nowhere. fetch: brings spans into its buffer."""
 
     is_cached = False
     is_whole = False
@@ -38,7 +38,7 @@ class PassingBlob:
         self._starts = np.cumsum([0, *sizes[:-1]])  # where each segment begins
 
     def ranges(self, start: int, end: int) -> Iterator[BlobRange]:
-        """Bytes [start, end), a range for each segment that holds some of them."""
+        """Divide bytes [start, end): a range for each segment that holds some of them."""
         segments = self.source.segments
         place = int(np.searchsorted(self._starts, start, side="right")) - 1
         while start < end:
@@ -65,7 +65,7 @@ class PassingBlob:
         return pa.py_buffer(memoryview(self._memory).toreadonly())
 
     def put(self, start: int, data: Any) -> None:
-        """Bytes for the buffer."""
+        """Put bytes into the buffer."""
         assert self._memory is not None
         view = memoryview(data)
         self._memory[start : start + len(view)] = view

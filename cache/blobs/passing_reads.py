@@ -24,19 +24,19 @@ if TYPE_CHECKING:
 
 
 class PassingReads:
-    """Makes the requests of blobs that pass. meter: counts what came."""
+    """Reads blobs that pass. meter: counts what came."""
 
     def __init__(self, requester: Requester, *, meter: TrafficMeter) -> None:
         self._requester, self._meter = requester, meter
 
     def open(self, source: BlobSource) -> PassingBlob:
-        """A blob that isn't kept; fetches nothing."""
+        """Open a blob that isn't kept; fetches nothing."""
         return PassingBlob(source, self._fill_buffer)
 
     def requests(
         self, blob: PassingBlob, starts: Sequence[int], ends: Sequence[int]
     ) -> tuple[list[Bytes], list[BlobRequest]]:
-        """Arrays, and the requests that fill them in when they are sent."""
+        """Make arrays, and the requests that fill them in when they are sent."""
         found: list[Bytes] = [np.empty(0, np.uint8)] * len(starts)
         requests: list[BlobRequest] = []
         for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
@@ -54,7 +54,7 @@ class PassingReads:
         return found, requests
 
     def read(self, wanted: Sequence[BlobSpans]) -> list[list[Bytes]]:
-        """The bytes of all spans, whatever the cache has of them. Raises FetchError."""
+        """Read the bytes of all spans, whatever the cache has of them. Raises FetchError."""
         found: list[list[Bytes]] = []
         requests: list[BlobRequest] = []
         for want in wanted:

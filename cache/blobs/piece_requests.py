@@ -27,7 +27,7 @@ _OBJECTS_AT_ONCE = 64
 
 
 class FillStoppedError(Exception):
-    """A fill was asked to stop. Never leaves this room."""
+    """A fill was asked to stop. This error never leaves the room."""
 
 
 class PieceRequests:
@@ -38,19 +38,19 @@ class PieceRequests:
         self._range_bytes, self._meter = range_bytes, meter
 
     def most(self, fill: Fill) -> int:
-        """Pieces that are asked for at a time."""
+        """How many pieces are asked for at a time."""
         if fill.pieces.single:
             return max(1, self._range_bytes // PIECE_BYTES)
         return _OBJECTS_AT_ONCE
 
     def split(self, fill: Fill, missing: list[PieceSpan]) -> Iterator[PieceSpan]:
-        """Spans of at most so many pieces."""
+        """Cut spans into such of one request at most."""
         most = self.most(fill)
         for pieces in missing:
             yield from cut(pieces, most=most)
 
     def ranges(self, fill: Fill) -> Iterator[PieceSpan]:
-        """What a fill misses, as few requests: small gaps of what is there are fetched again."""
+        """Cut all that a fill misses into few requests: small gaps are fetched again."""
         missing = fill.missing([(0, fill.pieces.count)])
         if fill.pieces.single:
             missing = bridge(missing, waste=int(fill.pieces.count * _WASTE_SHARE))
@@ -64,8 +64,8 @@ class PieceRequests:
         *,
         stop: threading.Event | None = None,
     ) -> Iterator[BlobRequest]:
-        """Requests for pieces, one for each object. stop: once it is set, what comes is refused
-        with FillStoppedError."""
+        """Make the requests for pieces, one for each object. stop: once it is set, what comes is
+        refused with FillStoppedError."""
         single = fill.pieces.single
         for one in [pieces] if single else [(i, i + 1) for i in range(*pieces)]:
             start, end = fill.pieces.span(one)
@@ -100,7 +100,7 @@ class PieceRequests:
 
 
 def bridge(spans: list[PieceSpan], *, waste: int) -> list[PieceSpan]:
-    """Sorted spans joined over their smallest gaps, of at most `waste` pieces in all. Pure."""
+    """Join sorted spans over their smallest gaps, of at most `waste` pieces in all. Pure."""
     gaps = sorted(
         (after[0] - before[1], place)
         for place, (before, after) in enumerate(itertools.pairwise(spans))

@@ -12,8 +12,10 @@ from penstock.cache.base.folders import remove_own_folder
 
 
 class ProcessFolder:
-    """Files by key in a folder that is made at the first use, and removed at close() or at the
-    process's end."""
+    """Keeps files by key in a folder of its own, made at the first use.
+
+    It is removed at close() or at the process's end.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

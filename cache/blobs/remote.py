@@ -1,4 +1,4 @@
-"""Objects of one store, read through the node's cache.
+"""The front of a remote dataset's objects: blobs, small objects, names and jobs.
 
 A blob that the cache keeps is filled as it is read: exact ranges for the samples of a batch, big
 ranges by a filler in the background, both into the same file, each byte once a node. A blob that it
@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 
 class Remote:
-    """One dataset's objects. Safe for several threads; not across fork.
+    """Reads one dataset's objects through the node's cache.
+
+    Safe for several threads; not across fork.
 
     fetcher: owned, closed with this. cache: None keeps nothing. group: names the dataset in the
     cache; label: the same for people. upstream: where bytes of blobs come from, the store unless
@@ -94,8 +96,8 @@ class Remote:
         return self._memberships.keeps(key)
 
     def load(self, wanted: Sequence[BlobSpans], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
-        """The bytes of all spans, read-only uint8 arrays in the order asked; what is missing is
-        fetched, over all blobs at once.
+        """Read the bytes of all spans: read-only uint8 arrays in the order asked. What is missing
+        is fetched, over all blobs at once.
 
         mode: "pread" gives fresh memory, any other views of cached blobs; what passes comes in
         fresh memory in any case. Raises FetchError, StalledError, ClosedError; with "pread" OSError
@@ -132,7 +134,8 @@ class Remote:
     # -- small objects and names
 
     def object(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
-        """Local path of a manifest or a sidecar, fetched if it isn't here. Raises FetchError."""
+        """Give the local path of a manifest or a sidecar, fetched if it isn't here. Raises
+        FetchError."""
         return self._small_objects.path(path, size_bytes=size_bytes, version=version)
 
     def drop_object(self, path: str, *, size_bytes: int | None, version: str) -> None:
@@ -141,8 +144,8 @@ class Remote:
             self.fetcher.meter.add(refetched=1)
 
     def find(self, path: str) -> ObjectInfo | None:
-        """What the store says of a name, None if it isn't there. Where the remote can't be asked,
-        what it said last, with a warning. Raises FetchError."""
+        """Look a name up in the store; None if it isn't there. Where the remote can't be asked,
+        this is what it said last, with a warning. Raises FetchError."""
         return self._names.find(path)
 
     # -- jobs, counters, the end

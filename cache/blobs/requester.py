@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class BlobRequest:
-    """A range to fetch, and what takes its bytes. pieces: of the fill that it is for; None where
-    the blob passes."""
+    """A blob request is a range to fetch, and what takes its bytes.
+
+    pieces: of the fill that it is for; None where the blob passes.
+    """
 
     range: BlobRange
     take: Callable[[Answer], None]
@@ -33,8 +35,8 @@ class Requester:
         self._upstream, self._failures = upstream, failures
 
     def send(self, requests: Sequence[BlobRequest], *, urgent: bool = True) -> None:
-        """Returns when all are taken. urgent: False for a fill in the background. Raises as
-        Upstream.fetch."""
+        """Fetch all; returns when each is taken. urgent: False for a fill in the background.
+        Raises as Upstream.fetch does."""
         if not requests:
             return
         try:

@@ -28,8 +28,10 @@ _ALL: PieceSpan = (0, 1)
 
 
 class SmallObjects:
-    """Local copies of small objects: in the cache, fetched once a node, else in a folder of this
-    process. Safe for several threads."""
+    """Keeps small objects in the cache, fetched once a node, else in a folder of this process.
+
+    Safe for several threads.
+    """
 
     def __init__(self, fetcher: Fetcher, cache: DatasetCache, *, failures: FillFailures) -> None:
         self._fetcher, self._cache, self._failures = fetcher, cache, failures

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class StoreUpstream:
-    """Asks the store for every range, by a fetcher."""
+    """Asks the store for every range, through a fetcher."""
 
     def __init__(self, fetcher: Fetcher) -> None:
         self._fetcher = fetcher

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRange:
-    """Bytes [start, end) of a blob, all in one of its segments.
+    """A blob range is bytes [start, end) of a blob, all in one of its segments.
 
     blob.key says which blob, whoever is asked. stored: the same bytes as the store knows them, with
     the version that they must be of.
@@ -63,8 +63,8 @@ class Upstream(Protocol):
         """
 
     def room_for_fills(self) -> AbstractContextManager[int]:
-        """How many ranges that aren't urgent may be asked for now; the room is the caller's
-        inside."""
+        """Grant ranges that aren't urgent, as many as may be asked for now; the room is the
+        caller's inside."""
 
     def uri(self, path: str) -> str:
-        """An object's name in the errors of `fetch`. path: of a segment."""
+        """Name an object as the errors of `fetch` do. path: of a segment."""

@@ -1,4 +1,4 @@
-"""Who may send a request now: batches first, fills in what they leave."""
+"""Who may send a request now: batches come first, fills get the connections that they leave."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _QUIET_S = 1.0
 
 
 class ConnectionBudget:
-    """The connections of all callers, counted. Not locked: the fetcher's lock is held around it.
+    """Counts the connections of all callers and says who may use another one.
 
-    limit: of all that is in flight. fills_beside_urgent: connections of what isn't urgent while
-    something is; may be changed.
+    Not locked: the fetcher's lock is held around it. limit: of all that is in flight.
+    fills_beside_urgent: connections of what isn't urgent while something is; may be changed.
     """
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
@@ -43,18 +43,17 @@ class ConnectionBudget:
         return self._health.may_start_s(now_s, self.in_flight)
 
     def take(self, now_s: float, *, urgent: bool) -> None:
-        """A request is sent."""
+        """Note that a request is sent."""
         self.in_flight += 1
         if urgent:
             self._urgent_s = now_s
 
     def give_back(self) -> None:
-        """An attempt has ended."""
+        """Note that an attempt has ended."""
         self.in_flight -= 1
 
     def grant(self, now_s: float) -> int:
-        """How many requests that aren't urgent may be sent now; they are the caller's until
-        `revoke`."""
+        """Grant requests that aren't urgent, as many as may be sent now, until `revoke`."""
         limit = int(self.limit.count * self._fill_share)
         if now_s < self._urgent_s + _QUIET_S:
             limit = min(limit, self.fills_beside_urgent)
@@ -63,5 +62,5 @@ class ConnectionBudget:
         return granted
 
     def revoke(self, granted: int) -> None:
-        """What was granted is free again."""
+        """Take back what was granted."""
         self._granted -= granted

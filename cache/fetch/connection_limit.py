@@ -10,7 +10,9 @@ if TYPE_CHECKING:
 
 
 class ConnectionLimit:
-    """How many requests may be in flight: K = 1.25 * (bytes/s) / (bytes a request) * E[T].
+    """Adapts how many requests may be in flight: K = 1.25 * (bytes/s) / (bytes a request) * E[T].
+
+    count: K, as it is now.
 
     By Little's law that is 1.25 times what was in flight on average, so a consumer that takes
     less than the remote can give gets what it needs and a quarter more. But batches come in bursts,
@@ -43,11 +45,11 @@ class ConnectionLimit:
         )
 
     def full(self) -> None:
-        """A request has to wait for one of these connections."""
+        """Note that a request has to wait for one of these connections."""
         self._was_full = True
 
     def done(self, now_s: float, *, size_bytes: int, seconds: float) -> None:
-        """A request succeeded."""
+        """Note a request that succeeded."""
         if self._began_s is None:
             self._began_s = now_s - seconds
         self._bytes += size_bytes
@@ -59,7 +61,7 @@ class ConnectionLimit:
             self._throttled = False
 
     def throttled(self, now_s: float) -> None:
-        """The remote said "slow down": that halves K, once for all requests of one moment."""
+        """Note that the remote said "slow down": K is halved, once for all requests of a moment."""
         if self._halved_s is None or now_s - self._halved_s >= self.PERIOD_S:
             self.count = max(self._policy.min_connections, self.count // 2)
             self._trial = None

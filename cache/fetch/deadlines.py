@@ -20,12 +20,12 @@ class Deadlines:
         self._health = health
 
     def passed(self, call: Call, now_s: float) -> Request | None:
-        """The request that a call fails with, since it or the whole call has had its time."""
+        """Find the request that a call fails with, as it or the whole call has had its time."""
         for request in call.begun():
             if now_s - request.first_s >= call.limit_s:
                 return request
         if now_s - self._moved_s(call) >= call.limit_s and (
-            waiting := call.fresh or [again for _, _, again in call.later]
+            waiting := call.unsent or [again for _, _, again in call.retries]
         ):
             return waiting[0]
         contact_s = self._contact_s(call, now_s)
@@ -34,14 +34,14 @@ class Deadlines:
         return None
 
     def next_s(self, call: Call, now_s: float) -> Iterator[float]:
-        """Seconds until each of a call's deadlines."""
-        if call.fresh or call.later:
+        """Give the seconds until each of a call's deadlines."""
+        if call.unsent or call.retries:
             yield self._moved_s(call) + call.limit_s - now_s
         else:
             yield call.limit_s
         if contact_s := self._contact_s(call, now_s):
             yield contact_s
-        for request in call.flying.values():
+        for request in call.in_flight.values():
             yield request.first_s + call.limit_s - now_s
 
     def _contact_s(self, call: Call, now_s: float) -> float | None:

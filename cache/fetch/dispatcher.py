@@ -56,8 +56,8 @@ class Dispatcher:
     # -- the caller's thread
 
     def run(self, call: Call) -> None:
-        """Returns when all is delivered. Raises what went wrong; no deliver runs or begins any more
-        behind that."""
+        """Carry a call out; returns when all is delivered, raises what went wrong. No deliver runs
+        or begins any more behind that."""
         try:
             self._coordinate(call)
         finally:
@@ -67,10 +67,10 @@ class Dispatcher:
         while True:
             with self._lock:
                 if self.scheduler.is_closed:
-                    raise ClosedError(f"{self._url}: closed while it was read.")
+                    raise ClosedError(f"{self._url}: closed while it was being read.")
                 if call.error is not None:
                     raise call.error
-                if not call.left:
+                if not call.undelivered:
                     return
                 seen = self._signal.events
                 chosen, wait_s = self.scheduler.choose(call, time.monotonic())
@@ -96,8 +96,8 @@ class Dispatcher:
             done = self._signal.wait_for(lambda: not call.delivering, timeout_s=STALL_TIMEOUT_S)
         if not done:
             raise StalledError(
-                f"{self._url}: what was fetched could not be put away for "
-                f"{STALL_TIMEOUT_S:.0f} s. The local disk hangs; look at it with `ls`."
+                f"{self._url}: what was fetched could not be stored for "
+                f"{STALL_TIMEOUT_S:.0f} s. The local disk hangs: try to list the cache folder."
             )
 
     # -- a fetch thread
@@ -154,7 +154,7 @@ class Dispatcher:
     # -- the end
 
     def end(self) -> None:
-        """Who waits gets ClosedError, at once. Safe to call twice."""
+        """End all waits with a ClosedError, at once. Safe to call twice."""
         with self._lock:
             self.scheduler.is_closed = True
             self._signal.changed()

@@ -1,4 +1,4 @@
-"""What a caller is told of a request that came to nothing: the error, and what to do about it."""
+"""The error of a request that came to nothing, and what its reader can do about it."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ _REMEDIES = {
     "denied": "Check the credentials, the region and the endpoint in storage_options; a public "
     "bucket wants anon=True.",
     "changed": "It was replaced after it was indexed: run `penstock index` (or upload the pack) "
-    "again, and don't write to a dataset in training.",
+    "again, and don't write to a dataset while jobs read it.",
     "refused": "Trying again would not help.",
 }
 
 
 def fetch_error(request: Request, failure: RequestError | None, now_s: float) -> PenstockError:
-    """A FetchError (or ObjectChangedError) of a request that is given up. failure: the last one of
-    its call; None if there was none, so it just took too long."""
+    """Make the FetchError (or ObjectChangedError) of a request that is given up.
+
+    failure: the last one of its call; None if there was none, so it just took too long.
+    """
     failure = failure or RequestError("transient", "no answer came")
     tries = f"{request.attempts} attempt{'s' if request.attempts != 1 else ''}"
     took_s = now_s - request.first_s if request.first_s else 0.0

@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Fetcher:
-    """Requests to one store, for any number of threads, which share the connections.
+    """Makes requests to one store for any number of threads, which share the connections.
 
     policy: limits; meter: counts what came; jitter: of the pauses, for tests. Owns the store and
     the threads (named penstock-fetch, started when needed): close() ends both. Not across fork.
@@ -95,8 +95,8 @@ class Fetcher:
     def whole(
         self, path: str, *, version: str | None = None, size_bytes: int | None = None
     ) -> Answer:
-        """One small object, all of it. size_bytes: what it must have, else ObjectChangedError.
-        Raises FetchError."""
+        """Fetch a small object, all of it. size_bytes: what it must have, else
+        ObjectChangedError. Raises FetchError."""
 
         def read() -> Answer:
             answer = self.store.read(path, version=version, most_bytes=size_bytes)
@@ -111,16 +111,16 @@ class Fetcher:
     # -- names
 
     def info(self, path: str, *, limit_s: float | None = None) -> ObjectInfo | None:
-        """What is known of an object; None if it isn't there. limit_s: for all attempts, less than
-        the policy's. Raises FetchError."""
+        """Look an object up; None if it isn't there. limit_s: for all attempts, less than the
+        policy's. Raises FetchError."""
         return self._one(lambda: self.store.info(path), path, limit_s=limit_s)
 
     def top(self, prefix: str = "") -> tuple[list[ObjectInfo], list[str]]:
-        """Objects directly in a folder, and names of its folders. Raises FetchError."""
+        """List the objects directly in a folder, and its folders by name. Raises FetchError."""
         return self._one(lambda: self.store.top(prefix), prefix)
 
     def walk(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        """All objects below a folder, each once. Raises FetchError."""
+        """List all objects below a folder, each once. Raises FetchError."""
         pages = ListingPages(self.store, prefix)
         while page := self._one(pages.next, prefix, may_hedge=False):
             yield from page
@@ -173,14 +173,14 @@ class Fetcher:
     # -- the end
 
     def end(self) -> None:
-        """Who waits gets ClosedError, and requests in flight are interrupted where the store can:
+        """End all waits with a ClosedError, and interrupt requests in flight where the store can:
         at once. Safe to call twice."""
         if os.getpid() != self._pid:  # a forked child: all this is its parent's
             return
         self._dispatcher.end()
-        cut = getattr(self.store, "abort", None)
-        if cut is not None:
-            cut()
+        abort = getattr(self.store, "abort", None)
+        if abort is not None:
+            abort()
 
     def close(self) -> None:
         """End the threads and the store; who waits gets ClosedError. Safe to call twice.
@@ -230,8 +230,8 @@ class Fetcher:
             Call(
                 deliver=deliver,
                 urgent=urgent,
-                fresh=requests,
-                left=len(requests),
+                unsent=requests,
+                undelivered=len(requests),
                 began_s=time.monotonic(),
                 began_round=self._scheduler.health.rounds,
                 limit_s=min(limit_s or math.inf, self.policy.retry_timeout_s),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Health:
-    """Whether the remote answers at all, judged by failures in a row over all ranges.
+    """Judges whether the remote answers at all, by failures in a row over all ranges.
 
     While it doesn't, few requests go out (`probes`), with a pause after each failure that all
     share; the first success opens the way again. rounds: pauses since it went.
@@ -32,14 +32,17 @@ class Health:
 
     @property
     def is_gone(self) -> bool:
+        """Whether so many have failed that it can't be chance."""
         return self._failures >= self.GONE_AFTER
 
     def success(self, now_s: float) -> None:
+        """Note an answer."""
         self._failures = self.rounds = 0
         self._next_s = 0.0
         self.last_success_s = now_s
 
     def failure(self, now_s: float, jitter: random.Random) -> None:
+        """Note a request that got no answer. jitter: of the pause behind it."""
         self._failures += 1
         # Of many that fail at one moment, one makes the pause longer.
         if self.is_gone and now_s >= self._next_s:

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
 
 class Hedging:
-    """Finds requests that take much longer than others did, and keeps their hedges few. Not locked:
-    the fetcher's lock is held around it.
+    """Finds requests that take much longer than others did, and keeps their hedges few.
 
-    times: of the requests that succeeded.
+    Not locked: the fetcher's lock is held around it. times: of the requests that succeeded.
     """
 
     def __init__(self, policy: FetchPolicy, health: Health) -> None:
@@ -29,12 +28,12 @@ class Hedging:
         self._hedges = 0
 
     def sent(self) -> None:
-        """A request was sent that is no hedge."""
+        """Note that a request was sent that is no hedge."""
         self._requests += 1
 
     def late(self, call: Call, now_s: float, *, most: int) -> Iterator[Request]:
-        """At most so many requests of a call, to be sent again now; each counts as hedged."""
-        for request in call.flying.values():
+        """Pick at most so many requests of a call to be sent again now; each counts as hedged."""
+        for request in call.in_flight.values():
             if most <= 0 or not self._may_hedge:
                 return
             late_s = self._late_after_s(request)

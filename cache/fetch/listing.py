@@ -16,7 +16,7 @@ _PAGE = 1000
 
 
 class ListingPages:
-    """A listing in pages, begun again after a failure without repeating what was handed out."""
+    """Lists a folder page by page, and goes on after a failure without repeating anything."""
 
     def __init__(self, store: Store, prefix: str) -> None:
         self._store = store

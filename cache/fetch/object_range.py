@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectRange:
-    """Bytes [start, end) of an object. version: what it must be, None for whatever is there."""
+    """An object range is bytes [start, end) of an object.
+
+    version: what the object must be; None for whatever is there.
+    """
 
     path: str
     start: int

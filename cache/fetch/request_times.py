@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class RequestTimes:
-    """Times of recent requests by size class (powers of two), for hedges and for look-ahead."""
+    """Keeps times of recent requests by size class (powers of two), for hedges and look-ahead."""
 
     RECENT = 256
     REFRESH = 16

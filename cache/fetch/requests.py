@@ -1,4 +1,4 @@
-"""What is under way to a store: a caller's requests, each request, and each attempt at one."""
+"""The requests that are under way to a store: of one caller, one by one, and attempt by attempt."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Request:
-    """One thing to ask for, until an answer came. run: makes the request; size_bytes: expected."""
+    """A request asks a store for one thing, as often as it takes.
+
+    run: makes the request once; size_bytes: of the answer, as expected.
+    """
 
     number: int
     uri: str
@@ -31,7 +34,7 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """A request on its way. has_ended: it isn't any more."""
+    """An attempt is one request on its way, for the first time, again or as a hedge."""
 
     request: Request
     is_hedge: bool = False
@@ -40,17 +43,21 @@ class Attempt:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Call:
-    """A caller's requests. fresh: not begun; later: (when, number, request) to try again."""
+    """A call is what one caller asks for: some requests, and where their answers go.
+
+    unsent: not begun; retries: (when, number, request) to try again; undelivered: how many answers
+    are still to come.
+    """
 
     deliver: Callable[[int, Any], None]
     urgent: bool
-    fresh: deque[Request]
-    left: int
+    unsent: deque[Request]
+    undelivered: int
     began_s: float
     began_round: int
     limit_s: float
-    later: list[tuple[float, int, Request]] = field(default_factory=list)
-    flying: dict[int, Request] = field(default_factory=dict)
+    retries: list[tuple[float, int, Request]] = field(default_factory=list)
+    in_flight: dict[int, Request] = field(default_factory=dict)
     delivering: int = 0
     is_open: bool = True
     error: BaseException | None = None
@@ -58,14 +65,14 @@ class Call:
 
     def begun(self) -> Iterator[Request]:
         """Those that were sent at least once and aren't done."""
-        yield from self.flying.values()
-        for _, _, request in self.later:
+        yield from self.in_flight.values()
+        for _, _, request in self.retries:
             yield request
 
     def is_due(self, now_s: float) -> bool:
         """Whether a request waits to be sent, for the first time or again."""
-        return bool(self.fresh) or self.is_due_again(now_s)
+        return bool(self.unsent) or self.is_due_again(now_s)
 
     def is_due_again(self, now_s: float) -> bool:
         """Whether one that failed has had its pause."""
-        return bool(self.later) and self.later[0][0] <= now_s
+        return bool(self.retries) and self.retries[0][0] <= now_s

@@ -56,8 +56,8 @@ class Scheduler:
     # -- what to send
 
     def choose(self, call: Call, now_s: float) -> tuple[list[Attempt], float]:
-        """Attempts to make now; seconds until the next look. Sets the call's error if it has had
-        its time."""
+        """Choose the attempts to make now: (them, seconds until the next look). Sets the call's
+        error if it has had its time."""
         late = self._deadlines.passed(call, now_s)
         if late is not None:
             call.error = fetch_error(late, call.last_failure, now_s)
@@ -73,9 +73,9 @@ class Scheduler:
                 self._waiting.add(call)
                 break
             if call.is_due_again(now_s):
-                request = heapq.heappop(call.later)[2]
+                request = heapq.heappop(call.retries)[2]
             else:
-                request = call.fresh.popleft()
+                request = call.unsent.popleft()
             chosen.append(self._begin(call, request, now_s))
         chosen += self._hedges(call, now_s)
         return chosen, self._next_look_s(call, now_s, wait_s)
@@ -86,7 +86,7 @@ class Scheduler:
         request.last_s = now_s
         request.first_s = request.first_s or now_s
         request.is_hedged = False
-        call.flying[request.number] = request
+        call.in_flight[request.number] = request
         self.budget.take(now_s, urgent=call.urgent)
         self.hedging.sent()
         return Attempt(request)
@@ -102,9 +102,9 @@ class Scheduler:
 
     def _next_look_s(self, call: Call, now_s: float, wait_s: float) -> float:
         looks = [wait_s, *self._deadlines.next_s(call, now_s)]
-        if call.later:
-            looks.append(call.later[0][0] - now_s)
-        for request in call.flying.values():
+        if call.retries:
+            looks.append(call.retries[0][0] - now_s)
+        for request in call.in_flight.values():
             due_s = self.hedging.due_s(request, now_s)
             if due_s is not None:
                 looks.append(due_s)
@@ -120,7 +120,7 @@ class Scheduler:
     def succeeded(
         self, call: Call, attempt: Attempt, now_s: float, *, size_bytes: int, seconds: float
     ) -> bool:
-        """Whether its answer is to be delivered; then `delivered` comes next."""
+        """Note an answer; whether it is to be delivered, then `delivered` comes next."""
         self.health.success(now_s)
         self.hedging.times.add(size_bytes, seconds)
         self.budget.limit.done(now_s, size_bytes=size_bytes, seconds=seconds)
@@ -135,19 +135,19 @@ class Scheduler:
     def delivered(
         self, call: Call, attempt: Attempt, now_s: float, error: BaseException | None
     ) -> Attempt | None:
-        """The call's next attempt, if nobody else has to decide or to know anything. error: of the
-        delivery."""
+        """Note a delivery; the call's next attempt, if nobody else has to decide or to know
+        anything. error: of the delivery."""
         call.delivering -= 1
-        call.left -= 1
+        call.undelivered -= 1
         call.error = call.error or error
         self._end(call, attempt)
         following = None
         others_wait = len(self._waiting) > (call in self._waiting)
         may_go_on = call.is_open and call.error is None and not self.is_closed
-        if may_go_on and call.fresh and not others_wait and not self._wait_s(call, now_s):
-            following = self._begin(call, call.fresh.popleft(), now_s)
+        if may_go_on and call.unsent and not others_wait and not self._wait_s(call, now_s):
+            following = self._begin(call, call.unsent.popleft(), now_s)
         # More room than this one needs: K has grown, and the caller starts more.
-        if following is None or call.later or (call.fresh and not self._wait_s(call, now_s)):
+        if following is None or call.retries or (call.unsent and not self._wait_s(call, now_s)):
             self._changed()
         return following
 
@@ -179,7 +179,7 @@ class Scheduler:
                 throttled=throttled,
                 retry_after_s=failure.retry_after_s,
             )
-            heapq.heappush(call.later, (now_s + pause_s, request.number, request))
+            heapq.heappush(call.retries, (now_s + pause_s, request.number, request))
 
     def _is_enough(self, call: Call, request: Request) -> bool:
         """Whether a failed request was tried as often as it may be, or all are failing."""
@@ -190,8 +190,8 @@ class Scheduler:
         return tries >= self.policy.max_attempts
 
     def end(self, call: Call, attempt: Attempt) -> None:
-        """An attempt is no longer in flight. Safe to call twice: Ctrl-C may come between handing it
-        to its thread and noting that."""
+        """Note that an attempt is no longer in flight. Safe to call twice: Ctrl-C may come between
+        handing it to its thread and noting that."""
         if self._end(call, attempt):
             self._changed()
 
@@ -203,5 +203,5 @@ class Scheduler:
         self.budget.give_back()
         request.in_flight -= 1
         if request.is_done or not request.in_flight:
-            call.flying.pop(request.number, None)
+            call.in_flight.pop(request.number, None)
         return True

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 class Signal:
-    """A lock, and a count of what has happened under it. Hold the lock around every method."""
+    """Tells waiting callers of events under a lock. Hold the lock around every method."""
 
     def __init__(self) -> None:
         self.lock = threading.Condition()

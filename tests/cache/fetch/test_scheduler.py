@@ -40,8 +40,8 @@ def call_of(count: int, *, urgent: bool = True, limit_s: float = 50.0) -> Call:
     return Call(
         deliver=lambda _number, _answer: None,
         urgent=urgent,
-        fresh=requests,
-        left=count,
+        unsent=requests,
+        undelivered=count,
         began_s=100.0,
         began_round=0,
         limit_s=limit_s,
@@ -64,7 +64,7 @@ def test_as_many_as_there_are_connections_and_one_more_for_each_that_ends() -> N
     assert following is not None
     assert following.request.number == 4
     assert clocked.told == 0  # the thread goes on by itself
-    assert call.left == 5
+    assert call.undelivered == 5
     assert clocked.scheduler.budget.in_flight == 4
 
 
@@ -87,8 +87,8 @@ def test_a_failed_request_is_tried_again_behind_its_pause_and_so_often() -> None
         (sent,), _ = clocked.scheduler.choose(call, now_s)
         assert sent.request.attempts == attempt + 1
         clocked.scheduler.failed(call, sent, now_s, RequestError("transient", "cut"))
-        if call.later:
-            again_s = call.later[0][0]
+        if call.retries:
+            again_s = call.retries[0][0]
             assert clocked.scheduler.choose(call, again_s - 1e-6)[0] == []
             now_s = again_s
     assert "not fetched after 3 attempts" in str(call.error)
@@ -124,7 +124,7 @@ def test_the_twin_of_a_late_request_is_sent_once() -> None:
     assert twin.request is first.request
     assert clocked.scheduler.choose(call, now_s + 1.0)[0] == []
     clocked.scheduler.failed(call, twin, now_s + 1.0, RequestError("transient", "cut"))
-    assert not call.later  # the first may still bring it
+    assert not call.retries  # the first may still bring it
     assert clocked.scheduler.succeeded(call, first, now_s + 1.1, size_bytes=10, seconds=1.1)
 
 

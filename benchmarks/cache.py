@@ -105,7 +105,7 @@ def measure(
             with open(root / names[-1], "wb") as file:
                 file.write(os.urandom(min(fill_bytes, 64 * 2**20)))
         with nginx(root) as url:
-            bench = _Bench(root, url, Path(place) / "cache", batch_size, rounds, console)
+            bench = _CacheBench(root, url, Path(place) / "cache", batch_size, rounds, console)
             found = {
                 "fill": bench.fills(names),
                 "epochs": bench.epochs(),
@@ -127,8 +127,10 @@ def measure(
     return write_result("cache", told | plain, folder=results)
 
 
-class _Bench:
-    """The parts. Each returns {"rounds": …, "summary": {name: Figure}}."""
+class _CacheBench:
+    """The parts of the benchmark over one store and cache.
+
+    Each returns {"rounds": …, "summary": {name: Figure}}."""
 
     def __init__(
         self, root: Path, url: str, cache: Path, batch_size: int, rounds: int, console: Console

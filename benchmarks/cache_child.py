@@ -6,9 +6,12 @@ import json
 import sys
 import threading
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock import DiskCache
+
+if TYPE_CHECKING:
+    from penstock import Dataset
 
 
 def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
@@ -20,8 +23,6 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
     from penstock import DataLoader, Dataset, imagenet_train
 
     kept = DiskCache(task["cache"], max_bytes=task["max_bytes"]) if task["max_bytes"] else None
-    records = []
-    never = threading.Event()
     with (
         Dataset(task["url"], cache=kept) as dataset,
         DataLoader(
@@ -35,41 +36,46 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
     ):
         dataset.open()
         opened_bytes = dataset.bytes_fetched
-        for _ in range(task["epochs"]):
-            wall, cpu = time.perf_counter(), time.process_time()
-            samples, first_s, first_bytes = 0, 0.0, 0
-            marks, waits = [], []
-            asked = wall
-            for images, _ in loader:
-                got = time.perf_counter()
-                waits.append(got - asked)
-                samples += len(images)
-                if not first_s:
-                    first_s, first_bytes = got - wall, dataset.bytes_fetched - opened_bytes
-                marks.append((dataset.bytes_fetched, loader.statistics().bytes_disk))
-                if task.get("step_s"):
-                    never.wait(task["step_s"])
-                asked = time.perf_counter()
-            took = time.perf_counter() - wall
-            half = len(waits) // 2
-            records.append(
-                {
-                    "samples": samples,
-                    "images_per_s": samples / took,
-                    "cpu_ms": (time.process_time() - cpu) / samples * 1e3,
-                    "first_s": first_s,
-                    "first_bytes": first_bytes,
-                    "fetched_bytes": dataset.bytes_fetched,
-                    "wait_share": sum(waits[1:]) / took,
-                    "late_wait_share": sum(waits[half:])
-                    / (sum(waits[half:]) + (len(waits) - half) * task.get("step_s", 0.0)),
-                    "demand": _demand(marks, task["batch_size"], dataset, task.get("window", 16)),
-                }
-            )
+        records = [
+            _epoch(dataset, loader, task, opened_bytes=opened_bytes) for _ in range(task["epochs"])
+        ]
         requests = dataset.traffic().requests
     if kept is not None:
         kept.close()
     return [record | {"requests": requests} for record in records]
+
+
+def _epoch(dataset: Dataset, loader: Any, task: dict[str, Any], *, opened_bytes: int) -> Any:
+    """The record of one epoch. opened_bytes: fetched before the first."""
+    step_s = task.get("step_s", 0.0)
+    never = threading.Event()
+    wall, cpu = time.perf_counter(), time.process_time()
+    samples, first_s, first_bytes = 0, 0.0, 0
+    marks, waits = [], []
+    asked = wall
+    for images, _ in loader:
+        got = time.perf_counter()
+        waits.append(got - asked)
+        samples += len(images)
+        if not first_s:
+            first_s, first_bytes = got - wall, dataset.bytes_fetched - opened_bytes
+        marks.append((dataset.bytes_fetched, loader.statistics().bytes_disk))
+        if step_s:
+            never.wait(step_s)
+        asked = time.perf_counter()
+    took = time.perf_counter() - wall
+    late = waits[len(waits) // 2 :]
+    return {
+        "samples": samples,
+        "images_per_s": samples / took,
+        "cpu_ms": (time.process_time() - cpu) / samples * 1e3,
+        "first_s": first_s,
+        "first_bytes": first_bytes,
+        "fetched_bytes": dataset.bytes_fetched,
+        "wait_share": sum(waits[1:]) / took,
+        "late_wait_share": sum(late) / (sum(late) + len(late) * step_s),
+        "demand": _demand(marks, task["batch_size"], dataset, task.get("window", 16)),
+    }
 
 
 def _demand(marks: list[tuple[int, int]], batch_size: int, dataset: Any, window: int) -> float:

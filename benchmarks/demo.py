@@ -110,7 +110,7 @@ def _photographs(out: Path, data: Path | None, scale: Scale, console: Console) -
         images = borrow_images(data, out / "yours")
     else:
         _heading(console, 1, "Photographs, cut from what scikit-image and scikit-learn ship")
-        with _Bar(console, "images") as bar:
+        with _CountBar(console, "images") as bar:
             images = make_photographs(
                 out / "photographs",
                 train_images=scale.train_images,
@@ -214,7 +214,7 @@ def _compare(work: Work, scale: Scale, console: Console) -> Comparison:
     _heading(
         console, 5, f"Beside torch's DataLoader with Pillow: crops of {work.size} x {work.size}"
     )
-    with _Bar(console, "rounds") as bar:
+    with _CountBar(console, "rounds") as bar:
         total = scale.rounds * len(PEERS)
         done = compare(
             PEERS,
@@ -331,7 +331,7 @@ def _summary(
     )
 
 
-class _Bar:
+class _CountBar:
     """A progress bar as a context; called with (done, total)."""
 
     def __init__(self, console: Console, unit: str) -> None:

@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.dlio_child import LOADERS, LoaderName, Task
-from benchmarks.dlio_data import Made, forget, make
+from benchmarks.dlio_data import GeneratedSet, forget, make
 from benchmarks.dlio_jobs import (
     DISK_SHARE,
     NAMES,
     WORKLOADS,
+    DlioWorkload,
     Pace,
-    Workload,
     measured_seconds,
     pace_of,
 )
@@ -79,7 +79,7 @@ def measure(
     return write_result("dlio", written, folder=results)
 
 
-def _shrunk(workload: Workload) -> Workload:
+def _shrunk(workload: DlioWorkload) -> DlioWorkload:
     """For a test: few samples in batches of 4, none of them large."""
     return replace(
         workload,
@@ -90,7 +90,7 @@ def _shrunk(workload: Workload) -> Workload:
     )
 
 
-def _made(workload: Workload, data: Path) -> Made:
+def _made(workload: DlioWorkload, data: Path) -> GeneratedSet:
     # What is decoded and what isn't are the same files.
     name = workload.accelerator if workload.kind == "jpeg" else workload.name
     return make(
@@ -103,7 +103,7 @@ def _made(workload: Workload, data: Path) -> Made:
 
 
 def _measure_one(
-    workload: Workload, data: Path, *, rounds: int, seconds: float, console: Console
+    workload: DlioWorkload, data: Path, *, rounds: int, seconds: float, console: Console
 ) -> dict[str, Any]:
     with console.status(f"{workload.name}: making its data"):
         made = _made(workload, data.absolute())
@@ -144,7 +144,9 @@ def _measure_one(
     }
 
 
-def _asked(workload: Workload, made: Made, step_s: float, *, seconds: float) -> dict[str, float]:
+def _asked(
+    workload: DlioWorkload, made: GeneratedSet, step_s: float, *, seconds: float
+) -> dict[str, float]:
     most_s = measured_seconds(
         workload, step_s, samples=made.samples, most_s=max(seconds, _LEAST_STEPS * step_s)
     )
@@ -153,8 +155,8 @@ def _asked(workload: Workload, made: Made, step_s: float, *, seconds: float) -> 
 
 def _fed_at(
     player: Child,
-    workload: Workload,
-    made: Made,
+    workload: DlioWorkload,
+    made: GeneratedSet,
     pace: Pace,
     runs: Mapping[str, Sequence[Mapping[str, Any]]],
     *,
@@ -185,14 +187,16 @@ def _players(names: Sequence[str], task: Task) -> Iterator[dict[str, Child]]:
         yield players
 
 
-def _played(player: Child, made: Made, asked: Mapping[str, float]) -> dict[str, Any]:
+def _played(player: Child, made: GeneratedSet, asked: Mapping[str, float]) -> dict[str, Any]:
     for folder in {made.files, made.pack}:
         forget(folder)
     player.say(asked)
     return player.answer()
 
 
-def _paced(players: Mapping[str, Child], workload: Workload, made: Made, *, seconds: float) -> Pace:
+def _paced(
+    players: Mapping[str, Child], workload: DlioWorkload, made: GeneratedSet, *, seconds: float
+) -> Pace:
     def rate(name: str, what: str) -> float:
         asked = {"step_s": 0.0, "seconds": seconds}
         return statistics.median(

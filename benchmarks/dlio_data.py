@@ -36,7 +36,7 @@ _QUALITIES = range(1, 97)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
+class GeneratedSet:
     """A generated dataset. files: `<class>/*.jpg` or `*.npy` below it; pack: of the JPEGs, else the
     folder of files too."""
 
@@ -53,13 +53,13 @@ class Made:
 
 def make(
     out: Path, *, kind: Literal["jpeg", "array"], samples: int, sample_bytes: int, workers: int = 2
-) -> Made:
+) -> GeneratedSet:
     """Make `samples` samples of sample_bytes below `out`; what an earlier call finished is kept.
 
     Raises ConfigError for JPEGs too small to hold a picture.
     """
     files = out / "files"
-    made = Made(
+    made = GeneratedSet(
         kind=kind,
         files=files,
         pack=out / "pack" if kind == "jpeg" else files,
@@ -97,7 +97,7 @@ def forget(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _write_arrays(made: Made) -> None:
+def _write_arrays(made: GeneratedSet) -> None:
     rng = np.random.default_rng(7)
     digits = len(str(made.samples - 1))
     for number in range(made.samples):
@@ -105,7 +105,7 @@ def _write_arrays(made: Made) -> None:
         np.save(made.files / f"{number:0{digits}d}.npy", values)
 
 
-def _write_jpegs(made: Made, *, workers: int) -> None:
+def _write_jpegs(made: GeneratedSet, *, workers: int) -> None:
     from penstock import pack
 
     pictures = [

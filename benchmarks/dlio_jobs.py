@@ -20,7 +20,7 @@ DECODE_SHARE = 0.8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workload:
+class DlioWorkload:
     """A job. samples: generated here; window_bytes: as `Task`'s; note: for who reads the result.
 
     batch_size, sample_bytes: None is what was published; a step scales with its batch.
@@ -68,8 +68,8 @@ _NOT_DECODED = (
     "As DLIO's readers: all bytes are read (Penstock compares their checksums, torch's side looks "
     "at nothing), none are decoded; labels are handed out."
 )
-WORKLOADS: tuple[Workload, ...] = (
-    Workload(
+WORKLOADS: tuple[DlioWorkload, ...] = (
+    DlioWorkload(
         name="resnet50",
         accelerator="h100-resnet50",
         kind="jpeg",
@@ -77,7 +77,7 @@ WORKLOADS: tuple[Workload, ...] = (
         samples=16_000,
         note=_NOT_DECODED,
     ),
-    Workload(
+    DlioWorkload(
         name="resnet50-decode",
         accelerator="h100-resnet50",
         kind="jpeg",
@@ -86,7 +86,7 @@ WORKLOADS: tuple[Workload, ...] = (
         batch_size=100,
         note="Decoded and augmented (ImageNet's training recipe, 224 pixels, float32) on the CPU.",
     ),
-    Workload(
+    DlioWorkload(
         name="unet3d",
         accelerator="h100-unet3d",
         kind="array",
@@ -97,7 +97,7 @@ WORKLOADS: tuple[Workload, ...] = (
         note=f"{_THROUGH_TORCH} A sample is loaded whole; a random window of DLIO's "
         "record_length_bytes_resize is handed out.",
     ),
-    Workload(
+    DlioWorkload(
         name="cosmoflow",
         accelerator="h100-cosmoflow",
         kind="array",
@@ -105,7 +105,7 @@ WORKLOADS: tuple[Workload, ...] = (
         samples=1_800,
         note=f"{_THROUGH_TORCH} Whole samples are handed out.",
     ),
-    Workload(
+    DlioWorkload(
         name="dgx-pod",
         accelerator="dgx-pod",
         kind="jpeg",
@@ -134,7 +134,7 @@ class Pace:
     required_bytes_per_s: float
 
 
-def pace_of(workload: Workload, *, raw_bytes_per_s: float, decode_samples_per_s: float) -> Pace:
+def pace_of(workload: DlioWorkload, *, raw_bytes_per_s: float, decode_samples_per_s: float) -> Pace:
     """The step that asks for the stated share of what the disk, and the decoder, give. Pure."""
     if raw_bytes_per_s <= 0:
         raise ConfigError(f"The disk gave {raw_bytes_per_s} bytes/s; a pace needs more than 0.")
@@ -158,7 +158,9 @@ def _two_digits_up(value: float) -> float:
     return round(math.ceil(value / unit - 1e-9) * unit, 9)
 
 
-def measured_seconds(workload: Workload, step_s: float, *, samples: int, most_s: float) -> float:
+def measured_seconds(
+    workload: DlioWorkload, step_s: float, *, samples: int, most_s: float
+) -> float:
     """How long a run may be measured so that no sample comes twice, warm-up included. Pure."""
     steps = samples // workload.batch - SETTLE_BATCHES - 2
     if steps < 2:

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_cases import Answer, Budget, ask, facts, has_cuda, refused
-from benchmarks.gpu_loaders import HW_LOADS, TITLES, Job, Name, opened
+from benchmarks.gpu_loaders import HW_LOADS, TITLES, GpuWork, Name, opened
 from benchmarks.gpu_watch import known_fields, watched
 from benchmarks.record import RESULTS, write_result
 from penstock.augment.region import Way, found_way
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from benchmarks.gpu_loaders import Batches
 
-    Step = Callable[[torch.Tensor, torch.Tensor], Any]
+    TrainingStep = Callable[[torch.Tensor, torch.Tensor], Any]
     Case = dict[str, Any]
 
 ROUNDS = 5
@@ -102,8 +102,7 @@ def measure(
     Raises NotTheSameWorkError where loaders' tensors differ.
     """
     size = size or Size()
-    play = play or in_a_process
-    job = Job(
+    work = GpuWork(
         folder=prepared.images.train.absolute(),
         pack=prepared.pack.absolute(),
         device=device,
@@ -113,66 +112,95 @@ def measure(
         largest=_largest(prepared),
         windows=_windows(device),
     )
-    told = prepared.record()
-    gpu = facts()
-    console.print(f"{machine()}\n{gpu}\n{versions()}\n{told}", highlight=False, style="dim")
-    watch = known_fields() if device.startswith("cuda") else ()
+    gpu, dataset = facts(), prepared.record()
+    console.print(f"{machine()}\n{gpu}\n{versions()}\n{dataset}", highlight=False, style="dim")
+    loaders = _Loaders(play or in_a_process, size, console)
+    rates = loaders.hw_rates(names, work, hw_loads)
+    if rates:
+        work = replace(work, hw_load=float(max(rates, key=lambda load: rates[load])))
+    check_same_work(loaders.looks(names, work))
     epoch = prepared.images.train_images // batch_size + 1
-    failed: dict[Name, str] = {}
-
-    def answer(do: str, name: Name, asked: Job, **more: Any) -> dict[str, Any] | None:
-        """What a case told; None where it failed, for good."""
-        if name in failed:
-            return None
-        case = {"do": do, "name": name, "job": _told_job(asked), "size": asdict(size), **more}
-        found = play(case)
-        if found.failed:
-            failed[name] = found.failed
-            console.print(f"{TITLES[name]}: {found.failed}", highlight=False)
-            return None
-        return dict(found.told)
-
-    tried: dict[str, float] = {}
-    if "dali" in names and device.startswith("cuda"):
-        for load in hw_loads:
-            rate = answer("rate", "dali", replace(job, hw_load=load))
-            tried[str(load)] = rate["images_per_s"] if rate else 0.0
-        if tried:
-            job = replace(job, hw_load=float(max(tried, key=lambda load: tried[load])))
-    looks = {name: answer("look", name, job) for name in names if name != "synthetic"}
-    check_same_work({name: _pixels(found) for name, found in looks.items() if found})
-    played: dict[Name, list[GpuRound]] = {name: [] for name in names}
-    for number in range(rounds):
-        for name in names if number % 2 == 0 else list(reversed(names)):
-            with console.status(f"round {number + 1} of {rounds}: {TITLES[name]}"):
-                asked = replace(job, seed=job.seed + number)
-                # What stays in memory is decoded in the first epoch; later ones are measured.
-                settle = max(size.settle, epoch if name == "penstock-resident" else 0)
-                sized = asdict(replace(size, settle=settle))
-                found = answer("round", name, asked, watch=list(watch), stem=stem, size=sized)
-                if found:
-                    played[name].append(GpuRound(**found))
-    # A loader that crashed in a later round has no pairs there.
-    played = {name: rows for name, rows in played.items() if name not in failed}
+    played = loaders.play_rounds(names, work, rounds=rounds, stem=stem, epoch=epoch)
     summary = summarise(played)
     console.print(_table(summary))
     record = {
         "gpu": gpu,
-        "dataset": told,
+        "dataset": dataset,
         "work": {
             "batch_size": batch_size,
             "size": crop,
-            "threads": job.threads,
-            "windows": job.windows,
-            "hw_decoder_load": job.hw_load,
-            "hw_decoder_loads_tried": tried,
+            "threads": work.threads,
+            "windows": work.windows,
+            "hw_decoder_load": work.hw_load,
+            "hw_decoder_loads_tried": rates,
         },
         "round": asdict(size),
-        "failed": failed,
+        "failed": loaders.failed,
         "summary": summary,
         "rounds": {name: [asdict(r) for r in rows] for name, rows in played.items()},
     }
     return write_result("gpu", record, folder=results)
+
+
+class _Loaders:
+    """Plays cases of the loaders, and remembers which of them failed: those play no more.
+
+    failed: why, by name."""
+
+    def __init__(self, play: Callable[[Case], Answer], size: Size, console: Console) -> None:
+        self._play, self._size, self._console = play, size, console
+        self.failed: dict[Name, str] = {}
+
+    def _answer(self, do: str, name: Name, work: GpuWork, **more: Any) -> dict[str, Any] | None:
+        """What a case said; None where the loader has failed."""
+        if name in self.failed:
+            return None
+        case = {"do": do, "name": name, "job": _work_values(work), "size": asdict(self._size)}
+        found = self._play({**case, **more})
+        if found.failed:
+            self.failed[name] = found.failed
+            self._console.print(f"{TITLES[name]}: {found.failed}", highlight=False)
+            return None
+        return dict(found.told)
+
+    def hw_rates(
+        self, names: Sequence[Name], work: GpuWork, hw_loads: Sequence[float]
+    ) -> dict[str, float]:
+        """DALI's images/s with each share of its hardware decoder; 0 where it failed, nothing
+        where it doesn't play on a GPU."""
+        rates: dict[str, float] = {}
+        if "dali" not in names or not work.device.startswith("cuda"):
+            return rates
+        for load in hw_loads:
+            rate = self._answer("rate", "dali", replace(work, hw_load=load))
+            rates[str(load)] = rate["images_per_s"] if rate else 0.0
+        return rates
+
+    def looks(self, names: Sequence[Name], work: GpuWork) -> dict[Name, TensorFacts]:
+        """What the tensors of each loader look like."""
+        looks = {name: self._answer("look", name, work) for name in names if name != "synthetic"}
+        return {name: _tensor_facts(found) for name, found in looks.items() if found}
+
+    def play_rounds(
+        self, names: Sequence[Name], work: GpuWork, *, rounds: int, stem: int, epoch: int
+    ) -> dict[Name, list[GpuRound]]:
+        """Rounds of all loaders in turning order. epoch: batches of one."""
+        watch = known_fields() if work.device.startswith("cuda") else ()
+        played: dict[Name, list[GpuRound]] = {name: [] for name in names}
+        for number in range(rounds):
+            for name in names if number % 2 == 0 else list(reversed(names)):
+                with self._console.status(f"round {number + 1} of {rounds}: {TITLES[name]}"):
+                    seeded = replace(work, seed=work.seed + number)
+                    # What stays in memory is decoded in the first epoch; later ones are measured.
+                    settle = max(self._size.settle, epoch if name == "penstock-resident" else 0)
+                    sized = asdict(replace(self._size, settle=settle))
+                    found = self._answer(
+                        "round", name, seeded, watch=list(watch), stem=stem, size=sized
+                    )
+                    if found:
+                        played[name].append(GpuRound(**found))
+        # A loader that crashed in a later round has no pairs there.
+        return {name: rows for name, rows in played.items() if name not in self.failed}
 
 
 def summarise(played: Mapping[Name, Sequence[GpuRound]]) -> dict[str, dict[str, Any]]:
@@ -207,19 +235,21 @@ def summarise(played: Mapping[Name, Sequence[GpuRound]]) -> dict[str, dict[str, 
     return summary
 
 
-def _round(name: Name, job: Job, size: Size, step: Step, *, watch: Sequence[str]) -> GpuRound:
+def _round(
+    name: Name, work: GpuWork, size: Size, step: TrainingStep, *, watch: Sequence[str]
+) -> GpuRound:
     began = time.perf_counter()
-    with opened(name, job) as batches:
+    with opened(name, work) as batches:
         next(batches)
-        _synchronise(job)
+        _synchronise(work)
         first_s = time.perf_counter() - began
         images = took_s = cpu_s = 0.0
         busy: dict[str, float] = {}
         if name != "synthetic":
             with watched(watch) as busy:
-                images, took_s, cpu_s = _take(batches, job, size)
+                images, took_s, cpu_s = _take(batches, work, size)
         with watched(watch) as busy_training:
-            trained, trained_s, waits = _train(batches, job, size, step)
+            trained, trained_s, waits = _train(batches, work, size, step)
     cuts = statistics.quantiles(waits, n=100, method="inclusive")
     return GpuRound(
         images_per_s=images / took_s if took_s else 0.0,
@@ -233,23 +263,25 @@ def _round(name: Name, job: Job, size: Size, step: Step, *, watch: Sequence[str]
     )
 
 
-def _take(batches: Batches, job: Job, size: Size) -> tuple[float, float, float]:
+def _take(batches: Batches, work: GpuWork, size: Size) -> tuple[float, float, float]:
     for _ in range(size.settle):
         next(batches)
-    _synchronise(job)
+    _synchronise(work)
     images = 0
     began, cpu_s = time.perf_counter(), tree_cpu_s()
     for _ in range(size.timed):
         images += len(next(batches)[1])
-    _synchronise(job)
+    _synchronise(work)
     return images, time.perf_counter() - began, tree_cpu_s() - cpu_s
 
 
-def _train(batches: Batches, job: Job, size: Size, step: Step) -> tuple[int, float, list[float]]:
+def _train(
+    batches: Batches, work: GpuWork, size: Size, step: TrainingStep
+) -> tuple[int, float, list[float]]:
     """Images, seconds and the host's waits of the steps behind the first few."""
     for _ in range(size.settle):
         step(*next(batches))
-    _synchronise(job)
+    _synchronise(work)
     images, waits = 0, []
     began = time.perf_counter()
     for _ in range(size.stepped):
@@ -258,15 +290,15 @@ def _train(batches: Batches, job: Job, size: Size, step: Step) -> tuple[int, flo
         waits.append(time.perf_counter() - asked)
         step(inputs, labels)
         images += len(labels)
-    _synchronise(job)
+    _synchronise(work)
     return images, time.perf_counter() - began, waits
 
 
-def _synchronise(job: Job) -> None:
-    if job.device.startswith("cuda"):
+def _synchronise(work: GpuWork) -> None:
+    if work.device.startswith("cuda"):
         import torch
 
-        torch.cuda.synchronize(job.device)
+        torch.cuda.synchronize(work.device)
 
 
 def check_same_work(looks: Mapping[Name, TensorFacts]) -> None:
@@ -350,7 +382,7 @@ def play_here(case: Case) -> dict[str, Any]:
     """A case in this process: JSON types in and out."""
     name, size = case["name"], Size(**case["size"])
     told = case["job"]
-    job = Job(
+    work = GpuWork(
         **{
             **told,
             "folder": Path(told["folder"]),
@@ -359,21 +391,21 @@ def play_here(case: Case) -> dict[str, Any]:
         }
     )
     if case["do"] == "rate":
-        with opened(name, job) as batches:
-            images, took_s, _ = _take(batches, job, size)
+        with opened(name, work) as batches:
+            images, took_s, _ = _take(batches, work, size)
         return {"images_per_s": images / took_s}
     if case["do"] == "look":
-        with opened(name, job) as batches:
+        with opened(name, work) as batches:
             return asdict(look([_copied(next(batches)) for _ in range(size.looked)]))
-    step = _resnet50_step(job, stem=case["stem"])
-    return asdict(_round(name, job, size, step, watch=case["watch"]))
+    step = _resnet50_step(work, stem=case["stem"])
+    return asdict(_round(name, work, size, step, watch=case["watch"]))
 
 
-def _told_job(job: Job) -> dict[str, Any]:
-    return {**asdict(job), "folder": str(job.folder), "pack": str(job.pack)}
+def _work_values(work: GpuWork) -> dict[str, Any]:
+    return {**asdict(work), "folder": str(work.folder), "pack": str(work.pack)}
 
 
-def _pixels(told: Mapping[str, Any]) -> TensorFacts:
+def _tensor_facts(told: Mapping[str, Any]) -> TensorFacts:
     found: dict[str, Any] = {key: tuple(v) if isinstance(v, list) else v for key, v in told.items()}
     return TensorFacts(**found)
 
@@ -383,14 +415,14 @@ def _windows(device: str) -> Way:
     return found_way(0) if device.startswith("cuda") else "decoder"
 
 
-def _resnet50_step(job: Job, *, stem: int) -> Step:
+def _resnet50_step(work: GpuWork, *, stem: int) -> TrainingStep:
     import torch
 
     from benchmarks.resnet import resnet50, training_step
 
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(7)
-    return training_step(resnet50(stem=stem), device=torch.device(job.device))
+    return training_step(resnet50(stem=stem), device=torch.device(work.device))
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ HW_LOADS = (0.65, 0.0, 0.5, 0.8, 0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class GpuWork:
     """What every loader does. folder: `<class>/*.jpg`; pack: the same images.
 
     threads: CPU threads of a loader; hw_load: DALI's share for the hardware decoder; largest:
@@ -67,14 +67,14 @@ class GpuLoader(Protocol):
 class Synthetic:
     """One batch of noise on the device, over and over: the ceiling of a training step."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, work: GpuWork) -> None:
         import torch
 
-        generator = torch.Generator(job.device).manual_seed(job.seed)
-        shape = (job.batch_size, 3, job.size, job.size)
-        on_device: dict[str, Any] = {"generator": generator, "device": job.device}
+        generator = torch.Generator(work.device).manual_seed(work.seed)
+        shape = (work.batch_size, 3, work.size, work.size)
+        on_device: dict[str, Any] = {"generator": generator, "device": work.device}
         images = torch.randn(shape, **on_device)
-        self._batch = images, torch.randint(2, (job.batch_size,), **on_device)
+        self._batch = images, torch.randint(2, (work.batch_size,), **on_device)
 
     def batches(self) -> Batches:
         while True:
@@ -87,18 +87,18 @@ class Synthetic:
 class Penstock:
     """Penstock as its documentation tells to use it on a GPU."""
 
-    def __init__(self, job: Job, *, resident: bool = False) -> None:
+    def __init__(self, work: GpuWork, *, resident: bool = False) -> None:
         from penstock import DataLoader, Dataset, Decode, imagenet_train
 
         self._loader = DataLoader(
-            Dataset(job.pack),
-            batch_size=job.batch_size,
+            Dataset(work.pack),
+            batch_size=work.batch_size,
             shuffle=True,
-            num_workers=job.threads,
+            num_workers=work.threads,
             drop_last=True,
-            seed=job.seed,
-            augment=(Decode(windows=job.windows), *imagenet_train(job.size)[1:]),
-            device=job.device,
+            seed=work.seed,
+            augment=(Decode(windows=work.windows), *imagenet_train(work.size)[1:]),
+            device=work.device,
             resident=resident,
         )
 
@@ -113,10 +113,10 @@ class Dali:
     """DALI's reader, decoder ("mixed": the hardware decoder and CUDA) and operators, taken over by
     torch on its current stream."""
 
-    def __init__(self, job: Job) -> None:
-        self._pipe = dali_pipeline(job)
+    def __init__(self, work: GpuWork) -> None:
+        self._pipe = dali_pipeline(work)
         self._pipe.build()
-        self._on_gpu = job.device.startswith("cuda")
+        self._on_gpu = work.device.startswith("cuda")
 
     def batches(self) -> Batches:
         import torch
@@ -134,21 +134,21 @@ class Dali:
         del self._pipe
 
 
-def dali_pipeline(job: Job) -> Any:
-    """DALI's pipeline for the job, not built yet."""
+def dali_pipeline(work: GpuWork) -> Any:
+    """DALI's pipeline for the work, not built yet."""
     import torch
     from nvidia.dali import fn, pipeline_def, types
 
-    files = list_files(job.folder)
-    on_gpu = job.device.startswith("cuda")
-    device_id = (torch.device(job.device).index or 0) if on_gpu else None
-    decoding = dali_decoding(job)
+    files = list_files(work.folder)
+    on_gpu = work.device.startswith("cuda")
+    device_id = (torch.device(work.device).index or 0) if on_gpu else None
+    decoding = dali_decoding(work)
 
     @pipeline_def(  # type: ignore[untyped-decorator]
-        batch_size=job.batch_size,
-        num_threads=job.threads,
+        batch_size=work.batch_size,
+        num_threads=work.threads,
         device_id=device_id,
-        seed=job.seed,
+        seed=work.seed,
         prefetch_queue_depth=DALI_AHEAD,
     )
     def imagenet() -> Any:
@@ -161,11 +161,11 @@ def dali_pipeline(job: Job) -> Any:
             "num_attempts": 10,
         }
         resized: dict[str, Any] = {  # without the filter where few crops need it: faster
-            "size": [job.size, job.size],
+            "size": [work.size, work.size],
             "interp_type": types.INTERP_LINEAR,
-            "antialias": job.size < SMALL_CROP,
+            "antialias": work.size < SMALL_CROP,
         }
-        if job.windows == "slice":
+        if work.windows == "slice":
             images = fn.decoders.image(encoded, output_type=types.RGB, **decoding)
             images = fn.random_resized_crop(images, **crops, **resized)
         else:
@@ -186,32 +186,32 @@ def dali_pipeline(job: Job) -> Any:
     return imagenet()
 
 
-def dali_decoding(job: Job) -> dict[str, Any]:
+def dali_decoding(work: GpuWork) -> dict[str, Any]:
     """The decoder's arguments that differ between devices. Room for the largest image is made
     beforehand: growing it later stops the device."""
-    if not job.device.startswith("cuda"):
+    if not work.device.startswith("cuda"):
         return {}
-    height, width = job.largest
+    height, width = work.largest
     return {
         "device": "mixed",
-        "hw_decoder_load": job.hw_load,
+        "hw_decoder_load": work.hw_load,
         "preallocate_height_hint": height,
         "preallocate_width_hint": width,
     }
 
 
-LOADERS: dict[Name, Callable[[Job], GpuLoader]] = {
+LOADERS: dict[Name, Callable[[GpuWork], GpuLoader]] = {
     "synthetic": Synthetic,
     "penstock": Penstock,
-    "penstock-resident": lambda job: Penstock(job, resident=True),
+    "penstock-resident": lambda work: Penstock(work, resident=True),
     "dali": Dali,
 }
 
 
 @contextlib.contextmanager
-def opened(name: Name, job: Job) -> Iterator[Batches]:
+def opened(name: Name, work: GpuWork) -> Iterator[Batches]:
     """The loader's batches; it is closed behind them."""
-    loader = LOADERS[name](job)
+    loader = LOADERS[name](work)
     try:
         yield loader.batches()
     finally:

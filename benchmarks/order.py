@@ -54,7 +54,7 @@ STEPS_AHEAD = 16  # of the walk for fills, for each batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class JobSize:
     """A job's size; what it measures in `rows` samples a shard."""
 
     shards: int
@@ -89,7 +89,7 @@ class Job:
         return Plan(sizes, seed=7, lanes=self.lanes, window=window)
 
 
-def measured(job: Job, window: int) -> dict[str, float]:
+def measured(job: JobSize, window: int) -> dict[str, float]:
     """All figures of one window, by name."""
     rank = job.ranks // 2
     first = _batches(job.plan(window), job, epoch=0, rank=rank)
@@ -103,7 +103,7 @@ def measured(job: Job, window: int) -> dict[str, float]:
     }
 
 
-def _batches(plan: Plan, job: Job, *, epoch: int, rank: int) -> list[Ints]:
+def _batches(plan: Plan, job: JobSize, *, epoch: int, rank: int) -> list[Ints]:
     places = range(0, plan.samples // job.batch * job.batch, job.batch)
     return [plan.batch(epoch, p, job.batch, rank=rank, world=job.ranks) for p in places]
 
@@ -126,7 +126,7 @@ def _meets_again(plan: Plan, epochs: list[list[Ints]]) -> float:
     return again / ((A_RANK - 1) / (plan.samples - 1))
 
 
-def _cold_epoch(job: Job, window: int, *, node: int) -> dict[str, float]:
+def _cold_epoch(job: JobSize, window: int, *, node: int) -> dict[str, float]:
     """One node's first epoch, with samples in the place of bytes."""
     plan, ahead = job.plan(window), job.plan(window)  # a walker takes a plan of its own
     places = range(0, plan.samples // job.batch * job.batch, job.batch)
@@ -165,13 +165,13 @@ def _cold_epoch(job: Job, window: int, *, node: int) -> dict[str, float]:
     }
 
 
-def _readers(plan: Plan, job: Job) -> float:
+def _readers(plan: Plan, job: JobSize) -> float:
     nodes = job.nodes
     shards = (plan.shards(job.batch, first=n, end=n + 1, world=nodes) for n in range(nodes))
     return sum(map(len, shards)) / len(plan.sizes)
 
 
-def measure(jobs: list[Job], *, results: Path = RESULTS, console: Console) -> Path:
+def measure(jobs: list[JobSize], *, results: Path = RESULTS, console: Console) -> Path:
     """Every job with every window; prints a table a number of shards, writes the result."""
     rows: list[dict[str, Any]] = []
     for job in jobs:
@@ -207,7 +207,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args(argv)
     shards, ranks = ((1_000,), (8, 64)) if options.quick else (SHARDS, RANKS)
-    jobs = [Job(shards=s, ranks=r) for s in shards for r in ranks]
+    jobs = [JobSize(shards=s, ranks=r) for s in shards for r in ranks]
     measure(jobs, results=options.results, console=Console())
 
 

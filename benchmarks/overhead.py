@@ -36,33 +36,7 @@ def measure(
 
     Beside it the parts of the threads that run Python, and what the samples' checksums cost alone.
     """
-    from penstock import DataLoader, Dataset, imagenet_train
-    from penstock.augment.graph import Graph
-
-    constant = functools.partial(Graph, constant_decode=True)
-    # The loader offers no such switch, rightly: it is put in where the loader finds its graph.
-    with (
-        mock.patch("penstock.pipeline.feed.image_graph.Graph", constant),
-        DataLoader(
-            Dataset(str(prepared.pack)),
-            batch_size=batch_size,
-            shuffle=True,
-            drop_last=True,
-            seed=7,
-            augment=imagenet_train(224),
-        ) as loader,
-    ):
-        endless = itertools.chain.from_iterable(itertools.repeat(loader))
-        parts: dict[str, list[float]] = {name: [] for name in ("process", *_THREADS)}
-        samples = batches * batch_size
-        for number in range(rounds + 1):
-            process, threads = time.process_time(), _threads_s()
-            for _ in itertools.islice(endless, batches):
-                pass
-            if number:  # the first round maps files and warms caches
-                parts["process"].append(1e6 * (time.process_time() - process) / samples)
-                for name, seconds in _threads_s().items():
-                    parts[name].append(1e6 * (seconds - threads[name]) / samples)
+    parts = _thread_times(prepared, batch_size=batch_size, batches=batches, rounds=rounds)
     parts["checksum"] = [_checksum_us(prepared) for _ in range(rounds)]
     own = zip(*(parts[name] for name in _THREADS), parts["checksum"], strict=True)
     parts["python"] = [sum(threads) - checksum for *threads, checksum in own]
@@ -85,6 +59,40 @@ def measure(
         "rounds": parts,
     }
     return write_result("overhead", measured, folder=results)
+
+
+def _thread_times(
+    prepared: Prepared, *, batch_size: int, batches: int, rounds: int
+) -> dict[str, list[float]]:
+    """CPU microseconds a sample of the process and of the threads that run Python, each round."""
+    from penstock import DataLoader, Dataset, imagenet_train
+    from penstock.augment.graph import Graph
+
+    parts: dict[str, list[float]] = {name: [] for name in ("process", *_THREADS)}
+    constant = functools.partial(Graph, constant_decode=True)
+    # The loader offers no such switch, rightly: it is put in where the loader finds its graph.
+    with (
+        mock.patch("penstock.pipeline.feed.image_graph.Graph", constant),
+        DataLoader(
+            Dataset(str(prepared.pack)),
+            batch_size=batch_size,
+            shuffle=True,
+            drop_last=True,
+            seed=7,
+            augment=imagenet_train(224),
+        ) as loader,
+    ):
+        endless = itertools.chain.from_iterable(itertools.repeat(loader))
+        samples = batches * batch_size
+        for number in range(rounds + 1):
+            process, threads = time.process_time(), _threads_s()
+            for _ in itertools.islice(endless, batches):
+                pass
+            if number:  # the first round maps files and warms caches
+                parts["process"].append(1e6 * (time.process_time() - process) / samples)
+                for name, seconds in _threads_s().items():
+                    parts[name].append(1e6 * (seconds - threads[name]) / samples)
+    return parts
 
 
 def _threads_s() -> dict[str, float]:

@@ -82,7 +82,7 @@ class ImageSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _CropSet:
     """Crops of a part of one photograph; all choices follow from seed, split, class and number."""
 
     name: str
@@ -119,10 +119,10 @@ def make_photographs(
         return _read_record(record)
     for split in ("train", "eval"):
         shutil.rmtree(out / split, ignore_errors=True)
-    parts = _parts(out, {"train": train_images, "eval": eval_images}, seed)
+    sets = _crop_sets(out, {"train": train_images, "eval": eval_images}, seed)
     done = written_bytes = 0
-    for part, size_bytes in zip(parts, _cut_all(parts, workers), strict=True):
-        done += part.count
+    for crops, size_bytes in zip(sets, _write_all(sets, workers), strict=True):
+        done += crops.count
         written_bytes += size_bytes
         if progress is not None:
             progress(done, train_images + eval_images)
@@ -140,10 +140,10 @@ def make_photographs(
     return made
 
 
-def _parts(out: Path, images: dict[Literal["train", "eval"], int], seed: int) -> list[_Part]:
+def _crop_sets(out: Path, images: dict[Literal["train", "eval"], int], seed: int) -> list[_CropSet]:
     names = sorted(PHOTOGRAPHS)
     return [
-        _Part(
+        _CropSet(
             name=name,
             split=split,
             folder=out / split / name,
@@ -155,28 +155,28 @@ def _parts(out: Path, images: dict[Literal["train", "eval"], int], seed: int) ->
     ]
 
 
-def _cut_all(parts: list[_Part], workers: int) -> Iterator[int]:
-    """Bytes written, a part at a time, in order."""
+def _write_all(sets: list[_CropSet], workers: int) -> Iterator[int]:
+    """Bytes written, a set at a time, in order."""
     if workers < 2:
-        yield from map(_cut, parts)
+        yield from map(_write_crops, sets)
         return
     # Processes: Pillow's JPEG encoder keeps the GIL, and two threads took longer than one. Spawned,
     # since the caller may have threads by now.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield from pool.map(_cut, parts)
+        yield from pool.map(_write_crops, sets)
 
 
-def _cut(part: _Part) -> int:
-    """Write the crops of one part; returns their bytes."""
-    grain = _noise(part.seed)
-    train, test = _split(_open(PHOTOGRAPHS[part.name]))
-    region = train if part.split == "train" else test
-    part.folder.mkdir(parents=True)
-    key = (part.seed, int(part.split == "eval"), sorted(PHOTOGRAPHS).index(part.name))
+def _write_crops(crops: _CropSet) -> int:
+    """Write one set of crops; returns their bytes."""
+    grain = _noise(crops.seed)
+    train, test = _split(_open(PHOTOGRAPHS[crops.name]))
+    region = train if crops.split == "train" else test
+    crops.folder.mkdir(parents=True)
+    key = (crops.seed, int(crops.split == "eval"), sorted(PHOTOGRAPHS).index(crops.name))
     return sum(
-        _write(region, grain, part.folder / f"{i:04d}.jpg", np.random.default_rng((*key, i)))
-        for i in range(part.count)
+        _write(region, grain, crops.folder / f"{i:04d}.jpg", np.random.default_rng((*key, i)))
+        for i in range(crops.count)
     )
 
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from benchmarks import gpu, gpu_watch
 from benchmarks.data import Prepared, prepare
 from benchmarks.gpu_cases import Answer
-from benchmarks.gpu_loaders import Job, Name, dali_decoding, dali_pipeline
+from benchmarks.gpu_loaders import GpuWork, Name, dali_decoding, dali_pipeline
 from benchmarks.photographs import PHOTOGRAPHS
 from benchmarks.resnet import resnet50, training_step
 from penstock.augment import imagenet_eval
@@ -41,8 +41,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
 
 
 @pytest.fixture
-def job(prepared: Prepared) -> Job:
-    return Job(
+def job(prepared: Prepared) -> GpuWork:
+    return GpuWork(
         folder=prepared.images.train,
         pack=prepared.pack,
         device="cpu",
@@ -117,17 +117,17 @@ def test_rounds_are_played_and_written(prepared: Prepared, tmp_path: Path) -> No
     assert str(prepared.pack.parent) not in path.read_text()
 
 
-def test_different_work_is_not_compared(job: Job) -> None:
+def test_different_work_is_not_compared(job: GpuWork) -> None:
     looks = {}
     for name, size in (("penstock", 16), ("dali", 32)):
         told = here(case_of("look", name, replace(job, size=size))).told
-        looks[name] = gpu._pixels(told)
+        looks[name] = gpu._tensor_facts(told)
     with pytest.raises(NotTheSameWorkError, match="shape"):
         gpu.check_same_work(looks)  # type: ignore[arg-type]
 
 
-def case_of(do: str, name: str, job: Job) -> dict[str, Any]:
-    return {"do": do, "name": name, "job": gpu._told_job(job), "size": asdict(TINY)}
+def case_of(do: str, name: str, job: GpuWork) -> dict[str, Any]:
+    return {"do": do, "name": name, "job": gpu._work_values(job), "size": asdict(TINY)}
 
 
 def test_a_loader_that_crashes_is_told_and_the_others_go_on(
@@ -162,16 +162,16 @@ def test_a_loader_that_crashes_is_told_and_the_others_go_on(
     assert "crashed by SIGSEGV" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_a_case_is_a_process(job: Job) -> None:
+def test_a_case_is_a_process(job: GpuWork) -> None:
     answer = gpu.in_a_process(case_of("look", "penstock", job))
     assert not answer.failed
-    assert gpu._pixels(answer.told).shape == (8, 3, 32, 32)
+    assert gpu._tensor_facts(answer.told).shape == (8, 3, 32, 32)
     broken = gpu.in_a_process(case_of("look", "nobody", job))
     assert "KeyError: 'nobody'" in broken.failed
 
 
 @pytest.mark.parametrize("windows", ["decoder", "slice"])
-def test_the_peer_goes_the_way_of_windows_too(job: Job, windows: Any) -> None:
+def test_the_peer_goes_the_way_of_windows_too(job: GpuWork, windows: Any) -> None:
     pipe = dali_pipeline(replace(job, windows=windows))
     pipe.build()
     operators = " ".join(operator.name for operator in pipe._ops)
@@ -243,7 +243,7 @@ def test_without_a_driver_nothing_is_watched(monkeypatch: pytest.MonkeyPatch) ->
     assert busy == {}
 
 
-def test_on_a_gpu_the_hardware_decodes_with_room_made_beforehand(job: Job) -> None:
+def test_on_a_gpu_the_hardware_decodes_with_room_made_beforehand(job: GpuWork) -> None:
     assert dali_decoding(job) == {}
     told = dali_decoding(replace(job, device="cuda", hw_load=0.8, largest=(400, 500)))
     assert told["device"] == "mixed"

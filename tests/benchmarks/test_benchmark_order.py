@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.order import RANKS, SHARDS, Job, measure, measured
+from benchmarks.order import RANKS, SHARDS, JobSize, measure, measured
 from benchmarks.record import RESULTS
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "order.md"
@@ -21,7 +21,7 @@ def rows_of(path: Path) -> list[dict[str, Any]]:
 
 
 def test_wide_windows_mix_more_and_cost_more() -> None:
-    job = Job(shards=400, ranks=8)
+    job = JobSize(shards=400, ranks=8)
     narrow, wide = measured(job, 2), measured(job, 400)
     assert job.lanes == 32
     assert 4 <= narrow["shards_of_a_batch"] < wide["shards_of_a_batch"] <= 32
@@ -32,7 +32,7 @@ def test_wide_windows_mix_more_and_cost_more() -> None:
 
 
 def test_every_job_has_its_default_and_its_whole_lane(tmp_path: Path) -> None:
-    path = measure([Job(shards=100, ranks=8)], results=tmp_path, console=Console(quiet=True))
+    path = measure([JobSize(shards=100, ranks=8)], results=tmp_path, console=Console(quiet=True))
     rows = rows_of(path)
     assert [row["window"] for row in rows if row["default"]] == [4]
     assert [row["whole_lane"] for row in rows] == [False, False, True]
@@ -62,6 +62,6 @@ def test_docs_tell_what_was_measured() -> None:
 def test_the_defaults_are_those_of_the_results() -> None:
     """Else the table tells of other windows: measure again."""
     for row in rows_of(RESULTS / "order.json"):
-        job = Job(shards=row["shards"], ranks=row["ranks"])
+        job = JobSize(shards=row["shards"], ranks=row["ranks"])
         assert job.lanes == row["lanes"]
         assert (job.default_window == row["window"]) == row["default"]

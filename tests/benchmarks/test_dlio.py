@@ -35,7 +35,7 @@ rates = st.floats(1e6, 1e11)
     workload=st.sampled_from(dlio_jobs.WORKLOADS),
 )
 def test_a_job_asks_for_its_share_at_most_and_is_never_faster_than_published(
-    raw: float, decode: float, workload: dlio_jobs.Workload
+    raw: float, decode: float, workload: dlio_jobs.DlioWorkload
 ) -> None:
     pace = dlio_jobs.pace_of(workload, raw_bytes_per_s=raw, decode_samples_per_s=decode)
     assert pace.k >= 1

@@ -28,11 +28,11 @@ _REASON_CHARACTERS = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """A sample that decodes. crc32c: of its encoded bytes."""
+class SampleFacts:
+    """What a full decode of a good sample told. crc32c: of its encoded bytes."""
 
     crc32c: int
-    facts: ImageFacts
+    image: ImageFacts
 
 
 def find_verify(*, workers: int | None = None) -> Verify:
@@ -50,19 +50,21 @@ def find_verify(*, workers: int | None = None) -> Verify:
         verify = next(iter(points)).load()
     except ImportError as error:
         raise MissingDependencyError(
-            f"The image verifier can't load ({error}). {remedy}"
+            f"The image verifier can't be loaded ({error}). {remedy}"
         ) from error
     return functools.partial(verify, threads=workers or usable_cores())
 
 
-def examine(samples: Sequence[Encoded | Rejection], verify: Verify) -> list[Checked | Rejection]:
+def examine(
+    samples: Sequence[Encoded | Rejection], verify: Verify
+) -> list[SampleFacts | Rejection]:
     """Structure and a full decode of each sample; what came in rejected stays so, in place."""
     results = [_structure(sample) for sample in samples]
     good = [i for i, result in enumerate(results) if result is None]
     encoded = [sample for i in good if not isinstance(sample := samples[i], Rejection)]
     for i, sample, verdict in zip(good, encoded, _verdicts(encoded, verify), strict=True):
         if isinstance(verdict, ImageFacts):
-            results[i] = Checked(crc32c=crc32c(sample), facts=verdict)
+            results[i] = SampleFacts(crc32c=crc32c(sample), image=verdict)
         else:
             results[i] = verdict
     return [result for result in results if result is not None]
@@ -85,7 +87,7 @@ def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | R
     return [*_verdicts(encoded[:half], verify), *_verdicts(encoded[half:], verify)]
 
 
-def _structure(sample: Encoded | Rejection) -> Checked | Rejection | None:
+def _structure(sample: Encoded | Rejection) -> SampleFacts | Rejection | None:
     if isinstance(sample, Rejection):
         return sample
     codec = sniff(sample[:HEAD_BYTES].tobytes())

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob, Segment
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.facts import ShardFacts, Sums
-    from penstock.readers.fields.verify import Checked
+    from penstock.readers.fields.verify import SampleFacts
     from penstock.readers.formats.grouping import Grouping
     from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.formats.summary import ShardSummary, Sums
     from penstock.readers.origin.origin import Entry, Origin
     from penstock.readers.origin.quarantine import QuarantineEntry
     from penstock.readers.origin.remote import RemoteFolder
@@ -78,8 +78,8 @@ class PriorFacts:
     that index that are still there by name, and that aren't.
     """
 
-    same: Mapping[int, Checked]
-    before: Mapping[int, Checked]
+    same: Mapping[int, SampleFacts]
+    before: Mapping[int, SampleFacts]
     shared: int
     gone: int
 
@@ -113,7 +113,7 @@ class Sidecar(ShardOpener, Protocol):
     def segments(self) -> Sequence[Segment]:
         """The objects that the shard is made of, in a remote dataset."""
 
-    def facts(self, *, progressive: int | None) -> ShardFacts:
+    def summary(self, *, progressive: int | None) -> ShardSummary:
         """The shard's contribution to the manifest."""
 
     def write(self, path: bytes) -> str:
@@ -147,7 +147,7 @@ class Candidates(Protocol):
         listed), DatasetError, FetchError."""
 
     def sidecar(
-        self, shard: int, positions: NDArray[np.int64], checked: Sequence[Checked]
+        self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
     ) -> Sidecar:
         """Of one shard's good samples, at least one, with what a full decode told of each."""
 

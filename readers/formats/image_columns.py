@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.fields.facts import ShardFacts, shard_facts
 from penstock.readers.formats.shard import table
+from penstock.readers.formats.summary import ShardSummary, summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.verify import Checked
+    from penstock.readers.fields.verify import SampleFacts
 
 ARROW_TYPES = {
     "crc32c": "uint32",
@@ -41,15 +41,15 @@ class ImageColumns:
     labels: NDArray[np.int64] | None
 
     @classmethod
-    def of(cls, checked: Sequence[Checked], labels: NDArray[np.int64] | None) -> ImageColumns:
+    def of(cls, facts: Sequence[SampleFacts], labels: NDArray[np.int64] | None) -> ImageColumns:
         """What full decodes told."""
-        facts = [each.facts for each in checked]
+        images = [each.image for each in facts]
         return cls(
-            crcs=np.array([each.crc32c for each in checked], np.uint32),
-            heights=np.array([f.height for f in facts], np.int32),
-            widths=np.array([f.width for f in facts], np.int32),
-            channels=np.array([f.channels for f in facts], np.int32),
-            codecs=[f.codec for f in facts],
+            crcs=np.array([each.crc32c for each in facts], np.uint32),
+            heights=np.array([image.height for image in images], np.int32),
+            widths=np.array([image.width for image in images], np.int32),
+            channels=np.array([image.channels for image in images], np.int32),
+            codecs=[image.codec for image in images],
             labels=labels,
         )
 
@@ -78,9 +78,9 @@ class ImageColumns:
             columns["label"] = pa.array(self.labels, pa.int64())
         return columns
 
-    def facts(self, *, size_bytes: int, progressive: int | None) -> ShardFacts:
+    def summary(self, *, size_bytes: int, progressive: int | None) -> ShardSummary:
         """Summed up. size_bytes: of the shard; progressive: JPEGs of that kind, where counted."""
-        return shard_facts(
+        return summarise(
             size_bytes=size_bytes,
             crcs=self.crcs,
             heights=self.heights,

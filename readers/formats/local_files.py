@@ -75,5 +75,5 @@ def unreadable(name: bytes, error: OSError) -> DatasetError:
     """A file is there and can't be read."""
     return DatasetError(
         f"{printable(name)}: can't be read ({error.strerror or error}). Give this user the right "
-        "to read it and look whether the disk is well."
+        "to read it, or check the disk for errors."
     )

@@ -59,4 +59,4 @@ def torn(path: bytes, error: Exception) -> CorruptShardError:
 def check_names(names: Sequence[bytes]) -> None:
     """Whether all are paths below the dataset's folder, at least one. Raises ValueError."""
     if not names or are_unsafe(names):
-        raise ValueError("a file's name is no path below the dataset")
+        raise ValueError("a file's name isn't a path below the dataset")

@@ -33,7 +33,7 @@ class About:
     """What is true of all shards; the JSON part of a manifest.
 
     kind: the format's name; classes: names by label; images: bounds over all samples; icc: see
-    `fields.facts`; source: URL of what a pack, or an index of tar files, was made from; settings:
+    `index.totals`; source: URL of what a pack, or an index of tar files, was made from; settings:
     what a pack was asked to be; directories: name and modification time in ns of each listed folder
     (local folders); listing: fingerprint of what an index was built over, hex; passed_over: what is
     no part of a sample, by extension; progressive: JPEGs of that kind, None where nobody counted;
@@ -71,12 +71,12 @@ def load_values(text: bytes) -> dict[str, Any]:
     except RecursionError:
         raise ValueError("its JSON part is nested too deeply") from None
     if not isinstance(values, dict):
-        raise ValueError("its JSON part is no object")
+        raise ValueError("its JSON part isn't an object")
     return values
 
 
 def _refuse_constant(name: str) -> float:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} isn't a number")
 
 
 def check_about(values: dict[str, Any]) -> About:

@@ -11,7 +11,7 @@ from crc32c import crc32c
 
 from penstock.cache.errors import DatasetNotFoundError
 from penstock.readers.fields.sniff import is_progressive
-from penstock.readers.fields.verify import Checked, examine
+from penstock.readers.fields.verify import SampleFacts, examine
 from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.progress import Reporter
 from penstock.readers.index.intake import read_chunks
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.facts import ShardFacts
     from penstock.readers.formats.format import Candidates, Format, PriorFacts, Sidecar, Snapshot
+    from penstock.readers.formats.summary import ShardSummary
     from penstock.readers.index.intake import Chunk
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin.origin import Origin
@@ -48,16 +48,16 @@ class _ShardResults:
 
     number: int
     positions: NDArray[np.int64]
-    results: list[Checked | Rejection]
+    results: list[SampleFacts | Rejection]
     progressive: int | None
 
     def sidecar(self, candidates: Candidates) -> Sidecar | None:
         """Of the good samples; None where there is none."""
-        checked = [result for result in self.results if isinstance(result, Checked)]
-        good = [i for i, result in enumerate(self.results) if isinstance(result, Checked)]
+        facts = [result for result in self.results if isinstance(result, SampleFacts)]
+        good = [i for i, result in enumerate(self.results) if isinstance(result, SampleFacts)]
         if not good:
             return None
-        return candidates.sidecar(self.number, self.positions[good], checked)
+        return candidates.sidecar(self.number, self.positions[good], facts)
 
     def rejected(self, candidates: Candidates) -> Iterator[QuarantineEntry]:
         """The bad samples, by name."""
@@ -107,7 +107,7 @@ class IndexBuilder:
         quarantined = list(candidates.quarantined)
         names: list[bytes] = []
         etags: list[str] = []
-        facts: list[ShardFacts] = []
+        summaries: list[ShardSummary] = []
         for shard in self._results(candidates, prior, reporter):
             quarantined += shard.rejected(candidates)
             sidecar = shard.sidecar(candidates)
@@ -115,13 +115,13 @@ class IndexBuilder:
                 name = sidecar_name(snapshot.fingerprint, len(names), sidecar.suffix)
                 etags.append(sidecar.write(os.path.join(folder, name)))
                 names.append(name)
-                facts.append(sidecar.facts(progressive=shard.progressive))
+                summaries.append(sidecar.summary(progressive=shard.progressive))
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not names:
             raise DatasetNotFoundError(nothing_decodes(self.origin.url, quarantined))
         manifest = join_manifest(
             names,
-            facts,
+            summaries,
             etags=etags,
             kind=self.format.name,
             classes=candidates.classes,
@@ -146,28 +146,28 @@ class IndexBuilder:
 
     def rebuild_shard(
         self, candidates: Candidates, number: int
-    ) -> tuple[Sidecar, ShardFacts] | None:
+    ) -> tuple[Sidecar, ShardSummary] | None:
         """One shard's sidecar, as `build` makes it of these candidates; None if nothing of it
         decodes. Raises what reading raises."""
         positions = candidates.shards.positions(number)
-        results: list[Checked | Rejection] = []
+        results: list[SampleFacts | Rejection] = []
         for chunk in read_chunks(candidates, iter([(number, positions)]), workers=self.workers):
             results += examine(chunk.samples, self.verify)
         shard = _ShardResults(number=number, positions=positions, results=results, progressive=None)
         sidecar = shard.sidecar(candidates)
-        return None if sidecar is None else (sidecar, sidecar.facts(progressive=None))
+        return None if sidecar is None else (sidecar, sidecar.summary(progressive=None))
 
     def _results(
         self, candidates: Candidates, prior: PriorFacts | None, reporter: Reporter
     ) -> Iterator[_ShardResults]:
         """Of each shard, in order."""
         shards = candidates.shards
-        same: Mapping[int, Checked] = {} if prior is None else prior.same
-        before: Mapping[int, Checked] = {} if prior is None else prior.before
+        same: Mapping[int, SampleFacts] = {} if prior is None else prior.same
+        before: Mapping[int, SampleFacts] = {} if prior is None else prior.before
         unread = [_without(shards.positions(n), same) for n in range(shards.shards)]
         chunks = read_chunks(candidates, iter(enumerate(unread)), workers=self.workers)
         for number in range(shards.shards):
-            found: dict[int, Checked | Rejection] = {}
+            found: dict[int, SampleFacts | Rejection] = {}
             progressive = None if self._keeps_facts else 0
             while len(found) < len(unread[number]):
                 chunk = next(chunks)
@@ -186,18 +186,20 @@ class IndexBuilder:
                 progressive=progressive,
             )
 
-    def _check(self, chunk: Chunk, before: Mapping[int, Checked]) -> list[Checked | Rejection]:
+    def _check(
+        self, chunk: Chunk, before: Mapping[int, SampleFacts]
+    ) -> list[SampleFacts | Rejection]:
         """Decode what is new; a copied or touched file with the bytes it had is known."""
-        results: dict[int, Checked | Rejection] = {}
-        unknown: list[int] = []
+        results: dict[int, SampleFacts | Rejection] = {}
+        new: list[int] = []
         for i, position in enumerate(chunk.positions.tolist()):
             sample, earlier = chunk.samples[i], before.get(position)
             if earlier and not isinstance(sample, Rejection) and crc32c(sample) == earlier.crc32c:
                 results[i] = earlier
             else:
-                unknown.append(i)
-        verdicts = examine([chunk.samples[i] for i in unknown], self.verify)
-        results |= zip(unknown, verdicts, strict=True)
+                new.append(i)
+        verdicts = examine([chunk.samples[i] for i in new], self.verify)
+        results |= zip(new, verdicts, strict=True)
         return [results[i] for i in range(len(chunk.samples))]
 
 
@@ -206,16 +208,16 @@ def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
     return tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items()))
 
 
-def _without(positions: NDArray[np.int64], known: Mapping[int, Checked]) -> NDArray[np.int64]:
+def _without(positions: NDArray[np.int64], facts: Mapping[int, SampleFacts]) -> NDArray[np.int64]:
     """The positions that have no facts yet."""
-    if not known:
+    if not facts:
         return positions
-    return positions[[i not in known for i in positions.tolist()]]
+    return positions[[i not in facts for i in positions.tolist()]]
 
 
-def _count_progressive(chunk: Chunk, verdicts: list[Checked | Rejection]) -> int:
+def _count_progressive(chunk: Chunk, verdicts: list[SampleFacts | Rejection]) -> int:
     return sum(
         is_progressive(sample)
         for sample, verdict in zip(chunk.samples, verdicts, strict=True)
-        if not isinstance(sample, Rejection) and isinstance(verdict, Checked)
+        if not isinstance(sample, Rejection) and isinstance(verdict, SampleFacts)
     )

@@ -13,9 +13,9 @@ from pathlib import Path
 
 def user_cache() -> bytes | None:
     """`$XDG_CACHE_HOME/penstock`, else `~/.cache/penstock`; None for a user without a home."""
-    told = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(told):  # the specification has others ignored
-        return os.path.join(os.fsencode(told), b"penstock")
+    folder = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(folder):  # the specification has others ignored
+        return os.path.join(os.fsencode(folder), b"penstock")
     try:
         home = Path.home()
     except RuntimeError:

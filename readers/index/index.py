@@ -35,7 +35,7 @@ class Index:
     sizes: samples a shard; starts: id of a shard's first sample; shard_bytes: bytes to read a
     shard; all int64, shape (shards,), no shard empty. images: bounds of the oriented image sizes.
     icc: label correlation inside a shard, None without labels (see
-    `fields.facts.label_correlation`). fingerprint: of the content, not of where it lies.
+    `index.totals.label_correlation`). fingerprint: of the content, not of where it lies.
     quarantined: files that aren't in it. place: where the manifest is, for people. shards: opens
     them. scratch: kept alive as long as the index.
     """

@@ -22,13 +22,6 @@ import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.cache.errors import CorruptShardError, DatasetError
-from penstock.readers.fields.facts import (
-    ShardFacts,
-    Sums,
-    fingerprint,
-    join_ranges,
-    label_correlation,
-)
 from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import metadata, only_batch, write_batch
 from penstock.readers.files.names import are_unsafe, printable
@@ -42,8 +35,10 @@ from penstock.readers.formats.limits import (
     VERSION,
 )
 from penstock.readers.formats.registry import format_named
+from penstock.readers.formats.summary import ShardSummary, Sums
 from penstock.readers.index.about import About, check_about, load_values
 from penstock.readers.index.sidecar_names import is_sidecar_name
+from penstock.readers.index.totals import fingerprint, join_ranges, label_correlation
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,7 +100,7 @@ class Manifest:
 
 def join_manifest(
     names: Sequence[bytes],
-    facts: Sequence[ShardFacts],
+    shards: Sequence[ShardSummary],
     *,
     kind: str,
     classes: tuple[str, ...],
@@ -115,12 +110,12 @@ def join_manifest(
 ) -> Manifest:
     """Sum up shards, at least one, in their order. more: further fields of About. Raises
     DatasetError for more than a manifest may say."""
-    labels = [f.labels for f in facts if f.labels is not None]
+    labels = [s.labels for s in shards if s.labels is not None]
     fields = ("image", "label") if labels else ("image",)
-    overheads = [f.overhead_bytes for f in facts if f.overhead_bytes is not None]
-    samples = np.array([f.samples for f in facts], np.int64)
-    crcs = np.array([f.sums.samples for f in facts], np.uint32)
-    columns_crcs = np.array([f.sums.columns for f in facts], np.uint32)
+    overheads = [s.overhead_bytes for s in shards if s.overhead_bytes is not None]
+    samples = np.array([s.samples for s in shards], np.int64)
+    crcs = np.array([s.sums.samples for s in shards], np.uint32)
+    columns_crcs = np.array([s.sums.columns for s in shards], np.uint32)
     about = About(
         kind=kind,
         fields=fields,
@@ -130,19 +125,19 @@ def join_manifest(
             classes=classes, fields=fields, samples=samples, crcs=crcs, columns_crcs=columns_crcs
         ),
         icc=label_correlation(labels) if labels else None,
-        images=join_ranges([f.images for f in facts]),
-        channels=tuple(sorted({c for f in facts for c in f.channels})),
-        codecs=tuple(sorted({c for f in facts for c in f.codecs})),
+        images=join_ranges([s.images for s in shards]),
+        channels=tuple(sorted({c for s in shards for c in s.channels})),
+        codecs=tuple(sorted({c for s in shards for c in s.codecs})),
         quarantined=quarantined,
-        progressive=_total([f.progressive for f in facts]),
-        overhead_bytes=max(overheads) if len(overheads) == len(facts) else None,
+        progressive=_total([s.progressive for s in shards]),
+        overhead_bytes=max(overheads) if len(overheads) == len(shards) else None,
         **more,
     )
     manifest = Manifest(
         about=about,
         names=names,
         etags=etags if etags is not None else [""] * len(names),
-        shard_bytes=np.array([f.size_bytes for f in facts], np.int64),
+        shard_bytes=np.array([s.size_bytes for s in shards], np.int64),
         samples=samples,
         crc32c=crcs,
         columns_crc32c=columns_crcs,
@@ -158,8 +153,8 @@ def join_manifest(
 
 
 def _total(counts: Sequence[int | None]) -> int | None:
-    known = [count for count in counts if count is not None]
-    return sum(known) if len(known) == len(counts) else None
+    counted = [count for count in counts if count is not None]
+    return sum(counted) if len(counted) == len(counts) else None
 
 
 class _Column(Sequence[Any]):
@@ -207,18 +202,18 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
     try:
         _check_file(path, _MAX_MAPPED_BYTES if mapped else MAX_READ_BYTES)
         buffer = map_buffer(path) if mapped else _read(path)
-        told = metadata(buffer)
-        text = told[_ROOT]
+        noted = metadata(buffer)
+        text = noted[_ROOT]
         values = load_values(text)
         form = values.pop("version")
         if type(form) is not int:
-            raise ValueError("its version is no number")
+            raise ValueError("its version isn't a number")
         by = str(values.get("penstock"))[:40]
     except FileNotFoundError:
         raise
     except BROKEN as error:
         raise _damaged(path, error, remedy) from error
-    if form > VERSION and not _was_ours(buffer, text, told.get(_SUM)):
+    if form > VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
         raise DatasetError(
             f"{printable(path)}: written by Penstock {by!r}, in a format newer than this one reads "
             f"(wanted {VERSION}). Upgrade penstock, or: {remedy}"
@@ -227,7 +222,7 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
         if form > VERSION:
             raise ValueError("its version was changed")
         batch = only_batch(buffer, COLUMNS)
-        if int(told[_SUM], 16) != _checksum(text, batch):
+        if int(noted[_SUM], 16) != _checksum(text, batch):
             raise ValueError("its checksum is wrong")
         manifest = Manifest(
             about=check_about(values),
@@ -244,11 +239,11 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
         raise _damaged(path, error, remedy) from error
 
 
-def _was_ours(buffer: Any, text: bytes, told: bytes | None) -> bool:
+def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
     """Whether a newer version's number came of bits that turned: with ours the checksum is right,
     and with theirs it isn't."""
     try:
-        batch, wanted = only_batch(buffer, COLUMNS), int(told or b"", 16)
+        batch, wanted = only_batch(buffer, COLUMNS), int(checksum or b"", 16)
     except BROKEN:
         return False
     ours = _VERSION_TEXT.sub(b'"version": %d' % VERSION, text)
@@ -277,9 +272,9 @@ def check_manifest(manifest: Manifest) -> None:
     for start in range(0, len(samples), _NAMES_AT_ONCE):
         names = manifest.names[start : start + _NAMES_AT_ONCE]
         if are_unsafe(names):
-            raise ValueError("a shard's name is no path below the dataset")
+            raise ValueError("a shard's name isn't a path below the dataset")
         if format.indexing is not None and not all(map(is_sidecar_name, names)):
-            raise ValueError("a name is no sidecar's")
+            raise ValueError("a name isn't a sidecar's")
         seen.update(names)
     if len(seen) != len(samples):
         raise ValueError("two shards have one name")
@@ -295,7 +290,7 @@ def _bounded(what: str, column: NDArray[np.int64], most: int) -> None:
 def _check_file(path: bytes, most: int) -> None:
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
-        raise ValueError("it is no regular file")
+        raise ValueError("it isn't a regular file")
     if found.st_size > most:
         raise ValueError(f"it has {found.st_size:,} bytes, wanted at most {most:,}")
 

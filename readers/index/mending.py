@@ -35,8 +35,8 @@ from penstock.readers.index.sidecar_names import SIDECARS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.readers.fields.facts import ShardFacts
     from penstock.readers.formats.format import Listing, Sidecar
+    from penstock.readers.formats.summary import ShardSummary
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin.origin import Origin
     from penstock.readers.types import Verify
@@ -94,8 +94,8 @@ class Mender:
         wanted = manifest.samples[shard], manifest.shard_bytes[shard], manifest.sums(shard)
         for attempt in range(2):
             try:
-                for sidecar, facts in self._attempts(shard):
-                    if (facts.samples, facts.size_bytes, facts.sums) == wanted:
+                for sidecar, summary in self._attempts(shard):
+                    if (summary.samples, summary.size_bytes, summary.sums) == wanted:
                         return sidecar
                 break
             except IndexChangedError:  # since it was listed
@@ -108,7 +108,7 @@ class Mender:
             f"more, so it can't be made anew. Open the dataset again, or: {REINDEX}"
         )
 
-    def _attempts(self, shard: int) -> Iterator[tuple[Sidecar, ShardFacts]]:
+    def _attempts(self, shard: int) -> Iterator[tuple[Sidecar, ShardSummary]]:
         """What the shard can be, as its files are today."""
         manifest = self._manifest
         format = manifest.format

@@ -96,11 +96,11 @@ class Places:
     def _key(self) -> str:
         """Names the data: its URL and store, and of a local folder its inode, since another disk
         may be mounted there."""
-        told = self.origin.key.encode("utf-8", "surrogateescape")
+        named = self.origin.key.encode("utf-8", "surrogateescape")
         if isinstance(self.origin, LocalFolder):
             with contextlib.suppress(OSError):  # whoever lists it says what is wrong
-                told += b"\0%d" % os.stat(self.origin.root).st_ino
-        return hashlib.sha256(told).hexdigest()[:32]
+                named += b"\0%d" % os.stat(self.origin.root).st_ino
+        return hashlib.sha256(named).hexdigest()[:32]
 
     def _temporary(self) -> bytes:
         """In the cache folder, or in a temporary one."""
@@ -171,10 +171,10 @@ def _may_be_trusted(place: bytes, root: bytes) -> bool:
     except OSError:
         return True  # nothing there
     try:
-        known = {os.geteuid(), 0, os.stat(root).st_uid}
+        trusted = {os.geteuid(), 0, os.stat(root).st_uid}
     except OSError:
         return True
-    if owners <= known:
+    if owners <= trusted:
         return True
     _log.warning(
         "%s: belongs to another user than the data and is left alone; the index goes elsewhere",

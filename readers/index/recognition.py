@@ -43,9 +43,10 @@ class Recognition:
             return own
         if format != AUTO or (self.manifests.remote_index is None and self.manifests.is_begun):
             raise DatasetNotFoundError(
-                f"{self._origin.url}: no whole pack: its manifest ({OWN_MANIFEST.decode()}), which "
-                "is written last, isn't there. Run the same `penstock pack` again: it goes on "
-                "where it stopped; or copy the pack again with its `_penstock` folder."
+                f"{self._origin.url}: this pack isn't complete: its manifest "
+                f"({OWN_MANIFEST.decode()}), which is written last, is missing. Run the same "
+                "`penstock pack` again: it goes on where it stopped; or copy the pack again with "
+                "its `_penstock` folder."
             )
         return None
 

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import DatasetError, DestinationError, WriteError
-from penstock.readers.fields.facts import ShardFacts, Sums
 from penstock.readers.files.atomic import make_folder, temp_name, write_json
 from penstock.readers.files.names import OWN_FOLDER, printable
+from penstock.readers.formats.summary import ShardSummary, Sums
 from penstock.readers.index.manifest import MANIFEST, Manifest, read_manifest
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.types import ImageRange
@@ -34,7 +34,7 @@ class ShardRecord:
     were bad, with what the quarantine shall say.
     """
 
-    facts: ShardFacts | None
+    facts: ShardSummary | None
     rejected: list[tuple[int, QuarantineEntry]]
 
 
@@ -161,7 +161,7 @@ def _parse_record(value: Mapping[str, Any]) -> ShardRecord:
     facts = value["facts"]
     if facts is not None:
         labels = facts["labels"]
-        facts = ShardFacts(
+        facts = ShardSummary(
             samples=facts["samples"],
             size_bytes=facts["size_bytes"],
             sums=Sums(**facts["sums"]),

@@ -10,7 +10,7 @@ from crc32c import crc32c
 
 from penstock.cache.errors import CorruptSampleError
 from penstock.cache.threads import ordered
-from penstock.readers.fields.verify import Checked, examine
+from penstock.readers.fields.verify import SampleFacts, examine
 from penstock.readers.formats.pack.format import pack_shard
 from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.index.intake import cut, read_chunks
@@ -39,7 +39,7 @@ class SampleGroup:
 
     positions: NDArray[np.int64]
     samples: list[Encoded | Rejection]
-    results: list[Checked | Rejection]
+    results: list[SampleFacts | Rejection]
     names: list[bytes]
 
 
@@ -157,7 +157,7 @@ class PackedSource:
     def _read(self, ids: NDArray[np.int64]) -> SampleGroup:
         shards = np.searchsorted(self._index.starts, ids, side="right") - 1
         samples: list[Encoded | Rejection] = [Rejection("")] * len(ids)
-        results: list[Checked | Rejection] = [Rejection("")] * len(ids)
+        results: list[SampleFacts | Rejection] = [Rejection("")] * len(ids)
         names = [b""] * len(ids)
         for number in np.unique(shards).tolist():
             places = np.flatnonzero(shards == number)
@@ -177,7 +177,7 @@ class PackedSource:
                     codec=codecs[row],
                 )
                 names[place] = known[row] if known is not None else shard.name(row).encode()
-                samples[place], results[place] = image, Checked(crc32c=span[CRC], facts=facts)
+                samples[place], results[place] = image, SampleFacts(crc32c=span[CRC], image=facts)
         return SampleGroup(positions=ids, samples=samples, results=results, names=names)
 
     def _images(

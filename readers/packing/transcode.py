@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.readers.fields.sniff import is_progressive
-from penstock.readers.fields.verify import Checked
+from penstock.readers.fields.verify import SampleFacts
 from penstock.readers.types import ImageFacts
 
 if TYPE_CHECKING:
@@ -66,11 +66,10 @@ class Transcode:
         baseline = True if self.baseline else None
         return {"short_side": self.short_side, "quality": quality, "baseline": baseline}
 
-    def apply(self, sample: Encoded, checked: Checked) -> tuple[Encoded, Checked]:
+    def apply(self, sample: Encoded, facts: SampleFacts) -> tuple[Encoded, SampleFacts]:
         """The sample as the pack shall hold it; the same where there is nothing to do, and where
         Pillow can't decode it or has no equal of its colours."""
-        facts = checked.facts
-        short = min(facts.height, facts.width)
+        short = min(facts.image.height, facts.image.width)
         if (self.short_side is None and self.quality is not None) or (
             self.short_side is not None and short > self.short_side
         ):
@@ -78,10 +77,10 @@ class Transcode:
             if rewritten is not None:
                 return rewritten
         if self.baseline and is_progressive(sample) and (same := baseline_twin(sample)) is not None:
-            return same, Checked(crc32c=crc32c(same), facts=facts)
-        return sample, checked
+            return same, SampleFacts(crc32c=crc32c(same), image=facts.image)
+        return sample, facts
 
-    def _rewritten(self, sample: Encoded) -> tuple[Encoded, Checked] | None:
+    def _rewritten(self, sample: Encoded) -> tuple[Encoded, SampleFacts] | None:
         image = _decoded(sample)
         target = _TARGETS.get(image.mode) if image is not None else None
         if image is None or target is None:
@@ -96,7 +95,7 @@ class Transcode:
         facts = ImageFacts(
             height=image.height, width=image.width, channels=len(image.getbands()), codec="jpeg"
         )
-        return data, Checked(crc32c=crc32c(data), facts=facts)
+        return data, SampleFacts(crc32c=crc32c(data), image=facts)
 
 
 def _decoded(sample: Encoded) -> Image.Image | None:

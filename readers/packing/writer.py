@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.threads import ordered
-from penstock.readers.fields.facts import shard_facts
-from penstock.readers.fields.sniff import is_progressive
-from penstock.readers.fields.verify import Checked
+from penstock.readers.fields.verify import SampleFacts
 from penstock.readers.files.progress import Reporter
+from penstock.readers.formats.image_columns import ImageColumns
 from penstock.readers.formats.pack.content import ShardContent, write_shard
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.packing.folder import ShardRecord
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.readers.packing.transcode import Transcode
     from penstock.readers.types import Encoded, Progress, Verify
 
-    _Pair = tuple[Encoded | Rejection, Checked | Rejection]
+    _Pair = tuple[Encoded | Rejection, SampleFacts | Rejection]
 
 _log = logging.getLogger("penstock")
 
@@ -44,7 +43,7 @@ class _ShardDraft:
     shard: int
     positions: NDArray[np.int64]
     samples: list[Encoded | Rejection]
-    results: list[Checked | Rejection]
+    results: list[SampleFacts | Rejection]
     names: list[bytes]
 
 
@@ -95,7 +94,7 @@ class ShardWriter:
         for shard in shards:
             positions = self.plan.grouping.positions(shard)
             samples: list[Encoded | Rejection] = []
-            results: list[Checked | Rejection] = []
+            results: list[SampleFacts | Rejection] = []
             names: list[bytes] = []
             while len(samples) < len(positions):
                 group = next(groups)
@@ -123,22 +122,12 @@ class ShardWriter:
         return self.transcode.apply(sample, result)
 
     def _write_shard(self, draft: _ShardDraft) -> ShardRecord:
-        good = np.array([isinstance(r, Checked) for r in draft.results], bool)
+        good = np.array([isinstance(r, SampleFacts) for r in draft.results], bool)
         content = self._content(draft, draft.positions[good]) if good.any() else None
         facts = None
         if content is not None:
             size_bytes = write_shard(self.folder.shard(draft.shard), content)
-            facts = shard_facts(
-                size_bytes=size_bytes,
-                crcs=content.crcs,
-                heights=content.heights,
-                widths=content.widths,
-                channels=content.channels.tolist(),
-                codecs=content.codecs,
-                labels=content.labels,
-                progressive=sum(map(is_progressive, content.images)),
-                overhead_bytes=size_bytes - sum(map(len, content.images)),
-            )
+            facts = content.summary(size_bytes)
         rejected = [
             (
                 int(self.plan.source_ids[position]),
@@ -152,22 +141,19 @@ class ShardWriter:
         return record
 
     def _content(self, draft: _ShardDraft, positions: NDArray[np.int64]) -> ShardContent:
-        checked = [r for r in draft.results if isinstance(r, Checked)]
         pairs = zip(draft.samples, draft.results, strict=True)
-        images = [s for s, r in pairs if isinstance(r, Checked) and not isinstance(s, Rejection)]
+        images = [
+            s for s, r in pairs if isinstance(r, SampleFacts) and not isinstance(s, Rejection)
+        ]
+        facts = [r for r in draft.results if isinstance(r, SampleFacts)]
         labels = self.source.labels
         return ShardContent(
-            images=images,
-            heights=np.array([c.facts.height for c in checked], np.int32),
-            widths=np.array([c.facts.width for c in checked], np.int32),
-            channels=np.array([c.facts.channels for c in checked], np.int32),
-            codecs=[c.facts.codec for c in checked],
-            crcs=np.array([c.crc32c for c in checked], np.uint32),
+            encoded=images,
+            columns=ImageColumns.of(facts, None if labels is None else labels[positions]),
             source=self.plan.source_ids[positions],
-            labels=None if labels is None else labels[positions],
             names=[
                 name
                 for name, result in zip(draft.names, draft.results, strict=True)
-                if isinstance(result, Checked)
+                if isinstance(result, SampleFacts)
             ],
         )

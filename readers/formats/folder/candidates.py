@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.fields.verify import Checked
+from penstock.readers.fields.verify import SampleFacts
 from penstock.readers.formats.folder.files import read_files
 from penstock.readers.formats.folder.listing import (
     VIRTUAL_SHARD_BYTES,
@@ -77,7 +77,7 @@ class FolderCandidates:
         return [self._listing.files[i] for i in positions.tolist()]
 
     def sidecar(
-        self, shard: int, positions: NDArray[np.int64], checked: Sequence[Checked]
+        self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
     ) -> FolderSidecar:
         """See `Candidates`."""
         del shard
@@ -87,32 +87,32 @@ class FolderCandidates:
             sizes=self.sizes[positions],
             mtimes_ns=np.array([file.mtime_ns for file in files], np.int64),
             versions=[file.version for file in files],
-            images=ImageColumns.of(checked, None if labels is None else labels[positions]),
+            images=ImageColumns.of(facts, None if labels is None else labels[positions]),
         )
 
     def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:
         """By the files' names; see `Candidates`."""
-        known: dict[bytes, tuple[Entry, Checked]] = {}
+        earlier: dict[bytes, tuple[Entry, SampleFacts]] = {}
         for sidecar in sidecars:
             if not isinstance(sidecar, FolderSidecar):
                 raise TypeError(f"{sidecar!r} is not a folder's")
-            known |= ((file.name, (file, checked)) for file, checked in _rows(sidecar))
-        same: dict[int, Checked] = {}
-        before: dict[int, Checked] = {}
+            earlier |= ((file.name, (file, facts)) for file, facts in _rows(sidecar))
+        same: dict[int, SampleFacts] = {}
+        before: dict[int, SampleFacts] = {}
         shared = 0
         for position, file in enumerate(self._listing.files):
-            if file.name not in known:
+            if file.name not in earlier:
                 continue
             shared += 1
-            earlier, checked = known[file.name]
-            if earlier.size_bytes == file.size_bytes:
-                before[position] = checked
-            if earlier == file:
-                same[position] = checked
-        return PriorFacts(same=same, before=before, shared=shared, gone=len(known) - shared)
+            entry, facts = earlier[file.name]
+            if entry.size_bytes == file.size_bytes:
+                before[position] = facts
+            if entry == file:
+                same[position] = facts
+        return PriorFacts(same=same, before=before, shared=shared, gone=len(earlier) - shared)
 
 
-def _rows(sidecar: FolderSidecar) -> Iterator[tuple[Entry, Checked]]:
+def _rows(sidecar: FolderSidecar) -> Iterator[tuple[Entry, SampleFacts]]:
     images = sidecar.images
     columns = zip(
         sidecar.names,
@@ -127,8 +127,8 @@ def _rows(sidecar: FolderSidecar) -> Iterator[tuple[Entry, Checked]]:
         strict=True,
     )
     for name, size_bytes, mtime_ns, version, crc, height, width, channels, codec in columns:
-        facts = ImageFacts(height=height, width=width, channels=channels, codec=codec)
+        image = ImageFacts(height=height, width=width, channels=channels, codec=codec)
         yield (
             Entry(name=name, size_bytes=size_bytes, mtime_ns=mtime_ns, version=version),
-            Checked(crc32c=crc, facts=facts),
+            SampleFacts(crc32c=crc, image=image),
         )

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob, Segment
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.facts import ShardFacts
+    from penstock.readers.formats.summary import ShardSummary
 
 _COLUMNS = {
     "path": "large_binary",
@@ -63,9 +63,9 @@ class FolderSidecar:
         rows = zip(self.names, self.sizes.tolist(), self.versions, strict=True)
         return tuple(segment(*row) for row in rows)
 
-    def facts(self, *, progressive: int | None) -> ShardFacts:
+    def summary(self, *, progressive: int | None) -> ShardSummary:
         """See `Sidecar`."""
-        return self.images.facts(size_bytes=self.size_bytes, progressive=progressive)
+        return self.images.summary(size_bytes=self.size_bytes, progressive=progressive)
 
     def write(self, path: bytes) -> str:
         """See `Sidecar`."""

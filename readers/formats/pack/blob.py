@@ -14,7 +14,7 @@ from penstock.readers.formats.shard import END, START
 if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.facts import Sums
+    from penstock.readers.formats.summary import Sums
 
 # Around a pack's shard's image bytes lie 8 bytes of offset a sample in front and up to 45 of
 # columns behind (label, height, width, channels, codec, CRC, source), each column padded to 64;

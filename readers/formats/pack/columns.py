@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.readers.fields.facts import Sums
 from penstock.readers.files.ipc import only_batch
 from penstock.readers.formats.shard import check_rows, table
+from penstock.readers.formats.summary import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

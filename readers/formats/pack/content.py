@@ -4,12 +4,13 @@ buffer. Any Arrow tool opens it."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import write_batch
 from penstock.readers.formats.limits import VERSION
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.formats.image_columns import ImageColumns
+    from penstock.readers.formats.summary import ShardSummary
     from penstock.readers.types import Encoded
 
 
@@ -27,32 +30,35 @@ if TYPE_CHECKING:
 class ShardContent:
     """What goes into a shard; all of n samples.
 
-    images: encoded bytes; heights, widths: oriented, in pixels; source: the sample's id in the
-    source index; labels: None for a set without; names: of the samples in the source.
+    encoded: the images' bytes; columns: what is noted of them; source: the sample's id in the
+    source index, int64, shape (n,); names: of the samples in the source.
     """
 
-    images: Sequence[Encoded]
-    heights: NDArray[np.int32]
-    widths: NDArray[np.int32]
-    channels: NDArray[np.int32]
-    codecs: Sequence[str]
-    crcs: NDArray[np.uint32]
+    encoded: Sequence[Encoded]
+    columns: ImageColumns
     source: NDArray[np.int64]
-    labels: NDArray[np.int64] | None
     names: Sequence[bytes]
+
+    def summary(self, size_bytes: int) -> ShardSummary:
+        """The shard's contribution to the manifest. size_bytes: of its file."""
+        return replace(
+            self.columns.summary(
+                size_bytes=size_bytes, progressive=sum(map(is_progressive, self.encoded))
+            ),
+            overhead_bytes=size_bytes - sum(map(len, self.encoded)),
+        )
 
 
 def write_shard(path: bytes, content: ShardContent) -> int:
     """Write a shard whole; returns its bytes. Raises WriteError."""
-    columns = {"image": _large_binary(content.images)}
-    if content.labels is not None:
-        columns["label"] = pa.array(content.labels, pa.int64())
-    columns |= {
-        "height": pa.array(content.heights, pa.int32()),
-        "width": pa.array(content.widths, pa.int32()),
-        "channels": pa.array(content.channels, pa.int32()),
-        "codec": pa.array(list(content.codecs), pa.string()),
-        "crc32c": pa.array(content.crcs, pa.uint32()),
+    noted = content.columns.arrow()
+    labels = {"label": noted.pop("label")} if "label" in noted else {}
+    crcs = noted.pop("crc32c")
+    columns = {
+        "image": _large_binary(content.encoded),
+        **labels,
+        **noted,
+        "crc32c": crcs,
         "source": pa.array(content.source, pa.int64()),
         "name": pa.array(list(content.names), pa.large_binary()),
     }

@@ -17,7 +17,7 @@ from penstock.readers.formats.pack.columns import PackColumns
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.facts import Sums
+    from penstock.readers.formats.summary import Sums
     from penstock.readers.types import Encoded
 
 _REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
@@ -104,5 +104,5 @@ def _check_size(path: bytes, size_bytes: int) -> None:
 
 def _missing(path: bytes) -> CorruptShardError:
     return CorruptShardError(
-        f"{printable(path)}: the shard is missing, the manifest names it. {_REMEDY}"
+        f"{printable(path)}: the shard is missing, though the manifest names it. {_REMEDY}"
     )

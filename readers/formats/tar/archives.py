@@ -90,6 +90,6 @@ def _refuse_by_name(name: bytes) -> None:
         raise compressed(printable(name), kind, command)
     if not name.lower().endswith(b".tar"):
         raise DatasetError(
-            f"{printable(name)}: looks like a part of a tar file that was cut. Join the parts (cat "
+            f"{printable(name)}: looks like one part of a split tar file. Join the parts (cat "
             "NAME.tar.* > NAME.tar), or rename it to end in .tar if it is whole."
         )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.verify import Checked
+    from penstock.readers.fields.verify import SampleFacts
     from penstock.readers.formats.format import PriorFacts, Sidecar
     from penstock.readers.formats.tar.samples import TarSamples
     from penstock.readers.origin.origin import Entry, Origin
@@ -101,7 +101,7 @@ class TarCandidates:
         return samples
 
     def sidecar(
-        self, shard: int, positions: NDArray[np.int64], checked: Sequence[Checked]
+        self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
     ) -> TarSidecar:
         """See `Candidates`."""
         listed, labels = self._samples, self.labels
@@ -111,7 +111,7 @@ class TarCandidates:
             keys=[listed.keys[i] for i in positions.tolist()],
             starts=listed.starts[positions],
             sizes=listed.sizes[positions],
-            images=ImageColumns.of(checked, None if labels is None else labels[positions]),
+            images=ImageColumns.of(facts, None if labels is None else labels[positions]),
         )
 
     def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:

@@ -161,7 +161,7 @@ def _number(field: bytes, shown: str, at: int, what: str) -> int:
         return int.from_bytes(field[1:], "big")
     found = _OCTAL.fullmatch(field)
     if found is None:
-        raise _broken(shown, at, f"the header's {what} is no number")
+        raise _broken(shown, at, f"the header's {what} isn't a number")
     return int(found[1] or b"0", 8)
 
 
@@ -209,7 +209,7 @@ def _pax(data: bytes, shown: str, start: int) -> _Pax:
             path = value
         elif key == b"size":
             if not re.fullmatch(rb"[0-9]{1,20}", value):
-                raise _broken(shown, start + at, "a pax header's size is no number")
+                raise _broken(shown, start + at, "a pax header's size isn't a number")
             size = int(value)
         elif key.startswith(b"GNU.sparse."):
             sparse = True

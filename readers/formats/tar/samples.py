@@ -119,11 +119,11 @@ def list_samples(
         return read_once(entry)
 
     contents = list(ordered(read, archives, workers=workers, ahead=workers + 2, name="tar-list"))
-    _settle_labels(contents)
+    _refuse_unlabelled(contents)
     passed = sum((content.passed_over for content in contents), Counter[str]())
     is_labelled = any(s.label is not None for content in contents for s in content.samples)
     # Beside labels that are read, json is what else is known of a sample.
-    left = {e: n for e, n in _most_common(passed).items() if not (is_labelled and e == _JSON)}
+    left = {e: n for e, n in _shown_counts(passed).items() if not (is_labelled and e == _JSON)}
     if warns:
         warn_of_members(origin.url, left, sum(content.odd_labels for content in contents))
     samples = [sample for content in contents for sample in content.samples]
@@ -137,11 +137,11 @@ def list_samples(
         sizes=np.array([sample.image.end - sample.image.start for sample in samples], np.int64),
         labels=np.array(labels, np.int64) if labels else None,
         quarantined=[q for content in contents for q in content.quarantined],
-        passed_over=_most_common(passed),
+        passed_over=_shown_counts(passed),
     )
 
 
-def _most_common(counts: Counter[str]) -> dict[str, int]:
+def _shown_counts(counts: Counter[str]) -> dict[str, int]:
     shown = dict(counts.most_common(_SHOWN_EXTENSIONS))
     rest = counts.total() - sum(shown.values())
     return {**shown, "(others)": rest} if rest else shown
@@ -177,7 +177,7 @@ def _contents(entry: Entry, opened: Archive) -> _Contents:
         reason = "an archive without members"
         contents.quarantined.append(QuarantineEntry(name=entry.name, reason=reason))
     for key, parts in groups.items():
-        _judge(key, parts, contents, labels)
+        _sort_out(key, parts, contents, labels)
     contents.samples.sort(key=lambda sample: sample.image.start)
     return contents
 
@@ -188,7 +188,7 @@ def _without_dot(name: bytes) -> bytes:
     return name
 
 
-def _judge(
+def _sort_out(
     key: bytes,
     parts: Mapping[str, list[Member]],
     contents: _Contents,
@@ -214,8 +214,8 @@ def _judge(
     if len(images) > 1:
         contents.refuse(image.name, f"two images of one key ({', '.join(sorted(images))})")
         return
-    told = next((parts[part][0] for part in (_LABEL, _JSON) if part in parts), None)
-    label = labels[told.start] if told is not None else None
+    holder = next((parts[part][0] for part in (_LABEL, _JSON) if part in parts), None)
+    label = labels[holder.start] if holder is not None else None
     if isinstance(label, str):
         contents.refuse(image.name, label)
     else:
@@ -251,7 +251,7 @@ def _fits(label: int) -> bool:
     return -(2**63) <= label < 2**63
 
 
-def _settle_labels(contents: Sequence[_Contents]) -> None:
+def _refuse_unlabelled(contents: Sequence[_Contents]) -> None:
     """If any sample has a label, those without are refused; keys split over archives always."""
     loose: dict[bytes, Entry] = {
         key: content.entry for content in contents for key in content.loose

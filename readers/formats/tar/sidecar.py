@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob, Segment
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.facts import ShardFacts
+    from penstock.readers.formats.summary import ShardSummary
 
 _ARCHIVE = b"penstock.tar"
 _COLUMNS = {
@@ -74,9 +74,9 @@ class TarSidecar:
         """The archive."""
         return (segment(self.archive.name, self.archive.size_bytes, self.archive.version),)
 
-    def facts(self, *, progressive: int | None) -> ShardFacts:
+    def summary(self, *, progressive: int | None) -> ShardSummary:
         """See `Sidecar`."""
-        return self.images.facts(size_bytes=self.size_bytes, progressive=progressive)
+        return self.images.summary(size_bytes=self.size_bytes, progressive=progressive)
 
     def write(self, path: bytes) -> str:
         """See `Sidecar`."""

@@ -421,7 +421,7 @@ def test_a_shard_that_a_link_leads_away_to_is_refused(packed: Path, tmp_path: Pa
 
 def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **options: Any) -> None:
     """Change a shard's columns, and let the manifest promise them."""
-    from penstock.readers.fields.facts import Sums
+    from penstock.readers.formats.summary import Sums
 
     path = root / "shard-000000.arrow"
     batch = pa.ipc.open_file(path).get_batch(0)

@@ -28,9 +28,9 @@ from penstock.cache.errors import (
     MissingDependencyError,
 )
 from penstock.readers import build_index, open_index, pack
-from penstock.readers.fields.facts import label_correlation
 from penstock.readers.formats.limits import VERSION
 from penstock.readers.index.manifest import read_manifest, write_manifest
+from penstock.readers.index.totals import label_correlation
 from tests import images
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from penstock.augment.devices import checked_device
 from penstock.augment.draws import decodes_window
 from penstock.augment.headers import bad_headers
 from penstock.augment.nodes import GraphPlan
-from penstock.augment.region import way_for
+from penstock.augment.region import window_decoding
 from penstock.augment.rescue import Rescue
 from penstock.cache.errors import ClosedError, ConfigError, DeviceError, PenstockError
 
@@ -102,7 +102,7 @@ class Graph:
             resident=resident,
             **(where := checked_device(device, device_id)),
             windows=(
-                way_for(recipe, **where)
+                window_decoding(recipe, **where)
                 if decodes_window(recipe) and not (pixels or resident or constant_decode)
                 else "decoder"
             ),

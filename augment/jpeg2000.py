@@ -66,16 +66,16 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
 
 @contextlib.contextmanager
 def _strictly() -> Iterator[None]:
-    """Pillow passes over what is missing where a program has told it to, as many training scripts
-    do: not here. Pillow knows no other way than its module's own switch."""
+    """Pillow passes over what is missing where a program says so, as many training scripts do:
+    not here. Pillow knows no other way than its module's own switch."""
     from PIL import ImageFile
 
-    told = ImageFile.LOAD_TRUNCATED_IMAGES
-    if not told:  # nothing is written where nothing need be: other threads read it
+    allowed = ImageFile.LOAD_TRUNCATED_IMAGES
+    if not allowed:  # nothing is written where nothing need be: other threads read it
         yield
         return
     ImageFile.LOAD_TRUNCATED_IMAGES = False
     try:
         yield
     finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = told
+        ImageFile.LOAD_TRUNCATED_IMAGES = allowed

@@ -227,7 +227,7 @@ class RandomRotation:
 
     degrees: a number x draws an angle from -x to x, a pair from low to high; counter-clockwise.
     fill: of what the image doesn't reach, 0..255, for all channels. interpolation: as in
-    torchvision "nearest" unless told.
+    torchvision "nearest" by default.
     """
 
     degrees: float | tuple[float, float]

@@ -38,7 +38,7 @@ _NEED_COLOURS = (RandomGrayscale, RandAugment, TrivialAugmentWide, AutoAugment)
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Of the images that an operation gets, in pixels."""
+    """The shape of the images that an operation gets, in pixels."""
 
     height: int
     width: int
@@ -53,7 +53,7 @@ class PlacedOperation:
     op: Any
 
     def name(self, suffix: str) -> str:
-        """Of one of its argument inputs."""
+        """The name of one of its argument inputs."""
         return f"{type(self.op).__name__}{self.index}.{suffix}"
 
 

@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from penstock.augment.recipe import CheckedRecipe
 
-Way = Literal["decoder", "slice"]
+WindowDecoding = Literal["decoder", "slice"]
 
 TIMEOUT_S = 60.0  # importing DALI and making a CUDA context takes some seconds
 
 _LOG = logging.getLogger("penstock")
 _CHILD = Path(__file__).with_name("region_child.py")
-_found: dict[int, Way] = {}
+_found: dict[int, WindowDecoding] = {}
 _finding = threading.Lock()
 
 
@@ -41,16 +41,16 @@ class Trial:
     report: str
 
 
-def way_for(recipe: CheckedRecipe, *, device: str, device_id: int | None) -> Way:
+def window_decoding(recipe: CheckedRecipe, *, device: str, device_id: int | None) -> WindowDecoding:
     """How windows of this recipe are decoded: as `Decode(windows=)` says, "auto" by a trial at the
     first use on each GPU; on the CPU by the decoder, which is well there."""
     asked = recipe.decode.windows
     if asked != "auto":
         return asked
-    return found_way(device_id or 0) if device == "cuda" else "decoder"
+    return usable_decoding(device_id or 0) if device == "cuda" else "decoder"
 
 
-def found_way(device_id: int) -> Way:
+def usable_decoding(device_id: int) -> WindowDecoding:
     """What works on a GPU, remembered for this process."""
     with _finding:
         if device_id not in _found:

@@ -29,7 +29,7 @@ def _operator() -> tuple[type[Any], type[Any]] | None:
     except ImportError as error:  # numba is optional, and refuses a numpy that it doesn't know
         _LOG.info("resizing by DALI's own operators: the compiled pass can't be had (%s)", error)
         return None
-    except Exception:  # a compiler that fails costs speed, never the job; but it is told
+    except Exception:  # a compiler that fails costs speed, never the job; but the log says so
         _LOG.warning(
             "The compiled resize failed to compile, so DALI's own operators resize, at about half "
             "the speed. Try another version of numba.",

@@ -28,7 +28,7 @@ from benchmarks.gpu_cases import Answer, Budget, ask, facts, has_cuda, refused
 from benchmarks.gpu_loaders import HW_LOADS, TITLES, GpuWork, Name, opened
 from benchmarks.gpu_watch import known_fields, watched
 from benchmarks.record import RESULTS, write_result
-from penstock.augment.region import Way, found_way
+from penstock.augment.region import WindowDecoding, usable_decoding
 from penstock.pipeline.bench.children import tell
 from penstock.pipeline.bench.cpu import tree_cpu_s
 from penstock.pipeline.bench.figures import Figure
@@ -410,9 +410,9 @@ def _tensor_facts(told: Mapping[str, Any]) -> TensorFacts:
     return TensorFacts(**found)
 
 
-def _windows(device: str) -> Way:
+def _windows(device: str) -> WindowDecoding:
     """How windows are decoded there, on our side and at the peer."""
-    return found_way(0) if device.startswith("cuda") else "decoder"
+    return usable_decoding(0) if device.startswith("cuda") else "decoder"
 
 
 def _resnet50_step(work: GpuWork, *, stem: int) -> TrainingStep:

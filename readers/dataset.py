@@ -134,7 +134,7 @@ class Dataset:
         return self.index.classes
 
     @property
-    def kept_folder(self) -> str | None:
+    def cache_folder(self) -> str | None:
         """The user's cache folder; None where there is none."""
         return self._scratch.folder() if self._scratch.is_kept else None
 

@@ -14,7 +14,7 @@ Encoded = NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFacts:
-    """What a full decode of one image told. height, width: after the EXIF orientation."""
+    """What a full decode of one image says of it. height, width: after the EXIF orientation."""
 
     height: int
     width: int

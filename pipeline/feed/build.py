@@ -170,7 +170,7 @@ def _bad_count(
         bad_samples,
         max_bad=options.max_bad,
         agreement=agreement,
-        report=QuarantineFile(dataset.kept_folder, name=name),
+        report=QuarantineFile(dataset.cache_folder, name=name),
         meter=meter,
     )
 

@@ -52,7 +52,9 @@ class Places:
             return [path]
         places = []
         if isinstance(self.origin, LocalFolder):
-            places += [p for p in self.origin.beside() if _may_be_trusted(p, self.origin.root)]
+            places += [
+                p for p in self.origin.index_folders() if _may_be_trusted(p, self.origin.root)
+            ]
         if self.scratch.is_kept:
             places.append(self._temporary())
         home = self.home()
@@ -67,8 +69,8 @@ class Places:
         if not isinstance(origin, RemoteFolder):
             return None
         if self.index is not None:
-            return None if self._named() is not None else origin.at(os.fspath(self.index))
-        return None if origin.beside is None else origin.at(origin.beside)
+            return None if self._named() is not None else origin.folder_at(os.fspath(self.index))
+        return None if origin.index_url is None else origin.folder_at(origin.index_url)
 
     def home(self) -> bytes | None:
         """The folder in the user's cache directory; None where there is none, or where this data

@@ -7,7 +7,7 @@ import os
 
 from penstock.cache.errors import DatasetError
 from penstock.readers.files.names import printable
-from penstock.readers.origin.unread import way_for
+from penstock.readers.origin.unread import remedy_for
 
 NOT_THERE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
 """What says that a name leads to nothing. All else (EIO, ESTALE, EACCES …) says that it can't be
@@ -40,5 +40,5 @@ def not_a_folder(url: str) -> str:
 
 
 def _remedy(url: str) -> str:
-    remedy = way_for(os.fsencode(url.partition("?")[0]))
+    remedy = remedy_for(os.fsencode(url.partition("?")[0]))
     return f" {remedy}" if remedy else ""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class LocalFolder:
-    """A folder of this machine's file systems (NFS too)."""
+    """A dataset in a folder of this machine's file systems (NFS too)."""
 
     is_local = True
 
@@ -33,7 +33,7 @@ class LocalFolder:
             self.url = os.path.join(self.url, selection.pattern)
             self.key = f"{self.key}\0{selection.key}"
 
-    def beside(self) -> list[bytes]:
+    def index_folders(self) -> list[bytes]:
         """Folders beside the data for their index, best first: beside the name that was given, and
         if that is a link, beside what it leads to."""
         roots = dict.fromkeys((self.root, os.path.realpath(self.root)))
@@ -93,7 +93,7 @@ class LocalFolder:
         return Entry(name=name, size_bytes=found.st_size, mtime_ns=found.st_mtime_ns, version="")
 
     def close(self) -> None:
-        """Nothing is held."""
+        """There is nothing to let go."""
 
 
 def leads_to_folder(entry: os.DirEntry[bytes]) -> bool:

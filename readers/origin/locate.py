@@ -12,7 +12,7 @@ from penstock.cache.secrets import redact
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.remote import RemoteFolder, dataset_key
 from penstock.readers.origin.tar_urls import Selection, select_tars
-from penstock.readers.origin.urls import beside_url, local_path, options_scope
+from penstock.readers.origin.urls import index_url, local_path, options_scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -80,7 +80,7 @@ def _open_remote(
         label=label if of is None else of.label,
     )
 
-    def at(other: str) -> RemoteFolder:
+    def folder_at(other: str) -> RemoteFolder:
         if filesystem is None and options_scope(other) != options_scope(url):
             raise ConfigError(
                 f"index: {redact(other)} lies in another store than {redact(url)}, and "
@@ -88,13 +88,13 @@ def _open_remote(
             )
         return _open_remote(other, options, scratch, None, filesystem, remote)
 
-    beside = beside_url(url, selection, is_path=filesystem is not None)
+    place = index_url(url, selection, is_path=filesystem is not None)
     return RemoteFolder(
         remote,
         shown,
         selection,
-        beside=beside,
-        at=at,
+        index_url=place,
+        folder_at=folder_at,
         # Memory is this process's own, and a file system object may be anything.
         is_known_by_url=filesystem is None and not url.startswith("memory:"),
     )

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A file. name: below the root; mtime_ns: 0 for remote ones; version: etag or the like."""
+    """What a listing says of a file. name: below the root; mtime_ns: 0 for remote ones; version:
+    etag or the like."""
 
     name: bytes
     size_bytes: int
@@ -25,14 +26,14 @@ class Entry:
 
     @property
     def identity(self) -> str:
-        """Changes with anything that is told of the file: 32 hex digits."""
-        told = f"{self.size_bytes}\0{self.mtime_ns}\0{self.version}\0".encode()
-        return hashlib.sha256(told + self.name).hexdigest()[:32]
+        """Changes with anything that the listing says of the file: 32 hex digits."""
+        facts = f"{self.size_bytes}\0{self.mtime_ns}\0{self.version}\0".encode()
+        return hashlib.sha256(facts + self.name).hexdigest()[:32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopLevel:
-    """The first level of a folder. entries: of wanted files; missing: names of wanted ones that
+    """What lies directly in a folder. entries: of wanted files; missing: names of wanted ones that
     aren't files or lead nowhere; others, folders: names of other files and of folders."""
 
     entries: list[Entry]
@@ -42,8 +43,11 @@ class TopLevel:
 
 
 class Origin(Protocol):
-    """A dataset's root. url: for people, without credentials; key: names this dataset in a cache.
-    selection: names below the root that were asked for, in order, None for all that is there."""
+    """Where a dataset lies, and what can be asked of that place.
+
+    url: for people, without credentials; key: names this dataset in a cache.
+    selection: names below the root that were asked for, in order, None for all that is there.
+    """
 
     url: str
     key: str

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.readers.files.names import printable
-from penstock.readers.origin.unread import way_for
+from penstock.readers.origin.unread import remedy_for
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +17,7 @@ QUARANTINE = b"quarantine.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantineEntry:
-    """name: below the dataset's root."""
+    """A file that is left out of a dataset, and why. name: below the dataset's root."""
 
     name: bytes
     reason: str
@@ -33,12 +33,12 @@ def quarantine_lines(quarantined: Sequence[QuarantineEntry]) -> bytes:
 
 def nothing_decodes(url: str, quarantined: Sequence[QuarantineEntry], *, shown: int = 3) -> str:
     """The message for a dataset without one good image; names the first few."""
-    ways = [way for q in quarantined if (way := way_for(q.name))]
+    remedies = [remedy for q in quarantined if (remedy := remedy_for(q.name))]
     first = "; ".join(f"{printable(q.name)}: {q.reason}" for q in quarantined[:shown])
     more = len(quarantined) - shown
     return (
         f"{url}: none of {len(quarantined)} files is an image that decodes ({first}"
         f"{f'; and {more} more' if more > 0 else ''}). Wanted images, one sub-folder a "
         "class or none, or *.tar files directly in the folder, or a pack."
-        + (f" {ways[0]}" if ways else "")
+        + (f" {remedies[0]}" if remedies else "")
     )

@@ -23,10 +23,13 @@ if TYPE_CHECKING:
 
 
 class RemoteFolder:
-    """A folder of a remote store, read through `remote`. shown: its URL, without credentials.
-    mount: its path, if it is a folder of a network file system. beside: URL of the folder for its
-    index, None where there is no such place. at: opens another folder of the same store.
-    is_known_by_url: a later process finds the same data under this URL."""
+    """A dataset in a folder of a remote store, which is read through `remote`.
+
+    shown: its URL, without credentials. mount: its path, if it is a folder of a network file
+    system. index_url: of the folder for its index, None where there is no such place. folder_at:
+    opens another folder of the same store. is_known_by_url: a later process finds the same data
+    under this URL.
+    """
 
     is_local = False
     mount: bytes | None = None
@@ -37,12 +40,13 @@ class RemoteFolder:
         shown: str,
         selection: Selection | None = None,
         *,
-        beside: str | None = None,
-        at: Callable[[str], RemoteFolder] | None = None,
+        index_url: str | None = None,
+        folder_at: Callable[[str], RemoteFolder] | None = None,
         is_known_by_url: bool = True,
     ) -> None:
         self.remote = remote
-        self.beside, self.is_known_by_url, self._at = beside, is_known_by_url, at
+        self.index_url, self.is_known_by_url = index_url, is_known_by_url
+        self._folder_at = folder_at
         self._others: dict[str, RemoteFolder] = {}
         self._root_url = self.url = shown.rstrip("/")
         self._scope = remote.fetcher.store.scope
@@ -52,13 +56,13 @@ class RemoteFolder:
             self.selection = selection.names
             self.url = f"{self.url}/{selection.pattern}"
 
-    def at(self, url: str) -> RemoteFolder:
+    def folder_at(self, url: str) -> RemoteFolder:
         """Another folder, opened with the same options and closed with this one. Raises
         ConfigError (of another store, which these options aren't for), FetchError."""
-        if self._at is None:
+        if self._folder_at is None:
             raise TypeError(f"{self.url} was opened without the way to others")
         if url not in self._others:
-            self._others[url] = self._at(url)
+            self._others[url] = self._folder_at(url)
         return self._others[url]
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
@@ -93,7 +97,10 @@ class RemoteFolder:
         return top
 
     def walk(self) -> Iterator[Entry]:
-        """Every object. Raises FetchError, DatasetNotFoundError, ConfigError (one file)."""
+        """Walk every object below the root.
+
+        Raises FetchError, DatasetNotFoundError, ConfigError (one file).
+        """
         is_empty = True
         for found in self.remote.fetcher.walk():
             is_empty = False
@@ -109,7 +116,7 @@ class RemoteFolder:
             raise DatasetNotFoundError(nothing_there(self.url))
 
     def read(self, wanted: Sequence[tuple[Entry, int]]) -> list[Encoded]:
-        """The first bytes of some objects, as many of each as told, all at once and kept nowhere.
+        """The first bytes of some objects, as many of each as wanted, all at once and kept nowhere.
         Raises FetchError."""
         from penstock.cache.fetch.object_range import ObjectRange
 
@@ -132,7 +139,7 @@ class RemoteFolder:
         return data
 
     def uri(self, name: bytes) -> str:
-        """Of a file, for people."""
+        """The URL of a file, for people."""
         return f"{self._root_url}/{printable(name)}"
 
     def blob(
@@ -151,7 +158,7 @@ class RemoteFolder:
         return blob_key(scope=self._scope, uri=self._root_url, version=identity)
 
     def archive(self, entry: Entry) -> BlobSource:
-        """An object as a blob of its own, named by what a listing told of it."""
+        """An object as a blob of its own, named by what a listing says of it."""
         return self.blob(
             self.archive_key(entry.identity),
             uri=self.uri(entry.name),
@@ -175,6 +182,6 @@ def segment(name: bytes, size_bytes: int, version: str) -> Segment:
 
 
 def dataset_key(scope: str, url: str, selection: Selection | None) -> str:
-    """Names a remote dataset in a cache."""
+    """The name of a remote dataset in a cache."""
     chosen = "" if selection is None else f"\0{selection.key}"
     return f"{scope}\0{url}{chosen}"

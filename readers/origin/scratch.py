@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 
 
 class Scratch:
-    """cache: the user's DiskCache or folder, kept; None: temporary folders, made when they are
-    first needed and removed with this object, at close() or at the interpreter's exit."""
+    """The folders that a dataset may write to: a cache's, or temporary ones.
+
+    cache: the user's DiskCache or folder, which stays; None: temporary folders, made when they are
+    first needed and removed with this object, at close() or at the interpreter's exit.
+    """
 
     def __init__(self, cache: DiskCache | str | os.PathLike[str] | None = None) -> None:
         self.is_kept = cache is not None
@@ -47,8 +50,8 @@ class Scratch:
         from penstock.cache.disk.disk_cache import DiskCache
 
         if self._disk is None:
-            made = DiskCache.temporary() if self._path is None else DiskCache.at(self._path)
-            self._disk = made
+            path = self._path
+            self._disk = DiskCache.temporary() if path is None else DiskCache.at(path)
         return self._disk
 
     def folder(self) -> str:

@@ -25,7 +25,8 @@ _TAR = re.compile(r".\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz|tbz2?|txz|tzst)$", re.I)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Some tar files of a folder. pattern: as it was given; names: below the folder, in order."""
+    """The tar files of a folder that a URL names. pattern: of the URL; names: below the folder, in
+    order."""
 
     pattern: str
     names: tuple[bytes, ...]

@@ -18,7 +18,7 @@ from penstock.readers.files.names import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-WAY = (
+REMEDY = (
     "To train on it, read it in a torch dataset of your own and pass that to Penstock's DataLoader "
     "(docs/datasets.md)."
 )
@@ -63,15 +63,15 @@ _NAMED = 5
 
 
 def extension(name: bytes) -> str:
-    """Of a file, in lower case without its dot; "" without one."""
+    """The extension of a file, in lower case without its dot; "" without one."""
     base = name.rpartition(b"/")[2]
     return base.rpartition(b".")[2].decode("utf-8", "replace").lower() if b"." in base else ""
 
 
-def way_for(name: bytes) -> str:
+def remedy_for(name: bytes) -> str:
     """What to do about a file or folder of a kind that isn't read; "" for any other."""
     kind = _DATA.get(extension(name.rstrip(b"/")))
-    return f"This is {kind}, which isn't read yet. {WAY}" if kind else ""
+    return f"This is {kind}, which isn't read yet. {REMEDY}" if kind else ""
 
 
 def check_layout(url: str, names: Sequence[bytes], classes: Sequence[str]) -> Counter[str]:
@@ -90,14 +90,14 @@ def check_layout(url: str, names: Sequence[bytes], classes: Sequence[str]) -> Co
             f"{url}: {printable(tables[0])} lies beside the one folder "
             f"{printable(os.fsencode(classes[0]))!r}: read as classes, every label would be 0. For "
             f"the images without labels give {url.rstrip('/')}/{printable(os.fsencode(classes[0]))}"
-            f"; the table isn't read yet. {WAY}"
+            f"; the table isn't read yet. {REMEDY}"
         )
     pictures, masks = folders & _PICTURE_FOLDERS, folders & _MASK_FOLDERS
     if pictures and masks and folders <= _PICTURE_FOLDERS | _MASK_FOLDERS:
         raise DatasetError(
             f"{url}: the folders {', '.join(sorted(folders))} hold images and what belongs to "
             f"them, and aren't classes. For the images alone give "
-            f"{url.rstrip('/')}/{min(pictures)}; masks and the like aren't read yet. {WAY}"
+            f"{url.rstrip('/')}/{min(pictures)}; masks and the like aren't read yet. {REMEDY}"
         )
     if len(folders) > 1 and folders <= _SPLITS:
         raise DatasetError(
@@ -121,14 +121,14 @@ def _captions(strange: Sequence[bytes], names: Sequence[bytes]) -> list[bytes]:
 def warn(
     url: str, kinds: Mapping[str, int], names: Iterable[bytes] = (), *, labelled: bool
 ) -> None:
-    """Name what is left out, once. kinds: files by extension."""
-    told = sorted(kinds.items(), key=lambda each: -each[1])
-    listed = ", ".join(f"{count:,} .{e}" for e, count in told[:_NAMED])
+    """Warn of what is left out, by name. kinds: files by extension."""
+    by_count = sorted(kinds.items(), key=lambda each: -each[1])
+    listed = ", ".join(f"{count:,} .{e}" for e, count in by_count[:_NAMED])
     first = next((printable(name) for name in names if extension(name) in kinds), "")
     labels = "labels come from the folders alone" if labelled else "no labels are read"
     warnings.warn(
-        f"{url}: {listed}{' and others' if len(told) > _NAMED else ''} are left out"
-        f"{f' (such as {first})' if first else ''}: only images are read, {labels}. {WAY}",
+        f"{url}: {listed}{' and others' if len(by_count) > _NAMED else ''} are left out"
+        f"{f' (such as {first})' if first else ''}: only images are read, {labels}. {REMEDY}",
         PenstockWarning,
         stacklevel=8,
     )
@@ -140,7 +140,7 @@ def warn_of_members(url: str, passed_over: Mapping[str, int], odd_labels: int) -
     if odd_labels:
         warnings.warn(
             f"{url}: {odd_labels:,} json members hold a label that isn't an integer (a list, text, "
-            f"a fraction): it is left out, and no label is made up. {WAY}",
+            f"a fraction): it is left out, and no label is made up. {REMEDY}",
             PenstockWarning,
             stacklevel=8,
         )
@@ -149,7 +149,7 @@ def warn_of_members(url: str, passed_over: Mapping[str, int], odd_labels: int) -
         listed = ", ".join(f"{n:,} .{e}" for e, n in list(others.items())[:_NAMED])
         warnings.warn(
             f"{url}: {listed} members are left out: of a sample the image and an integer label "
-            f'(cls, or "label" in json) are read. {WAY}',
+            f'(cls, or "label" in json) are read. {REMEDY}',
             PenstockWarning,
             stacklevel=8,
         )

@@ -65,7 +65,7 @@ def pack(
     "tar", "arrow") where src holds more than one kind. shuffle: False keeps the ids of the
     source's index. shard_bytes: mean bytes of a shard, counted before images are rewritten.
     short_side: images with a longer one are rewritten as baseline JPEGs of this short side (pixels,
-    upright, quality 92 unless told); others stay as they are. quality: of what is rewritten, 1 to
+    upright, quality 92 by default); others stay as they are. quality: of what is rewritten, 1 to
     100; without short_side every image is rewritten at its size. baseline: other progressive JPEGs
     become baseline ones without loss (extra `transcode`). workers: threads, None is all cores.
     verify: decodes images, None finds the installed one. rank, size: this process's share of the

@@ -60,7 +60,7 @@ class PackSource(Protocol):
     has_ids: bool
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        """What goes where."""
+        """Which sample goes into which shard."""
 
     def groups(
         self,

@@ -28,7 +28,7 @@ class PackSummary:
 
     @classmethod
     def of_manifest(cls, manifest: Manifest, seconds: float) -> PackSummary:
-        """Of a complete pack."""
+        """The summary of a complete pack."""
         return cls(
             samples=manifest.about.samples,
             shards=len(manifest.names),
@@ -41,7 +41,7 @@ class PackSummary:
 
     @classmethod
     def of_records(cls, records: Sequence[ShardRecord], seconds: float) -> PackSummary:
-        """Of one rank's finished shards."""
+        """The summary of one rank's finished shards."""
         facts = [record.facts for record in records if record.facts is not None]
         return cls(
             samples=sum(f.samples for f in facts),

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
 QUALITY = 92
-"""Quality of rewritten images unless told: what `--short-side` is used with for ImageNet copies."""
+"""Quality of rewritten images by default: what `--short-side` is used with for ImageNet copies."""
 
 # How Pillow says what a JPEG of 8 bits can hold once alpha is dropped, as DALI drops it. Others
 # (CMYK, 16 bits) would come out in other colours than DALI gives them, and stay as they are.
@@ -38,9 +38,12 @@ _TARGETS = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "PA": "RGB", "RGB": "RGB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcode:
-    """What to do with images. short_side: those with a longer one are resized to it, in pixels;
-    quality: of what is rewritten, 1 to 100; without short_side all images are rewritten. baseline:
-    progressive JPEGs that stay otherwise are rewritten without loss. Raises ConfigError."""
+    """How images are rewritten on their way into a pack. Raises ConfigError.
+
+    short_side: those with a longer one are resized to it, in pixels; quality: of what is rewritten,
+    1 to 100; without short_side all images are rewritten. baseline: progressive JPEGs that stay
+    otherwise are rewritten without loss.
+    """
 
     short_side: int | None = None
     quality: int | None = None

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
     from penstock.readers.types import Encoded
 
-KEPT = 8  # free blocks; a loader's batches in flight are about as many
+MAX_FREE = 8  # free blocks; a loader's batches in flight are about as many
 _STEP_BYTES = 2**20
 
 
 class Blocks:
-    """Safe for several threads. What is free stays until this is gone."""
+    """Lends memory for copies. Safe for several threads; what is free stays until this is gone."""
 
     def __init__(self) -> None:
-        self._free: deque[Encoded] = deque(maxlen=KEPT)
+        self._free: deque[Encoded] = deque(maxlen=MAX_FREE)
 
     def take(self, size_bytes: int) -> tuple[Encoded, Encoded]:
         """Room of at least so many bytes, writable, and the same as others may see it: read-only,
@@ -36,8 +36,8 @@ class Blocks:
         if memory is None:
             steps = -(-max(1, size_bytes) * 9 // 8 // _STEP_BYTES)
             memory = np.empty(max(1, steps) * _STEP_BYTES, np.uint8)
-        lent = _Lent(memory, self._free)
-        shown = pa.foreign_buffer(memory.ctypes.data, len(memory), base=lent)
+        lease = _Lease(memory, self._free)
+        shown = pa.foreign_buffer(memory.ctypes.data, len(memory), base=lease)
         return memory, np.frombuffer(shown, np.uint8)
 
     def _fitting(self, size_bytes: int) -> Encoded | None:
@@ -52,8 +52,8 @@ class Blocks:
         return None
 
 
-class _Lent:
-    """Gives memory back when the last view of it is gone."""
+class _Lease:
+    """Gives memory back when the last view into it is gone."""
 
     __slots__ = ("_free", "_memory")
 

@@ -25,18 +25,21 @@ OPENERS = 16
 
 
 class OpenShards:
-    """Safe for several threads. A cached blob stays in the cache while its shard is open."""
+    """Opens shards and keeps a bounded number of them open. Safe for several threads.
+
+    A cached blob stays in the cache while its shard is open.
+    """
 
     def __init__(self, index: Index) -> None:
         self._index = index
         self._lock = threading.Lock()
         self._mending = threading.Lock()
-        self._held: OrderedDict[int, OpenShard] = OrderedDict()
+        self._shards: OrderedDict[int, OpenShard] = OrderedDict()
         self._drops: Counter[int] = Counter()
         self._closed = False
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._shards)
 
     def get(self, numbers: Sequence[int]) -> list[OpenShard]:
         """Shards by number, from those open or opened now; the least recently used are let go.
@@ -47,7 +50,7 @@ class OpenShards:
             found = [self._find(number) for number in numbers]
             for number, shard in zip(numbers, found, strict=True):
                 if shard is not None:
-                    self._held.move_to_end(number)
+                    self._shards.move_to_end(number)
             drops = {number: self._drops[number] for number in numbers}
         if None not in found:
             return [shard for shard in found if shard is not None]
@@ -57,17 +60,17 @@ class OpenShards:
         with self._lock:
             if not self._closed:
                 # What was opened before its damaged bytes were dropped isn't kept: it has them.
-                self._held |= {n: shard for n, shard in new.items() if drops[n] == self._drops[n]}
-                while len(self._held) > max(OPEN_SHARDS, len(numbers)):
-                    self._held.popitem(last=False)
+                self._shards |= {n: shard for n, shard in new.items() if drops[n] == self._drops[n]}
+                while len(self._shards) > max(OPEN_SHARDS, len(numbers)):
+                    self._shards.popitem(last=False)
         return [
             shard if shard is not None else new[number]
             for number, shard in zip(numbers, found, strict=True)
         ]
 
     def _find(self, number: int) -> OpenShard | None:
-        """An open shard, unless it was passing and its blob is on the local disk by now."""
-        shard, remote = self._held.get(number), self._index.remote
+        """An open shard, unless it was read past the cache and its blob is in the cache by now."""
+        shard, remote = self._shards.get(number), self._index.remote
         if not isinstance(shard, BlobShard) or shard.blob.is_cached or remote is None:
             return shard
         return None if remote.is_whole(shard.blob.source) else shard
@@ -87,7 +90,7 @@ class OpenShards:
         """Forget some; views of them stay valid."""
         with self._lock:
             for number in numbers:
-                self._held.pop(number, None)
+                self._shards.pop(number, None)
 
     def give_back(self) -> None:
         """Forget shards whose blobs the cache needn't keep for this dataset's jobs, or has taken
@@ -100,9 +103,9 @@ class OpenShards:
         )
 
         with self._lock:
-            held = list(self._held.items())
+            shards = list(self._shards.items())
         gone = []
-        for number, shard in held:
+        for number, shard in shards:
             blob = shard.blob if isinstance(shard, BlobShard) else None
             if isinstance(blob, CachedBlob) and not (
                 remote.keeps(blob.source.key) and blob.has_name
@@ -115,13 +118,13 @@ class OpenShards:
         with it first."""
         with self._mending:
             with self._lock:
-                held = self._held.get(number)
-                is_new = held is not None and not _same_bytes(held, shard)
+                current = self._shards.get(number)
+                is_new = current is not None and not _same_bytes(current, shard)
             if not is_new:
                 self._index.shards.drop(number, opened=shard)
                 with self._lock:
                     self._drops[number] += 1
-                    self._held.pop(number, None)
+                    self._shards.pop(number, None)
             (fresh,) = self.get([number])
             return fresh
 
@@ -129,7 +132,7 @@ class OpenShards:
         """Forget all. Safe to call twice."""
         with self._lock:
             self._closed = True
-            self._held.clear()
+            self._shards.clear()
 
 
 def _same_bytes(a: OpenShard, b: OpenShard) -> bool:

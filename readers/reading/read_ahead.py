@@ -15,8 +15,9 @@ ADVISED_BATCHES = 16
 
 
 class ReadAhead:
-    """Remembers for the next batches whether the last ones waited for the disk. Threads that note
-    at once may count a batch twice, which changes no result."""
+    """Remembers for the next batches whether the last ones waited for the disk.
+
+    Threads that note at once may count a batch twice, which changes no result."""
 
     def __init__(self) -> None:
         self._batches = ADVISED_BATCHES  # until enough batches say otherwise

@@ -109,8 +109,8 @@ class SampleReader:
         mode: ReadMode,
         marks: dict[int, str] | None,
     ) -> None:
-        """Fetch remote shards with bad samples once more; raise for what is bad even then, or tell
-        marks."""
+        """Fetch remote shards with bad samples once more; raise for what is bad even then, or mark
+        it."""
         wanted = visit.table[:, CRC].tolist()
         crcs: dict[int, int] = {}  # of what was fetched again
         numbers = visit.numbers.index

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 def sample_names(
     index: Index, opened: OpenShards, ids: Iterable[int] | NDArray[np.int64]
 ) -> list[str]:
-    """File names below the folder; of a pack those in what it was made from, or where it doesn't
-    hold them, shard and row. Raises ConfigError for ids that don't exist."""
+    """The names of samples: of files below the folder; of a pack those in what it was made from, or
+    where it doesn't hold them, shard and row. Raises ConfigError for ids that don't exist."""
     wanted = np.asarray(list(ids), np.int64)
     if len(wanted) and not (wanted.min() >= 0 and wanted.max() < index.samples):
         raise ConfigError(f"ids: got {wanted.tolist()[:5]}…, wanted 0 to {index.samples - 1}.")

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit:
-    """Samples sorted by shard. numbers: of the shards; bounds: where each shard's samples start,
-    and the end; rows: int64, shape (n,); table: int64, shape (n, 6)."""
+    """The samples of one batch, shard by shard.
+
+    numbers: of the shards; bounds: where each shard's samples start, and the end; rows: int64,
+    shape (n,); table: int64, shape (n, 6).
+    """
 
     numbers: list[int]
     shards: list[OpenShard]

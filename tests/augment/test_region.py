@@ -17,7 +17,7 @@ from penstock.augment import Decode, Normalize, RandomResizedCrop, imagenet_trai
 from penstock.augment.draws import draw
 from penstock.augment.graph import Graph
 from penstock.augment.recipe import check_recipe
-from penstock.augment.region import Trial, found_way, try_out, way_for
+from penstock.augment.region import Trial, try_out, usable_decoding, window_decoding
 from penstock.cache.errors import RecipeError
 from penstock.readers.types import EncodedBatch, ImageRange
 from tests.augment.test_gpu_definition import defined, kinds
@@ -111,7 +111,7 @@ def test_each_gpu_is_tried_once_and_what_was_found_is_logged(
     tried: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "penstock"):
-        assert [found_way(number) for number in (0, 1, 0, 1)] == ["decoder", "slice"] * 2
+        assert [usable_decoding(number) for number in (0, 1, 0, 1)] == ["decoder", "slice"] * 2
     assert tried == [0, 1]
     assert [(r.levelname, r.getMessage().count("trial of")) for r in caplog.records] == [
         ("INFO", 1),
@@ -122,16 +122,16 @@ def test_each_gpu_is_tried_once_and_what_was_found_is_logged(
 @pytest.mark.parametrize("windows", ["decoder", "slice"])
 def test_what_was_asked_for_is_not_tried(tried: list[int], windows: Any) -> None:
     recipe = check_recipe((Decode(windows=windows), *imagenet_train(32)[1:]), images=SIZES)
-    assert way_for(recipe, device="cuda", device_id=1) == windows
-    assert way_for(recipe, device="cpu", device_id=None) == windows
+    assert window_decoding(recipe, device="cuda", device_id=1) == windows
+    assert window_decoding(recipe, device="cpu", device_id=None) == windows
     assert not tried
 
 
 def test_auto_tries_gpus_only(tried: list[int]) -> None:
     recipe = check_recipe(imagenet_train(32), images=SIZES)
-    assert way_for(recipe, device="cpu", device_id=None) == "decoder"
+    assert window_decoding(recipe, device="cpu", device_id=None) == "decoder"
     assert not tried
-    assert way_for(recipe, device="cuda", device_id=1) == "slice"
+    assert window_decoding(recipe, device="cuda", device_id=1) == "slice"
     assert tried == [1]
 
 

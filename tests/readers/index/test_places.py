@@ -16,7 +16,7 @@ import penstock.readers.index.places
 from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index
 from penstock.readers.origin.tar_urls import select_tars
-from penstock.readers.origin.urls import beside_url
+from penstock.readers.origin.urls import index_url
 from tests import images, tars
 
 if TYPE_CHECKING:
@@ -276,4 +276,4 @@ def httpserver_folder(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     ],
 )
 def test_a_root_has_no_place_beside_it(url: str, place: str | None) -> None:
-    assert beside_url(url, None) == place
+    assert index_url(url, None) == place

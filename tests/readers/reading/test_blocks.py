@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.readers.reading.blocks import KEPT, Blocks
+from penstock.readers.reading.blocks import MAX_FREE, Blocks
 
 
 def test_a_block_is_used_again_when_its_last_view_is_gone() -> None:
@@ -40,10 +40,10 @@ def test_what_is_handed_out_cant_be_written() -> None:
 
 def test_few_blocks_are_kept_and_none_that_is_far_too_large() -> None:
     blocks = Blocks()
-    many = [blocks.take(100) for _ in range(3 * KEPT)]
+    many = [blocks.take(100) for _ in range(3 * MAX_FREE)]
     many.clear()
     gc.collect()
-    assert len(blocks._free) == KEPT
+    assert len(blocks._free) == MAX_FREE
     large = blocks.take(50 * 2**20)[0].ctypes.data
     gc.collect()
     assert blocks.take(100)[0].ctypes.data != large

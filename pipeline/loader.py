@@ -17,8 +17,7 @@ import torch
 import torch.utils.data
 
 from penstock.cache.base.blob import READ_MODE, ReadMode
-from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import ClosedError, ConfigError, PlanError
+from penstock.cache.errors import ClosedError, PlanError
 from penstock.pipeline.facade import late_attributes
 from penstock.pipeline.facade.dataset_check import check_dataset
 from penstock.pipeline.facade.late_world import LateWorld
@@ -26,6 +25,12 @@ from penstock.pipeline.facade.samplers import PlanBatches, PlanSampler
 from penstock.pipeline.feed.native import NativeEngine
 from penstock.pipeline.options.checks import checked_augment
 from penstock.pipeline.options.device import parse_device
+from penstock.pipeline.options.foreign_options import (
+    ForeignOptions,
+    WorkerOptions,
+    draw_seed,
+    planned_batch_size,
+)
 from penstock.pipeline.options.native_options import NativeOptions
 from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions, ResidentMode
 from penstock.pipeline.options.refusals import no_worker_processes
@@ -41,9 +46,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from penstock.augment import Operation
-    from penstock.pipeline.foreign.engine import ForeignEngine, ForeignSettings
-    from penstock.pipeline.foreign.order import Order, PlanOrder
-    from penstock.pipeline.foreign.pictures import Darkroom
+    from penstock.pipeline.foreign.engine import ForeignEngine
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.statistics import Statistics
 
@@ -221,7 +224,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     def _init_foreign(self, dataset: Any) -> None:
         # Here and below: a native loader starts without these modules.
         from penstock.pipeline.foreign.engine import ForeignEngine
-        from penstock.pipeline.foreign.pictures import needs_our_loader
+        from penstock.pipeline.foreign.image_split import needs_our_loader
 
         options, own, world = self._options, self._own, self._late_world.world
         is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
@@ -229,82 +232,46 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._is_planned = is_map and own.plan.seed is not None
         if self._is_planned:
             options.check_planned()
-            order = self._plan_order(dataset)
             sampler = PlanSampler(None, world)
-            size = None if options.batch_size is None else order.per_rank
+            size = planned_batch_size(options, own, world)
             options = replace(options, shuffle=None, sampler=sampler, batch_size=size)
         else:
             own.check_unplanned(is_map=is_map)
         super().__init__(dataset, **options.arguments())
         self._collate: Any = self.collate_fn
-        self._darkroom: Darkroom | None = None
         self._seed = LoaderSeed.choose(
             own.plan.seed, self.generator, draws=own.augment is not None, world=world
         )
         if own.augment is not None:
-            self._darkroom = self._make_darkroom()
             # Whoever rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
-        engine = ForeignEngine(self._foreign_settings(order=None))
+        engine = ForeignEngine(dataset, self._foreign_options())
         self._engine = engine
         if sampler is not None:
             sampler.follow(engine)
             show_as_stream(self)
-            if self.batch_sampler is not None:
-                batches = PlanBatches(sampler, order.per_rank, self.drop_last)
+            if self.batch_size is not None:
+                batches = PlanBatches(sampler, self.batch_size, self.drop_last)
                 overwrite(self, "batch_sampler", batches)
 
-    def _plan_order(self, dataset: Any) -> PlanOrder:
-        from penstock.pipeline.foreign.order import plan_order
-
-        return plan_order(dataset, self._options, self._own, world=self._late_world.world)
-
-    def _foreign_settings(self, *, order: Order | None) -> ForeignSettings:
-        """What the engine works by now. order: None for a new one."""
-        from penstock.pipeline.foreign.engine import ForeignSettings
-        from penstock.pipeline.foreign.order import TorchOrder
-        from penstock.pipeline.foreign.pictures import Split
-
-        is_map = not isinstance(self.dataset, torch.utils.data.IterableDataset)
-        if order is None and self._is_planned:
-            order = self._plan_order(self.dataset)
-        elif is_map and not self._is_planned:
-            indices = self.sampler if self.batch_sampler is None else self.batch_sampler
-            order = TorchOrder(indices, self.generator)
-        options = {name: getattr(self, name) for name in late_attributes.WORKER_OPTIONS}
-        seed = self._own.plan.seed
-        return ForeignSettings(
-            dataset=self.dataset,
-            order=order,
-            batch_size=self.batch_size,
-            drop_last=self.drop_last,
-            batched=self.batch_sampler is not None,
-            collate_fn=self._collate if self._darkroom is None else Split(self._collate),
-            generator=self.generator,
-            options=late_attributes.worker_options(options),
-            seed=None if seed is None else int(seed),
-            world=self._late_world.world,
-            detected=not self._late_world.is_given,
-            device=self._device,
-            darkroom=self._darkroom,
-        )
-
-    def _make_darkroom(self) -> Darkroom:
-        from penstock.pipeline.foreign.pictures import Darkroom
-
+    def _foreign_options(self) -> ForeignOptions:
         own, world = self._own, self._late_world.world
-        if self.batch_size is None:
-            raise ConfigError(
-                "augment= needs batches of one size: pass batch_size= (not a batch_sampler, nor "
-                "batch_size=None)."
-            )
-        return Darkroom(
-            own.augment or (),
-            batch_size=self.batch_size,
-            threads=world.threads(usable_cores()),
+        live = {name: getattr(self, name) for name in late_attributes.LIVE_OPTIONS}
+        options = replace(self._options, **live)
+        return ForeignOptions(
+            torch_options=options,
+            own=own,
+            indices=self.sampler if self.batch_sampler is None else self.batch_sampler,
+            batch_size=planned_batch_size(options, own, world)
+            if self._is_planned
+            else self.batch_size,
+            batched=self.batch_sampler is not None,
+            collate_fn=self._collate,
+            workers=WorkerOptions.of(options),
+            draw_seed=draw_seed(own, self._seed, world),
+            world=world,
+            agrees=not self._late_world.is_given,
             device=self._device,
-            deterministic=own.deterministic,
-            seed=self._seed.in_world(world, draws=True),
         )
 
     # -- what may change once the loader is made
@@ -324,10 +291,10 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     keeps_workers=engine.keeps_workers,
                 )
                 if name == "collate_fn":
-                    from penstock.pipeline.foreign.pictures import needs_our_loader
+                    from penstock.pipeline.foreign.image_split import needs_our_loader
 
                     self._collate = value
-                    value = value if self._darkroom is None else needs_our_loader
+                    value = value if self._own.augment is None else needs_our_loader
         super().__setattr__(name, value)
 
     def _own_device(self) -> torch.device:
@@ -356,22 +323,14 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     def _replace(self) -> None:
         """Let the engine go on with the world and the attributes as they are now."""
-        engine, world = self._engine, self._late_world.world
-        has_moved = engine.world != world
-        if has_moved:
+        engine = self._engine
+        if engine.world != self._late_world.world:
             self._device = self._own_device()
         if isinstance(engine, NativeEngine):
             engine.take_over(self._native_options())
-            self._show(engine.batch_size)
-            return
-        order = engine.settings.order
-        if has_moved and self._is_planned:
-            order = self._plan_order(self.dataset)
-            self._show(None if self.batch_size is None else order.per_rank)
-        if has_moved and self._darkroom is not None:
-            darkroom, self._darkroom = self._darkroom, self._make_darkroom()
-            darkroom.close()
-        engine.settings = self._foreign_settings(order=order)
+        else:
+            engine.take_over(self._foreign_options())
+        self._show(engine.batch_size)
 
     def _show(self, batch_size: int | None) -> None:
         """Where others look for them: the batch size, and this rank's place."""

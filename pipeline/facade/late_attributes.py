@@ -7,27 +7,18 @@ constructor has done its work by then.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import fields
+from typing import Any
 
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.options.checks import check_counts, check_timeout
+from penstock.pipeline.options.foreign_options import WorkerOptions
 from penstock.pipeline.options.refusals import refuse_foreign, refuse_with_seed
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 # torch's arguments about workers and pinning, which its own loader inside is made with.
-WORKER_OPTIONS = (
-    "num_workers",
-    "pin_memory",
-    "timeout",
-    "worker_init_fn",
-    "multiprocessing_context",
-    "prefetch_factor",
-    "persistent_workers",
-    "pin_memory_device",
-    "in_order",
-)
+WORKER_OPTIONS = tuple(field.name for field in fields(WorkerOptions))
+# Those of torch's arguments that torch honours in a loader's attributes.
+LIVE_OPTIONS = (*WORKER_OPTIONS, "generator")
 # Shown by a native loader as they were given.
 AS_GIVEN = (
     "num_workers",
@@ -85,14 +76,3 @@ def refused(name: str) -> ConfigError:
     return ConfigError(
         f"{name} should not be set once the loader is made: it would change nothing. {_AGAIN}."
     )
-
-
-def worker_options(attributes: Mapping[str, Any]) -> dict[str, Any]:
-    """What torch's loader inside takes for these attributes.
-
-    It refuses what means nothing without workers; torch itself ignores that in attributes.
-    """
-    options = dict(attributes)
-    if options["num_workers"] == 0:
-        options.update(multiprocessing_context=None, prefetch_factor=None, persistent_workers=False)
-    return options

@@ -16,19 +16,19 @@ import numpy as np
 import torch
 import torch.utils.data
 
-from penstock.cache.base.hashing import keyed_hash
 from penstock.cache.threads import end_with_parent
-from penstock.pipeline.foreign.state import copied, has_state, taken
 from penstock.pipeline.torch_private import numpy_seed, pinned, tell_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    Collate = Callable[[Any], Any]
+    from collections.abc import Callable
 
 # A dataset's state may be costly (seconds, for some): it is taken as often as that takes this share
 # of a worker's time; batches in between are counted, and read again and dropped after a resume.
 SNAPSHOT_TIME_SHARE = 0.02
+
+
+Ending = Literal["ended", "left"]
+"""How the pass before ended: at its end, or it was left in its middle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Fetched:
     state: dict[str, Any] | None = None
     void: bool = False
     over: bool = False
-    past: Literal["ended", "left"] | None = None
+    past: Ending | None = None
     rng: dict[str, str] | None = None
 
     def pin_memory(self) -> Fetched:
@@ -98,24 +98,6 @@ class Snapshots:
         taken = state()
         self._spent_s += time.perf_counter() - began
         return taken
-
-
-@dataclass(frozen=True, slots=True)
-class RandomState:
-    """States of the three generators that datasets draw from."""
-
-    python: Any
-    numpy: Any
-    torch: torch.Tensor
-
-    @classmethod
-    def now(cls) -> RandomState:
-        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
-
-    def restore(self) -> None:
-        random.setstate(self.python)
-        np.random.set_state(self.numpy)
-        torch.set_rng_state(self.torch)
 
 
 def fresh_seed(generator: torch.Generator | None = None) -> int:
@@ -158,130 +140,3 @@ class WorkerInit:
             seed_worker(self.base_seed, worker)
         if self.worker_init_fn is not None:
             self.worker_init_fn(worker)
-
-
-class MapSource(torch.utils.data.Dataset[Fetched]):
-    """Fetches requests from a map-style dataset.
-
-    seed: None, or what each sample's random numbers are keyed by, with epoch and index.
-    """
-
-    def __init__(
-        self, dataset: Any, *, collate: Collate, batched: bool, seed: int | None = None
-    ) -> None:
-        self.dataset = dataset
-        self._collate = collate
-        self._batched = batched
-        self._seed = seed
-        self._has_state = has_state(dataset)
-
-    def __getitem__(self, request: Request) -> Fetched:
-        if request.restore is not None:
-            self.load(request.restore)
-        worker = worker_id()
-        if request.void:
-            return Fetched(worker=worker, void=True)
-        in_main = torch.utils.data.get_worker_info() is None
-        before = RandomState.now() if in_main and self._seed is not None else None
-        try:
-            batch = self._fetch(request)
-        finally:
-            if before is not None:
-                before.restore()
-        # Every time, unlike a stream's: what lies between two could not be read again.
-        state = self.state() if self._has_state and not in_main else None
-        ids = list(request.index) if self._batched else [request.index]
-        return Fetched(batch=batch, samples=len(ids), ids=ids, worker=worker, state=state)
-
-    def _fetch(self, request: Request) -> Any:
-        if not self._batched:
-            (key,) = self._keys(request.epoch, [request.index])
-            return self._collate(self._one(request.index, key))
-        indices = list(request.index)
-        keys = self._keys(request.epoch, indices)
-        many = getattr(self.dataset, "__getitems__", None)
-        if callable(many):
-            if keys and keys[0] is not None:
-                seed_all(keys[0])  # one call draws for all: keyed by its first sample
-            samples = many(indices)
-        else:
-            samples = [self._one(index, key) for index, key in zip(indices, keys, strict=True)]
-        return collated(self._collate, samples, indices)
-
-    def _keys(self, epoch: int, indices: Sequence[Any]) -> list[int | None]:
-        if self._seed is None:
-            return [None] * len(indices)
-        hashes = keyed_hash(self._seed, epoch, np.asarray(indices, np.int64))
-        return [int(key) for key in hashes]
-
-    def _one(self, index: Any, key: int | None) -> Any:
-        if key is not None:
-            seed_all(key)
-        try:
-            return self.dataset[index]
-        except Exception as error:  # raised again, with the sample named
-            error.add_note(f"while reading sample {index!r} of {described(self.dataset)}")
-            raise
-
-    def state(self) -> dict[str, Any]:
-        """The dataset's own state as it is now, if it has one."""
-        return {"dataset": taken(self.dataset)} if self._has_state else {}
-
-    def load(self, state: dict[str, Any]) -> None:
-        """Hand a state back to the dataset."""
-        if "dataset" in state and self._has_state:
-            self.dataset.load_state_dict(copied(state["dataset"]))
-
-
-def collated(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
-    """collate(samples); an error gets a note that names the samples that it is about."""
-    try:
-        return collate(samples)
-    except Exception as error:  # raised again, with the samples named
-        told = _culprit(collate, samples) if len(names) == len(samples) else None
-        if told is not None:
-            place, why = told
-            error.add_note(f"while collating: sample {names[place]!r} {why}")
-        else:
-            listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")
-            error.add_note(f"while collating the samples {listed}")
-        raise
-
-
-def _culprit(collate: Collate, samples: Any) -> tuple[int, str] | None:
-    """The place of the one sample that can't be collated, alone or with the others, and which of
-    the two; None where it isn't one, but all of them, or the function itself."""
-    if not isinstance(samples, list):
-        return None
-
-    def works(*places: int) -> bool:
-        try:
-            collate([samples[place] for place in places])
-        except Exception:  # whether it fails is the question
-            return False
-        return True
-
-    alone = [works(place) for place in range(len(samples))]
-    if not all(alone):
-        first = alone.index(False)
-        return (
-            (first, "can't be collated: its type is the reason, or its content")
-            if any(alone)
-            else None
-        )
-    if len(samples) < 2 or not works(0, 0):  # a function that wants a batch of one size, say
-        return None
-    odd = [place for place in range(1, len(samples)) if not works(0, place)]
-    if len(odd) == len(samples) - 1 > 1:  # the first goes with none: it, or none with any other
-        odd = [0] if all(works(1, place) for place in range(2, len(samples))) else []
-    why = "doesn't go with the others of its batch (their shapes, types or keys differ)"
-    return (odd[0], why) if odd else None
-
-
-def described(dataset: Any) -> str:
-    """A dataset for people."""
-    name = type(dataset).__name__
-    try:
-        return f"{name} of {len(dataset)} samples"
-    except (TypeError, NotImplementedError):
-        return name

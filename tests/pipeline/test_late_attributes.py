@@ -112,7 +112,7 @@ class TestTorchDatasets:
         loader.prefetch_factor, loader.timeout = 3, 40.0
         loader.multiprocessing_context = "fork"
         passing: Any = iter(loader)
-        inner = passing._inner
+        inner = passing._iterator._inner
         assert (inner._timeout, inner._prefetch_factor) == (40.0, 3)
         assert inner._workers[0].__class__.__name__ == "ForkProcess"
         assert len(list(passing)) == 3

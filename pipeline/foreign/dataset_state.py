@@ -120,3 +120,20 @@ def _told(dataset: Any) -> Any:
         return taken(dataset)
     except Exception:  # some have a state from their first sample on only
         return _told
+
+
+def described(dataset: Any) -> str:
+    """A dataset for people."""
+    name = type(dataset).__name__
+    try:
+        return f"{name} of {len(dataset)} samples"
+    except (TypeError, NotImplementedError):
+        return name
+
+
+def length_of(dataset: Any) -> int | None:
+    """What a dataset says that its length is; None if it says nothing."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,4 +1,4 @@
-"""Streams of an iterable dataset: where one stands, and its batches from there on.
+"""The source for an iterable dataset: batches of its streams from anywhere on.
 
 Each worker iterates its own copy. Where a stream stands is a state of the dataset or of its
 iterator, and how many batches came behind it: those are read again and dropped. Without any state
@@ -8,87 +8,32 @@ all of them are.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils.data
 
 from penstock.cache.base.hashing import keyed_hash
-from penstock.pipeline.foreign.draws import Chance
-from penstock.pipeline.foreign.state import begun_with, copied, has_exact_state, has_state, taken
-from penstock.pipeline.foreign.worker import (
-    Fetched,
-    Snapshots,
-    collated,
-    fresh_seed,
-    seed_all,
-    worker_id,
+from penstock.pipeline.foreign.collating import collated
+from penstock.pipeline.foreign.dataset_state import (
+    begun_with,
+    copied,
+    has_exact_state,
+    has_state,
+    taken,
 )
+from penstock.pipeline.foreign.mark import WorkerPosition
+from penstock.pipeline.foreign.watched_draws import StreamDraws
+from penstock.pipeline.foreign.worker import Fetched, Snapshots, fresh_seed, seed_all, worker_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.pipeline.foreign.worker import Collate
-
-    # How the pass before ended: at its end, or it was left in its middle.
-    Past = Literal["ended", "left"]
+    from penstock.pipeline.foreign.collating import Collate
+    from penstock.pipeline.foreign.worker import Ending
 
 _DONE: Any = object()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerPosition:
-    """How far one worker's stream has been handed out.
-
-    batches: handed out of it in this epoch. state: the dataset's behind the last of these but
-    `since`; None if it has none or none was taken yet (then `since` equals `batches`). over:
-    nothing more comes of it in this epoch. past: the state is of the pass before, which ended or
-    was left there; the epoch begins anew behind it. rng: without any state, of the process's
-    generators those that the stream drew from, as they were at its start, or if it is over now.
-    """
-
-    batches: int = 0
-    since: int = 0
-    state: dict[str, Any] | None = None
-    over: bool = False
-    past: Past | None = None
-    rng: dict[str, str] | None = None
-
-    def check(self) -> None:
-        """Raise ValueError for what no worker's stream can be at."""
-        if self.past not in (None, "ended", "left"):
-            raise ValueError(f"past is {self.past!r}")
-        if any(type(count) is not int or count < 0 for count in (self.batches, self.since)):
-            raise ValueError(f"counts are {(self.batches, self.since)}")
-
-    def moved(self, fetched: Fetched) -> WorkerPosition:
-        """Behind one batch more."""
-        if fetched.state is not None:
-            return WorkerPosition(batches=self.batches + 1, state=fetched.state, over=fetched.over)
-        return replace(
-            self,
-            batches=self.batches + 1,
-            since=self.since + 1,
-            over=fetched.over,
-            rng=fetched.rng if fetched.over or fetched.rng is not None else self.rng,
-        )
-
-    def noted(self, fetched: Fetched) -> WorkerPosition:
-        """With what a worker said between two batches."""
-        if fetched.past is not None:
-            return WorkerPosition(state=fetched.state, past=fetched.past, rng=fetched.rng)
-        if not fetched.over:
-            return self
-        if fetched.state is None:
-            return replace(self, over=True, rng=fetched.rng)
-        return WorkerPosition(batches=self.batches, state=fetched.state, over=True)
-
-    def next_epoch(self) -> WorkerPosition:
-        """At the start of the next epoch, in a worker that goes on."""
-        if self.over:
-            return WorkerPosition(state=self.state, past="ended", rng=self.rng)
-        return WorkerPosition(state=self.state, past="left")
 
 
 class IterableSource(torch.utils.data.IterableDataset[Fetched]):
@@ -133,9 +78,9 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         self._iterator: Any = None
         self._begun = False  # this pass
         self._over = False
-        self._past: Past | None = None  # how the latest pass that began ended so far
+        self._past: Ending | None = None  # how the latest pass that began ended so far
         self._owed: WorkerPosition | None = None  # the next pass begins behind it
-        self._chance: Chance | None = None  # what it draws from
+        self._draws: StreamDraws | None = None  # what it draws from
         self._prepared: Any = None  # the next pass's iterator, if its state was asked for already
         self._start: WorkerPosition | None = None  # of the next pass, if that was asked for
         if behind is not None and not self._positions:
@@ -178,7 +123,7 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
     @property
     def mixed(self) -> str | None:
         """A generator that the stream and others draw from by turns, without workers."""
-        return None if self._chance is None else self._chance.mixed
+        return None if self._draws is None else self._draws.mixed
 
     def forget(self) -> None:
         """The dataset is to stand elsewhere now."""
@@ -189,20 +134,20 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         in_main, streams = info is None, 1 if info is None else info.num_workers
         # A worker's first pass begins with its seed.
         goes_on = self._persistent and self._past is not None
-        chance = self._chance = Chance(position.rng, in_main=in_main)
+        draws = self._draws = StreamDraws(position.rng, in_main=in_main)
         self._over, self._past = False, "left"
-        iterator = chance(lambda: self._begin(position))
+        iterator = draws(lambda: self._begin(position))
         is_stateful = self._is_stateful()
         is_watched = not is_stateful and self._seed is None
         if not is_watched:
-            chance.rest()
+            draws.rest()
         for _ in range(position.since):
             if self._over:
                 break
-            chance(lambda: self._next(iterator))
+            draws(lambda: self._next(iterator))
         snapshots = Snapshots()
         number = position.batches
-        while not self._over and (samples := chance(lambda: self._next(iterator))):
+        while not self._over and (samples := draws(lambda: self._next(iterator))):
             if self._batch_size is None:
                 batch = self._collate(samples[0])
             else:
@@ -220,11 +165,11 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
                 worker=worker,
                 state=state,
                 over=self._over,
-                rng=chance.noted(is_over=self._over) if watches else None,
+                rng=draws.noted(is_over=self._over) if watches else None,
             )
             goes_on = False  # it has been said
         if self._persistent:
-            rng = chance.noted(is_over=True) if is_watched else None
+            rng = draws.noted(is_over=True) if is_watched else None
             state = self._state_or_none()
             yield Fetched(worker=worker, void=True, over=True, state=state, rng=rng)
 
@@ -243,7 +188,7 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
             fresh_seed()  # torch's loader has drawn its own before the state put this back
         return self._anew(position.past)
 
-    def _anew(self, past: Past) -> Any:
+    def _anew(self, past: Ending) -> Any:
         """The iterator of the epoch behind the one whose state was loaded."""
         first = _DONE
         if self._iterator is not self.dataset and not has_state(self._iterator):

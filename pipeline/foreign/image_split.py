@@ -1,7 +1,7 @@
-"""The images of a torch dataset on their way to DALI: out of the samples, and back into the batch.
+"""The images of a torch dataset's samples, apart from what the user's collate function sees.
 
-In the worker, each sample's image is taken out before the user's collate sees the rest; in the
-loader, what DALI made of the images goes where they were.
+In the worker, each sample's image is taken out before the rest is collated; in the loader, what
+DALI made of the images goes where they were.
 """
 
 from __future__ import annotations
@@ -14,22 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from penstock.augment.draws import draw
-from penstock.augment.graph import Graph
-from penstock.augment.recipe import check_recipe
 from penstock.cache.errors import ConfigError, DatasetError
-from penstock.cache.forks import watch
-from penstock.readers.types import EncodedBatch, ImageRange
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.augment import Operation
-
-# A torch dataset doesn't say how large its images are.
-_ANY_SIZE = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
 _ORIENTATION = 0x0112  # the EXIF tag; 5 to 8 swap the sides
 IMAGE_KEYS = ("image", "img", "jpg", "jpeg", "png", "pixel_values")
 
@@ -40,11 +31,12 @@ _WANTED = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pictures:
-    """Images of one batch. arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3).
+class SplitBatch:
+    """The images of one batch, and the rest of it apart.
 
-    dims: upright heights and widths, int32, shape (n, 2). rest: the batch without them; key: where
-    in it they belong: a place in a tuple or list, a key of a mapping, or None if they were all.
+    arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3). dims: upright heights and widths,
+    int32, shape (n, 2). rest: the batch without them; key: where in it they belong: a place in a
+    tuple or list, a key of a mapping, or None if they were all.
     """
 
     arrays: list[NDArray[np.uint8]]
@@ -64,15 +56,15 @@ class Pictures:
 
 
 @dataclass(frozen=True, slots=True)
-class Split:
-    """Collates everything but the images. collate: the user's, or torch's default.
+class SplitCollate:
+    """A collate function for everything but the images. collate: the user's, or torch's default.
 
     A batch of tuples comes out as a list, as torch's default has it; mappings as dicts.
     """
 
     collate: Callable[[Any], Any]
 
-    def __call__(self, samples: Sequence[Any]) -> Pictures:
+    def __call__(self, samples: Sequence[Any]) -> SplitBatch:
         key = image_key(samples[0])
         images = [as_array(sample if key is None else sample[key]) for sample in samples]
         if len({image.ndim for image, _ in images}) > 1:
@@ -84,7 +76,7 @@ class Split:
         elif key is not None:
             others_ = [tuple(v for i, v in enumerate(sample) if i != key) for sample in samples]
             rest = self.collate(others_) if others_[0] else []
-        return Pictures(
+        return SplitBatch(
             arrays=[image for image, _ in images],
             dims=np.array([dims for _, dims in images], np.int32),
             rest=rest,
@@ -162,71 +154,3 @@ def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:
             "dataset."
         ) from error
     return (width, height) if turned else (height, width)
-
-
-class Darkroom:
-    """Runs batches of pictures through DALI, several in flight. One thread; close() is idempotent.
-
-    seed: of the draws, keyed further by epoch and sample id.
-    """
-
-    def __init__(
-        self,
-        operations: Sequence[Operation],
-        *,
-        batch_size: int,
-        threads: int,
-        device: torch.device,
-        deterministic: bool,
-        seed: int,
-    ) -> None:
-        self.recipe = check_recipe(tuple(operations), images=_ANY_SIZE)
-        if self.recipe.mixing:
-            raise ConfigError(
-                "MixUp and CutMix work on native datasets: on a torch dataset, mix the batch in "
-                "your training step, or point penstock.Dataset at the files."
-            )
-        self.seed = seed
-        self.threads = threads
-        self._options = {
-            "batch_size": batch_size,
-            "threads": threads,
-            "device": device.type,
-            "device_id": device.index,
-            "deterministic": deterministic,
-        }
-        self._graph: Graph | None = None
-        self._pixels = False
-        watch(self)
-
-    def disown(self) -> None:
-        """In a forked child: the graph is the parent's; the next batch gets one of its own."""
-        self._graph = None
-
-    def feed(self, pictures: Pictures, *, ids: NDArray[np.int64], epoch: int) -> None:
-        """Start decoding a batch. ids: int64, shape (n,)."""
-        pixels = bool(pictures.arrays) and pictures.arrays[0].ndim == 3
-        if self._graph is None or pixels != self._pixels:
-            self.close()
-            options: dict[str, Any] = dict(self._options)
-            self._graph = Graph(self.recipe, pixels=pixels, check_headers=not pixels, **options)
-            self._pixels = pixels
-        draws = draw(self.recipe, ids=ids, dims=pictures.dims, seed=self.seed, epoch=epoch)
-        batch = EncodedBatch(ids=ids, encoded=pictures.arrays, dims=pictures.dims, columns={})
-        self._graph.feed(batch, draws)
-
-    def outputs(self, pictures: Pictures) -> Any:
-        """The oldest batch that was fed, joined with its rest. Raises CorruptSampleError."""
-        assert self._graph is not None
-        return pictures.joined(self._graph.outputs())
-
-    def drain(self) -> None:
-        """Drop what is in flight."""
-        if self._graph is not None:
-            self._graph.drain()
-
-    def close(self) -> None:
-        """Release DALI's threads and memory."""
-        if self._graph is not None:
-            self._graph.close()
-            self._graph = None

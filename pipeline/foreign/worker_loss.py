@@ -1,4 +1,4 @@
-"""Which samples a worker process was reading when it was killed.
+"""The end of torch's worker processes: by us, or by a kill whose victims' samples are named.
 
 torch says which process died. What it was asked for stands in the iterator's tasks: it was at one
 of those that are not back; a batch that was read may have gone down with the process.
@@ -6,19 +6,20 @@ of those that are not back; a batch that was read may have gone down with the pr
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from multiprocessing import connection
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import WorkerError
-from penstock.pipeline.torch_private import stop_watching, tasks_of, workers_of
+from penstock.pipeline.torch_private import shut_down, stop_watching, tasks_of, workers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from penstock.pipeline.foreign.worker import Request
 
-_END_S = 5.0  # between a broken connection and the end of the process at its other side
+_END_S = 5.0  # for a process that was told to end, or whose connection broke
 _SHOWN = 64
 _MEMORY = (
     "Often the machine is short of memory (see `dmesg`): use fewer workers or smaller batches; "
@@ -26,14 +27,14 @@ _MEMORY = (
 )
 
 
-class Asked:
+class OutstandingRequests:
     """The requests of a pass by number, as long as their batches aren't back."""
 
     def __init__(self) -> None:
         self._requests: dict[int, Request] = {}
         self._sent = self._back = 0
 
-    def noted(self, requests: Iterator[Request]) -> Iterator[Request]:
+    def recorded(self, requests: Iterator[Request]) -> Iterator[Request]:
         """The same requests, each kept until `came_back`."""
         for request in requests:
             self._requests[self._sent] = request
@@ -55,11 +56,16 @@ class Asked:
 
 
 def error_of(
-    error: Exception, inner: Any, asked: Asked | None, *, streams: Mapping[int, int], name: str
+    error: Exception,
+    inner: Any,
+    outstanding: OutstandingRequests | None,
+    *,
+    streams: Mapping[int, int],
+    name: str,
 ) -> WorkerError | None:
     """A better error for one of torch's iterator `inner`, if a worker of it has died.
 
-    asked: of a map-style dataset; else streams: batches that were handed out of each worker's
+    outstanding: of a map-style dataset; else streams: batches that were handed out of each worker's
     stream. name: of the dataset.
     """
     workers = workers_of(inner)
@@ -75,12 +81,12 @@ def error_of(
     dead = [number for number, worker in enumerate(workers) if worker.exitcode]
     if not dead:
         return WorkerError(f"A DataLoader worker broke off while it handed a batch over. {_MEMORY}")
-    told = "; ".join(
+    losses = "; ".join(
         f"worker {number} (pid {workers[number].pid}) {_how(workers[number].exitcode)} while it "
-        f"had to read {_at(inner, number, asked, streams)} of {name}"
+        f"had to read {_at(inner, number, outstanding, streams)} of {name}"
         for number in dead
     )
-    return WorkerError(f"DataLoader {told}. {_MEMORY}")
+    return WorkerError(f"DataLoader {losses}. {_MEMORY}")
 
 
 def _how(exitcode: int | None) -> str:
@@ -92,12 +98,30 @@ def _how(exitcode: int | None) -> str:
         return f"was killed by signal {-exitcode}"
 
 
-def _at(inner: Any, number: int, asked: Asked | None, streams: Mapping[int, int]) -> str:
+def _at(
+    inner: Any, number: int, outstanding: OutstandingRequests | None, streams: Mapping[int, int]
+) -> str:
     """What the worker was at, or had just read."""
     tasks = sorted(tasks_of(inner).items())
     mine = [(task, len(info) > 1) for task, info in tasks if info[0] == number]
     away = [task for task, is_back in mine if not is_back]
-    if asked is not None:
-        return asked.samples(away)
+    if outstanding is not None:
+        return outstanding.samples(away)
     first = streams.get(number, 0) + len(mine) - len(away)
     return f"batches {first} to {first + max(0, len(away) - 1)} of its stream"
+
+
+def end_workers(inner: Any) -> None:
+    """End the workers of one of torch's iterators now: by itself it does so when nothing refers to
+    it any more, and the traceback of an error may for long.
+
+    torch's handler of dead children raises in whatever runs then, its own clean-up included.
+    """
+    with contextlib.suppress(RuntimeError):
+        shut_down(inner)
+    stop_watching(inner)  # cut short: the handler mustn't see the rest
+    alive = [worker for worker in workers_of(inner) if worker.is_alive()]
+    for worker in alive:
+        worker.terminate()
+    for worker in alive:
+        worker.join(_END_S)

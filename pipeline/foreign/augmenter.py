@@ -1,0 +1,116 @@
+"""Decoding and augmenting the images of a torch dataset by DALI, in the loader's process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.augment.draws import draw
+from penstock.augment.graph import Graph
+from penstock.augment.recipe import check_recipe
+from penstock.cache.base.limits import usable_cores
+from penstock.cache.errors import ConfigError
+from penstock.cache.forks import watch
+from penstock.readers.types import EncodedBatch, ImageRange
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    from penstock.augment import Operation
+    from penstock.pipeline.foreign.image_split import SplitBatch
+    from penstock.pipeline.options.foreign_options import ForeignOptions
+
+# A torch dataset doesn't say how large its images are.
+_ANY_SIZE = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
+
+
+class Augmenter:
+    """Decodes and augments the images of batches by DALI, several batches in flight.
+
+    For one thread; close() is idempotent. seed: of the draws, keyed further by epoch and sample id.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[Operation],
+        *,
+        batch_size: int,
+        threads: int,
+        device: torch.device,
+        deterministic: bool,
+        seed: int,
+    ) -> None:
+        self.recipe = check_recipe(tuple(operations), images=_ANY_SIZE)
+        if self.recipe.mixing:
+            raise ConfigError(
+                "MixUp and CutMix work on native datasets: on a torch dataset, mix the batch in "
+                "your training step, or point penstock.Dataset at the files."
+            )
+        self.seed = seed
+        self.threads = threads
+        self._options = {
+            "batch_size": batch_size,
+            "threads": threads,
+            "device": device.type,
+            "device_id": device.index,
+            "deterministic": deterministic,
+        }
+        self._graph: Graph | None = None
+        self._pixels = False
+        watch(self)
+
+    def disown(self) -> None:
+        """In a forked child: the graph is the parent's; the next batch gets one of its own."""
+        self._graph = None
+
+    def feed(self, split: SplitBatch, *, ids: NDArray[np.int64], epoch: int) -> None:
+        """Start decoding a batch. ids: int64, shape (n,)."""
+        pixels = bool(split.arrays) and split.arrays[0].ndim == 3
+        if self._graph is None or pixels != self._pixels:
+            self.close()
+            options: dict[str, Any] = dict(self._options)
+            self._graph = Graph(self.recipe, pixels=pixels, check_headers=not pixels, **options)
+            self._pixels = pixels
+        draws = draw(self.recipe, ids=ids, dims=split.dims, seed=self.seed, epoch=epoch)
+        batch = EncodedBatch(ids=ids, encoded=split.arrays, dims=split.dims, columns={})
+        self._graph.feed(batch, draws)
+
+    def outputs(self, split: SplitBatch) -> Any:
+        """The oldest batch that was fed, joined with its rest. Raises CorruptSampleError."""
+        assert self._graph is not None
+        return split.joined(self._graph.outputs())
+
+    def drain(self) -> None:
+        """Drop what is in flight."""
+        if self._graph is not None:
+            self._graph.drain()
+
+    def close(self) -> None:
+        """Release DALI's threads and memory."""
+        if self._graph is not None:
+            self._graph.close()
+            self._graph = None
+
+
+def make_augmenter(options: ForeignOptions) -> Augmenter:
+    """The augmenter of a loader that was given operations and a seed for their draws.
+
+    Raises ConfigError for batches of no fixed size, RecipeError for operations that don't fit.
+    """
+    assert options.draw_seed is not None
+    if options.batch_size is None:
+        raise ConfigError(
+            "augment= needs batches of one size: pass batch_size= (not a batch_sampler, nor "
+            "batch_size=None)."
+        )
+    return Augmenter(
+        options.own.augment or (),
+        batch_size=options.batch_size,
+        threads=options.world.threads(usable_cores()),
+        device=options.device,
+        deterministic=options.own.deterministic,
+        seed=options.draw_seed,
+    )

@@ -1,0 +1,263 @@
+"""One pass over an epoch of a torch dataset, and how much of it was handed out."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from penstock.cache.forks import check_process, watch
+from penstock.pipeline.foreign.dataset_state import has_state
+from penstock.pipeline.foreign.generators import freeze, thaw
+from penstock.pipeline.foreign.mark import WorkerPosition
+from penstock.pipeline.foreign.outgoing import to_device, with_valid
+from penstock.pipeline.foreign.torch_iterator import TorchIterator
+from penstock.pipeline.foreign.worker import Request
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from penstock.pipeline.foreign.bookmark import Bookmark
+    from penstock.pipeline.foreign.dataset_epoch import DatasetEpoch
+    from penstock.pipeline.foreign.index_order import PassRequests
+    from penstock.pipeline.foreign.mark import Mark
+    from penstock.pipeline.foreign.setup import PassSetup
+    from penstock.pipeline.foreign.torch_loaders import TorchLoaders
+    from penstock.pipeline.foreign.worker import Fetched
+    from penstock.pipeline.report.meter import Meter
+
+_FED_AHEAD = 2  # batches in DALI, as for native datasets
+
+
+class Pass:
+    """One pass over an epoch: batches from torch's iterator, and a mark that moves with them.
+
+    number: of the pass. setup: of this pass to its end: what is set meanwhile counts for the next.
+    """
+
+    def __init__(
+        self,
+        setup: PassSetup,
+        *,
+        number: int,
+        bookmark: Bookmark,
+        loaders: TorchLoaders,
+        dataset_epoch: DatasetEpoch,
+        meter: Meter,
+    ) -> None:
+        self.number = number
+        self.is_over = False
+        self._setup = setup
+        self._bookmark = bookmark
+        self._loaders = loaders
+        self._dataset_epoch = dataset_epoch
+        self._meter = meter
+        self._handed_out_at: float | None = None
+        self._said: list[Fetched] = []  # by workers, in front of the next batch that is read
+        self._fed: deque[tuple[list[Fetched], Fetched]] = deque()
+        self._pid = os.getpid()
+        self._iterator: TorchIterator | None = None
+        watch(self)
+        self._start(bookmark.mark, restored=bookmark.is_restored)
+
+    def disown(self) -> None:
+        """In a forked child: torch's workers are the parent's, and must live on."""
+        if self._setup.num_workers and self._iterator is not None:
+            self._iterator.disown()
+
+    def _start(self, mark: Mark, *, restored: bool) -> None:
+        setup = self._setup
+        self._fresh_restore = restored and mark.batches > 0
+        mark = self._with_draws(mark, restored=restored)
+        made = self._loaders.for_pass(setup, mark, behind=self._bookmark.source)
+        self._stream: PassRequests | None = None
+        requests: Iterator[Request] | None = None
+        if setup.order is not None and made.requests is not None:
+            self._stream = setup.order.begin(mark)
+            # Workers that go on have their datasets' states already.
+            requests = restoring(self._stream, mark) if restored else iter(self._stream)
+        self._iterator = TorchIterator(made, requests, setup)
+        self._is_drained = False
+        self._failure: Exception | None = None
+        if mark.base_seed is None:
+            mark = replace(mark, base_seed=self._iterator.base_seed)
+        if not mark.workers and setup.tracks_workers:
+            mark = replace(mark, workers=(WorkerPosition(),) * setup.streams)
+        self._mark = mark
+        self._bookmark.began(self.number, self.mark(), made.source)
+
+    def _with_draws(self, mark: Mark, *, restored: bool) -> Mark:
+        """The mark with what is known of the pass's order and dataset before it is drawn."""
+        setup = self._setup
+        generator = setup.own_generator()
+        if generator is not None and setup.options.seed is None:
+            if restored and mark.generator is not None:
+                generator.set_state(thaw(mark.generator))
+            else:
+                mark = replace(mark, generator=freeze(generator.get_state()))
+        sampler_epoch = getattr(setup.sampler, "epoch", None)
+        if mark.sampler_epoch is None and isinstance(sampler_epoch, int):
+            mark = replace(mark, sampler_epoch=sampler_epoch)
+        return replace(mark, dataset_epoch=self._dataset_epoch.now())
+
+    def mark(self) -> Mark:
+        """Where the pass stands, with what its order turned out to be drawn from."""
+        return self._mark if self._stream is None else self._stream.noted(self._mark)
+
+    def decide(self, mark: Mark) -> None:
+        """Draw the order from what the mark says, unless it has begun."""
+        self._mark = mark
+        if self._stream is not None:
+            self._stream.mark = mark
+
+    def stop(self) -> None:
+        """Drop torch's iterator, and end its workers."""
+        self.is_over = True
+        if self._iterator is not None:
+            self._iterator.stop()
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __len__(self) -> int:
+        return self._setup.length()
+
+    def __next__(self) -> Any:
+        if self._setup.num_workers or self._setup.augmenter is not None:
+            check_process(self._pid, "This iterator")
+        meter = self._meter
+        if self._handed_out_at is not None:
+            meter.step_s += time.perf_counter() - self._handed_out_at
+            self._handed_out_at = None
+        began = time.perf_counter()
+        try:
+            fetched = self._fetch()
+        except StopIteration:
+            if not self._restart():
+                raise
+            return next(self)
+        batch = self._moved(fetched)
+        now = time.perf_counter()
+        meter.count_batch(fetched.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
+        self._handed_out_at = now
+        return batch
+
+    def _fetch(self) -> Fetched:
+        """The next batch from torch's iterator, its images decoded and augmented if asked for."""
+        if self._setup.augmenter is not None:
+            return self._augmented()
+        fetched = self._received()
+        self._note_all()
+        return fetched
+
+    def _augmented(self) -> Fetched:
+        setup = self._setup
+        assert setup.augmenter is not None
+        # Reading ahead would leave the state of a dataset in this process ahead of the batch, and
+        # an iterable one's iterator may have one.
+        keeps = setup.order is None or has_state(setup.dataset)
+        ahead = 1 if setup.num_workers == 0 and keeps else _FED_AHEAD
+        while len(self._fed) < ahead and not self._is_drained and self._failure is None:
+            try:
+                fetched = self._received()
+            except StopIteration:
+                self._is_drained = True
+                break
+            except Exception as error:  # kept, and raised where its own batch is due
+                self._failure = error
+                break
+            ids = np.asarray(fetched.ids, np.int64)
+            setup.augmenter.feed(fetched.batch, ids=ids, epoch=self._mark.epoch)
+            self._fed.append((self._said, fetched))
+            self._said = []
+        if not self._fed:
+            failure, self._failure = self._failure, None
+            raise failure or StopIteration
+        said, fetched = self._fed.popleft()
+        self._note(said)
+        return replace(fetched, batch=setup.augmenter.outputs(fetched.batch))
+
+    def _received(self) -> Fetched:
+        """The next batch; what workers say in front of it is kept."""
+        assert self._iterator is not None
+        fetched = self._iterator.received(self._mark)
+        while fetched.void:
+            self._said.append(fetched)
+            fetched = self._iterator.received(self._mark)
+        return fetched
+
+    def _note(self, said: list[Fetched]) -> None:
+        """What workers said in front of a batch that is handed out now."""
+        if not said or not self._setup.tracks_workers:
+            return
+        workers = list(self._mark.workers)
+        for fetched in said:
+            workers[fetched.worker] = workers[fetched.worker].noted(fetched)
+        self._mark = replace(self._mark, workers=tuple(workers))
+
+    def _note_all(self) -> None:
+        self._note(self._said)
+        self._said = []
+
+    def _moved(self, fetched: Fetched) -> Any:
+        setup, mark = self._setup, self._mark
+        batch = fetched.batch
+        if self._stream is not None:
+            assert self._iterator is not None
+            for _ in range(self._iterator.take_failed()):  # requests whose batches never came
+                mark = self._stream.moved(mark)
+            valid = self._stream.valid()
+            if valid is not None:
+                batch = with_valid(batch, torch.from_numpy(valid))
+            mark = self._stream.moved(mark)
+        else:
+            mark = replace(mark, batches=mark.batches + 1)
+        if setup.tracks_workers:
+            mark = setup.moved(mark, fetched.worker, mark.workers[fetched.worker].moved(fetched))
+        self._mark = mark
+        self._fresh_restore = False
+        setup.check_length(mark.batches)
+        if not self.is_over:
+            # A stream's length is a promise: it is over when it ends.
+            steps = None if setup.order is None else setup.steps()
+            self.is_over = steps is not None and mark.batches >= steps
+            self._bookmark.moved(self.number, setup.after(mark) if self.is_over else mark)
+        device = setup.options.device
+        return batch if device.type == "cpu" else to_device(batch, device)
+
+    def _restart(self) -> bool:
+        """At the end of torch's iterator: whether there is more, as the pass was restored at an end
+        that nobody could see."""
+        self._note_all()
+        mark, setup = self._mark, self._setup
+        if self._fresh_restore:
+            self._dataset_epoch.tell_next(mark.epoch)
+            self._start(setup.after(mark), restored=False)
+            return True
+        if not self.is_over:
+            self.is_over = True
+            self._bookmark.moved(self.number, setup.after(mark))
+            setup.check_short(mark.batches)
+        return False
+
+
+def restoring(stream: Iterable[Request], mark: Mark) -> Iterator[Request]:
+    """The stream's requests, with the dataset's state for each worker's first one.
+
+    torch asks its workers in turn, from the first: empty requests come before those of the worker
+    whose turn it is.
+    """
+    states = [worker.state for worker in mark.workers]
+    if not any(states):
+        yield from stream
+        return
+    for state in states[: mark.next_worker]:
+        yield Request(restore=state, void=True)
+    later = iter(states[mark.next_worker :])
+    for request in stream:
+        yield replace(request, restore=next(later, None))

@@ -1,0 +1,141 @@
+"""What a pass over a torch dataset goes by, and what follows from it alone."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data
+
+from penstock.cache.errors import DatasetError, PenstockWarning
+from penstock.pipeline.foreign.dataset_state import has_state, length_of
+from penstock.pipeline.foreign.mark import Mark, WorkerPosition
+from penstock.pipeline.foreign.torch_order import TorchOrder
+
+if TYPE_CHECKING:
+    from penstock.pipeline.foreign.augmenter import Augmenter
+    from penstock.pipeline.foreign.index_order import IndexOrder
+    from penstock.pipeline.options.foreign_options import ForeignOptions
+    from penstock.pipeline.plan.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSetup:
+    """What a pass over a torch dataset goes by from its beginning to its end.
+
+    order: None for an iterable dataset. augmenter: of the images of each batch, if asked for.
+    """
+
+    dataset: Any
+    options: ForeignOptions
+    order: IndexOrder | None
+    augmenter: Augmenter | None
+
+    @property
+    def num_workers(self) -> int:
+        return int(self.options.workers.num_workers)
+
+    @property
+    def world(self) -> World:
+        """Rank and size that the batches are for."""
+        return self.options.world
+
+    @property
+    def sampler(self) -> Any:
+        """What draws indices in torch's order; None where that isn't torch's."""
+        return self.order.sampler if isinstance(self.order, TorchOrder) else None
+
+    @property
+    def streams(self) -> int:
+        """Iterators of an iterable dataset, or copies of a map-style one."""
+        return max(1, self.num_workers)
+
+    @property
+    def tracks_workers(self) -> bool:
+        """Whether resuming needs to know how far each worker came."""
+        return self.order is None or (self.num_workers > 0 and has_state(self.dataset))
+
+    def own_generator(self) -> torch.Generator | None:
+        """What the order is drawn from, if it isn't torch's default generator."""
+        own = self.order.own_generator() if isinstance(self.order, TorchOrder) else None
+        return own if own is not None else self.options.torch_options.generator
+
+    def steps(self) -> int | None:
+        """Batches of an epoch, None if nobody knows."""
+        return self.promised_steps() if self.order is None else self.order.steps()
+
+    def length(self) -> int:
+        """Batches of an epoch. Raises TypeError if nobody knows."""
+        steps = self.steps()
+        if steps is None:
+            raise TypeError(f"object of type {type(self.dataset).__name__} has no len()")
+        return steps
+
+    def promised_steps(self) -> int | None:
+        """Batches of an epoch by the length of an iterable dataset; None for any other."""
+        length = None if self.order is not None else length_of(self.dataset)
+        if length is None or self.options.batch_size is None:
+            return length
+        whole, rest = divmod(length, self.options.batch_size)
+        return whole + (rest > 0 and not self.options.torch_options.drop_last)
+
+    def is_counted_out(self, mark: Mark) -> bool:
+        """Whether a stream gave what its length promises: there may be more, but who never asks
+        past the length means the next epoch by the next iter()."""
+        steps = self.promised_steps()
+        return steps is not None and 0 < steps <= mark.batches
+
+    def after(self, mark: Mark) -> Mark:
+        """Where the next epoch begins. Persistent workers keep their datasets over epochs, and so
+        what is known of those."""
+        workers: tuple[WorkerPosition, ...] = ()
+        if self.options.workers.persistent_workers:
+            is_map = self.order is not None
+            workers = tuple(
+                WorkerPosition(state=worker.state) if is_map else worker.next_epoch()
+                for worker in mark.workers
+            )
+        return Mark(epoch=mark.epoch + 1, workers=workers)
+
+    def moved(self, mark: Mark, worker: int, position: WorkerPosition) -> Mark:
+        """The mark with one worker's stream at another position, the next worker's turn."""
+        workers = list(mark.workers)
+        workers[worker] = position
+        return replace(mark, workers=tuple(workers), next_worker=(worker + 1) % self.streams)
+
+    # -- what is wrong with it
+
+    def check_length(self, batches: int) -> None:
+        """As torch: warn where an iterable dataset has more than its length says."""
+        steps = self.promised_steps()
+        if steps is not None and batches == steps + 1:
+            warnings.warn(
+                f"{type(self.dataset).__name__} has {steps} batches by its __len__, and "
+                "more have come. With several workers each iterates a copy of the dataset: share "
+                "the samples out by torch.utils.data.get_worker_info().",
+                PenstockWarning,
+                stacklevel=4,
+            )
+
+    def check_short(self, batches: int) -> None:
+        """An iterable dataset that ends before its length would leave other ranks waiting."""
+        steps = self.promised_steps()
+        if steps is not None and batches < steps and self.world.size > 1:
+            raise DatasetError(
+                f"{type(self.dataset).__name__} ended after {batches} batches on rank "
+                f"{self.world.rank}; its __len__ promises {steps}, and the other ranks would "
+                "wait for the rest for ever. Let __len__ say what this rank really gives."
+            )
+
+    def warn_if_unsharded(self) -> None:
+        """Warn where every rank of several would read the whole dataset."""
+        kinds = (torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler)
+        if self.world.size > 1 and self.options.agrees and type(self.sampler) in kinds:
+            warnings.warn(
+                f"Each of {self.world.size} ranks reads the whole dataset: there is neither "
+                "seed= (Penstock shards then) nor a DistributedSampler (torch shards).",
+                PenstockWarning,
+                stacklevel=4,
+            )

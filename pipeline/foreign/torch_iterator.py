@@ -1,0 +1,93 @@
+"""torch's iterator of one pass: what it brings back, and what its workers were asked for."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.pipeline.foreign.dataset_state import described
+from penstock.pipeline.foreign.worker_loss import OutstandingRequests, end_workers, error_of
+from penstock.pipeline.torch_private import base_seed_of, disown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.cache.errors import WorkerError
+    from penstock.pipeline.foreign.mark import Mark
+    from penstock.pipeline.foreign.setup import PassSetup
+    from penstock.pipeline.foreign.torch_loaders import TorchLoader
+    from penstock.pipeline.foreign.worker import Fetched, Request
+
+
+class TorchIterator:
+    """torch's iterator of one pass, whose errors name the samples that a dead worker was reading.
+
+    base_seed: what its workers seed themselves from, if that is known.
+    """
+
+    def __init__(
+        self, made: TorchLoader, requests: Iterator[Request] | None, setup: PassSetup
+    ) -> None:
+        """requests: None for an iterable dataset."""
+        self._setup = setup
+        self._outstanding: OutstandingRequests | None = None
+        if made.requests is not None and requests is not None:
+            self._outstanding = OutstandingRequests()
+            made.requests.current = self._outstanding.recorded(requests)
+        self._inner: Any = iter(made.loader)
+        self.base_seed = base_seed_of(self._inner)
+        self._failed = 0  # batches that never came, since `take_failed`
+        self._lost: WorkerError | None = None
+
+    def received(self, mark: Mark) -> Fetched:
+        """The next that a worker brings: a batch, or what it has to say between two.
+
+        mark: of what was handed out so far. Raises WorkerError where a worker has died, else what
+        reading raised: who goes on behind that goes on with the next batch.
+        """
+        if self._lost is not None:  # what its worker was to read will never come
+            self._failed += 1
+            raise self._lost
+        try:
+            fetched: Fetched = next(self._inner)
+        except StopIteration:
+            raise
+        except Exception as error:  # raised again, or a better one
+            self._failed += 1
+            better = self._better(error, mark)
+            if self._outstanding is not None:
+                self._outstanding.came_back()
+            if better is None:
+                raise
+            self._lost = better
+            raise better from error
+        if self._outstanding is not None:
+            self._outstanding.came_back()
+        return fetched
+
+    def _better(self, error: Exception, mark: Mark) -> WorkerError | None:
+        """An error that names the samples that a dead worker was reading, if one has died."""
+        setup = self._setup
+        if setup.num_workers == 0:
+            return None
+        return error_of(
+            error,
+            self._inner,
+            self._outstanding,
+            streams={number: worker.batches for number, worker in enumerate(mark.workers)},
+            name=described(setup.dataset),
+        )
+
+    def take_failed(self) -> int:
+        """How many batches never came since it was asked last."""
+        failed, self._failed = self._failed, 0
+        return failed
+
+    def stop(self) -> None:
+        """Drop torch's iterator, and end its workers."""
+        inner, self._inner = self._inner, iter(())
+        end_workers(inner)
+
+    def disown(self) -> None:
+        """In a forked child: drop torch's iterator, and let its workers live on."""
+        inner, self._inner = self._inner, iter(())
+        disown(inner)

@@ -1,0 +1,136 @@
+"""torch's own loaders, which carry requests to the dataset and bring back what was fetched."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.utils.data
+
+from penstock.pipeline.foreign.image_split import SplitCollate
+from penstock.pipeline.foreign.iterable_source import IterableSource
+from penstock.pipeline.foreign.map_source import MapSource
+from penstock.pipeline.foreign.worker import WorkerInit, as_it_is
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from penstock.pipeline.foreign.mark import Mark
+    from penstock.pipeline.foreign.setup import PassSetup
+
+
+class RequestSampler(torch.utils.data.Sampler[Any]):
+    """What torch's loader takes for its sampler: the requests of the pass that begins."""
+
+    current: Iterable[Any] = ()
+
+    def __init__(self) -> None:
+        """torch's own constructor takes what isn't needed here."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.current)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchLoader:
+    """One of torch's loaders, the source in it, and what it is asked for.
+
+    requests: None for an iterable dataset.
+    """
+
+    loader: Any
+    source: Any
+    requests: RequestSampler | None
+
+
+class TorchLoaders:
+    """Makes torch's loader for each pass, and keeps the one whose workers are persistent."""
+
+    def __init__(self) -> None:
+        self._kept: TorchLoader | None = None
+
+    @property
+    def keeps_workers(self) -> bool:
+        """Whether persistent workers were started."""
+        return self._kept is not None
+
+    def let_go(self) -> None:
+        """Forget the loader with persistent workers: they end with its last pass."""
+        self._kept = None
+
+    def for_pass(self, setup: PassSetup, mark: Mark, *, behind: Any) -> TorchLoader:
+        """torch's loader for a pass from a mark on; the one with persistent workers again.
+
+        behind: the source of the pass before, or None.
+        """
+        if self._kept is not None:
+            if setup.order is None:
+                self._kept.source.tell_epoch(mark.epoch)
+            return self._kept
+        made = _make(setup, mark, behind=behind)
+        if setup.options.workers.persistent_workers:
+            self._kept = made
+        return made
+
+
+def _make(setup: PassSetup, mark: Mark, *, behind: Any) -> TorchLoader:
+    workers, generator = setup.options.workers, setup.options.torch_options.generator
+    source = _make_source(setup, mark, behind=behind)
+    arguments = workers.arguments()
+    arguments["worker_init_fn"] = WorkerInit(
+        worker_init_fn=workers.worker_init_fn, base_seed=mark.base_seed
+    )
+    if workers.multiprocessing_context is None and _must_not_fork(setup):
+        arguments["multiprocessing_context"] = "forkserver"
+    requests = None if setup.order is None else RequestSampler()
+    # torch draws its workers' base seed at the start of each pass; where nobody needs it, the
+    # training loop's own generator is left alone.
+    draws_seed = setup.options.seed is None and (generator is not None or mark.base_seed is None)
+    with warnings.catch_warnings():  # torch's constructor has warned once already
+        warnings.simplefilter("ignore")
+        loader = torch.utils.data.DataLoader(
+            source,
+            batch_size=None,
+            sampler=requests,
+            collate_fn=as_it_is,
+            generator=generator if draws_seed else torch.Generator(),
+            **arguments,
+        )
+    return TorchLoader(loader, source, requests)
+
+
+def _make_source(setup: PassSetup, mark: Mark, *, behind: Any) -> Any:
+    options = setup.options
+    collate = options.collate_fn
+    if setup.augmenter is not None:
+        collate = SplitCollate(collate)
+    if setup.order is not None:
+        return MapSource(setup.dataset, collate=collate, batched=options.batched, seed=options.seed)
+    is_ours = any(
+        known is not None
+        for known in (mark.base_seed, options.torch_options.generator, options.seed)
+    )
+    return IterableSource(
+        setup.dataset,
+        collate=collate,
+        batch_size=options.batch_size,
+        drop_last=options.torch_options.drop_last,
+        epoch=mark.epoch,
+        positions=mark.workers,
+        first=mark.next_worker,
+        seed=None if options.seed is None else (options.seed, setup.world.rank),
+        persistent=bool(options.workers.persistent_workers),
+        draws_seeds=not setup.num_workers and not is_ours,
+        behind=None if setup.num_workers else behind,
+    )
+
+
+def _must_not_fork(setup: PassSetup) -> bool:
+    """Whether threads of ours run, as after the use of a native loader: forking would copy the
+    locks that they hold."""
+    return setup.num_workers > 0 and any(
+        thread.name.startswith("penstock-") for thread in threading.enumerate()
+    )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from penstock.cache.secrets import ShownOnly
+from penstock.cache.secrets import SafeLog
 
 if TYPE_CHECKING:
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
 
 __all__ = ["DiskCache"]
 
-logging.getLogger("penstock").addFilter(ShownOnly())
+logging.getLogger("penstock").addFilter(SafeLog())
 
 
 def __getattr__(name: str) -> object:

@@ -29,21 +29,24 @@ A message says four things: what, got, wanted, do this.
 
 from __future__ import annotations
 
-from penstock.cache.secrets import shown
+from penstock.cache.secrets import safe_text
+
+
+def _safe(args: tuple[object, ...], *, one_line: bool) -> tuple[object, ...]:
+    return tuple(safe_text(a, one_line=one_line) if isinstance(a, str) else a for a in args)
 
 
 class PenstockError(Exception):
-    """Base of all errors that Penstock raises on purpose.
+    """The base of all errors that Penstock raises on purpose.
 
-    What a message says of URLs and of names from elsewhere is fit to be shown: no credentials, no
+    A message may be shown to anybody: URLs in it have no credentials, names from elsewhere no
     control characters.
     """
 
     _has_lines = False
 
     def __init__(self, *args: object) -> None:
-        one_line = not self._has_lines
-        super().__init__(*(shown(a, one_line=one_line) if isinstance(a, str) else a for a in args))
+        super().__init__(*_safe(args, one_line=not self._has_lines))
 
 
 class ConfigError(PenstockError, ValueError):
@@ -74,11 +77,11 @@ class IndexChangedError(DatasetError):
 
 
 class CorruptShardError(DatasetError):
-    """Bytes came, but they aren't what the index promised."""
+    """The bytes of a shard came, but they aren't what the index promised."""
 
 
 class CorruptSampleError(CorruptShardError):
-    """One sample's bytes aren't what the index promised, or don't decode.
+    """The bytes of one sample aren't what the index promised, or don't decode.
 
     sample_id: position in the index.
     """
@@ -102,7 +105,10 @@ class TooManyBadSamplesError(DatasetError):
 
 
 class FetchError(PenstockError, OSError):
-    """A remote object could not be listed or fetched. uri: which one; missing: it isn't there."""
+    """A remote object could not be listed or fetched.
+
+    uri: which one; missing: it isn't there.
+    """
 
     __str__ = Exception.__str__
 
@@ -113,11 +119,11 @@ class FetchError(PenstockError, OSError):
 
 
 class ObjectChangedError(FetchError):
-    """A remote object isn't the version that was asked for any more; nothing was mixed."""
+    """A remote object changed while it was read; bytes of two versions are never mixed."""
 
 
 class DestinationError(PenstockError, FileExistsError):
-    """A destination holds data of something else; nothing was touched."""
+    """A destination holds other data already; nothing was touched."""
 
     __str__ = Exception.__str__
 
@@ -141,7 +147,7 @@ class DeviceError(PenstockError, RuntimeError):
 
 
 class NotPicklableError(PenstockError, TypeError):
-    """It lives in one process, and can't be sent to another."""
+    """The object lives in one process, and can't be sent to another."""
 
 
 class WorkerError(PenstockError, RuntimeError):
@@ -157,7 +163,7 @@ class StalledError(PenstockError, TimeoutError):
 
 
 class RankFailedError(PenstockError, RuntimeError):
-    """Another rank's loader failed, so this one stops at the same step. rank: which one."""
+    """The loader of another rank failed, so this one stops at the same step. rank: which one."""
 
     _has_lines = True
 
@@ -167,15 +173,15 @@ class RankFailedError(PenstockError, RuntimeError):
 
 
 class ClosedError(PenstockError, RuntimeError):
-    """Used after close()."""
+    """The object was used after close()."""
 
 
 class ForkedError(ClosedError):
-    """Used in a forked child of the process that made it: its threads aren't there."""
+    """The object was used in a forked child of its process, where its threads aren't."""
 
 
 class PenstockWarning(UserWarning):
-    """The one warning class: something works, but not as well as it could."""
+    """Penstock's one warning class: something works, but not as well as it could."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(shown(a, one_line=False) if isinstance(a, str) else a for a in args))
+        super().__init__(*_safe(args, one_line=False))

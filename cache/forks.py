@@ -2,7 +2,7 @@
 
 A forked child has the objects of its parent and none of its threads: whatever waits for one waits
 for ever, at interpreter exit too, and what ends processes or lets locks go would do so to the
-parent. So what owns such things is told in the child before anything else runs there.
+parent. So the owners of such things hear of the fork in the child before anything else runs there.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from penstock.cache.errors import ForkedError
 
 
 class Owner(Protocol):
-    """Who has threads, processes or handles that a forked child doesn't."""
+    """An object with threads, processes or handles that a forked child doesn't have."""
 
     def disown(self) -> None:
-        """Called in the child: forget them, waiting for nothing and ending nothing."""
+        """Forget them, in the child: wait for nothing and end nothing."""
 
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def watch(owner: Owner) -> None:
-    """Tell an owner of each fork, as long as it lives."""
+    """Let an owner hear of each fork, as long as it lives."""
     _owners.add(owner)
 
 
 def keep_for_ever(thing: object) -> None:
-    """Never destroy it: its destructor would wait for threads that this process hasn't got."""
+    """Never destroy an object: its destructor would wait for threads that aren't here."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 

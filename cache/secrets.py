@@ -66,25 +66,25 @@ def _escaped(c: str) -> str:
     return c.encode("unicode_escape").decode("ascii")
 
 
-def shown(text: str, *, one_line: bool = True) -> str:
-    """`text` as it may be shown: without credentials, and without what a terminal would obey."""
+def safe_text(text: str, *, one_line: bool = True) -> str:
+    """`text` as people may see it: without credentials, and without what a terminal would obey."""
     text = redact(text)
     return escape(text) if one_line else "\n".join(map(escape, text.split("\n")))
 
 
-class ShownOnly(logging.Filter):
+class SafeLog(logging.Filter):
     """Keeps credentials and control characters out of log lines, whoever logs them."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Clean the values that go into the line; lets all pass."""
         if isinstance(record.args, tuple):
-            record.args = tuple(map(_shown_value, record.args))
-        record.msg = shown(str(record.msg), one_line=False)
+            record.args = tuple(map(_safe_value, record.args))
+        record.msg = safe_text(str(record.msg), one_line=False)
         return True
 
 
-def _shown_value(value: object) -> object:
-    return shown(str(value)) if isinstance(value, str | BaseException) else value
+def _safe_value(value: object) -> object:
+    return safe_text(str(value)) if isinstance(value, str | BaseException) else value
 
 
 def hide(text: str, secrets: tuple[str, ...]) -> str:

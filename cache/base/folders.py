@@ -16,24 +16,16 @@ import shutil
 import stat
 import sys
 import threading
-from collections import deque
 from typing import TYPE_CHECKING
+
+from penstock.cache.base.descent import FOLDER_FLAGS, descend
+from penstock.cache.base.trust import OTHERS_WRITE, Trust, check_owner, no_file, strange
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOST_LINKS = 40
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY  # a pipe mustn't be waited for
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WRITES = os.O_WRONLY | os.O_RDWR
-_OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-class StrangeFileError(PermissionError):
-    """A link, another user's file, or something that is no file stands where one of ours belongs.
-
-    Caught by whoever opens it: a disk's trouble, as its base class.
-    """
 
 
 def make_private_folder(path: str) -> None:
@@ -61,7 +53,7 @@ class Folder:
     def __init__(self, fd: int, path: str, mode: int) -> None:
         """fd: taken over."""
         self.fd, self.path, self._mode = fd, path, mode
-        self._owner = os.fstat(fd).st_uid
+        self._trust = Trust(os.fstat(fd).st_uid, mode)
 
     @classmethod
     def at(
@@ -69,10 +61,10 @@ class Folder:
     ) -> Folder:
         """Open a folder by its path. make: with its parents, if it isn't there. reads_roots: one of
         root's that only root may write is as good."""
-        folder = cls(_descend(path, mode if make else None), path, mode)
+        folder = cls(descend(path, mode if make else None), path, mode)
         found = os.fstat(folder.fd)
-        if not (reads_roots and found.st_uid == 0 and not found.st_mode & _OTHERS_WRITE):
-            folder._check_owner(found, path)
+        if not (reads_roots and found.st_uid == 0 and not found.st_mode & OTHERS_WRITE):
+            check_owner(found, path, mode=mode)
         return folder
 
     def folder(self, name: str, *, make: bool = False) -> Folder:
@@ -83,16 +75,14 @@ class Folder:
                 os.mkdir(name, 0o700, dir_fd=self.fd)
                 self._open_up(name)
         try:
-            fd = os.open(name, _FOLDER, dir_fd=self.fd)
+            fd = os.open(name, FOLDER_FLAGS, dir_fd=self.fd)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):
                 reason = "a link or a file stands where a folder of the cache belongs"
-                raise _strange(reason, path) from None
+                raise strange(reason, path) from None
             raise
         inside = Folder(fd, path, self._mode)
-        found = os.fstat(fd)
-        if found.st_uid != self._owner:
-            self._check_owner(found, path)
+        self._trust.check_folder(os.fstat(fd), path)
         return inside
 
     def beneath(self, name: str) -> str:
@@ -105,19 +95,11 @@ class Folder:
         if self._mode & 0o077:
             os.chmod(name, self._mode & 0o7777, dir_fd=self.fd)
 
-    def _check_owner(self, found: os.stat_result, path: str) -> None:
-        if found.st_uid == os.geteuid():
-            return
-        is_member = found.st_gid in (os.getegid(), *os.getgroups())
-        if self._mode & stat.S_IWGRP and is_member and not found.st_mode & stat.S_IWOTH:
-            return
-        raise _strange(f"it belongs to another user (uid {found.st_uid})", path)
-
     @property
     def others_may_write(self) -> int | None:
         """Its permission bits, where users may write that it wasn't made for."""
         mode = stat.S_IMODE(os.fstat(self.fd).st_mode)
-        return mode if mode & _OTHERS_WRITE & ~self._mode else None
+        return mode if mode & OTHERS_WRITE & ~self._mode else None
 
     # -- files
 
@@ -127,10 +109,11 @@ class Folder:
             fd = os.open(name, flags | _FILE, dir_fd=self.fd)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-                raise self._kind(name) from None
+                raise no_file(os.path.join(self.path, name)) from None
             raise
         try:
-            self._check_file(os.fstat(fd), name, writes=bool(flags & _WRITES))
+            path = os.path.join(self.path, name)
+            self._trust.check_file(os.fstat(fd), path, writes=bool(flags & _WRITES))
         except BaseException:
             os.close(fd)
             raise
@@ -150,27 +133,14 @@ class Folder:
                 return self.open(name, flags)
             with contextlib.suppress(FileExistsError):
                 return self.create(name, flags)
-        raise _strange("it comes and goes", os.path.join(self.path, name))
-
-    def _check_file(self, found: os.stat_result, name: str, *, writes: bool) -> None:
-        path = os.path.join(self.path, name)
-        if not stat.S_ISREG(found.st_mode):
-            raise self._kind(name)
-        if found.st_uid != self._owner:
-            self._check_owner(found, path)
-        if writes and found.st_nlink > 1:
-            raise _strange("it has a second name elsewhere (a hard link)", path)
-
-    def _kind(self, name: str) -> StrangeFileError:
-        return _strange(
-            "a link or a folder stands where a file belongs", os.path.join(self.path, name)
-        )
+        raise strange("it comes and goes", os.path.join(self.path, name))
 
     def check(self, name: str) -> None:
         """Raise StrangeFileError for what others could have put there; nothing if it isn't there.
         For files that somebody else opens."""
         with contextlib.suppress(FileNotFoundError):
-            self._check_file(self.stat(name), name, writes=True)
+            path = os.path.join(self.path, name)
+            self._trust.check_file(self.stat(name), path, writes=True)
 
     def stat(self, name: str) -> os.stat_result:
         """Of the entry itself, never of what a link points at. Raises FileNotFoundError."""
@@ -247,53 +217,3 @@ class Folder:
     ) -> None:
         if not is_finalizing():
             close(self.fd)
-
-
-def _strange(reason: str, path: str) -> StrangeFileError:
-    return StrangeFileError(errno.EPERM, reason, path)
-
-
-def _descend(path: str, mode: int | None) -> int:
-    """Walk to a folder and open it; links of other users are refused. mode: make what is missing,
-    the last with these permissions."""
-    left = deque(part for part in os.path.abspath(path).split("/") if part)
-    at, links = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), 0
-    try:
-        while left:
-            name = left.popleft()
-            if mode is not None:
-                _make_missing(name, at, 0o700 if left else mode)
-            with contextlib.suppress(OSError):  # what is mounted when it is looked into, is now
-                os.stat(f"{name}/.", dir_fd=at)
-            found = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-            seen = os.fstat(found)
-            if not stat.S_ISLNK(seen.st_mode):
-                at, before = found, at
-                os.close(before)
-                continue
-            try:
-                links += 1
-                if seen.st_uid not in (0, os.geteuid()):
-                    raise _strange(f"{name} is a link of another user (uid {seen.st_uid})", path)
-                if links > _MOST_LINKS:
-                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-                target = os.readlink("", dir_fd=found)
-            finally:
-                os.close(found)
-            if target.startswith("/"):
-                at, before = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), at
-                os.close(before)
-            left.extendleft(reversed([part for part in target.split("/") if part]))
-        return os.open(".", _FOLDER, dir_fd=at)
-    finally:
-        os.close(at)
-
-
-def _make_missing(name: str, at: int, mode: int) -> None:
-    try:
-        os.stat(name, dir_fd=at, follow_symlinks=False)
-    except FileNotFoundError:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(name, 0o700, dir_fd=at)
-            if mode & 0o077:
-                os.chmod(name, mode & 0o7777, dir_fd=at)

@@ -51,8 +51,8 @@ def available_memory_bytes(*, root: Path | None = None) -> int:
     Reads both versions of control groups; one that can't be read limits nothing, and a machine that
     doesn't tell has nothing to give: 0. root: where /proc and /sys are looked for.
     """
-    told = _numbers(_read((root or ROOT) / "proc/meminfo").replace(":", "").replace(" kB", ""))
-    machine = 1024 * told.get("MemAvailable", 0)
+    memory = _numbers(_read((root or ROOT) / "proc/meminfo").replace(":", "").replace(" kB", ""))
+    machine = 1024 * memory.get("MemAvailable", 0)
     return max(0, min(machine, *_memory_left(root or ROOT), sys.maxsize))
 
 

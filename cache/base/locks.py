@@ -43,21 +43,22 @@ class ByteLocks:
         self._fd = path if isinstance(path, int) else os.open(path, flags, 0o600)
 
     @classmethod
-    def beside(cls, fd: int) -> ByteLocks:
+    def on_open_file(cls, fd: int) -> ByteLocks:
         """Locks on the file of an open descriptor, whatever became of its name."""
         return cls(f"/proc/self/fd/{fd}", create=False)
 
     def lock(self, start: int, length: int = 1, *, shared: bool = False) -> bool:
-        """Take [start, start + length); False if another holder is in the way."""
+        """Lock [start, start + length); False if another holder is in the way."""
         return self._set(fcntl.F_RDLCK if shared else fcntl.F_WRLCK, start, length)
 
     def unlock(self, start: int, length: int = 1) -> None:
+        """Let [start, start + length) go."""
         self._set(fcntl.F_UNLCK, start, length)
 
     def is_held(self, start: int) -> bool:
         """Whether another holder has a byte, in either way; takes nothing."""
-        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
-        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, asked)
+        question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, start, 1, 0)
+        found = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, question)
         return bool(_FLOCK.unpack(found)[0] != fcntl.F_UNLCK)
 
     def _set(self, kind: int, start: int, length: int) -> bool:
@@ -72,6 +73,7 @@ class ByteLocks:
 
     @property
     def is_open(self) -> bool:
+        """Whether close() wasn't called."""
         return self._fd >= 0
 
     def close(self) -> None:
@@ -115,8 +117,8 @@ def wait_for(
         if time.monotonic() > deadline or stop.wait(pause_s):
             raise StalledError(
                 f"{what}: another process of this node has held it for more than {timeout_s:.0f} s."
-                " Look for a stopped or hanging one (`penstock cache stat`), and end it: what it "
-                "holds is free at once."
+                " Look for one that is stopped or hangs (`penstock cache stat`), and end it: what "
+                "it holds is free at once."
             )
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
@@ -140,11 +142,11 @@ class ReaderLocks:
         """Hold a file once more; False while an evictor is at it."""
         with self._mutex:
             count = self._counts.get(inode, 0)
-            held = count > 0 or self._locks.lock(inode, shared=True)
-            if held:
+            is_ours = count > 0 or self._locks.lock(inode, shared=True)
+            if is_ours:
                 self._counts[inode] = count + 1
         self._settle()
-        return held
+        return is_ours
 
     def let_go(self, inode: int) -> None:
         """Hold a file once less. A forked child's objects hold nothing."""
@@ -153,8 +155,8 @@ class ReaderLocks:
             self._settle()
 
     @property
-    def held(self) -> int:
-        """Files that are held."""
+    def count(self) -> int:
+        """How many files are held."""
         return len(self._counts)
 
     def _settle(self) -> None:

@@ -39,15 +39,15 @@ class Map:
     def __init__(self, fd: int, *, on_unmap: Callable[[], None] | None = None) -> None:
         self.address: int | None = None
         self._on_unmap: Callable[[], None] | None = None
-        found_file = os.fstat(fd)
-        self.size_bytes, self.inode = found_file.st_size, found_file.st_ino
+        file = os.fstat(fd)
+        self.size_bytes, self.inode = file.st_size, file.st_ino
         if self.size_bytes == 0:
             raise ValueError("the file is empty")
-        found = _mmap(None, self.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
-        if found is None or found == _FAILED:
+        address = _mmap(None, self.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        if address is None or address == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-        self.address, self._on_unmap = found, on_unmap
+        self.address, self._on_unmap = address, on_unmap
 
     def buffer(self) -> Any:
         """A pyarrow buffer of it, which keeps the map alive as does all that looks into it."""

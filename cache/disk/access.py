@@ -13,7 +13,7 @@ import time
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.damage import is_damage
 from penstock.cache.disk.lookup import Lookup
 from penstock.cache.disk.shelf import Shelf

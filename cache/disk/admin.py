@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.fills import part_name
 from penstock.cache.disk.layout import Layout
@@ -26,9 +26,12 @@ _log = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """One blob. label: of the dataset that it belongs to; uri: of the object, without credentials;
-    disk_bytes: counted into the limit; pinned: kept for a live job; in_use: mapped by some process;
-    used_s: last use, seconds since the epoch."""
+    """One blob of a cache, for people.
+
+    label: of the dataset that it belongs to; uri: of the object, without credentials; disk_bytes:
+    counted into the limit; pinned: kept for a live job; in_use: mapped by some process; used_s:
+    last use, seconds since the epoch.
+    """
 
     key: str
     label: str
@@ -43,8 +46,8 @@ class BlobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A live job. wanted_bytes: what this node reads of its dataset in an epoch; share_bytes: what
-    of that may be pinned."""
+    """A live job on a cache, for people. wanted_bytes: what this node reads of its dataset in an
+    epoch; share_bytes: what of that may be pinned."""
 
     pid: int
     label: str
@@ -74,8 +77,9 @@ class CacheSummary:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verified:
-    """checked: blobs and bytes that were read; bad: those whose bytes were wrong, dropped now."""
+class Verification:
+    """What became of verifying a cache. checked, checked_bytes: blobs that were read; bad: those
+    whose bytes were wrong, dropped now."""
 
     checked: int
     checked_bytes: int
@@ -146,7 +150,7 @@ def stat(path: str | os.PathLike[str]) -> CacheSummary:
 
 def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
-) -> Verified:
+) -> Verification:
     """Read every whole blob and compare its checksums; wrong ones are dropped, so that they are
     fetched again. progress: called with (done bytes, all bytes). Raises as `opened`."""
     with opened(path) as shelf:
@@ -164,7 +168,7 @@ def verify(
             done += row.size_bytes
             if progress is not None:
                 progress(done, total)
-        return Verified(checked=checked, checked_bytes=done, bad=tuple(bad))
+        return Verification(checked=checked, checked_bytes=done, bad=tuple(bad))
 
 
 def _is_right(shelf: Shelf, row: BlobRow) -> bool | None:

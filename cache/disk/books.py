@@ -16,8 +16,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.folders import StrangeFileError
 from penstock.cache.base.locks import wait_for
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.damage import OtherVersionError, UncountedError, is_damage
 
 if TYPE_CHECKING:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.folders import StrangeFileError
 from penstock.cache.base.mapping import Map
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of
 from penstock.cache.disk.fills import Fill, discard, fill_disk_bytes, map_name, part_name
-from penstock.cache.disk.layout import taken_bytes
+from penstock.cache.disk.layout import allocated_bytes
 from penstock.cache.disk.pieces import Pieces
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Filling:
             group=group,
             uri=source.uri,
             size_bytes=found.st_size,  # an object's wasn't known
-            disk_bytes=taken_bytes(found),
+            disk_bytes=allocated_bytes(found),
             state="ready",
             kept=kept,
             crcs=crcs,

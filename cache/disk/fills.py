@@ -113,7 +113,7 @@ class Fill:
         now = self.version
         if now is None:
             # Two processes may be first at once: the later one looks again under the lock.
-            locks = ByteLocks.beside(self.fd)
+            locks = ByteLocks.on_open_file(self.fd)
             try:
                 with locks.holding(_VERSION_LOCK, timeout_s=10, what=self.part):
                     now = self.version
@@ -154,7 +154,7 @@ class Claims:
     """Pieces that one fetch holds, by locks on the part file: byte n for piece n."""
 
     def __init__(self, fd: int) -> None:
-        self._locks = ByteLocks.beside(fd)
+        self._locks = ByteLocks.on_open_file(fd)
 
     def claim(self, span: PieceSpan) -> bool:
         """False if someone else is fetching some of these."""

@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING
 
 from crc32c import crc32c
 
-from penstock.cache.base.folders import Folder, StrangeFileError
+from penstock.cache.base.folders import Folder
 from penstock.cache.base.locks import ByteLocks
+from penstock.cache.base.trust import StrangeFileError
+from penstock.cache.disk.mounts import refuse_network
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +37,6 @@ _FOLDERS = ("blobs", "fills", "trash", "unverified")
 _CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
 _FILES = ("format.json", "boot", *_CATALOGUE, *(f"{n}.lock" for n in ("catalogue", "jobs")))
 _FILES += ("keys.lock", "readers.lock")
-_OCTAL = re.compile(r"\\([0-7]{3})")  # how the kernel writes blanks in paths
 _BLOB = re.compile(r"[0-9a-f]+")
 _OURS = {
     "blobs": _BLOB,
@@ -44,15 +45,6 @@ _OURS = {
     "trash": re.compile(r"[0-9a-f]+-[0-9]+"),
 }
 _BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_MOUNTS = "/proc/self/mountinfo"
-# fmt: off
-_NETWORK = frozenset((
-    "nfs", "nfs4", "cifs", "smb3", "smbfs", "lustre", "gpfs", "beegfs", "ceph",
-    "glusterfs", "9p", "afs", "wekafs", "panfs", "orangefs",
-    "fuse.sshfs", "fuse.s3fs", "fuse.gcsfuse", "fuse.goofys", "fuse.glusterfs",
-    "fuse.mount-s3", "fuse.juicefs",
-))
-# fmt: on
 
 
 class Layout:
@@ -154,7 +146,9 @@ class Layout:
     def blob_bytes(self) -> dict[str, int]:
         """What each whole blob takes of the disk."""
         found = self.blobs.files() | self.unverified.files()
-        return {name: taken_bytes(seen) for name, seen in found.items() if _BLOB.fullmatch(name)}
+        return {
+            name: allocated_bytes(seen) for name, seen in found.items() if _BLOB.fullmatch(name)
+        }
 
     @staticmethod
     def is_cache(root: str) -> bool:
@@ -195,7 +189,7 @@ def disk_bytes(size_bytes: int) -> int:
     return -(-size_bytes // BLOCK) * BLOCK
 
 
-def taken_bytes(found: os.stat_result) -> int:
+def allocated_bytes(found: os.stat_result) -> int:
     """What a file takes of the disk, or will once it is written out."""
     return max(disk_bytes(found.st_size), found.st_blocks * 512)
 
@@ -207,38 +201,6 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
-
-
-def file_system(path: str) -> str:
-    """The type of the file system that holds a path, such as "ext4"; "" where unknown."""
-    path = os.path.realpath(path)
-    best, found = "", ""
-    with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="replace") as file:
-        for line in file:
-            mount, _, rest = line.partition(" - ")
-            fields = mount.split()
-            if len(fields) < 5 or not rest:
-                continue
-            place = _OCTAL.sub(lambda found: chr(int(found[1], 8)), fields[4])
-            inside = path == place or path.startswith(place.rstrip("/") + "/")
-            if inside and len(place) >= len(best):
-                best, found = place, rest.split()[0]
-    return found
-
-
-def is_network(path: str) -> bool:
-    """Whether a path lies on a file system of another machine."""
-    return file_system(path) in _NETWORK
-
-
-def refuse_network(root: str) -> None:
-    """Raise ConfigError for a folder on a network file system."""
-    if is_network(root):
-        raise ConfigError(
-            f"{root}: this folder is on a network file system ({file_system(root)}), wanted a "
-            "local disk: a cache there would be no faster than the data, and its locks don't hold. "
-            "Give a folder on the node's own NVMe."
-        )
 
 
 def _tree_bytes(root: str) -> Iterator[int]:

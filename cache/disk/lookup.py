@@ -8,9 +8,9 @@ import sqlite3
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from penstock.cache.base.folders import StrangeFileError
 from penstock.cache.base.locks import wait_for
 from penstock.cache.base.mapping import Map
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.layout import Layout
 from penstock.cache.disk.tables import NAME_QUERY, recalled
 from penstock.cache.errors import StalledError

@@ -6,11 +6,11 @@ import os
 import sqlite3
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.damage import is_damage
 from penstock.cache.disk.fills import part_name
-from penstock.cache.disk.layout import taken_bytes
+from penstock.cache.disk.layout import allocated_bytes
 
 if TYPE_CHECKING:
     from penstock.cache.base.folders import Folder
@@ -132,7 +132,7 @@ class Reconciler:
             group="",
             uri="",
             size_bytes=found.st_size,
-            disk_bytes=taken_bytes(found),
+            disk_bytes=allocated_bytes(found),
             state="trash" if folder == "trash" else "ready",
             kept=False,
             crcs=None,  # nobody vouches for it: samples are checked anyway, a reboot ends it

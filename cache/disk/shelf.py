@@ -145,5 +145,5 @@ class Shelf:
         self._jobs.close()
         self._inodes.close()
         self.catalogue.close()
-        if not self._readers.held:
+        if not self._readers.count:
             self._readers.close()

@@ -6,7 +6,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.folders import StrangeFileError
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.layout import boot_id
 

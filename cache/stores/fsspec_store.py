@@ -37,7 +37,7 @@ _REFUSED = frozenset(
 _UNREACHABLE = frozenset({errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH})
 _FILE_REMEDIES: dict[Failure, str] = {
     "denied": "Give this user the right to read it (and the folders above it).",
-    "transient": "Look whether the disk or the mount is well (`ls`, `dmesg`), or mount it again.",
+    "transient": "Check the disk or the mount (`ls`, `dmesg`), or mount it again.",
 }
 _ONE_AT_A_TIME = frozenset({"ftp", "libarchive", "smb", "tar", "zip"})
 """One connection or one open file behind all calls, and no lock of their own."""

@@ -1,7 +1,7 @@
 """http and https: web servers, hubs that send to a CDN, presigned URLs.
 
 Requests are `web_client`'s, so that a redirect never carries a login to another origin, no
-answer is longer than what was asked for, and a request that hangs can be cut.
+answer is longer than what was asked for, and a request that hangs can be ended.
 """
 
 from __future__ import annotations

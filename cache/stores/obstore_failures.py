@@ -82,7 +82,7 @@ class ObstoreFailures:
         elif kind == "unreachable" and (cause := _UNREACHABLE.search(whole)) is not None:
             text = cause[0]
         elif "without LOCATION" in whole:
-            text = "the bucket is in another region than the one asked"
+            text = "the bucket is in another region than the one that was asked"
             remedy = "Give the bucket's region= in storage_options."
         if kind == "throttled":
             self._throttling.note()

@@ -122,5 +122,5 @@ def certificate_fault_of(text: str) -> str | None:
             return "the server doesn't speak TLS at this port: use http://, or another port"
         return None
     word = (found[1] or found[2]).strip()
-    fault = next((told for name, told in _RUSTLS_FAULTS.items() if word.startswith(name)), word)
+    fault = next((text for name, text in _RUSTLS_FAULTS.items() if word.startswith(name)), word)
     return f"the server's certificate isn't accepted: {fault}"

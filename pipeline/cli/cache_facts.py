@@ -11,8 +11,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.base.folders import StrangeFileError
-from penstock.cache.disk.layout import Layout, boot_id, is_network
+from penstock.cache.base.trust import StrangeFileError
+from penstock.cache.disk.layout import Layout, boot_id
+from penstock.cache.disk.mounts import is_network
 from penstock.cache.errors import ConfigError, StalledError
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import hashlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.disk.layout import is_network
+from penstock.cache.disk.mounts import is_network
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import redact
 from penstock.readers.origin.local import LocalFolder

@@ -10,7 +10,8 @@ import warnings
 import weakref
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.folders import Folder, StrangeFileError, make_private_folder
+from penstock.cache.base.folders import Folder, make_private_folder
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.errors import ConfigError, PenstockWarning
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import pytest
 from penstock.cache.base.blob import BlobSpans
 from penstock.cache.disk import admin
 from penstock.cache.disk.disk_cache import DiskCache
-from penstock.cache.disk.layout import file_system
+from penstock.cache.disk.mounts import file_system
 from penstock.cache.disk.shelf import Shelf
 from penstock.cache.errors import ConfigError, PenstockWarning
 from tests.cache.blobs.remotes import SIZES, cache_of, single
@@ -63,7 +63,7 @@ def test_a_newer_format_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert file_system("/proc") == "proc"
-    monkeypatch.setattr("penstock.cache.disk.layout.file_system", lambda _: "nfs4")
+    monkeypatch.setattr("penstock.cache.disk.mounts.file_system", lambda _: "nfs4")
     with pytest.raises(ConfigError, match=r"network file system \(nfs4\)"):
         DiskCache(tmp_path, max_bytes="2MB").open()
 

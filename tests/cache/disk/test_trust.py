@@ -14,7 +14,8 @@ import pytest
 
 from penstock.cache.base.blob import BlobSource, BlobSpans, Segment, blob_key
 from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.folders import Folder, StrangeFileError
+from penstock.cache.base.folders import Folder
+from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.blobs.remote import Remote
 from penstock.cache.disk import admin
 from penstock.cache.disk.disk_cache import DiskCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -35,8 +35,11 @@ StoreOptions = Annotated[
     ),
 ]
 Format = Annotated[
-    Literal["auto", "folder", "tar"],
-    typer.Option("--format", help="What to read where a folder holds images and tar files."),
+    str,
+    typer.Option(
+        "--format",
+        help="What to read where a folder holds more than one kind of data, such as folder or tar.",
+    ),
 ]
 Workers = Annotated[
     int, typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default=True)

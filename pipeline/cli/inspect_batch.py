@@ -85,7 +85,7 @@ def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
 def open_with_ids(
     url: str,
     *,
-    format: Literal["auto", "folder", "tar"],
+    format: str,
     index: str | None,
     cache: Path | None,
     options: dict[str, Any] | None,

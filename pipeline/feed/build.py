@@ -179,15 +179,15 @@ def _meter(
     dataset: Dataset, options: NativeOptions, recipe: CheckedRecipe | None, *, threads: int
 ) -> Meter:
     index = dataset.index
-    # Of a folder each image is a file, or an object, of its own.
-    count = index.files
     return Meter(
         decode_threads=threads,
         device=str(options.device),
         usable_cores=options.world.threads(usable_cores()),
         url=dataset.url,
         shards=ShardFacts(
-            count=count, mean_bytes=float(index.shard_bytes.sum()) / count, kind=index.kind
+            count=index.files,
+            mean_bytes=float(index.shard_bytes.sum()) / index.files,
+            are_files=index.format.is_file_per_sample,
         ),
         output=recipe.shape[1:] if recipe is not None else None,
     )

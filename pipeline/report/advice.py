@@ -237,13 +237,13 @@ def _slow_core(facts: LoaderFacts) -> Iterator[Change]:
 
 def _disk(facts: LoaderFacts) -> Iterator[Change]:
     yield from _tiny_shards(facts)
-    is_folder = facts.shards is not None and facts.shards.kind == "folder"
+    are_files = facts.shards is not None and facts.shards.are_files
     pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`) on a local NVMe would move it."
     yield Change(
         cause="slow-disk",
-        why="The images are single files." if is_folder else "",
+        why="The images are single files." if are_files else "",
         advice=pack
-        if facts.shards is None or is_folder
+        if facts.shards is None or are_files
         else "A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its "
         "bytes, would move it.",
         removes=True,
@@ -305,7 +305,7 @@ def _tiny_shards(facts: LoaderFacts, came: str = "") -> Iterator[Change]:
         return
     size = format_size(int(shards.mean_bytes))
     found = f"The shards are tiny: {shards.count:,} of {size}"
-    if shards.kind == "folder":
+    if shards.are_files:
         if facts.remote is None:
             return
         found = f"Every image is an object of its own: {shards.count:,} of {size}"

@@ -84,12 +84,12 @@ class ImageFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """How many shards the dataset has, and of which size. mean_bytes: of a shard. kind: "arrow",
-    "tar" or "folder"."""
+    """How many shards the dataset has, and of which size. mean_bytes: of a shard. are_files: they
+    are single samples, each a file or an object of its own."""
 
     count: int
     mean_bytes: float
-    kind: str
+    are_files: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -80,10 +80,10 @@ def remote(**more: Any) -> TierFacts:
 READING = {"wait_read_s": 8.9, "wait_decode_s": 0.1}
 LARGE = images(mean_pixels=12e6)
 PROGRESSIVE = images(progressive=1.0)
-TINY = ShardFacts(count=5000, mean_bytes=40_000, kind="arrow")
-USUAL = ShardFacts(count=5000, mean_bytes=60e6, kind="arrow")
-FEW = ShardFacts(count=3, mean_bytes=40_000, kind="arrow")
-FILES = ShardFacts(count=5000, mean_bytes=40_000, kind="folder")
+TINY = ShardFacts(count=5000, mean_bytes=40_000, are_files=False)
+USUAL = ShardFacts(count=5000, mean_bytes=60e6, are_files=False)
+FEW = ShardFacts(count=3, mean_bytes=40_000, are_files=False)
+FILES = ShardFacts(count=5000, mean_bytes=40_000, are_files=True)
 SLOW_CORE = CoreSpeeds(numbers=(0, 1), speeds=(1.0, 0.3))
 ALONE = Ceilings(
     read=rate(9000.0), decode=rate(140.0, 1.4), augment=rate(110.0, 2.0), python=rate(50_000.0)

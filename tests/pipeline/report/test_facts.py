@@ -53,7 +53,7 @@ def test_progressive_images_are_counted_and_named(tmp_path: Path) -> None:
     assert found.images.progressive == 1.0
     assert found.images.mean_pixels == 60 * 70
     assert found.shards is not None
-    assert found.shards.kind == "folder"
+    assert found.shards.are_files
     told = diagnose(replace(found, **DECODING))
     assert (told.limit, told.cause) == ("decode", "progressive")
     assert f"`penstock pack {some} DST --baseline`" in told.verdict

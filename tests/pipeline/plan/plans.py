@@ -1,0 +1,47 @@
+"""Plans that the tests of the order draw, and an epoch of one, walked."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+from penstock.pipeline.plan.order import (
+    Plan,
+)
+
+PRIMES_AND_POWERS = (1, 2, 3, 5, 7, 8, 16, 31, 64, 96)
+
+sizes_lists = st.one_of(
+    st.lists(st.integers(0, 40), min_size=1, max_size=30),
+    st.lists(st.sampled_from([0, 1]), min_size=1, max_size=30),
+    st.lists(st.sampled_from([0, 1, 2, 400]), min_size=1, max_size=12),
+)
+seeds = st.one_of(st.integers(-(2**70), 2**70), st.integers(0, 9))
+
+
+@st.composite
+def plans(draw):
+    return Plan(
+        draw(sizes_lists),
+        seed=draw(st.one_of(seeds, st.none())) if draw(st.booleans()) else draw(seeds),
+        lanes=draw(st.integers(1, 24)),
+        window=draw(st.one_of(st.integers(1, 5), st.sampled_from([50, 2**70]))),
+        reshuffle=draw(st.sampled_from([0.0, 0.3, 1.0])),
+    )
+
+
+def fresh(plan):
+    """An equal plan without anything cached."""
+    return Plan(
+        plan.sizes,
+        seed=plan.seed,
+        lanes=plan.lanes,
+        window=plan.window,
+        reshuffle=plan.reshuffle,
+    )
+
+
+def whole(plan, epoch, size):
+    """Ids of an epoch walked in global batches of `size`."""
+    steps = [plan.ids(epoch, p, size) for p in range(0, plan.samples, size)]
+    return np.concatenate([*steps, np.empty(0, dtype=np.int64)])

@@ -1,0 +1,194 @@
+"""What the order costs: work, memory, shards that a node reads, bursts."""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock.pipeline.plan.lanes
+import penstock.pipeline.plan.order
+import penstock.pipeline.plan.windows
+from penstock.cache.base.hashing import keyed_hash, splitmix64
+from penstock.pipeline.plan.order import (
+    Plan,
+    default_lanes,
+)
+from tests.pipeline.plan.plans import fresh, whole
+
+# -- bounds: work, memory, shards a node reads, bursts
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many numbers were hashed and how many window samples sorted, as a measure of work."""
+    work = {"hashed": 0}
+
+    def counting(*keys):
+        result = keyed_hash(*keys)
+        work["hashed"] += result.size
+        return result
+
+    real = splitmix64
+
+    def mixing(x):
+        work["hashed"] += x.size
+        return real(x)
+
+    monkeypatch.setattr(penstock.pipeline.plan.windows, "splitmix64", mixing)
+    monkeypatch.setattr(penstock.pipeline.plan.windows, "keyed_hash", counting)
+    monkeypatch.setattr(penstock.pipeline.plan.order, "keyed_hash", counting)
+    return work
+
+
+def test_a_thousand_million_samples_cost_megabytes_at_any_position(counted):
+    sizes = np.random.default_rng(0).integers(1, 2000, 10**6)
+    sizes[::1000] = 0
+    works, peaks = [], []
+    for epoch, share in [(0, 0.0), (0, 0.31), (90, 0.63)]:
+        counted["hashed"] = 0
+        tracemalloc.start()
+        plan = Plan(sizes, seed=1, lanes=64, window=16)
+        assert len(plan.batch(epoch, int(plan.samples * share), 256)) == 256
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        works.append(counted["hashed"])
+    assert plan.samples > 0.99e9
+    assert max(peaks) < 200e6
+    start, *later = works  # the first windows of an epoch are shorter: half a window on average
+    assert max(later) < 1.02 * min(later)
+    assert start < min(later) < 1.25 * start
+
+
+def test_a_walk_hashes_each_sample_about_once(counted):
+    plan = Plan([100] * 400, seed=1, lanes=16, window=4)
+    counted["hashed"] = 0
+    whole(plan, 0, 64)
+    assert counted["hashed"] < 1.1 * plan.samples + 3 * len(plan.sizes)
+
+
+def test_windows_smaller_than_a_batch_cost_no_more_than_the_batch(counted):
+    plan = Plan([1] * 20_000, seed=1, lanes=1, window=3)
+    plan.batch(0, 0, 1)
+    counted["hashed"] = 0
+    whole(plan, 0, 500)
+    assert counted["hashed"] < 2.5 * plan.samples  # and a hash for each window of 3
+
+
+def nodes_per_shard(plan, size, nodes):
+    """How many nodes read a shard in an epoch's full batches, on average: 1 is the least."""
+    readers: set[tuple[int, int]] = set()
+    for position in range(0, plan.samples - size + 1, size):
+        for node in range(nodes):
+            rows = plan.batch(0, position, size, rank=node, world=nodes)
+            readers.update((shard, node) for shard in np.unique(rows[:, 0]).tolist())
+    return len(readers) / len(plan.sizes)
+
+
+@pytest.mark.parametrize(
+    ("size", "nodes"), [(64, 8), (128, 16), (128, 32), (128, 128), (256, 64), (64, 5)]
+)
+def test_few_nodes_read_a_shard(size, nodes, record_property):
+    """Power-of-two batches, with fewer nodes than lanes and with more (R > L)."""
+    shards = 200
+    lanes = default_lanes(size, shards)
+    plan = Plan(np.random.default_rng(1).integers(40, 90, shards), seed=2, lanes=lanes, window=4)
+    found = nodes_per_shard(plan, size, nodes)
+    record_property("nodes_per_shard", float(found))
+    pieces = (shards + plan.strands - 1) / shards  # one that lies across two strands has two
+    if lanes % nodes == 0:
+        assert found <= pieces
+    elif nodes % lanes == 0:  # so many nodes take turns in a lane
+        assert found <= pieces * nodes / lanes
+    else:  # no lane is split among more than two
+        assert found <= pieces * 2
+
+
+@pytest.mark.parametrize("shards", [2_000, 20_000, 100_000])
+@pytest.mark.parametrize("nodes", [8, 512, 1024, 4096])
+def test_few_of_very_many_nodes_read_a_shard(nodes, shards, record_property):
+    """8 GPUs a node, 32 samples each. No cap by bytes: only a lack of shards makes readers."""
+    size = nodes * 8 * 32
+    lanes = default_lanes(size, shards)
+    sizes = np.random.default_rng(1).integers(800, 1800, shards)
+    plan = Plan(sizes, seed=2, lanes=lanes, window=4)
+    each = [len(plan.shards(size, first=n, end=n + 1, world=nodes)) for n in range(nodes)]
+    found = sum(each) / shards
+    record_property("nodes_per_shard", found)
+    assert lanes > shards / 8 or lanes == size / 8
+    turns = max(1, nodes / lanes)
+    assert found <= turns * (1 + 2 * min(nodes, lanes) / shards)
+
+
+def peak_demand(plan, size, *, rank=0, world=1):
+    """Most shard bytes that a rank newly opens in the 16th part of a window, over the mean: 1 is
+    steady.
+
+    The windows that begin and end an epoch are left out: they have nothing to overlap with.
+    """
+    steps_a_window = plan.window * plan.lanes * plan.samples / len(plan.sizes) / size
+    seen = np.zeros(len(plan.sizes), dtype=np.bool_)
+    opened = []
+    for position in range(0, plan.samples, size):
+        rows = plan.batch(0, position, size, rank=rank, world=world)
+        shards = np.unique(rows[:, 0])
+        opened.append(plan.sizes[shards[~seen[shards]]].sum())
+        seen[shards] = True
+    edge, stretch = math.ceil(1.5 * steps_a_window), round(steps_a_window / 16)
+    steady = np.array(opened[edge:-edge], dtype=float)
+    demand = steady[: len(steady) // stretch * stretch].reshape(-1, stretch).sum(axis=1)
+    return demand.max() / demand.mean()
+
+
+@pytest.mark.parametrize(
+    ("size", "lanes", "window", "most"),
+    [(256, 64, 8, 1.25), (1024, 128, 8, 1.25), (1024, 256, 4, 1.25), (256, 256, 2, 1.4)],
+)
+def test_demand_is_steady_because_windows_are_staggered(
+    size, lanes, window, most, monkeypatch, record_property
+):
+    """However many ranks there are: together they read the same."""
+    sizes = np.random.default_rng(5).integers(56, 73, 8 * lanes * window)
+    plan = Plan(sizes, seed=2, lanes=lanes, window=window)
+    shifted = peak_demand(plan, size)
+    monkeypatch.setattr(
+        penstock.pipeline.plan.windows, "_shifts", lambda strands, _: np.zeros(strands, int)
+    )
+    together = peak_demand(fresh(plan), size)
+    record_property("peak_demand", float(shifted))
+    record_property("peak_demand_unshifted", float(together))
+    assert shifted < most
+    assert together > 4 * shifted
+
+
+@pytest.mark.parametrize(("nodes", "most"), [(4, 1.6), (8, 2.0), (32, 3.5)])
+def test_a_nodes_own_demand_is_steadier_than_with_shifts_that_rise(
+    nodes, most, monkeypatch, record_property
+):
+    """A node's lanes lie in a row: with such shifts they turn over almost together."""
+    sizes = np.random.default_rng(5).integers(56, 73, 128 * 32)
+    plan = Plan(sizes, seed=2, lanes=128, window=4)
+    found = np.mean([peak_demand(plan, 256, rank=r, world=nodes) for r in range(3)])
+
+    def rising(strands, rows):
+        return np.arange(strands) % 128 * rows // 128 - rows // 2
+
+    monkeypatch.setattr(penstock.pipeline.plan.windows, "_shifts", rising)
+    almost_together = peak_demand(fresh(plan), 256, rank=1, world=nodes)
+    record_property("peak_demand_of_a_node", float(found))
+    assert found < most
+    assert almost_together > 2 * found
+
+
+@settings(deadline=None)
+@given(strands=st.integers(1, 300), rows=st.integers(1, 1000))
+def test_shifts_are_spread_evenly_over_all_strands_and_stay_within_half_a_window(strands, rows):
+    shifts = penstock.pipeline.plan.windows._shifts(strands, rows)
+    wanted = np.arange(strands) * rows // strands - rows // 2
+    np.testing.assert_array_equal(np.sort(shifts), wanted)
+    assert -rows <= 2 * shifts.min()
+    assert 2 * shifts.max() <= rows

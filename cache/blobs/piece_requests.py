@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 from penstock.cache.blobs.object_changes import object_changed
 from penstock.cache.blobs.requester import BlobRequest
 from penstock.cache.blobs.upstream import BlobRange
-from penstock.cache.disk.pieces import PIECE_BYTES, cut
+from penstock.cache.disk.pieces import PIECE_BYTES, bridge, cut
 from penstock.cache.fetch.object_range import ObjectRange
 
 if TYPE_CHECKING:
@@ -97,24 +96,3 @@ class PieceRequests:
             self._meter.add(bytes_filled=len(data))
 
         return take
-
-
-def bridge(spans: list[PieceSpan], *, waste: int) -> list[PieceSpan]:
-    """Join sorted spans over their smallest gaps, of at most `waste` pieces in all. Pure."""
-    gaps = sorted(
-        (after[0] - before[1], place)
-        for place, (before, after) in enumerate(itertools.pairwise(spans))
-    )
-    closed = set()
-    for gap, place in gaps:
-        if gap > waste:
-            break
-        waste -= gap
-        closed.add(place)
-    result: list[PieceSpan] = []
-    for place, span in enumerate(spans):
-        if place - 1 in closed:
-            result[-1] = (result[-1][0], span[1])
-        else:
-            result.append(span)
-    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,3 +68,24 @@ def cut(pieces: PieceSpan, *, most: int) -> Iterator[PieceSpan]:
     """Spans of at most so many pieces, end to end."""
     for low in range(pieces[0], pieces[1], most):
         yield low, min(low + most, pieces[1])
+
+
+def bridge(spans: list[PieceSpan], *, waste: int) -> list[PieceSpan]:
+    """Join sorted spans over their smallest gaps, of at most `waste` pieces in all."""
+    gaps = sorted(
+        (after[0] - before[1], place)
+        for place, (before, after) in enumerate(itertools.pairwise(spans))
+    )
+    closed = set()
+    for gap, place in gaps:
+        if gap > waste:
+            break
+        waste -= gap
+        closed.add(place)
+    result: list[PieceSpan] = []
+    for place, span in enumerate(spans):
+        if place - 1 in closed:
+            result[-1] = (result[-1][0], span[1])
+        else:
+            result.append(span)
+    return result

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from penstock.cache.base.blob import BlobSource, Segment
 from penstock.cache.base.folders import Folder
-from penstock.cache.blobs.piece_requests import bridge
 from penstock.cache.disk.fills import Fill, discard
-from penstock.cache.disk.pieces import PIECE_BYTES, Pieces, cut, merge
+from penstock.cache.disk.pieces import PIECE_BYTES, Pieces, bridge, cut, merge
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,6 @@ torch's own workers.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -17,26 +16,17 @@ import torch
 import torch.utils.data
 
 from penstock.cache.base.blob import READ_MODE, ReadMode
-from penstock.cache.errors import ClosedError, PlanError
+from penstock.cache.errors import ClosedError
 from penstock.pipeline.facade import late_attributes
+from penstock.pipeline.facade.arguments import LoaderArguments
 from penstock.pipeline.facade.dataset_check import check_dataset
-from penstock.pipeline.facade.late_world import LateWorld
 from penstock.pipeline.facade.samplers import PlanBatches, PlanSampler
 from penstock.pipeline.feed.native import NativeEngine
 from penstock.pipeline.options.checks import checked_augment
-from penstock.pipeline.options.device import parse_device
-from penstock.pipeline.options.foreign_options import (
-    ForeignOptions,
-    WorkerOptions,
-    draw_seed,
-    planned_batch_size,
-)
-from penstock.pipeline.options.native_options import NativeOptions
+from penstock.pipeline.options.foreign_options import planned_batch_size
 from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions, ResidentMode
 from penstock.pipeline.options.refusals import no_worker_processes
-from penstock.pipeline.options.seed import LoaderSeed
 from penstock.pipeline.options.torch_options import TorchOptions
-from penstock.pipeline.plan.world import local_rank
 from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
 from penstock.readers import Dataset
 
@@ -47,6 +37,7 @@ if TYPE_CHECKING:
 
     from penstock.augment import Operation
     from penstock.pipeline.foreign.engine import ForeignEngine
+    from penstock.pipeline.options.foreign_options import ForeignOptions
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.statistics import Statistics
 
@@ -142,7 +133,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         resident: ResidentMode = False,
     ) -> None:
         self.snapshot_every_n_steps = snapshot_every_n_steps
-        self._options = TorchOptions(
+        torch_options = TorchOptions(
             batch_size=batch_size,
             shuffle=shuffle,
             sampler=sampler,
@@ -160,7 +151,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             pin_memory_device=pin_memory_device,
             in_order=in_order,
         )
-        self._own = PenstockOptions(
+        own = PenstockOptions(
             plan=PlanOptions(seed=seed, lanes=lanes, window=window, reshuffle=reshuffle),
             augment=checked_augment(augment),
             device=device,
@@ -171,14 +162,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             read=read,
             resident=resident,
         )
-        self._late_world = LateWorld(world)
-        self._device = self._own_device()
+        self._arguments = LoaderArguments(torch_options, own, world=world)
         self._engine: Engine
         if isinstance(dataset, Dataset):
             self._init_native(dataset)
         else:
             check_dataset(dataset)
-            self._own.check_foreign()
+            own.check_foreign()
             self._init_foreign(dataset)
         if self._engine.shards_itself:
             # Accelerate hands such loaders back as they are; what it would build in their place
@@ -188,45 +178,33 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         self._is_made = True
 
     def _init_native(self, dataset: Dataset) -> None:
-        options, world = self._options, self._late_world
+        arguments = self._arguments
+        options = arguments.torch_options
         options.check_native()
-        self._seed = LoaderSeed.choose(
-            self._own.plan.seed,
-            options.generator,
-            draws=bool(options.shuffle),
-            world=world.world,
-        )
+        arguments.choose_seed(options.generator, draws=bool(options.shuffle))
         for name in late_attributes.AS_GIVEN:
             setattr(self, name, getattr(options, name))
         without_worker_context(self)
         self.worker_init_fn = no_worker_processes
-        engine = NativeEngine(dataset, self._native_options(), world_is_known=world.doubt is None)
+        engine = NativeEngine(
+            dataset, arguments.native({}), world_is_known=arguments.world_is_known
+        )
         self._engine = engine
         self.dataset = dataset  # type: ignore[assignment]  # not one of torch's: no samples by index
         self.batch_size = engine.batch_size
         self.drop_last = bool(options.drop_last)
         self.collate_fn = None  # type: ignore[assignment]
         show_as_stream(self)
-        self.sampler = PlanSampler(engine, world.world)
+        self.sampler = PlanSampler(engine, arguments.world)
         self.batch_sampler = PlanBatches(self.sampler, engine.batch_size, self.drop_last)
-
-    def _native_options(self) -> NativeOptions:
-        live = {name: getattr(self, name) for name in late_attributes.AS_GIVEN}
-        return NativeOptions.of(
-            replace(self._options, **live),
-            self._own,
-            seed=self._seed,
-            world=self._late_world.world,
-            agrees=not self._late_world.is_given,
-            device=self._device,
-        )
 
     def _init_foreign(self, dataset: Any) -> None:
         # Here and below: a native loader starts without these modules.
         from penstock.pipeline.foreign.engine import ForeignEngine
         from penstock.pipeline.foreign.image_split import needs_our_loader
 
-        options, own, world = self._options, self._own, self._late_world.world
+        arguments = self._arguments
+        options, own, world = arguments.torch_options, arguments.own, arguments.world
         is_map = not isinstance(dataset, torch.utils.data.IterableDataset)
         sampler: PlanSampler | None = None
         self._is_planned = is_map and own.plan.seed is not None
@@ -239,9 +217,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             own.check_unplanned(is_map=is_map)
         super().__init__(dataset, **options.arguments())
         self._collate: Any = self.collate_fn
-        self._seed = LoaderSeed.choose(
-            own.plan.seed, self.generator, draws=own.augment is not None, world=world
-        )
+        arguments.choose_seed(self.generator, draws=own.augment is not None)
         if own.augment is not None:
             # Whoever rebuilds this loader would get images without augmentation.
             self.collate_fn = needs_our_loader
@@ -255,23 +231,13 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                 overwrite(self, "batch_sampler", batches)
 
     def _foreign_options(self) -> ForeignOptions:
-        own, world = self._own, self._late_world.world
         live = {name: getattr(self, name) for name in late_attributes.LIVE_OPTIONS}
-        options = replace(self._options, **live)
-        return ForeignOptions(
-            torch_options=options,
-            own=own,
+        return self._arguments.foreign(
+            {**live, "collate_fn": self._collate},
             indices=self.sampler if self.batch_sampler is None else self.batch_sampler,
-            batch_size=planned_batch_size(options, own, world)
-            if self._is_planned
-            else self.batch_size,
-            batched=self.batch_sampler is not None,
-            collate_fn=self._collate,
-            workers=WorkerOptions.of(options),
-            draw_seed=draw_seed(own, self._seed, world),
-            world=world,
-            agrees=not self._late_world.is_given,
-            device=self._device,
+            batch_size=self.batch_size,
+            is_batched=self.batch_sampler is not None,
+            is_planned=self._is_planned,
         )
 
     # -- what may change once the loader is made
@@ -294,12 +260,8 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
                     from penstock.pipeline.foreign.image_split import needs_our_loader
 
                     self._collate = value
-                    value = value if self._own.augment is None else needs_our_loader
+                    value = value if self._arguments.own.augment is None else needs_our_loader
         super().__setattr__(name, value)
-
-    def _own_device(self) -> torch.device:
-        place = self._late_world.world.local_rank or local_rank()
-        return parse_device(self._own.device, local_rank=place)
 
     def _settle(self, *, begins: bool) -> None:
         """Look where this process stands, and work for another world than before if it is one.
@@ -308,26 +270,15 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         Raises PlanError as `LateWorld.settle`; ConfigError and PlanError for arguments that don't
         fit that world.
         """
-        engine, late, own = self._engine, self._late_world, self._own
-        if engine.shards_itself or own.plan.seed is not None or own.augment is not None:
-            try:
-                late.settle(has_begun=engine.has_begun)
-            except PlanError:
-                if begins:
-                    raise
-        else:  # each rank is torch's business; ours is to warn
-            with contextlib.suppress(PlanError):
-                late.settle(has_begun=False)
-        if begins or engine.world != late.world:
-            self._replace()
-
-    def _replace(self) -> None:
-        """Let the engine go on with the world and the attributes as they are now."""
-        engine = self._engine
-        if engine.world != self._late_world.world:
-            self._device = self._own_device()
+        engine, arguments = self._engine, self._arguments
+        arguments.settle(
+            is_shared=engine.shards_itself, has_begun=engine.has_begun, must_be_known=begins
+        )
+        if not begins and engine.world == arguments.world:
+            return
         if isinstance(engine, NativeEngine):
-            engine.take_over(self._native_options())
+            live = {name: getattr(self, name) for name in late_attributes.AS_GIVEN}
+            engine.take_over(arguments.native(live))
         else:
             engine.take_over(self._foreign_options())
         self._show(engine.batch_size)
@@ -336,7 +287,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         """Where others look for them: the batch size, and this rank's place."""
         overwrite(self, "batch_size", batch_size)
         if isinstance(self.sampler, PlanSampler):
-            self.sampler.place(self._late_world.world)
+            self.sampler.place(self._arguments.world)
         if isinstance(self.batch_sampler, PlanBatches) and batch_size is not None:
             self.batch_sampler.batch_size = batch_size
 
@@ -416,12 +367,12 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     @property
     def world(self) -> World:
         """Rank and size that the batches are for."""
-        return self._late_world.world
+        return self._arguments.world
 
     @property
     def device(self) -> torch.device:
         """Where the tensors lie."""
-        return self._device
+        return self._arguments.device
 
 
 _ARGUMENTS = frozenset(inspect.signature(DataLoader.__init__).parameters) - {

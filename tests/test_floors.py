@@ -31,7 +31,9 @@ IMPORTS = imports()
 
 FILE_LINES, TEST_LINES, CLASS_METHODS, FUNCTION_LINES = 450, 600, 25, 60
 # Long, and clearer whole: each says why where it stands.
-LONG_FUNCTIONS: set[str] = set()
+LONG_FUNCTIONS = {
+    "pipeline/loader.py:__init__",  # thirty parameters, each named three times
+}
 
 
 @pytest.mark.parametrize("floor", FLOORS)

@@ -1,4 +1,4 @@
-"""Which attributes of a loader may be set once it is made: what torch honours; else an error.
+"""Attributes of a loader that may be set once it is made: what torch honours, and no others.
 
 torch reads some of its loader's attributes when a pass begins, so programs and trainers set them
 (Lightning's `seed_everything(workers=True)` sets worker_init_fn). Every other argument of the
@@ -57,8 +57,11 @@ def check_native(name: str, value: Any) -> None:
 
 
 def check_torch(name: str, value: Any, *, is_ordered: bool, keeps_workers: bool) -> None:
-    """The same for a loader over a torch dataset. is_ordered: by a seed. keeps_workers: persistent
-    workers are alive, which were started with what stood there then."""
+    """Raise ConfigError unless a loader over a torch dataset honours the value from now on.
+
+    is_ordered: by a seed. keeps_workers: persistent workers are alive, which were started with what
+    stood there then.
+    """
     if name not in _LIVE_TORCH:
         raise refused(name)
     if name == "generator" and is_ordered:

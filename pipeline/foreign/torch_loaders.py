@@ -104,11 +104,13 @@ def _make(setup: PassSetup, mark: Mark, *, behind: Any) -> TorchLoader:
 
 def _make_source(setup: PassSetup, mark: Mark, *, behind: Any) -> Any:
     options = setup.options
-    collate = options.collate_fn
+    collate: Any = options.torch_options.collate_fn
     if setup.augmenter is not None:
         collate = SplitCollate(collate)
     if setup.order is not None:
-        return MapSource(setup.dataset, collate=collate, batched=options.batched, seed=options.seed)
+        return MapSource(
+            setup.dataset, collate=collate, batched=options.is_batched, seed=options.seed
+        )
     is_ours = any(
         known is not None
         for known in (mark.base_seed, options.torch_options.generator, options.seed)

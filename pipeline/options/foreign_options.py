@@ -58,7 +58,7 @@ class ForeignOptions:
     torch_options: as the user gave them, but for attributes that were set since. own: Penstock's.
     indices: the sampler or batch sampler that torch's constructor made or took; None
     for an iterable dataset. batch_size: of this rank's largest batch; None where torch batches
-    nothing, or by a batch sampler. batched: whether samples come in batches. draw_seed: of
+    nothing, or by a batch sampler. is_batched: whether samples come in batches. draw_seed: of
     augmentation, else None. agrees: the world is that of torch's process group.
     """
 
@@ -66,8 +66,7 @@ class ForeignOptions:
     own: PenstockOptions
     indices: Any
     batch_size: int | None
-    batched: bool
-    collate_fn: Callable[[Any], Any]
+    is_batched: bool
     workers: WorkerOptions
     draw_seed: int | None
     world: World

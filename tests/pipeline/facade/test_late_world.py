@@ -23,7 +23,7 @@ from tests.watchdog import PATIENCE_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
 CHILD = {"WORLD_SIZE": "2", "LOCAL_RANK": "1", "NODE_RANK": "0"}  # of Lightning's own launcher
 

@@ -65,12 +65,12 @@ class Caution:
     """Decides how batches are cut into sub-batches: small ones while samples fail, else one."""
 
     def __init__(self) -> None:
-        self.batches = 0  # to be cut small yet
+        self._batches = 0  # to be cut small yet
         self._suspects: set[int] = set()  # ids that once failed: another window may yet decode
 
     def heighten(self) -> None:
         """A run has failed: the next batches are cut small."""
-        self.batches = CAREFUL_BATCHES
+        self._batches = CAREFUL_BATCHES
 
     def suspect(self, ids: Iterable[int]) -> None:
         """These samples failed: from now on each of them is a sub-batch of its own."""
@@ -84,8 +84,8 @@ class Caution:
             ids = batch.ids.tolist()
             alone = [row for row in rows if ids[row] in self._suspects]
             rows = [row for row in rows if ids[row] not in self._suspects]
-        size = CAREFUL_SAMPLES if self.batches else max(1, len(rows))
-        self.batches = max(0, self.batches - 1)
+        size = CAREFUL_SAMPLES if self._batches else max(1, len(rows))
+        self._batches = max(0, self._batches - 1)
         return [*cut(rows, size), *cut(alone, 1)]
 
 

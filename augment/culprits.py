@@ -108,7 +108,7 @@ def check_machine(error: BaseException, *, remedy: str = "a smaller batch") -> N
     fault = fault_of(error)
     if fault == "memory":
         raise DeviceError(
-            f"DALI could not decode a batch for want of memory ({_said(error)}). Use {remedy}."
+            f"DALI ran out of memory while decoding a batch ({_said(error)}). Use {remedy}."
         ) from error
     if fault == "machine":
         raise machine_error(_said(error)) from error
@@ -117,9 +117,9 @@ def check_machine(error: BaseException, *, remedy: str = "a smaller batch") -> N
 def machine_error(said: str) -> DeviceError:
     """The error where the device, its driver, DALI or the recipe fails, whatever the sample."""
     return DeviceError(
-        f"DALI failed, and no sample is to blame: {said}. Look at `nvidia-smi` and "
-        '`penstock doctor`; if both are well, run it on the CPU (device="cpu"): what fails there '
-        "too is the recipe, else the driver, the GPU or DALI's version."
+        f"DALI failed, and no sample is to blame: {said}. Check `nvidia-smi` and `penstock "
+        'doctor`. If neither reports a problem, run on the CPU (device="cpu"): if that fails too, '
+        "the recipe is at fault, else the driver, the GPU or DALI's version."
     )
 
 
@@ -158,7 +158,7 @@ def corrupt(culprits: dict[int, str]) -> CorruptSampleError:
     if others:
         named = ", ".join(str(number) for number, _ in others[:_NAMED])
         more = len(others) - _NAMED
-        also = f" So it is with {named}" + (f" and {more} more." if more > 0 else ".")
+        also = f" The same holds for {named}" + (f" and {more} more." if more > 0 else ".")
     return CorruptSampleError(
         f"Sample {sample_id} can't be decoded: {reason}.{also} Its bytes or its stored height and "
         "width may have changed since it was indexed: index or pack the dataset again, which sets "

@@ -331,8 +331,8 @@ class Normalize:
         std = numbers("Normalize(std=...)", self.std)
         if len(mean) != len(std):
             raise RecipeError(
-                f"Normalize: got {len(mean)} means and {len(std)} standard deviations, wanted as "
-                "many of one as of the other, one per channel."
+                f"Normalize: got {len(mean)} means and {len(std)} standard deviations, wanted "
+                "the same number of both, one per channel."
             )
         if min(std) <= 0:
             raise RecipeError(f"Normalize(std=...): got {std}, wanted numbers above 0.")

@@ -86,7 +86,7 @@ def check_pixels(placed: Iterable[PlacedOperation], shape: Shape) -> None:
         if shape.channels == 1 and needs_colours(op):
             raise RecipeError(
                 f'{op} stands in a recipe of Decode("gray") and works on colours. Leave it out, or '
-                'decode to "rgb"; of ColorJitter grey images take brightness= and contrast=.'
+                'decode to "rgb"; of ColorJitter, brightness= and contrast= work on grey images.'
             )
         if isinstance(op, GaussianBlur):
             _check_kernel(op, shape)

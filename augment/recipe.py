@@ -242,7 +242,7 @@ def _split(ops: tuple[Operation, ...]) -> _Groups:
             groups.erasing.append(PlacedOperation(index, op))
         elif isinstance(op, _MIXING):
             if any(isinstance(other, type(op)) for other in groups.mixing):
-                raise RecipeError(f"Two {type(op).__name__} in one recipe: leave one.")
+                raise RecipeError(f"Two {type(op).__name__} in one recipe: keep one.")
             groups.mixing.append(op)
         else:
             _add_image_operation(groups, index, op)
@@ -251,7 +251,7 @@ def _split(ops: tuple[Operation, ...]) -> _Groups:
 
 def _add_normalize(groups: _Groups, op: Normalize) -> None:
     if groups.normalize is not None:
-        raise RecipeError(f"Two Normalize in one recipe ({groups.normalize}, {op}): leave one.")
+        raise RecipeError(f"Two Normalize in one recipe ({groups.normalize}, {op}): keep one.")
     if groups.erasing:
         raise RecipeError(
             f"{op} stands after {groups.erasing[0].op}: put RandomErasing behind it, as "
@@ -264,7 +264,7 @@ def _add_normalize(groups: _Groups, op: Normalize) -> None:
 
 def _add_cast(groups: _Groups, op: Cast) -> None:
     if groups.cast is not None:
-        raise RecipeError(f"Two Cast in one recipe ({groups.cast}, {op}): leave one.")
+        raise RecipeError(f"Two Cast in one recipe ({groups.cast}, {op}): keep one.")
     if groups.normalize is not None and op.dtype == "uint8":
         raise RecipeError(
             'Cast("uint8") after Normalize would round normalised numbers, about -2 to 3, '
@@ -292,7 +292,7 @@ def _add_image_operation(groups: _Groups, index: int, op: Any) -> None:
 
 def _second(op: Decode, first: Operation | None = None) -> str:
     where = f"{first} and {op}" if first else f"{op}, twice"
-    return f"Decode belongs once, at the front of a recipe; got {where}. Leave one."
+    return f"Decode belongs once, at the front of a recipe; got {where}. Keep one."
 
 
 def _geometries(

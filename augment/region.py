@@ -61,7 +61,7 @@ def usable_decoding(device_id: int) -> WindowDecoding:
             else:
                 _LOG.warning(
                     "cuda:%d: images are decoded whole and cropped afterwards, as decoding windows "
-                    "alone doesn't work there: %s. Decode(windows=) says otherwise.",
+                    "alone doesn't work there: %s. Set Decode(windows=...) to override this.",
                     device_id,
                     trial.report,
                 )

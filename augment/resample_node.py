@@ -27,7 +27,7 @@ def _operator() -> tuple[type[Any], type[Any]] | None:
 
         from penstock.augment import resample_kernels as kernels
     except ImportError as error:  # numba is optional, and refuses a numpy that it doesn't know
-        _LOG.info("resizing by DALI's own operators: the compiled pass can't be had (%s)", error)
+        _LOG.info("resizing by DALI's own operators: the compiled pass isn't available (%s)", error)
         return None
     except Exception:  # a compiler that fails costs speed, never the job; but the log says so
         _LOG.warning(

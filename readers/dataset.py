@@ -194,7 +194,7 @@ class Dataset:
         the map of its shard and checks the copy, which nobody else can change; "pread" reads into
         fresh memory (for mounts whose files may shrink under a map); "mmap" gives read-only views:
         who writes to the file behind the check changes what is decoded.
-        bad: None, or a dict that takes the bad samples up, as position in rows -> reason: a
+        bad: None, or a dict where the bad samples are noted, as position in rows -> reason: a
         wrong checksum even after a second fetch; a folder's file that is gone, changed or can't be
         read. Those come empty, with their ids and columns, instead of an error for all.
 

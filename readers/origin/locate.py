@@ -83,7 +83,7 @@ def _open_remote(
     def folder_at(other: str) -> RemoteFolder:
         if filesystem is None and options_scope(other) != options_scope(url):
             raise ConfigError(
-                f"index: {redact(other)} lies in another store than {redact(url)}, and "
+                f"index: {redact(other)} lies in another store than {redact(url)} does, and "
                 "storage_options are for that one. Give a folder of the same store or a local one."
             )
         return _open_remote(other, options, scratch, None, filesystem, remote)

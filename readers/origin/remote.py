@@ -60,7 +60,7 @@ class RemoteFolder:
         """Another folder, opened with the same options and closed with this one. Raises
         ConfigError (of another store, which these options aren't for), FetchError."""
         if self._folder_at is None:
-            raise TypeError(f"{self.url} was opened without the way to others")
+            raise TypeError(f"{self.url} was opened without folder_at=")
         if url not in self._others:
             self._others[url] = self._folder_at(url)
         return self._others[url]

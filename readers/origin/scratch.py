@@ -97,7 +97,7 @@ class Scratch:
         except StrangeFileError as error:
             warnings.warn(
                 f"{error.filename}: {error.strerror}, so no index is kept there. Give cache= a "
-                "folder of this user's.",
+                "folder that belongs to this user.",
                 PenstockWarning,
                 stacklevel=2,
             )

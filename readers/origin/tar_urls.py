@@ -90,7 +90,7 @@ def _choices(group: str, pattern: str) -> list[str]:
     first, last = int(counted[1]), int(counted[2])
     if last < first or last - first >= MAX_NAMES:
         raise ConfigError(
-            f"url: {{{group}}} in {pattern!r} counts from {first} to {last}, wanted upwards and "
-            f"{MAX_NAMES} files at most."
+            f"url: {{{group}}} in {pattern!r} counts from {first} to {last}, wanted an ascending "
+            f"range of {MAX_NAMES} files at most."
         )
     return [str(number).zfill(len(counted[1])) for number in range(first, last + 1)]

@@ -141,7 +141,9 @@ class PackFolder:
         for name, size_bytes in sizes:
             found = os.path.join(self.root, name)
             if not os.path.exists(found) or os.stat(found).st_size != size_bytes:
-                raise self._foreign(f"it is this pack, but {printable(name)} is missing or torn")
+                raise self._foreign(
+                    f"it is this pack, but {printable(name)} is missing or truncated"
+                )
         return manifest
 
     def _compare(self, there: Mapping[str, Any]) -> None:

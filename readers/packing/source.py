@@ -198,7 +198,7 @@ class PackedSource:
     def _corrupt(self, sample_id: int, name: str) -> CorruptSampleError:
         return CorruptSampleError(
             f"Sample {sample_id} of {self.url} ({name}): its checksum (CRC-32C) is wrong. Pack "
-            "from a whole copy of the source.",
+            "from an intact copy of the source.",
             sample_id=sample_id,
         )
 

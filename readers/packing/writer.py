@@ -77,7 +77,7 @@ class ShardWriter:
         left = [shard for shard, record in records.items() if record is None]
         done = [positions[shard] for shard, record in records.items() if record is not None]
         if done:
-            _log.info("Going on after %d finished shards of %d", len(done), len(mine))
+            _log.info("Resuming: %d of %d shards are finished", len(done), len(mine))
             ready = np.concatenate(done)
             reporter.done(len(ready), int(self.source.sizes[ready].sum()))
         drafts = self._drafts(left, reporter)

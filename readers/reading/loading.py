@@ -30,7 +30,7 @@ def load_local(
     visit: Visit, mode: ReadMode, *, advise: bool, marks: dict[int, str] | None = None
 ) -> list[Encoded]:
     """The samples' bytes: views, or read into fresh memory. advise: read the views' pages ahead.
-    marks: takes a folder's files that can't be had up, by row, instead of raising."""
+    marks: where files of a folder that can't be read are noted, by row, instead of raising."""
     starts, ends = visit.table[:, START], visit.table[:, END]
     first, last = starts.tolist(), ends.tolist()
     encoded: list[Encoded] = []

@@ -167,7 +167,7 @@ def test_samples_that_do_not_decode_are_named_and_the_graph_goes_on(samples):
         for _ in range(3):
             bench.feed(broken)
             bench.feed(good)
-            with pytest.raises(CorruptSampleError, match=r"Sample 3007 .* with 11007\.") as raised:
+            with pytest.raises(CorruptSampleError, match=r"Sample 3007 .* for 11007\.") as raised:
                 bench.graph.outputs()
             assert raised.value.sample_id == 3007
             assert torch.equal(bench.graph.outputs(), wanted)

@@ -123,7 +123,7 @@ def test_decode_is_implied_and_changes_nothing_when_spelt_out():
         ([Normalize(), RandomResizedCrop(8)], "stands after Normalize.*first"),
         ([Cast("uint8"), Resize((8, 8))], "stands after Cast"),
         ([RandomResizedCrop(8), Cast("float32"), Normalize()], "put Cast last"),
-        ([Decode(), Decode(), Resize((8, 8))], "twice.*Leave one"),
+        ([Decode(), Decode(), Resize((8, 8))], "twice.*Keep one"),
         ([Resize((8, 8)), Decode("gray")], "front"),
         ([Resize((8, 8)), Normalize(), Cast("uint8")], "round normalised"),
         ([Resize((8, 8)), Normalize(), Normalize()], "Two Normalize"),

@@ -5,78 +5,54 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from penstock.cache.errors import ConfigError, PenstockWarning
-from penstock.pipeline.cli.datasets import CacheFolder, Json, StoreOptions, parse_options
+from penstock.pipeline.cli.options import (
+    AcceleratorName,
+    Against,
+    BatchSize,
+    BenchRecipe,
+    CacheFolder,
+    DecodeThreads,
+    Device,
+    IndexFolder,
+    Json,
+    Plot,
+    Seconds,
+    Source,
+    StepMs,
+    StorageOption,
+    Tune,
+    parse_storage_options,
+)
 from penstock.pipeline.cli.progress import MeasuringBar
-from penstock.pipeline.cli.warm import IndexFolder  # noqa: TC001  typer reads annotations
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.pipeline.bench.bench import BenchResult
     from penstock.pipeline.bench.recipes import NamedRecipe
 
-Picture = Annotated[
-    Path | None, typer.Option("--plot", help="Picture to write, as bench.png; needs matplotlib.")
-]
-
 
 def bench(
-    url: Annotated[
-        str, typer.Argument(help="Image folder, tar files or pack: a path or an fsspec URL.")
-    ],
-    augment: Annotated[
-        str,
-        typer.Option(
-            help="What is done to images: imagenet, imagenet-eval, none (encoded bytes only: what "
-            "reading alone can do), or module:name of your own recipe."
-        ),
-    ] = "imagenet",
-    batch_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Samples of a batch; by default the accelerator's, else 256 or all there is.",
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where images are decoded: cpu, cuda, cuda:1.")] = (
-        "cpu"
-    ),
-    seconds: Annotated[float, typer.Option(help="Length of each measured run.")] = 10.0,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            help="Loaders to measure beside, in turns, on the same files: torch,dali,… or all."
-        ),
-    ] = None,
-    step_ms: Annotated[
-        float | None,
-        typer.Option(help="Emulate a training step of that many milliseconds over a batch."),
-    ] = None,
-    accelerator: Annotated[
-        str | None,
-        typer.Option(help="Emulate a known accelerator's step, such as h100-resnet50."),
-    ] = None,
-    num_workers: Annotated[
-        int | None,
-        typer.Option(min=0, help="Decode threads; 0, as by default, is all usable cores."),
-    ] = None,
-    tune: Annotated[
-        bool,
-        typer.Option(
-            "--tune",
-            help="Search for faster settings by short runs, and show what was tried. Takes about "
-            "four times as long.",
-        ),
-    ] = False,
-    plot: Picture = None,
+    url: Source,
+    augment: BenchRecipe = "imagenet",
+    batch_size: BatchSize = None,
+    device: Device = ("cpu"),
+    seconds: Seconds = 10.0,
+    against: Against = None,
+    step_ms: StepMs = None,
+    accelerator: AcceleratorName = None,
+    num_workers: DecodeThreads = None,
+    tune: Tune = False,
+    plot: Plot = None,
     cache: CacheFolder = None,
     index_folder: IndexFolder = None,
-    storage_option: StoreOptions = None,
+    storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
     """Measure what the input side can do, and tell what holds it back.
@@ -112,7 +88,7 @@ def bench(
         accelerator=accelerator or "",
         cache=cache,
         index=index_folder,
-        storage_options=parse_options(storage_option),
+        storage_options=parse_storage_options(storage_option),
     )
     with warnings.catch_warnings(), MeasuringBar("bench") as bar:
         warnings.simplefilter("once", PenstockWarning)  # each run would repeat them

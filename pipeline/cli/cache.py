@@ -22,6 +22,7 @@ from penstock.cache.base.sizes import format_size, parse_size
 from penstock.cache.errors import ConfigError, PenstockError, WriteError
 from penstock.pipeline.cli.check import count
 from penstock.pipeline.cli.examples import epilog
+from penstock.pipeline.cli.options import Json  # noqa: TC001  typer reads annotations
 from penstock.pipeline.cli.progress import ByteProgress
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 # Another user's folder is told in our words, with the remedy.
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]
 

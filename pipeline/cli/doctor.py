@@ -18,9 +18,9 @@ from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.check import Check
 from penstock.pipeline.cli.check import count as _count
-from penstock.pipeline.cli.datasets import StoreOptions, parse_options
 from penstock.pipeline.cli.doctor_cache import cache_checks
 from penstock.pipeline.cli.doctor_packages import package_checks
+from penstock.pipeline.cli.options import StorageOption, parse_storage_options
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,7 +53,7 @@ def doctor(
             "ranges; how long a request takes."
         ),
     ] = None,
-    storage_option: StoreOptions = None,
+    storage_option: StorageOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check this machine: Python, torch, DALI, GPU, cores, threads, memory, limits, launcher.
@@ -65,7 +65,7 @@ def doctor(
 
     if folder is not None and ":/" in str(folder):
         raise ConfigError(f"doctor: got {str(folder)!r}, wanted a local folder.")
-    options = parse_options(storage_option) or {}
+    options = parse_storage_options(storage_option) or {}
     found = list(checks(gather(folder)))
     if url is not None:
         from penstock.pipeline.cli.doctor_remote import remote_checks, remote_facts

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.augment import Normalize, Operation
+    from penstock.pipeline.cli.options import Recipe
     from penstock.readers import Dataset
-
-Recipe = Literal["imagenet", "imagenet-eval", "none"]
 
 MOST_SAMPLES = 1024
 _SHEET_PIXELS = 1800  # about the width of a screen

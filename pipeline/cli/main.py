@@ -15,11 +15,12 @@ from rich.console import Console
 
 from penstock import __version__
 from penstock.cache.errors import ConfigError, PenstockError, PenstockWarning
-from penstock.pipeline.cli import datasets
 from penstock.pipeline.cli.bench import bench
 from penstock.pipeline.cli.cache import app as cache_app
+from penstock.pipeline.cli.datasets import index, pack
 from penstock.pipeline.cli.doctor import doctor
 from penstock.pipeline.cli.examples import epilog
+from penstock.pipeline.cli.inspect import inspect
 from penstock.pipeline.cli.warm import warm
 
 INTERRUPTED = 130
@@ -34,9 +35,9 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("pack", epilog=epilog("pack"))(datasets.pack)
-app.command("index", epilog=epilog("index"))(datasets.index)
-app.command("inspect", epilog=epilog("inspect"))(datasets.inspect)
+app.command("pack", epilog=epilog("pack"))(pack)
+app.command("index", epilog=epilog("index"))(index)
+app.command("inspect", epilog=epilog("inspect"))(inspect)
 app.command("warm", epilog=epilog("warm"))(warm)
 app.command("bench", epilog=epilog("bench"))(bench)
 app.command("doctor", epilog=epilog("doctor"))(doctor)

@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 
 from penstock.cache.base.sizes import format_size
-from penstock.pipeline.cli.datasets import Format, Json, StoreOptions, parse_options
+from penstock.pipeline.cli.options import (
+    DryRun,
+    FetchedShards,
+    Format,
+    GlobalBatchSize,
+    IndexFolder,
+    JobCacheFolder,
+    JobSeed,
+    JobShuffles,
+    Json,
+    Lanes,
+    MaxBytes,
+    NodeRank,
+    Nodes,
+    Reshuffle,
+    StorageOption,
+    WarmEpoch,
+    WarmSource,
+    Window,
+    WorldSize,
+    parse_storage_options,
+)
 from penstock.pipeline.cli.progress import ByteProgress
 from penstock.pipeline.plan.world import World
 
@@ -21,58 +41,26 @@ if TYPE_CHECKING:
 
 _FAILURES_SHOWN = 20
 
-CacheFolder = Annotated[
-    Path, typer.Option("--cache", help="The cache folder that the job will use.")
-]
-IndexFolder = Annotated[
-    str | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
-]
-
 
 def warm(
-    url: Annotated[
-        str, typer.Argument(help="Image folder, tar files or pack: any URL that a Dataset takes.")
-    ],
-    cache: CacheFolder,
-    max_bytes: Annotated[
-        str | None,
-        typer.Option(
-            help="The cache's limit, as \"1.5TB\": the job's. Without: what the folder has, else "
-            "90 % of the free space."
-        ),
-    ] = None,
-    world_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="Ranks of the job; by default as launched, else one a node."),
-    ] = None,
-    nodes: Annotated[
-        int | None, typer.Option(min=1, help="Nodes of the job; by default as launched, else 1.")
-    ] = None,
-    node_rank: Annotated[
-        int | None,
-        typer.Option(min=0, help="Which one this is, from 0; by default as launched."),
-    ] = None,
-    epoch: Annotated[int, typer.Option(min=0, help="Epoch in whose order to fetch.")] = 0,
-    seed: Annotated[int, typer.Option(help="The job's seed.")] = 0,
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, help="The job's, over all ranks; by default 256 for each rank."),
-    ] = None,
-    shuffle: Annotated[
-        bool, typer.Option("--shuffle/--no-shuffle", help="Whether the job shuffles.")
-    ] = True,
-    lanes: Annotated[int | None, typer.Option(min=1, help="If the job passes lanes=.")] = None,
-    window: Annotated[int | None, typer.Option(min=1, help="If the job passes window=.")] = None,
-    reshuffle: Annotated[
-        float, typer.Option(min=0, max=1, help="If the job passes reshuffle=.")
-    ] = 0.0,
-    workers: Annotated[int, typer.Option(min=1, help="Shards that are fetched at a time.")] = 4,
+    url: WarmSource,
+    cache: JobCacheFolder,
+    max_bytes: MaxBytes = None,
+    world_size: WorldSize = None,
+    nodes: Nodes = None,
+    node_rank: NodeRank = None,
+    epoch: WarmEpoch = 0,
+    seed: JobSeed = 0,
+    global_batch_size: GlobalBatchSize = None,
+    shuffle: JobShuffles = True,
+    lanes: Lanes = None,
+    window: Window = None,
+    reshuffle: Reshuffle = 0.0,
+    workers: FetchedShards = 4,
     index_folder: IndexFolder = None,
     format: Format = "auto",
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only tell what would be fetched, and if it fits.")
-    ] = False,
-    storage_option: StoreOptions = None,
+    dry_run: DryRun = False,
+    storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
     """Fetch what this node will read into its cache, in the order in which the job reads it.
@@ -93,23 +81,9 @@ def warm(
         format=format,
         cache=kept,
         index=index_folder,
-        storage_options=parse_options(storage_option),
+        storage_options=parse_storage_options(storage_option),
     )
     with dataset, ByteProgress("warm") as bar:
-
-        def progress(state: WarmState) -> None:
-            bar(
-                state.fetched_bytes + state.there_bytes,
-                state.wanted_bytes - state.failed_bytes,
-                f"{format_size(state.fetched_bytes)} from the remote, "
-                f"{format_size(state.there_bytes)} were there"
-                + (
-                    f", {format_size(state.left_out_bytes)} don't fit"
-                    if state.left_out_bytes
-                    else ""
-                ),
-            )
-
         result = warm_dataset(
             dataset,
             world=world,
@@ -123,11 +97,21 @@ def warm(
             process=(launched.local_rank, launched.local_size),
             workers=workers,
             dry_run=dry_run,
-            progress=progress,
+            progress=lambda state: _show_progress(bar, state),
         )
     _report(result, as_json=as_json, dry_run=dry_run)
     if result.failed:
         raise typer.Exit(1)
+
+
+def _show_progress(bar: ByteProgress, state: WarmState) -> None:
+    left_out = f", {format_size(state.left_out_bytes)} don't fit" if state.left_out_bytes else ""
+    bar(
+        state.fetched_bytes + state.there_bytes,
+        state.wanted_bytes - state.failed_bytes,
+        f"{format_size(state.fetched_bytes)} from the remote, "
+        f"{format_size(state.there_bytes)} were there{left_out}",
+    )
 
 
 def _node(

@@ -1,0 +1,90 @@
+"""What `penstock inspect` tells of an index: its figures, how a job would walk it, and labels."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.plan.advice import usual_spread_words, usual_spreads
+from penstock.pipeline.plan.order import default_lanes, default_window, label_spread
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.readers.index.index import Index
+
+
+def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
+    """The fields of `penstock inspect --json`. batch_size: the job's, over all ranks."""
+    shards = len(found.sizes)
+    lanes = default_lanes(batch_size, shards)
+    window = default_window(
+        shards, lanes, global_batch=batch_size, icc=found.icc, shuffled=found.shuffled
+    )
+    return {
+        "kind": found.kind,
+        "samples": found.samples,
+        "shards": shards,
+        "bytes": int(found.shard_bytes.sum()),
+        "largest_shard_bytes": int(found.shard_bytes.max()),
+        "fields": list(found.fields),
+        "classes": len(found.classes),
+        "shuffled": found.shuffled,
+        "icc": found.icc,
+        "images": asdict(found.images) if found.images else None,
+        "quarantined": found.quarantined,
+        "passed_over": found.about.passed_over,
+        "progressive": found.about.progressive,
+        "fingerprint": found.fingerprint,
+        "batch_size": batch_size,
+        "lanes": lanes,
+        "window": window,
+        "label_spread": None
+        if found.icc is None
+        else label_spread(batch_size, found.icc, min(lanes * window, shards), shards),
+        "rank_label_spread": None
+        if found.icc is None
+        else usual_spreads(shards, icc=found.icc, shuffled=found.shuffled),
+    }
+
+
+def show_index(url: str, values: Mapping[str, Any]) -> None:
+    """Print them for people."""
+    console = Console()
+    table = Table("", url, show_header=True, box=None, pad_edge=False)
+    for name, value in values.items():
+        table.add_row(name, _readable(name, value))
+    console.print(table)
+    if values["progressive"]:
+        console.print(
+            "Progressive JPEGs take about 3 times as long to decode: `penstock pack --baseline` "
+            "rewrites them without loss.",
+            soft_wrap=True,
+        )
+
+
+def warn_of_labels(index: Index) -> None:
+    """Say where labels would make ranks lopsided, beside what a command prints."""
+    if index.icc is None:
+        return
+    spreads = usual_spreads(len(index.sizes), icc=index.icc, shuffled=index.shuffled)
+    if words := usual_spread_words(spreads, icc=index.icc):
+        Console(stderr=True).print(f"[yellow]{words}[/]", soft_wrap=True)
+
+
+def _readable(name: str, value: Any) -> str:
+    if value is None:
+        return "-"
+    if name.endswith("bytes"):
+        return format_size(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {_readable(str(k), v)}" for k, v in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, float):
+        return f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -1,0 +1,68 @@
+"""`penstock inspect`: what a dataset holds, or with --batch what comes out of a loader."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.cli.index_report import index_values, show_index, warn_of_labels
+from penstock.pipeline.cli.inspect_batch import look, open_with_ids, show
+from penstock.pipeline.cli.options import (
+    CacheFolder,
+    ContactSheet,
+    Format,
+    IndexFolder,
+    Json,
+    ShownEpoch,
+    ShownRecipe,
+    ShownSamples,
+    ShownSeed,
+    Source,
+    StorageOption,
+    WalkBatchSize,
+    parse_storage_options,
+)
+
+
+def inspect(
+    url: Source,
+    batch_size: WalkBatchSize = 256,
+    index_folder: IndexFolder = None,
+    batch: ShownSamples = None,
+    augment: ShownRecipe = "none",
+    seed: ShownSeed = 0,
+    epoch: ShownEpoch = 0,
+    out: ContactSheet = None,
+    format: Format = "auto",
+    cache: CacheFolder = None,
+    storage_option: StorageOption = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what a dataset holds and how a job would walk it; with --batch, show what comes out."""
+    if batch is None and out is not None:
+        raise ConfigError("--out is the contact sheet of --batch N: pass that too.")
+    if batch is not None:
+        options = parse_storage_options(storage_option)
+        with open_with_ids(
+            url, format=format, index=index_folder, cache=cache, options=options
+        ) as dataset:
+            report, images = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
+        show(url, report, images, out=out, as_json=as_json)
+        return
+    from penstock.readers import open_index
+
+    found = open_index(
+        url,
+        format=format,
+        index=index_folder,
+        cache=cache,
+        storage_options=parse_storage_options(storage_option),
+    )
+    values = index_values(found, batch_size=batch_size)
+    warn_of_labels(found)
+    if as_json:
+        typer.echo(json.dumps(values))
+    else:
+        show_index(url, values)

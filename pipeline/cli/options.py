@@ -1,0 +1,225 @@
+"""The options of commands, as types; those that several commands share are written once.
+
+typer reads them at run time from the annotations of a command's parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from penstock.cache.errors import ConfigError
+
+Recipe = Literal["imagenet", "imagenet-eval", "none"]
+"""A recipe that has a name."""
+
+# --- of several commands -------------------------------------------------------------------------
+
+Source = Annotated[
+    str, typer.Argument(help="Image folder, tar files or pack: a path or an fsspec URL.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
+CacheFolder = Annotated[
+    Path | None,
+    typer.Option("--cache", help="Folder that keeps what is downloaded from a remote URL."),
+]
+JobCacheFolder = Annotated[
+    Path, typer.Option("--cache", help="The cache folder that the job will use.")
+]
+IndexFolder = Annotated[
+    str | None, typer.Option("--index", help="Folder that `penstock index --out` wrote.")
+]
+StorageOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option", "-o", help="KEY=VALUE for the file system (fsspec), repeatable."
+    ),
+]
+Format = Annotated[
+    str,
+    typer.Option(
+        "--format",
+        help="What to read where a folder holds more than one kind of data, such as folder or tar.",
+    ),
+]
+Workers = Annotated[
+    int, typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default=True)
+]
+
+# --- pack ----------------------------------------------------------------------------------------
+
+PackFolder = Annotated[
+    str, typer.Argument(help="Folder to write the pack to: new, or begun before.")
+]
+Shuffle = Annotated[
+    bool,
+    typer.Option(
+        "--shuffle/--no-shuffle",
+        help="Shuffle samples across shards, for good; --no-shuffle keeps the source's ids.",
+    ),
+]
+ShuffleSeed = Annotated[int, typer.Option(help="Seed of that shuffle.")]
+ShardBytes = Annotated[
+    str, typer.Option(help="Size of a shard: what is fetched and cached as one.")
+]
+ShortSide = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Rewrite images whose short side is longer: upright, so many pixels, as baseline "
+        "JPEGs. Others stay as they are.",
+    ),
+]
+Quality = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=100,
+        help="JPEG quality of what is rewritten (92 unless told); without --short-side every "
+        "image is rewritten at its size.",
+    ),
+]
+Baseline = Annotated[
+    bool,
+    typer.Option(
+        "--baseline",
+        help="Rewrite progressive JPEGs as baseline ones without loss; they decode about 3 "
+        "times as fast. Needs the extra 'transcode'.",
+    ),
+]
+
+# --- index ---------------------------------------------------------------------------------------
+
+IndexedSource = Annotated[
+    str, typer.Argument(help="Image folder or tar files: a path or an fsspec URL.")
+]
+IndexOut = Annotated[
+    str | None,
+    typer.Option(
+        help="Folder for the index, of remote data also a URL of the same store; else it lies "
+        "beside local data (photos.penstock), or in --cache, or in the user's cache directory."
+    ),
+]
+
+# --- inspect -------------------------------------------------------------------------------------
+
+WalkBatchSize = Annotated[
+    int, typer.Option(min=1, help="Global batch to tell lanes and window for.")
+]
+ShownSamples = Annotated[
+    int | None,
+    typer.Option(min=1, help="Show so many samples as a model gets them, instead."),
+]
+ShownRecipe = Annotated[Recipe, typer.Option(help="With --batch: what is done to images.")]
+ShownSeed = Annotated[int, typer.Option(help="With --batch: of order and augmentation.")]
+ShownEpoch = Annotated[int, typer.Option(min=0, help="With --batch: whose first batch.")]
+ContactSheet = Annotated[
+    Path | None, typer.Option(help="With --batch: contact sheet to write, as contact.png.")
+]
+
+# --- warm: of the job that will read -------------------------------------------------------------
+
+WarmSource = Annotated[
+    str, typer.Argument(help="Image folder, tar files or pack: any URL that a Dataset takes.")
+]
+MaxBytes = Annotated[
+    str | None,
+    typer.Option(
+        help="The cache's limit, as \"1.5TB\": the job's. Without: what the folder has, else "
+        "90 % of the free space."
+    ),
+]
+WorldSize = Annotated[
+    int | None,
+    typer.Option(min=1, help="Ranks of the job; by default as launched, else one a node."),
+]
+Nodes = Annotated[
+    int | None, typer.Option(min=1, help="Nodes of the job; by default as launched, else 1.")
+]
+NodeRank = Annotated[
+    int | None,
+    typer.Option(min=0, help="Which one this is, from 0; by default as launched."),
+]
+WarmEpoch = Annotated[int, typer.Option(min=0, help="Epoch in whose order to fetch.")]
+JobSeed = Annotated[int, typer.Option(help="The job's seed.")]
+GlobalBatchSize = Annotated[
+    int | None,
+    typer.Option(min=1, help="The job's, over all ranks; by default 256 for each rank."),
+]
+JobShuffles = Annotated[
+    bool, typer.Option("--shuffle/--no-shuffle", help="Whether the job shuffles.")
+]
+Lanes = Annotated[int | None, typer.Option(min=1, help="If the job passes lanes=.")]
+Window = Annotated[int | None, typer.Option(min=1, help="If the job passes window=.")]
+Reshuffle = Annotated[float, typer.Option(min=0, max=1, help="If the job passes reshuffle=.")]
+FetchedShards = Annotated[int, typer.Option(min=1, help="Shards that are fetched at a time.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only tell what would be fetched, and if it fits.")
+]
+
+# --- bench ---------------------------------------------------------------------------------------
+
+BenchRecipe = Annotated[
+    str,
+    typer.Option(
+        help="What is done to images: imagenet, imagenet-eval, none (encoded bytes only: what "
+        "reading alone can do), or module:name of your own recipe."
+    ),
+]
+BatchSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Samples of a batch; by default the accelerator's, else 256 or all there is.",
+    ),
+]
+Device = Annotated[str, typer.Option(help="Where images are decoded: cpu, cuda, cuda:1.")]
+Seconds = Annotated[float, typer.Option(help="Length of each measured run.")]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        help="Loaders to measure beside, in turns, on the same files: torch,dali,… or all."
+    ),
+]
+StepMs = Annotated[
+    float | None,
+    typer.Option(help="Emulate a training step of that many milliseconds over a batch."),
+]
+AcceleratorName = Annotated[
+    str | None,
+    typer.Option(help="Emulate a known accelerator's step, such as h100-resnet50."),
+]
+DecodeThreads = Annotated[
+    int | None,
+    typer.Option(min=0, help="Decode threads; 0, as by default, is all usable cores."),
+]
+Tune = Annotated[
+    bool,
+    typer.Option(
+        "--tune",
+        help="Search for faster settings by short runs, and show what was tried. Takes about "
+        "four times as long.",
+    ),
+]
+Plot = Annotated[
+    Path | None, typer.Option("--plot", help="Picture to write, as bench.png; needs matplotlib.")
+]
+
+
+def parse_storage_options(pairs: list[str] | None) -> dict[str, Any] | None:
+    """`KEY=VALUE` pairs as a dict; a value that is JSON (true, 3, {...}) is taken as such."""
+    if not pairs:
+        return None
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not (key and equals):
+            raise ConfigError(f"--storage-option got {key!r}, wanted KEY=VALUE such as anon=true.")
+        try:
+            options[key] = json.loads(value)
+        except json.JSONDecodeError:
+            options[key] = value
+    return options

@@ -94,11 +94,7 @@ def compare_url(
         return PeerComparison(results={}, ours=None, skipped=skipped, note="", comparison=None)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=scratch) as place:
         source = _local_files(url, Path(place), most_samples)
-        if batch_size > source.samples:
-            raise ConfigError(
-                f"batch_size: got {batch_size}, and there are {source.samples} samples. Take a "
-                "smaller batch."
-            )
+        source.check_batch(batch_size)
         work = Work(
             folder=source.folder,
             pack=source.ours,
@@ -154,6 +150,14 @@ class _ComparedFiles:
     ours: Path
     samples: int
     note: str
+
+    def check_batch(self, size: int) -> None:
+        """Raises ConfigError for a batch larger than the set."""
+        if size > self.samples:
+            raise ConfigError(
+                f"batch_size: got {size}, and there are {self.samples} samples. Take a smaller "
+                "batch."
+            )
 
 
 def _local_files(url: str | Dataset, place: Path, most_samples: int) -> _ComparedFiles:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.pipeline.cli.cache_facts import CacheFacts
-    from penstock.pipeline.cli.machine import FolderFacts
+    from penstock.pipeline.cli.folder_facts import FolderFacts
 
 # A blob is a file, and one more while it is filled.
 FEW_FREE_FILES = 10_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
@@ -33,8 +33,8 @@ _GAP = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tensor:
-    """One tensor of the batch."""
+class BatchTensor:
+    """One tensor of the batch that is shown."""
 
     name: str
     shape: list[int]
@@ -42,7 +42,7 @@ class Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Channel:
+class BatchChannel:
     """Values of one channel over the whole batch, as the model gets them."""
 
     min: float
@@ -52,8 +52,8 @@ class Channel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
-    """Who stands where in the batch. label: None without labels; name: of the file."""
+class BatchSample:
+    """Which sample stands where in the batch. label: None without labels; name: of the file."""
 
     id: int
     name: str
@@ -68,9 +68,9 @@ class BatchReport:
     seed: int
     epoch: int
     augment: str
-    tensors: list[Tensor]
-    channels: list[Channel]
-    samples: list[Sample]
+    tensors: list[BatchTensor]
+    channels: list[BatchChannel]
+    samples: list[BatchSample]
 
 
 def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
@@ -116,11 +116,11 @@ def look(
     if "image" not in dataset.fields:
         raise ConfigError("--batch shows images, and this dataset has none: leave it out.")
     ops = operations(recipe)
-    told: str = recipe
+    shown: str = recipe
     if ops is None and dataset.index.images.fixed is None:
         # Images of different sizes make no tensor: the whole of each, squeezed, is what fits.
         ops = (Decode(), Resize((_SQUARE, _SQUARE)))
-        told = f"none, all resized to {_SQUARE} x {_SQUARE} since their sizes differ"
+        shown = f"none, all resized to {_SQUARE} x {_SQUARE} since their sizes differ"
     with DataLoader(
         dataset,
         batch_size=min(size, len(dataset)),
@@ -135,9 +135,9 @@ def look(
     report = BatchReport(
         seed=seed,
         epoch=epoch,
-        augment=told,
+        augment=shown,
         tensors=[
-            Tensor(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).split(".")[-1])
+            BatchTensor(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).split(".")[-1])
             for name, tensor in batch.items()
         ],
         channels=channels(images),
@@ -147,10 +147,10 @@ def look(
     return report, pictures(images, normalize)
 
 
-def channels(images: NDArray[Any]) -> list[Channel]:
+def channels(images: NDArray[Any]) -> list[BatchChannel]:
     """Value ranges of images of shape (n, c, h, w), a channel at a time."""
     return [
-        Channel(
+        BatchChannel(
             min=float(values.min()),
             max=float(values.max()),
             mean=float(values.mean(dtype=np.float64)),
@@ -251,12 +251,12 @@ def _listed(report: BatchReport) -> Table:
     return table
 
 
-def _samples(dataset: Dataset, batch: dict[str, Any]) -> list[Sample]:
+def _samples(dataset: Dataset, batch: dict[str, Any]) -> list[BatchSample]:
     ids = batch["id"].tolist()
     labels = batch["label"].tolist() if "label" in batch else [None] * len(ids)
     classes = dataset.classes
     return [
-        Sample(
+        BatchSample(
             id=number,
             name=name,
             label=label,
@@ -266,9 +266,9 @@ def _samples(dataset: Dataset, batch: dict[str, Any]) -> list[Sample]:
     ]
 
 
-def _caption(sample: Sample) -> str:
-    told = sample.class_name if sample.class_name is not None else sample.label
-    return f"{sample.id}" if told is None else f"{sample.id} {told}"
+def _caption(sample: BatchSample) -> str:
+    label = sample.class_name if sample.class_name is not None else sample.label
+    return f"{sample.id}" if label is None else f"{sample.id} {label}"
 
 
 def _pillow() -> tuple[Any, Any, Any]:

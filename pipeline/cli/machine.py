@@ -26,6 +26,7 @@ import numpy as np
 from penstock.cache.base.limits import allowed_cores, machine_cores, usable_cores
 from penstock.cache.errors import PlanError
 from penstock.pipeline.cli.cache_facts import CacheFacts, cache_facts
+from penstock.pipeline.cli.folder_facts import FolderFacts, folder_facts
 from penstock.pipeline.cli.packages import PackageFacts, package_facts
 from penstock.pipeline.plan.world import World
 
@@ -59,23 +60,8 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderFacts:
-    """A folder that data shall lie in. kind: of its file system, such as ext4; "" if unknown."""
-
-    path: str
-    exists: bool
-    is_folder: bool
-    readable: bool
-    writable: bool
-    free_bytes: int
-    total_bytes: int
-    free_files: int | None
-    kind: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """All that the checks look at.
+class MachineFacts:
+    """All that the doctor's checks look at.
 
     dali_builds: names of the installed DALI distributions.
     decoded: whether DALI decoded a small JPEG; decode_error: why not, None if it wasn't tried.
@@ -112,12 +98,12 @@ class Facts:
     cache: CacheFacts | None = None
 
 
-def gather(folder: Path | None = None) -> Facts:
+def gather(folder: Path | None = None) -> MachineFacts:
     """The facts of this machine and process; takes seconds, since torch and DALI are loaded."""
     torch_module, torch = _torch()
     dali_builds, dali = _dali()
     decoded, decode_error = _decode() if dali.version and not dali.error else (False, None)
-    return Facts(
+    return MachineFacts(
         python=sys.version_info[:3],
         system=platform.system(),
         machine=platform.machine(),
@@ -143,48 +129,6 @@ def gather(folder: Path | None = None) -> Facts:
         folder=folder_facts(folder) if folder else None,
         cache=cache_facts(folder) if folder else None,
     )
-
-
-def folder_facts(path: Path, *, mounts: str | None = None) -> FolderFacts:
-    """Facts of a folder. mounts: instead of /proc/self/mountinfo's text."""
-    exists = path.exists()
-    space = os.statvfs(path) if exists else None
-    return FolderFacts(
-        path=str(path),
-        exists=exists,
-        is_folder=path.is_dir(),
-        readable=os.access(path, os.R_OK | os.X_OK),
-        writable=os.access(path, os.W_OK),
-        free_bytes=space.f_bavail * space.f_frsize if space else 0,
-        total_bytes=space.f_blocks * space.f_frsize if space else 0,
-        free_files=space.f_favail if space and space.f_files else None,
-        kind=file_system_kind(path, _mounts() if mounts is None else mounts) if exists else "",
-    )
-
-
-def file_system_kind(path: Path, mounts: str) -> str:
-    """Kind of the file system that a path lies on, by the longest mount point above it.
-
-    mounts: lines of /proc/self/mountinfo (proc(5)): the fifth word is the mount point with octal
-    escapes, the first word after " - " the kind. A later line lies over an earlier one.
-    """
-    place, kind, longest = os.path.realpath(path), "", -1
-    for line in mounts.splitlines():
-        left, dash, right = line.partition(" - ")
-        words = left.split()
-        if not dash or len(words) < 5 or not right.split():
-            continue
-        mount = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), words[4])
-        if f"{place}/".startswith(f"{mount.rstrip('/')}/") and len(mount) >= longest:
-            kind, longest = right.split()[0], len(mount)
-    return kind
-
-
-def _mounts() -> str:
-    try:
-        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    except OSError:
-        return ""
 
 
 def _torch() -> tuple[Module, Any]:

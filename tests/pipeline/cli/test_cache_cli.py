@@ -23,7 +23,7 @@ from penstock.pipeline.cli import main
 from penstock.pipeline.cli.cache import ago
 from penstock.pipeline.cli.cache_facts import cache_facts
 from penstock.pipeline.cli.doctor_cache import cache_checks
-from penstock.pipeline.cli.machine import folder_facts
+from penstock.pipeline.cli.folder_facts import folder_facts
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:

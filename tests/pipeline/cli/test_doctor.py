@@ -15,14 +15,15 @@ from penstock.cache.base.store import Answer, ObjectInfo, RequestError
 from penstock.pipeline.cli.cache_facts import CacheFacts, JobFacts
 from penstock.pipeline.cli.doctor import checks
 from penstock.pipeline.cli.doctor_cache import cache_checks
-from penstock.pipeline.cli.doctor_remote import (
-    RemoteFacts,
-    Trouble,
+from penstock.pipeline.cli.doctor_store import (
+    RequestFailure,
+    StoreFacts,
     probe,
-    remote_checks,
-    remote_facts,
+    store_checks,
+    store_facts,
 )
-from penstock.pipeline.cli.machine import Facts, FolderFacts, Gpu, Module, file_system_kind
+from penstock.pipeline.cli.folder_facts import FolderFacts, file_system_kind
+from penstock.pipeline.cli.machine import Gpu, MachineFacts, Module
 from penstock.pipeline.cli.packages import PackageFacts, hiding
 from penstock.pipeline.plan.world import World
 from tests.servers import Faults, Server, serving
@@ -43,7 +44,7 @@ FOLDER = FolderFacts(
     free_files=10**6,
     kind="ext4",
 )
-HEALTHY = Facts(
+HEALTHY = MachineFacts(
     python=(3, 11, 7),
     system="Linux",
     machine="x86_64",
@@ -72,7 +73,7 @@ HEALTHY = Facts(
 
 CACHE = CacheFacts(max_bytes=2**40, used_bytes=2**39, blobs=12)
 JOB = JobFacts(label="s3://b/set", processes=8, share_bytes=2**30, wanted_bytes=2**30)
-REMOTE = RemoteFacts(
+REMOTE = StoreFacts(
     url="s3://b/set",
     objects=3,
     folders=1,
@@ -172,7 +173,7 @@ def test_each_fault_is_told_with_its_remedy(
 
 
 def test_a_healthy_cache_and_store_have_no_remedy() -> None:
-    found = [*cache_checks(CACHE, FOLDER), *remote_checks(REMOTE)]
+    found = [*cache_checks(CACHE, FOLDER), *store_checks(REMOTE)]
     assert {(check.status, check.remedy) for check in found} == {("ok", "")}
     names = ["cache", "owner", "limit", "inodes", "boot", "leftovers", "jobs"]
     assert [check.name for check in found] == [*names, "store", "ranges", "versions", "requests"]
@@ -218,15 +219,25 @@ def test_a_cache_needs_inodes() -> None:
         (broken(unusable="needs 'gcsfs'"), "store", "fail", "gcsfs"),
         (broken(objects=0, folders=0, sample=None), "store", "fail", "nothing is there"),
         (broken(is_pack=True), "store", "ok", "a pack, 3 objects and 1 folder"),
-        (broken(listing=Trouble(kind="denied", reason="403")), "store", "fail", "key, token"),
         (
-            broken(listing=Trouble(kind="refused", reason="no listing"), is_pack=True),
+            broken(listing=RequestFailure(kind="denied", reason="403")),
+            "store",
+            "fail",
+            "key, token",
+        ),
+        (
+            broken(listing=RequestFailure(kind="refused", reason="no listing"), is_pack=True),
             "store",
             "ok",
             "a pack doesn't need",
         ),
-        (broken(info=Trouble(kind="transient", reason="reset")), "objects", "fail", "network"),
-        (broken(ranges=Trouble(kind="refused", reason="200")), "ranges", "fail", "200"),
+        (
+            broken(info=RequestFailure(kind="transient", reason="reset")),
+            "objects",
+            "fail",
+            "network",
+        ),
+        (broken(ranges=RequestFailure(kind="refused", reason="200")), "ranges", "fail", "200"),
         (broken(conditional=False), "versions", "warn", "overwrite"),
         (broken(request_s=0.9), "requests", "warn", "penstock warm"),
     ],
@@ -234,7 +245,7 @@ def test_a_cache_needs_inodes() -> None:
 def test_each_fault_of_a_store_is_told_with_its_remedy(
     changes: dict[str, Any], name: str, status: str, told: str
 ) -> None:
-    found = {check.name: check for check in remote_checks(replace(REMOTE, **changes))}
+    found = {check.name: check for check in store_checks(replace(REMOTE, **changes))}
     assert found[name].status == status
     assert told in f"{found[name].found} {found[name].remedy}"
     assert (status == "ok") == (found[name].remedy == "")
@@ -293,7 +304,7 @@ class Shelf:
     def close(self) -> None: ...
 
 
-def seen(store: Shelf) -> RemoteFacts:
+def seen(store: Shelf) -> StoreFacts:
     ticks = iter(range(1000))
     return probe(store, clock=lambda: float(next(ticks)))
 
@@ -304,7 +315,7 @@ def test_a_store_is_asked_for_what_training_needs() -> None:
     assert found.sample is not None
     assert found.sample.path == "a.tar"
     assert (found.request_s, found.slowest_s, found.conditional) == (1.0, 1.0, True)
-    assert all(check.status != "fail" for check in remote_checks(found))
+    assert all(check.status != "fail" for check in store_checks(found))
 
 
 def test_objects_that_lie_in_folders_only_are_found() -> None:
@@ -315,7 +326,7 @@ def test_objects_that_lie_in_folders_only_are_found() -> None:
 
 def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
     found = seen(Shelf({"_penstock/manifest.arrow": b"xyz"}, top="refused"))
-    assert [check.status for check in remote_checks(found)] == ["ok"] * 3 + ["warn"]  # slow ticks
+    assert [check.status for check in store_checks(found)] == ["ok"] * 3 + ["warn"]  # slow ticks
 
 
 @pytest.mark.parametrize(
@@ -328,7 +339,7 @@ def test_a_pack_behind_a_store_without_listings_is_usable() -> None:
     ],
 )
 def test_what_a_store_refuses_is_told(fault: dict[str, str], name: str, told: str) -> None:
-    found = {each.name: each for each in remote_checks(seen(Shelf({"a": b"x" * 9}, **fault)))}
+    found = {each.name: each for each in store_checks(seen(Shelf({"a": b"x" * 9}, **fault)))}
     assert told in found[name].remedy
 
 
@@ -350,18 +361,18 @@ QUICK = {"retry_timeout": 1, "connect_timeout": 1, "read_timeout": 1}
 def test_a_real_store_is_well(served: Server, scheme: str) -> None:
     url = f"{served.url}/bucket/set" if scheme == "http" else served.s3("bucket/set")
     options = QUICK if scheme == "http" else served.s3_options | QUICK
-    facts = remote_facts(url, options)
+    facts = store_facts(url, options)
     assert facts.is_pack
     assert (facts.ranges, facts.conditional) == (None, True)
     assert facts.request_s > 0
-    assert {check.status for check in remote_checks(facts)} == {"ok"}
+    assert {check.status for check in store_checks(facts)} == {"ok"}
 
 
 def test_a_real_store_that_is_gone_or_empty_is_told(served: Server) -> None:
-    empty = remote_facts(served.s3("bucket/nothing"), served.s3_options | QUICK)
-    assert [check.status for check in remote_checks(empty)] == ["fail"]
+    empty = store_facts(served.s3("bucket/nothing"), served.s3_options | QUICK)
+    assert [check.status for check in store_checks(empty)] == ["fail"]
     served.go_away()
-    gone = list(remote_checks(remote_facts(f"{served.url}/bucket/set?sig=HUSH", QUICK)))
+    gone = list(store_checks(store_facts(f"{served.url}/bucket/set?sig=HUSH", QUICK)))
     assert gone[0].status == "fail"
     assert "network" in gone[0].remedy
     assert all("HUSH" not in check.found for check in gone)
@@ -371,8 +382,7 @@ def test_a_real_store_that_is_gone_or_empty_is_told(served: Server) -> None:
 def test_a_real_store_that_ignores_ranges_is_told(served: Server) -> None:
     served.faults = Faults(p=1.0, kinds=("whole",))
     found = {
-        check.name: check
-        for check in remote_checks(remote_facts(served.url + "/bucket/set", QUICK))
+        check.name: check for check in store_checks(store_facts(served.url + "/bucket/set", QUICK))
     }
     assert found["ranges"].status == "fail"
 

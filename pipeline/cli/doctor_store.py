@@ -1,7 +1,7 @@
 """`penstock doctor --url`: does a store answer, accept the credentials, list and serve ranges.
 
 `probe` asks once a question, without the retries of a training job: a doctor shall tell what is
-wrong now, not hide it for two minutes. `remote_checks` judges what it found.
+wrong now, not hide it for two minutes. `store_checks` judges what it found.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _REMEDIES: dict[Failure, str] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class RequestFailure:
     """Why a request failed. reason: for people, without credentials; remedy: where more is known
     than the kind."""
 
@@ -52,7 +52,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RemoteFacts:
+class StoreFacts:
     """What a store answered. url: without credentials.
 
     unusable: why no store could be made of the URL, None if one was. listing, info, ranges: what
@@ -64,19 +64,19 @@ class RemoteFacts:
 
     url: str
     unusable: str | None = None
-    listing: Trouble | None = None
+    listing: RequestFailure | None = None
     objects: int = 0
     folders: int = 0
     is_pack: bool = False
     sample: ObjectInfo | None = None
-    info: Trouble | None = None
-    ranges: Trouble | None = None
+    info: RequestFailure | None = None
+    ranges: RequestFailure | None = None
     request_s: float = 0.0
     slowest_s: float = 0.0
     conditional: bool = False
 
 
-def remote_facts(url: str, options: Mapping[str, Any]) -> RemoteFacts:
+def store_facts(url: str, options: Mapping[str, Any]) -> StoreFacts:
     """Ask the store of a URL. Raises ConfigError for a URL or options that make no sense."""
     from penstock.cache.secrets import redact
     from penstock.cache.stores.opening import open_store
@@ -84,14 +84,14 @@ def remote_facts(url: str, options: Mapping[str, Any]) -> RemoteFacts:
     try:
         store = open_store(url, options)
     except (MissingDependencyError, FetchError) as error:
-        return RemoteFacts(url=redact(url), unusable=str(error))
+        return StoreFacts(url=redact(url), unusable=str(error))
     try:
         return probe(store)
     finally:
         store.close()
 
 
-def probe(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> RemoteFacts:
+def probe(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> StoreFacts:
     """Ask a store. clock: seconds that only grow, for tests."""
     found: dict[str, Any] = {"url": store.url}
     sample: ObjectInfo | None = None
@@ -100,7 +100,7 @@ def probe(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> Re
         found |= {"objects": len(objects), "folders": len(folders)}
         sample = next((each for each in objects if each.size_bytes), None)
     except RequestError as error:
-        found["listing"] = _trouble(error)
+        found["listing"] = _failure_of(error)
     try:
         manifest = store.info(MANIFEST)
         found["is_pack"] = manifest is not None
@@ -108,14 +108,14 @@ def probe(store: Store, *, clock: Callable[[], float] = time.perf_counter) -> Re
         if sample is None and found.get("folders"):
             sample = next((each for each in store.walk() if each.size_bytes), None)
     except RequestError as error:
-        found["info"] = _trouble(error)
+        found["info"] = _failure_of(error)
     if sample is not None:
         found["sample"] = sample
         try:
             found |= _read(store, sample, clock)
         except RequestError as error:
-            found["ranges"] = _trouble(error)
-    return RemoteFacts(**found)
+            found["ranges"] = _failure_of(error)
+    return StoreFacts(**found)
 
 
 def _read(store: Store, sample: ObjectInfo, clock: Callable[[], float]) -> dict[str, Any]:
@@ -143,11 +143,11 @@ def _refuses_another_version(store: Store, sample: ObjectInfo) -> bool:
     return False
 
 
-def _trouble(error: RequestError) -> Trouble:
-    return Trouble(kind=error.kind, reason=str(error), remedy=error.remedy)
+def _failure_of(error: RequestError) -> RequestFailure:
+    return RequestFailure(kind=error.kind, reason=str(error), remedy=error.remedy)
 
 
-def remote_checks(facts: RemoteFacts) -> Iterator[Check]:
+def store_checks(facts: StoreFacts) -> Iterator[Check]:
     """Judge a store, in the order in which its faults would stop a job."""
     if facts.unusable is not None:
         yield Check(
@@ -168,7 +168,7 @@ def remote_checks(facts: RemoteFacts) -> Iterator[Check]:
         yield _times(facts)
 
 
-def _listing(facts: RemoteFacts) -> Check:
+def _listing(facts: StoreFacts) -> Check:
     if facts.listing is not None:
         if not facts.is_pack:
             return _failed("store", facts.listing, url=facts.url)
@@ -192,13 +192,13 @@ def _listing(facts: RemoteFacts) -> Check:
     return Check(name="store", status="ok", found=f"{facts.url}: {found}")
 
 
-def _ranges(facts: RemoteFacts) -> Check:
+def _ranges(facts: StoreFacts) -> Check:
     if facts.ranges is not None:
         return _failed("ranges", facts.ranges)
     return Check(name="ranges", status="ok", found="parts of objects are served")
 
 
-def _versions(facts: RemoteFacts) -> Check:
+def _versions(facts: StoreFacts) -> Check:
     sample = facts.sample
     if sample is not None and facts.conditional:
         return Check(name="versions", status="ok", found="an object that changes is noticed")
@@ -213,7 +213,7 @@ def _versions(facts: RemoteFacts) -> Check:
     )
 
 
-def _times(facts: RemoteFacts) -> Check:
+def _times(facts: StoreFacts) -> Check:
     found = (
         f"{1000 * facts.request_s:.0f} ms for {format_size(PROBE_BYTES)} (median of {PROBES}), "
         f"at most {1000 * facts.slowest_s:.0f} ms"
@@ -229,7 +229,7 @@ def _times(facts: RemoteFacts) -> Check:
     )
 
 
-def _failed(name: str, trouble: Trouble, *, url: str | None = None) -> Check:
-    found = f"{url}: {trouble.reason}" if url and url not in trouble.reason else trouble.reason
-    remedy = trouble.remedy or _REMEDIES[trouble.kind]
+def _failed(name: str, failure: RequestFailure, *, url: str | None = None) -> Check:
+    found = f"{url}: {failure.reason}" if url and url not in failure.reason else failure.reason
+    remedy = failure.remedy or _REMEDIES[failure.kind]
     return Check(name=name, status="fail", found=found, remedy=remedy)

@@ -17,7 +17,8 @@ from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.secrets import find_secrets, hide, plain_query, redact, url_secrets
 from penstock.cache.stores.answer_headers import retry_after_s
 from penstock.cache.stores.azure_options import azure_options
-from penstock.cache.stores.fsspec_store import FsspecStore, failed_request, object_version
+from penstock.cache.stores.fsspec_failures import failed_request
+from penstock.cache.stores.fsspec_store import FsspecStore, object_version
 from penstock.cache.stores.gcs_options import gcs_options
 from penstock.cache.stores.http_listing import links
 from penstock.cache.stores.http_options import http_options

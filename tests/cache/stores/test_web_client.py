@@ -168,7 +168,7 @@ def test_connections_are_kept() -> None:
         assert len(ports) == 1
 
 
-def test_cut_ends_requests_that_hang_in_any_phase() -> None:
+def test_abort_ends_requests_that_hang_in_any_phase() -> None:
     """Before the head, in the body, in a body that drips; and nothing begins behind it."""
     waiting = threading.Semaphore(0)
 

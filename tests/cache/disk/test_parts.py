@@ -1,0 +1,195 @@
+"""The parts of an open cache folder, each by its own duty."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.cache.base.blob import BlobSource, Segment
+from penstock.cache.disk.block_crcs import crcs_of, crcs_of_file
+from penstock.cache.disk.layout import boot_id
+from penstock.cache.disk.lookup import Lookup
+from penstock.cache.disk.shelf import Shelf
+from penstock.cache.errors import ConfigError, StalledError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MIB = 2**20
+KIB_64 = 65_536
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Iterator[Shelf]:
+    made = Shelf(str(tmp_path / "cache"), max_bytes=4 * MIB)
+    yield made
+    made.close()
+
+
+def source(number: int, size_bytes: int = KIB_64) -> BlobSource:
+    segment = Segment(path=f"o{number}", size_bytes=size_bytes, version=None)
+    return BlobSource(
+        key=f"{number:040x}", uri=f"mem://o{number}", segments=(segment,), size_bytes=size_bytes
+    )
+
+
+def put(shelf: Shelf, number: int, size_bytes: int = KIB_64) -> BlobSource:
+    blob = source(number, size_bytes)
+    data = memoryview(bytes([number % 251]) * size_bytes)
+    assert shelf.filling.put(blob, data, group="g", kept=False)
+    return blob
+
+
+def test_a_fill_is_published_when_its_pieces_are_there(shelf: Shelf) -> None:
+    blob = source(1)
+    begun = shelf.filling.begin(blob, group="g", pinned=True)
+    assert begun is not None
+    fill, mapped = begun
+    shelf.filling.publish(blob, fill, mapped.buffer(), group="g", kept=False)
+    assert not shelf.lookup.has(blob.key)  # nothing is there yet
+    fill.write((0, fill.pieces.count), memoryview(b"x" * KIB_64))
+    shelf.filling.publish(blob, fill, mapped.buffer(), group="g", kept=False)
+    found = shelf.lookup.find(blob.key, KIB_64)
+    assert found is not None
+    assert found.inode == mapped.inode
+    assert bytes(found.buffer()) == b"x" * KIB_64
+    row = shelf.catalogue.blobs.row(blob.key)
+    assert row is not None
+    assert (row.state, row.crcs) == ("ready", crcs_of(memoryview(b"x" * KIB_64)))
+    fill.close()
+
+
+def test_what_nobody_has_mapped_goes_and_what_is_mapped_stays(shelf: Shelf) -> None:
+    mapped = shelf.lookup.find(put(shelf, 1).key, None)
+    put(shelf, 2)
+    assert shelf.evictor.evict_to(0) == (1, KIB_64)
+    assert shelf.lookup.has(source(1).key)
+    assert not shelf.lookup.has(source(2).key)
+    del mapped
+    assert shelf.evictor.evict_to(0) == (1, KIB_64)
+    assert shelf.catalogue.blobs.used_bytes == 0
+
+
+def test_who_has_a_share_takes_what_others_have_mapped(shelf: Shelf) -> None:
+    mapped = [shelf.lookup.find(put(shelf, number).key, None) for number in range(1, 4)]
+    free = shelf.room.budget_bytes - shelf.catalogue.blobs.used_bytes
+    with shelf.catalogue.writing():
+        assert not shelf.evictor.make_room(free + KIB_64, group=None)
+        assert shelf.catalogue.blobs.counts() == {"ready": 3}
+        assert not shelf.evictor.make_room(free + KIB_64, group="mine")  # not free yet
+        assert shelf.catalogue.blobs.counts() == {"ready": 2, "trash": 1}
+    mapped.clear()
+    with shelf.catalogue.writing():
+        assert shelf.evictor.make_room(free + KIB_64, group="mine")
+
+
+def test_more_than_the_limit_is_never_reserved(shelf: Shelf) -> None:
+    assert shelf.filling.begin(source(1, 8 * MIB), group="g", pinned=True) is None
+    assert shelf.catalogue.blobs.rows() == []
+
+
+def test_a_dropped_blob_is_in_the_trash_while_it_is_mapped(shelf: Shelf) -> None:
+    blob = put(shelf, 1)
+    mapped = shelf.lookup.find(blob.key, None)
+    assert mapped is not None
+    assert not shelf.trash.drop(blob.key, inode=mapped.inode + 1)  # another's fresh one
+    assert shelf.trash.drop(blob.key, inode=mapped.inode)
+    assert not shelf.lookup.has(blob.key)
+    assert shelf.catalogue.blobs.counts() == {"trash": 1}
+    assert bytes(mapped.buffer()) == bytes([1]) * KIB_64
+    del mapped
+    shelf.trash.empty()
+    assert shelf.catalogue.blobs.counts() == {}
+    assert not shelf.trash.drop(blob.key)
+
+
+def test_a_doubted_blob_stays_if_its_checksums_are_right(shelf: Shelf) -> None:
+    right, wrong = put(shelf, 1), put(shelf, 2)
+    with open(shelf.layout.blob(wrong.key), "r+b") as file:
+        file.write(b"flip")
+    for blob in (right, wrong):
+        shelf.verifier.check(blob.key)
+    assert shelf.lookup.has(right.key)
+    assert not shelf.lookup.has(wrong.key)
+
+
+def test_blobs_of_before_a_reboot_are_verified_at_their_first_use(tmp_path: Path) -> None:
+    root = tmp_path / "cache"
+    shelf = Shelf(str(root), max_bytes=4 * MIB)
+    right, wrong = put(shelf, 1), put(shelf, 2)
+    with open(shelf.layout.blob(wrong.key), "r+b") as file:
+        file.write(b"flip")
+    shelf.layout.note_boot("another boot")
+    shelf.close()
+    shelf = Shelf(str(root), max_bytes=4 * MIB)
+    assert shelf.layout.boot == boot_id()
+    assert sorted(shelf.layout.names("unverified")) == [right.key, wrong.key]
+    assert shelf.lookup.find(right.key, None) is not None
+    assert shelf.lookup.find(wrong.key, None) is None
+    assert shelf.layout.names("unverified") == []
+    shelf.close()
+
+
+def test_a_fill_that_nobody_works_on_is_a_leftover(shelf: Shelf) -> None:
+    blob = source(1)
+    begun = shelf.filling.begin(blob, group="g", pinned=True)
+    assert begun is not None
+    assert shelf.leftovers.remove_fills() == 0
+    begun[0].close()
+    del begun
+    assert shelf.leftovers.remove_fills() == 1
+    assert shelf.layout.names("fills") == []
+    assert shelf.catalogue.blobs.rows() == []
+
+
+def test_a_key_is_held_by_one(shelf: Shelf) -> None:
+    with shelf.keys.holding("ab" * 20):
+        with shelf.keys.trying("ab" * 20) as is_free:
+            assert not is_free
+        with shelf.keys.trying("cd" * 20) as is_free:
+            assert is_free
+        with (
+            pytest.raises(StalledError, match="another process"),
+            shelf.keys.holding("ab" * 20, timeout_s=0.0),
+        ):
+            pass
+    with shelf.keys.trying("ab" * 20) as is_free:
+        assert is_free
+
+
+@pytest.mark.usefixtures("shelf")
+def test_one_folder_has_one_limit(tmp_path: Path) -> None:
+    again = Shelf(str(tmp_path / "cache"), max_bytes=None)
+    assert again.max_bytes == 4 * MIB
+    with pytest.raises(ConfigError, match="one folder, one limit"):
+        Shelf(str(tmp_path / "cache"), max_bytes=5 * MIB)
+    assert again.room.steady_budget_bytes <= again.room.budget_bytes < again.max_bytes
+    again.close()
+
+
+def test_a_lookup_that_may_not_write_changes_nothing(shelf: Shelf, tmp_path: Path) -> None:
+    blob = put(shelf, 1)
+    shelf.catalogue.names.remember("x", (5, "v"))
+    shelf.close()
+    before = sorted(os.listdir(tmp_path / "cache"))
+    lookup = Lookup.at(str(tmp_path / "cache"))
+    assert lookup is not None
+    assert lookup.has(blob.key)
+    assert lookup.find(blob.key, KIB_64) is not None
+    assert lookup.find(blob.key, 5) is None  # not that blob
+    assert lookup.has(blob.key)
+    assert lookup.recall("x") == (True, (5, "v"))
+    assert Lookup.at(str(tmp_path / "nowhere")) is None
+    assert sorted(os.listdir(tmp_path / "cache")) == before
+
+
+def test_checksums_of_a_file_are_those_of_its_bytes(tmp_path: Path) -> None:
+    for size_bytes in (0, 1, MIB, MIB + 1, 3 * MIB):
+        (tmp_path / "f").write_bytes(bytes(size_bytes))
+        with open(tmp_path / "f", "rb") as file:
+            crcs = crcs_of_file(file.fileno())
+        assert crcs == crcs_of(memoryview(bytes(size_bytes)))
+        assert len(crcs) == 4 * -(-size_bytes // MIB)

@@ -1,0 +1,88 @@
+"""How jobs share a cache: pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.disk.blob_table import BlobRow
+from penstock.cache.disk.evictor import enough
+from penstock.cache.disk.job_table import JobRow
+from penstock.cache.disk.layout import disk_bytes
+from penstock.cache.disk.shares import ALL, ReadSet, guessed_threshold
+
+BLOB = BlobRow(
+    key="0",
+    group="g",
+    uri="mem://0",
+    size_bytes=4096,
+    disk_bytes=4096,
+    state="ready",
+    kept=False,
+    used_s=0.0,
+    crcs=None,
+    pinned=False,
+)
+JOB = JobRow(id=1, group="g", reads="r", wanted_bytes=1000, share_bytes=1000, below=ALL, pid=1)
+
+blobs = st.dictionaries(
+    st.text("0123456789abcdef", min_size=3, max_size=3), st.integers(0, 20_000), max_size=12
+)
+
+
+@given(blobs=blobs, share=st.integers(0, 300_000))
+def test_what_is_pinned_are_the_lowest_keys_that_fit(blobs: dict[str, int], share: int) -> None:
+    read_set = ReadSet("g", list(blobs), blobs.values())
+    threshold = read_set.threshold(share)
+    below = sorted(key for key in blobs if key < threshold)
+    taken = sum(disk_bytes(blobs[key]) for key in below)
+    assert read_set.bytes_below(threshold) == taken
+    assert taken <= share or not taken
+    assert below == sorted(blobs)[: len(below)]
+    if len(below) < len(blobs):
+        following = blobs[sorted(blobs)[len(below)]]
+        assert taken + disk_bytes(following) > share
+    else:
+        assert threshold == ALL
+
+
+@given(blobs=blobs, key=st.text("0123456789abcdef", min_size=3, max_size=3))
+def test_a_set_knows_its_keys_whatever_their_order(blobs: dict[str, int], key: str) -> None:
+    read_set = ReadSet("g", list(blobs), blobs.values())
+    assert read_set.has(key) == (key in blobs)
+    again = ReadSet("g", list(reversed(blobs)), reversed(blobs.values()))
+    assert again.reads == read_set.reads
+    assert ReadSet("h", list(blobs), blobs.values()).reads != read_set.reads
+    assert read_set.disk_bytes == sum(map(disk_bytes, blobs.values()))
+
+
+@pytest.mark.parametrize(("share", "below"), [(1000, ALL), (2000, ALL), (0, "00000000")])
+def test_a_threshold_is_guessed_from_the_share(share: int, below: str) -> None:
+    assert guessed_threshold(JOB, share) == below
+
+
+@given(share=st.integers(0, 1000), below=st.sampled_from(["", "40000000", ALL]))
+def test_a_guess_never_pins_more_than_before(share: int, below: str) -> None:
+    assert guessed_threshold(replace(JOB, below=below), share) <= below
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(1, 9), st.booleans()), max_size=9),
+    short=st.integers(-5, 60),
+)
+def test_enough_is_the_shortest_beginning_that_suffices(
+    sizes: list[tuple[int, bool]], short: int
+) -> None:
+    rows = [
+        replace(BLOB, key=f"{place:x}", disk_bytes=size, kept=kept)
+        for place, (size, kept) in enumerate(sizes)
+    ]
+    chosen = list(enough(rows, short))
+    data = [row for row in rows if not row.kept]
+    assert chosen == data[: len(chosen)]
+    total = sum(row.disk_bytes for row in chosen)
+    assert total >= short or chosen == data
+    assert not chosen or total - chosen[-1].disk_bytes < short

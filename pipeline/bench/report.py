@@ -12,7 +12,7 @@ from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
 from penstock.pipeline.bench.machine import machine, versions
 from penstock.pipeline.bench.tune import BUSY_NOISE
-from penstock.pipeline.report.diagnosis import ceiling_of
+from penstock.pipeline.report.limit import ceiling_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

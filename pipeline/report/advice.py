@@ -1,57 +1,22 @@
-"""What could be changed for each limit, with the gain that follows from the run's own figures.
+"""What could be changed for each limit, by the figures of the run.
 
-A gain is a factor on the run's rate from a stated model, or the whole stage (`removes`: what is
-left are the other stages), or unknown. Where one of the gains of a stage comes from something out
-of the ordinary, the diagnosis names that as the cause.
+Where one of the changes of a stage comes from something out of the ordinary, the diagnosis names
+that as the cause.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.sizes import format_size
-from penstock.pipeline.report.facts import SLOW_CORE
+from penstock.pipeline.report.change import Change
+from penstock.pipeline.report.decode_changes import augment_changes, decode_changes
+from penstock.pipeline.report.read_changes import cache_changes, disk_changes, remote_changes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.pipeline.report.causes import Cause, Limit
-    from penstock.pipeline.report.facts import ImageFacts, LoaderFacts, TierFacts
-
-# More of the requests than this refused, and the store's limits are what to change.
-_THROTTLED_SHARE = 0.05
-# With fewer progressive images than this it doesn't matter what they cost, where that isn't known.
-_MANY_PROGRESSIVE = 0.1
-# Images are oversized with so many times the pixels that they have at `pack_short`: photographs of
-# ImageNet's size have 2.5 times.
-OVERSIZED = 4.0
-# Below this a shard is a request or two that are all latency: throughput levels off at 4 to 8 MiB a
-# request (measured).
-TINY_SHARD_BYTES = 1 << 20
-# A small dataset has no other choice than a few small shards.
-_FEW_SHARDS = 64
-_OTHERS = "what the other stages gave alone"
-_NOTHING_FETCHED = "nothing has to be fetched any more"
-# A change that gains less isn't worth a sentence.
-LEAST_GAIN = 1.15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """One thing to change. why: a sentence on what was found; advice: what to do. factor: on the
-    run's rate, None if unknown; removes: it takes the whole stage away; basis: the figures that
-    come from; assumes: what has to be so for the gain to come true, behind an "if". is_anomaly:
-    what was found is out of the ordinary."""
-
-    cause: Cause
-    why: str = ""
-    advice: str
-    factor: float | None = None
-    removes: bool = False
-    basis: str = ""
-    assumes: str = ""
-    is_anomaly: bool = False
+    from penstock.pipeline.report.causes import Limit
+    from penstock.pipeline.report.facts import LoaderFacts
 
 
 def changes_for(limit: Limit, facts: LoaderFacts) -> list[Change]:
@@ -96,255 +61,14 @@ def _copy(_: LoaderFacts) -> Iterator[Change]:
     )
 
 
-def _augment(facts: LoaderFacts) -> Iterator[Change]:
-    share = facts.ceilings.decode_share if facts.ceilings is not None else None
-    yield Change(
-        cause="slow-augment",
-        why="" if share is None else f"Decoding is only {share:.0%} of the work.",
-        advice='Cheaper operations behind the crop in augment=, or device="cuda" for them, would '
-        "move it.",
-        factor=1 / share if share else None,
-        basis="" if share is None else f"decoding is {share:.0%} of the work, measured",
-        assumes="none of them is left",
-    )
-    yield from _slow_core(facts)
-    yield from _more_threads(facts)
-
-
-def _decode(facts: LoaderFacts) -> Iterator[Change]:
-    share = facts.ceilings.decode_share if facts.ceilings is not None else None
-    if facts.images is not None and facts.images.seen:
-        yield from _progressive(facts, facts.images, share)
-        yield from _smaller(facts, facts.images, share)
-    yield from _slow_core(facts)
-    yield from _more_threads(facts)
-    yield Change(
-        cause="slow-decode",
-        advice="Smaller images or a smaller crop would move it."
-        if facts.device.startswith("cuda")
-        else 'More cores for this rank (num_workers=), device="cuda", or smaller images would move '
-        "it.",
-    )
-
-
-def _more_threads(facts: LoaderFacts) -> Iterator[Change]:
-    if facts.device.startswith("cuda") or facts.decode_threads >= facts.usable_cores:
-        return
-    yield Change(
-        cause="slow-decode",
-        why=f"{facts.usable_cores} cores are usable.",
-        advice=f"num_workers={facts.usable_cores} would move it.",
-        factor=facts.usable_cores / facts.decode_threads,
-        basis=f"{facts.usable_cores} cores for {facts.decode_threads}",
-        assumes="threads share the work evenly and the cores are free",
-    )
-
-
-def _told_share(share: float | None) -> str:
-    """What a change of decoding alone leaves as it is."""
-    if share is None:
-        return "at most: what augmenting takes wasn't measured"
-    return f"decoding is {share:.0%} of the work, measured"
-
-
-def _all_of_it(share: float | None) -> str:
-    """What a gain by less decoding assumes where nobody has measured its part of the work."""
-    return "decoding is all of the work and " if share is None else ""
-
-
-def _speedup(time_share: float, *, of_work: float | None) -> float:
-    """Amdahl's law: the part `of_work` of the time takes `time_share` of what it took.
-
-    G. M. Amdahl, Validity of the single processor approach, AFIPS 1967."""
-    part = 1.0 if of_work is None else of_work
-    return 1 / (1 - part + part * time_share)
-
-
-def _progressive(facts: LoaderFacts, images: ImageFacts, share: float | None) -> Iterator[Change]:
-    measured = facts.ceilings.progressive if facts.ceilings is not None else None
-    found = (
-        f"{images.progressive:.0%} of the images are progressive JPEGs ({images.seen} looked "
-        "at), which take"
-    )
-    change = Change(
-        cause="progressive",
-        why=f"{found} longer to decode than baseline ones; `penstock bench` measures by how much.",
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --baseline` rewrites them without loss.",
-        is_anomaly=True,
-    )
-    if measured is None:
-        if images.progressive >= _MANY_PROGRESSIVE:
-            yield change
-        return
-    cost = 1 + images.progressive * (measured.times - 1)
-    factor = _speedup(1 / cost, of_work=share)
-    if factor < LEAST_GAIN:
-        return
-    beside = "the same images as baseline ones" if measured.of_twins else "the baseline ones here"
-    yield replace(
-        change,
-        why=f"{found} {measured.times:.2g} times as long to decode as {beside} "
-        f"({measured.images} measured).",
-        factor=factor,
-        basis=f"{measured.times:.2g} times for each of them, measured; {_told_share(share)}",
-        assumes=f"{_all_of_it(share)}the other images are like those looked at",
-    )
-
-
-def _smaller(facts: LoaderFacts, images: ImageFacts, share: float | None) -> Iterator[Change]:
-    ratio = images.mean_pixels / images.mean_short_pixels
-    factor = _speedup(1 / ratio, of_work=share)
-    if factor < LEAST_GAIN:
-        return
-    is_oversized = ratio >= OVERSIZED
-    kind = "oversized" if is_oversized else "larger than needed"
-    yield Change(
-        cause="oversized" if is_oversized else "slow-decode",
-        why=f"The images are {kind}: {images.mean_pixels / 1e6:.2g} megapixels in the mean "
-        f"({images.seen} looked at) for an output of {images.out_short} pixels.",
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --short-side {images.pack_short}` keeps "
-        "what a crop of that size can show.",
-        factor=factor,
-        basis=f"{ratio:.2g} times fewer pixels; {_told_share(share)}",
-        assumes=f"{_all_of_it(share)}the time to decode goes with the pixels",
-        is_anomaly=is_oversized,
-    )
-
-
-def _slow_core(facts: LoaderFacts) -> Iterator[Change]:
-    """Threads that share their work lose what the slow cores are slower by, where there are no
-    other cores to go to."""
-    if facts.cores is None or facts.device.startswith("cuda"):
-        return
-    speeds = facts.cores.speeds
-    threads = min(facts.decode_threads, len(speeds))
-    factor = threads / min(sum(speeds), threads)
-    if factor < LEAST_GAIN or min(speeds) >= SLOW_CORE:
-        return
-    speed, number = min(zip(speeds, facts.cores.numbers, strict=True))
-    yield Change(
-        cause="slow-core",
-        why=f"Core {number} is slow: it does {speed:.0%} of the work of the fastest in the same "
-        "time.",
-        advice="Stop or move what else runs there (`ps -eLo psr,pid,pcpu,comm` tells the core of "
-        "each thread).",
-        factor=factor,
-        basis=f"{len(speeds)} cores do the work of {sum(speeds):.1f}, measured",
-        assumes="all cores are as fast as the fastest then",
-        is_anomaly=True,
-    )
-
-
-def _disk(facts: LoaderFacts) -> Iterator[Change]:
-    yield from _tiny_shards(facts)
-    are_files = facts.shards is not None and facts.shards.are_files
-    pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`) on a local NVMe would move it."
-    yield Change(
-        cause="slow-disk",
-        why="The images are single files." if are_files else "",
-        advice=pack
-        if facts.shards is None or are_files
-        else "A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its "
-        "bytes, would move it.",
-        removes=True,
-        basis=_OTHERS,
-        assumes="reading takes no time then",
-    )
-
-
-def _remote(facts: LoaderFacts) -> Iterator[Change]:
-    remote = facts.remote
-    assert remote is not None
-    came, traffic = _came(facts, remote), remote.traffic
-    yield from _tiny_shards(facts, came)
-    if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
-        yield Change(
-            cause="throttled",
-            why=f"{came} It throttled {traffic.throttled:,} of {traffic.requests:,} requests.",
-            advice="A higher limit at the store, or `penstock warm` before the job, would move it.",
-            removes=True,
-            basis=_OTHERS,
-            assumes=_NOTHING_FETCHED,
-            is_anomaly=True,
-        )
-    elif not remote.max_bytes:
-        yield Change(
-            cause="no-cache",
-            why=came,
-            advice="cache=DiskCache(...) would keep what is fetched for the next epoch.",
-            removes=True,
-            basis=_OTHERS,
-            assumes=_NOTHING_FETCHED,
-        )
-    else:
-        yield Change(
-            cause="slow-remote",
-            why=came,
-            advice="What is fetched stays in the cache for the next epoch; `penstock warm` before "
-            "the job would move the first.",
-            removes=True,
-            basis=_OTHERS,
-            assumes=_NOTHING_FETCHED,
-        )
-
-
-def _came(facts: LoaderFacts, remote: TierFacts) -> str:
-    """What came, and how fast."""
-    traffic = remote.traffic
-    rate = traffic.bytes_remote / max(facts.elapsed_s, 1e-9) / 1e6
-    return (
-        f"{format_size(traffic.bytes_remote)} fetched so far: it gave {rate:.2g} MB/s over at most "
-        f"{remote.connections} connections, 99 % of the requests within "
-        f"{remote.request_p99_s:.2g} s."
-    )
-
-
-def _tiny_shards(facts: LoaderFacts, came: str = "") -> Iterator[Change]:
-    shards = facts.shards
-    if shards is None or shards.count < _FEW_SHARDS or shards.mean_bytes >= TINY_SHARD_BYTES:
-        return
-    size = format_size(int(shards.mean_bytes))
-    found = f"The shards are tiny: {shards.count:,} of {size}"
-    if shards.are_files:
-        if facts.remote is None:
-            return
-        found = f"Every image is an object of its own: {shards.count:,} of {size}"
-    yield Change(
-        cause="tiny-shards",
-        why=f"{found}, and each takes requests and openings. {came}".rstrip(),
-        advice=f"`penstock pack {facts.url or 'SRC'} DST --shard-bytes 64MiB` would move it.",
-        removes=True,
-        basis=_OTHERS,
-        assumes="requests and openings are all that it takes",
-        is_anomaly=True,
-    )
-
-
-def _cache(facts: LoaderFacts) -> Iterator[Change]:
-    remote = facts.remote
-    assert remote is not None
-    # Blocks of the file system and the indexes take a little more than the data.
-    needed = remote.max_bytes + 1.02 * (remote.wanted_bytes - remote.kept_bytes)
-    yield Change(
-        cause="small-cache",
-        why=f"It keeps {remote.kept_bytes / max(remote.wanted_bytes, 1):.0%} of the "
-        f"{format_size(remote.wanted_bytes)} that this node reads.",
-        advice=f'max_bytes="{-(-needed // 2**20):.0f}MiB" would end the fetching.',
-        removes=True,
-        basis=_OTHERS,
-        assumes=_NOTHING_FETCHED,
-        is_anomaly=True,
-    )
-
-
 _CHANGES: dict[Limit, Callable[[LoaderFacts], Iterator[Change]]] = {
     "model": _model,
     "python": _python,
     "copy": _copy,
-    "augment": _augment,
-    "decode": _decode,
+    "augment": augment_changes,
+    "decode": decode_changes,
     "dataset": _dataset,
-    "disk": _disk,
-    "remote": _remote,
-    "cache": _cache,
+    "disk": disk_changes,
+    "remote": remote_changes,
+    "cache": cache_changes,
 }

@@ -1,0 +1,128 @@
+"""What could be changed where bytes are waited for: a disk, a remote, a cache that is too small."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.report.change import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.pipeline.report.facts import LoaderFacts, TierFacts
+
+# More of the requests than this refused, and the store's limits are what to change.
+_THROTTLED_SHARE = 0.05
+# Below this a shard is a request or two that are all latency: throughput levels off at 4 to 8 MiB a
+# request (measured).
+TINY_SHARD_BYTES = 1 << 20
+# A small dataset has no other choice than a few small shards.
+_FEW_SHARDS = 64
+_OTHERS = "what the other stages gave alone"
+_NOTHING_FETCHED = "nothing has to be fetched any more"
+
+
+def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
+    """What could be changed where a local disk is waited for."""
+    yield from _tiny_shards(facts)
+    are_files = facts.shards is not None and facts.shards.are_files
+    pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`) on a local NVMe would move it."
+    yield Change(
+        cause="slow-disk",
+        why="The images are single files." if are_files else "",
+        advice=pack
+        if facts.shards is None or are_files
+        else "A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its "
+        "bytes, would move it.",
+        removes=True,
+        basis=_OTHERS,
+        assumes="reading takes no time then",
+    )
+
+
+def remote_changes(facts: LoaderFacts) -> Iterator[Change]:
+    """What could be changed where the store is waited for."""
+    remote = facts.remote
+    assert remote is not None
+    fetched, traffic = _fetched_words(facts, remote), remote.traffic
+    yield from _tiny_shards(facts, fetched)
+    if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
+        yield Change(
+            cause="throttled",
+            why=f"{fetched} It throttled {traffic.throttled:,} of {traffic.requests:,} requests.",
+            advice="A higher limit at the store, or `penstock warm` before the job, would move it.",
+            removes=True,
+            basis=_OTHERS,
+            assumes=_NOTHING_FETCHED,
+            is_anomaly=True,
+        )
+    elif not remote.max_bytes:
+        yield Change(
+            cause="no-cache",
+            why=fetched,
+            advice="cache=DiskCache(...) would keep what is fetched for the next epoch.",
+            removes=True,
+            basis=_OTHERS,
+            assumes=_NOTHING_FETCHED,
+        )
+    else:
+        yield Change(
+            cause="slow-remote",
+            why=fetched,
+            advice="What is fetched stays in the cache for the next epoch; `penstock warm` before "
+            "the job would move the first.",
+            removes=True,
+            basis=_OTHERS,
+            assumes=_NOTHING_FETCHED,
+        )
+
+
+def _fetched_words(facts: LoaderFacts, remote: TierFacts) -> str:
+    """What came, and how fast."""
+    traffic = remote.traffic
+    rate = traffic.bytes_remote / max(facts.elapsed_s, 1e-9) / 1e6
+    return (
+        f"{format_size(traffic.bytes_remote)} fetched so far: it gave {rate:.2g} MB/s over at most "
+        f"{remote.connections} connections, 99 % of the requests within "
+        f"{remote.request_p99_s:.2g} s."
+    )
+
+
+def _tiny_shards(facts: LoaderFacts, fetched: str = "") -> Iterator[Change]:
+    shards = facts.shards
+    if shards is None or shards.count < _FEW_SHARDS or shards.mean_bytes >= TINY_SHARD_BYTES:
+        return
+    size = format_size(int(shards.mean_bytes))
+    found = f"The shards are tiny: {shards.count:,} of {size}"
+    if shards.are_files:
+        if facts.remote is None:
+            return
+        found = f"Every image is an object of its own: {shards.count:,} of {size}"
+    yield Change(
+        cause="tiny-shards",
+        why=f"{found}, and each takes requests and openings. {fetched}".rstrip(),
+        advice=f"`penstock pack {facts.url or 'SRC'} DST --shard-bytes 64MiB` would move it.",
+        removes=True,
+        basis=_OTHERS,
+        assumes="requests and openings are all that it takes",
+        is_anomaly=True,
+    )
+
+
+def cache_changes(facts: LoaderFacts) -> Iterator[Change]:
+    """What could be changed where the cache keeps too little of what the node reads."""
+    remote = facts.remote
+    assert remote is not None
+    # Blocks of the file system and the indexes take a little more than the data.
+    needed = remote.max_bytes + 1.02 * (remote.wanted_bytes - remote.kept_bytes)
+    yield Change(
+        cause="small-cache",
+        why=f"It keeps {remote.kept_bytes / max(remote.wanted_bytes, 1):.0%} of the "
+        f"{format_size(remote.wanted_bytes)} that this node reads.",
+        advice=f'max_bytes="{-(-needed // 2**20):.0f}MiB" would end the fetching.',
+        removes=True,
+        basis=_OTHERS,
+        assumes=_NOTHING_FETCHED,
+        is_anomaly=True,
+    )

@@ -11,8 +11,9 @@ from penstock.augment.operation_nodes import operation_node
 from penstock.augment.pixel_draws import argument_inputs
 
 if TYPE_CHECKING:
+    from penstock.augment.geometry import Geometry
     from penstock.augment.ops import DType
-    from penstock.augment.recipe import CheckedRecipe, Geometry
+    from penstock.augment.recipe import CheckedRecipe
 
 Device = Literal["cpu", "cuda"]
 

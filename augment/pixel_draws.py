@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.augment.keyed import Uniform
     from penstock.augment.pixels import PlacedOperation, Shape
-    from penstock.augment.policies import Uniform
 
     Floats = NDArray[np.float64]
     Arrays = dict[str, NDArray[Any]]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
+
+    from penstock.augment.keyed import Uniform
 
     Floats = NDArray[np.float64]
 
@@ -43,12 +45,6 @@ KINDS = (
 )
 """What is done to pixels. Shears, translations and rotations are all "affine", and an inversion is
 a solarization from 0 on."""
-
-
-class Uniform(Protocol):
-    """uniform(count): keyed draws in [0, 1), float64, shape (count, n); always the same ones."""
-
-    def __call__(self, count: int, /) -> Floats: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,16 @@
 """Whether operations fit one another and their data, and what comes out.
 
-A recipe is taken apart into *geometries*: windows and flips of one image, then one resize. All
-sizes follow from the stored height and width, so numpy computes every window before a byte is
-decoded, and the graph decodes only what the last window will show (see `draws`).
+A recipe is taken apart: *geometries* (windows and flips of one image, then one resize), pixel
+operations, the last pass over the pixels, and what is done to whole batches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
+from penstock.augment.geometry import Geometry, plan_geometries
 from penstock.augment.ops import (
     Cast,
     CenterCrop,
@@ -27,7 +27,6 @@ from penstock.augment.ops import (
     RandomResizedCrop,
     Recipe,
     Resize,
-    Size,
 )
 from penstock.augment.pixels import (
     PIXELS,
@@ -38,36 +37,13 @@ from penstock.augment.pixels import (
     place_mirrors,
 )
 from penstock.cache.errors import RecipeError
-from penstock.readers.types import ImageRange
 
-Antialias = bool | Literal["auto"]
+if TYPE_CHECKING:
+    from penstock.readers.types import ImageRange
+
 _GEOMETRIC = (Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip)
 _MIXING = (MixUp, CutMix)
 _KNOWN: tuple[type, ...] = (Decode, *_GEOMETRIC, *PIXELS, Normalize, RandomErasing, Cast, *_MIXING)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A window or a flip, from the operation at `index` of the recipe."""
-
-    index: int
-    op: CenterCrop | RandomResizedCrop | RandomHorizontalFlip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Geometry:
-    """Windows of an image, then one resize, then windows of its result.
-
-    antialias: "auto": per sample, where it shrinks by more than 2. size: as in `Resize`; None: no
-    resize (then `after` is empty). out: height and width that leave it, None if they differ
-    between samples.
-    """
-
-    before: tuple[Window, ...] = ()
-    size: Size | None = None
-    antialias: Antialias = True
-    after: tuple[Window, ...] = ()
-    out: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +108,7 @@ def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> Checked
             f"Normalize: got {len(normalize.mean)} means, wanted {decode.channels}, one per "
             f'channel of Decode("{decode.color}").'
         )
-    geometries, out = _geometries(groups.geometric, images)
+    geometries, out = plan_geometries(groups.geometric, images)
     if out.fixed is None:
         raise RecipeError(
             f"The recipe leaves images of different sizes: heights {out.min_height} to "
@@ -293,77 +269,3 @@ def _add_image_operation(groups: _Groups, index: int, op: Any) -> None:
 def _second(op: Decode, first: Operation | None = None) -> str:
     where = f"{first} and {op}" if first else f"{op}, twice"
     return f"Decode belongs once, at the front of a recipe; got {where}. Keep one."
-
-
-def _geometries(
-    geometric: list[tuple[int, Geometric]], images: ImageRange
-) -> tuple[tuple[Geometry, ...], ImageRange]:
-    """The geometries, and the sizes that leave the last one."""
-    geometries = [Geometry(out=images.fixed)]
-    sizes = images
-    for index, op in geometric:
-        if isinstance(op, CenterCrop):
-            sizes = _cropped(op, sizes)
-            geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
-        elif isinstance(op, RandomHorizontalFlip):
-            geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
-        elif isinstance(op, RandomResizedCrop):
-            geometries[-1] = _with_window(geometries[-1], Window(index, op), None)
-            sizes = _exactly(op.height_width)
-            geometries = _with_resize(geometries, op.height_width, op.antialias, sizes)
-        else:
-            sizes = _resized(op, sizes)
-            geometries = _with_resize(geometries, op.size, op.antialias, sizes)
-    return tuple(geometries), sizes
-
-
-def _with_window(geometry: Geometry, window: Window, sizes: ImageRange | None) -> Geometry:
-    out = sizes.fixed if sizes else None
-    if geometry.size is None:
-        return replace(geometry, before=(*geometry.before, window), out=out)
-    return replace(geometry, after=(*geometry.after, window), out=out)
-
-
-def _with_resize(
-    geometries: list[Geometry], size: Size, antialias: Antialias, sizes: ImageRange
-) -> list[Geometry]:
-    last = geometries[-1]
-    if last.size is None:
-        return [*geometries[:-1], replace(last, size=size, antialias=antialias, out=sizes.fixed)]
-    return [*geometries, Geometry(size=size, antialias=antialias, out=sizes.fixed)]
-
-
-def _exactly(size: tuple[int, int]) -> ImageRange:
-    height, width = size
-    return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
-
-
-def _cropped(op: CenterCrop, sizes: ImageRange) -> ImageRange:
-    height, width = op.height_width
-    if height > sizes.min_height or width > sizes.min_width:
-        raise RecipeError(
-            f"CenterCrop: wanted {height} x {width} (height x width) of images as small as "
-            f"{sizes.min_height} x {sizes.min_width}. Put a Resize in front of it, or crop less."
-        )
-    return _exactly(op.height_width)
-
-
-def short_side(short: int, *, height: int, width: int) -> tuple[int, int]:
-    """Height and width after a resize of the short side, rounded as torchvision rounds."""
-    if height <= width:
-        return short, short * width // height
-    return short * height // width, short
-
-
-def _resized(op: Resize, sizes: ImageRange) -> ImageRange:
-    if isinstance(op.size, tuple):
-        return _exactly(op.size)
-    if sizes.fixed:
-        return _exactly(short_side(op.size, height=sizes.fixed[0], width=sizes.fixed[1]))
-    short = op.size
-    return ImageRange(
-        min_height=max(short, short * sizes.min_height // sizes.max_width),
-        max_height=max(short, short * sizes.max_height // sizes.min_width),
-        min_width=max(short, short * sizes.min_width // sizes.max_height),
-        max_width=max(short, short * sizes.max_width // sizes.min_height),
-    )

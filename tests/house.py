@@ -45,8 +45,8 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
             ),
             frozenset({"region", "region_child"}),
         ),
-        (frozenset({"draws", "pixel_draws", "policies", "mixing"}),),
-        (frozenset({"presets", "recipe", "pixels", "ops", "checks"}),),
+        (frozenset({"draws", "crops", "keyed", "pixel_draws", "policies", "mixing"}),),
+        (frozenset({"presets", "recipe", "geometry", "pixels", "ops", "checks"}),),
         (frozenset({"verify", "headers", "dali", "culprits", "jpeg2000"}),),
     ),
     "readers": (

@@ -18,7 +18,8 @@ from penstock.augment import (
     imagenet_eval,
     imagenet_train,
 )
-from penstock.augment.draws import ATTEMPTS, draw, input_names
+from penstock.augment.crops import ATTEMPTS
+from penstock.augment.draws import draw, input_names
 from penstock.augment.recipe import check_recipe
 from penstock.cache.base.hashing import keyed_hash, unit
 from penstock.readers.types import ImageRange

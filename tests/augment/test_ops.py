@@ -24,7 +24,8 @@ from penstock.augment import (
     imagenet_eval,
     imagenet_train,
 )
-from penstock.augment.recipe import check_recipe, short_side
+from penstock.augment.geometry import short_side
+from penstock.augment.recipe import check_recipe
 from penstock.cache.errors import RecipeError
 from penstock.readers.types import ImageRange
 

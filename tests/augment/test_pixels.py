@@ -19,8 +19,9 @@ from penstock.augment import (
     imagenet_eval,
 )
 from penstock.augment.draws import draw
+from penstock.augment.geometry import short_side
 from penstock.augment.graph import Graph
-from penstock.augment.recipe import check_recipe, short_side
+from penstock.augment.recipe import check_recipe
 from penstock.readers.types import EncodedBatch, ImageRange
 
 CROP = (96, 120)

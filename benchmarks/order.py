@@ -146,8 +146,8 @@ def _cold_epoch(job: JobSize, window: int, *, node: int) -> dict[str, float]:
         single = shard[~is_whole[shard]]
         np.add.at(came, single, 1)
         samples += len(shard)
-        pace.handed_out(len(shard))
-        pace.fetched_by_batches(len(single))
+        pace.count_batch(len(shard))
+        pace.spend_for_batches(len(single))
         while walked < min(len(places), (step + 1) * STEPS_AHEAD) and len(queue) < 4096:
             rows = ahead.batch(0, places[walked], job.batch, rank=node, world=job.nodes)
             new = np.unique(rows[~is_known[rows[:, 0]], 0])
@@ -156,7 +156,7 @@ def _cold_epoch(job: JobSize, window: int, *, node: int) -> dict[str, float]:
             walked += 1
         while queue and pace.open:
             filled = queue.popleft()
-            pace.filled(int(plan.sizes[filled] - came[filled]))
+            pace.spend(int(plan.sizes[filled] - came[filled]))
             is_whole[filled] = True
     read = begun >= 0
     return {

@@ -36,8 +36,7 @@ from penstock.pipeline.cli.progress import ByteProgress
 from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
-    from penstock.pipeline.feed.share_fills import WarmState
-    from penstock.pipeline.feed.warm import WarmResult
+    from penstock.pipeline.feed.share_fills import WarmResult, WarmState
 
 _FAILURES_SHOWN = 20
 

@@ -25,7 +25,7 @@ class LateWorld:
         self._was_found = self.is_given
         if given is None:
             try:
-                self._take(World.told())
+                self._take(World.find())
             except PlanError as error:
                 self.doubt = error
 
@@ -37,7 +37,7 @@ class LateWorld:
         """
         if self.is_given:
             return
-        found = World.told()
+        found = World.find()
         now, before = found or World(0, 1), self.world
         has_changed = (now.rank, now.size) != (before.rank, before.size)
         if has_changed and has_begun and self._was_found:

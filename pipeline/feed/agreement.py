@@ -86,7 +86,7 @@ class Agreement:
         text = json.dumps(notice)
         self._ask(lambda store: store.compare_set(self._key("stop"), "", text), b"")
 
-    def stopped(self) -> dict[str, Any] | None:
+    def stop_notice(self) -> dict[str, Any] | None:
         """The notice, if a rank told all to stop."""
         if self._notice is None and self._ask(lambda s: s.check([self._key("stop")]), False):
             text = self._ask(lambda store: store.get(self._key("stop")), b"null")

@@ -66,7 +66,7 @@ class BadCount:
         A notice holds for what comes after the batch that it was sent with: that one every rank
         hands out, also a rank that hears of it before, as the others wait for it in their step.
         """
-        notice = self._agreement.stopped()
+        notice = self._agreement.stop_notice()
         if notice is None:
             return
         if not self._stopped and (asked.epoch, asked.position) <= tuple(notice["last"]):
@@ -78,7 +78,7 @@ class BadCount:
             self._agreement.end_together()
         raise self._error(notice)
 
-    def handed_out(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
+    def count(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
         """Count, report and, past the limit, tell every rank to stop at the next batch.
 
         at: where the batch begins. bad: this rank's own samples of it, id -> reason. Again for the

@@ -43,13 +43,13 @@ class BadSamples:
         self._seed = seed
         self._always: dict[int, str] = {}
         self._in_epoch: dict[int, dict[int, str]] = {}
-        self._checked = np.zeros((index.samples + 7) // 8, np.uint8)
+        self._seen = np.zeros((index.samples + 7) // 8, np.uint8)
 
     def reason(self, epoch: int, sample_id: int) -> str | None:
         """Why a sample can't be used in an epoch, as far as it is known."""
         return self._always.get(sample_id) or self._in_epoch.get(epoch, {}).get(sample_id)
 
-    def known(self, epoch: int, ids: NDArray[np.int64]) -> dict[int, str]:
+    def reasons(self, epoch: int, ids: NDArray[np.int64]) -> dict[int, str]:
         """Rows of ids that are known to be bad, and why."""
         if not self._always and epoch not in self._in_epoch:
             return {}
@@ -89,14 +89,14 @@ class BadSamples:
         shards = np.searchsorted(self._starts, ids, side="right") - 1
         return np.stack([shards, ids - self._starts[shards]], axis=1)
 
-    def unchecked(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def unseen(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Rows of ids that `checked` wasn't told of."""
-        return np.flatnonzero((self._checked[ids >> 3] & _bits(ids)) == 0)
+        return np.flatnonzero((self._seen[ids >> 3] & _bits(ids)) == 0)
 
-    def checked(self, ids: NDArray[np.int64]) -> None:
+    def mark_seen(self, ids: NDArray[np.int64]) -> None:
         """These samples' headers are well. One bit a sample; a bit that two threads lose costs
         another look."""
-        np.bitwise_or.at(self._checked, ids >> 3, _bits(ids))
+        np.bitwise_or.at(self._seen, ids >> 3, _bits(ids))
 
     def forget_before(self, epoch: int) -> None:
         """Drop what held for earlier epochs only."""

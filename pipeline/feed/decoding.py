@@ -28,7 +28,7 @@ class Decoding:
         self._road = road
         self._read_ahead = read_ahead
         self._depth = depth
-        self._fed: deque[Batch] = deque()  # in DALI, the oldest first
+        self._in_dali: deque[Batch] = deque()  # in DALI, the oldest first
         self._failure: Exception | None = None
         self._stopping = threading.Event()
 
@@ -44,39 +44,39 @@ class Decoding:
 
     def go_on(self, start: Cursor) -> None:
         """The epoch that begins there was asked for."""
-        self._read_ahead.go_on(start, decoding=len(self._fed))
+        self._read_ahead.go_on(start, decoding=len(self._in_dali))
 
     def next_batch(self) -> Batch:
         """The next batch, finished. Raises what its reading or decoding raised."""
-        read_wait_s = self._feed(wait=True)
-        if not self._fed:
+        read_wait_s = self._refill(wait=True)
+        if not self._in_dali:
             failure, self._failure = self._failure, None
             raise failure or AssertionError("no step is left")
         waiting = time.perf_counter()
-        batch = self._fed[0]
+        batch = self._in_dali[0]
         self._road.decode(batch)
-        self._fed.popleft()
+        self._in_dali.popleft()
         batch.read_wait_s, batch.decode_wait_s = read_wait_s, time.perf_counter() - waiting
-        self._feed(wait=False)
+        self._refill(wait=False)
         size_bytes, meter = batch.size_bytes, self._road.meter
         meter.read_s += batch.read_s
         meter.load_s += batch.load_s
         meter.bytes_disk += size_bytes
         # Behind DALI: the readers hold the GIL for a moment, and woken before they would delay it
         # by the interpreter's switch interval, 5 ms a batch.
-        self._read_ahead.read_on(batch, size_bytes, decoding=len(self._fed))
+        self._read_ahead.read_on(batch, size_bytes, decoding=len(self._in_dali))
         self._road.finish(batch)
         return batch
 
-    def _feed(self, *, wait: bool) -> float:
+    def _refill(self, *, wait: bool) -> float:
         """Move what was read into DALI; wait for it only if asked to and DALI has nothing.
 
         Returns the seconds waited. Raises ClosedError where it was stopped meanwhile: then nothing
         here may be touched any more.
         """
         stopping, waited_s = self._stopping, 0.0
-        while len(self._fed) < self._depth and self._failure is None:
-            if (self._fed or not wait) and not self._read_ahead.is_ready:
+        while len(self._in_dali) < self._depth and self._failure is None:
+            if (self._in_dali or not wait) and not self._read_ahead.is_ready:
                 break
             began = time.perf_counter()
             batch, failure = self._pop()
@@ -86,8 +86,8 @@ class Decoding:
                 self._failure = failure
                 break
             waited_s += time.perf_counter() - began
-            self._road.feed(batch)
-            self._fed.append(batch)
+            self._road.begin_decode(batch)
+            self._in_dali.append(batch)
         return waited_s
 
     def _pop(self) -> tuple[Batch | None, Exception | None]:
@@ -106,7 +106,7 @@ class Decoding:
         """Drop what is in flight, behind cancel() and when no next_batch() runs."""
         self._read_ahead.stop()
         self._failure = None
-        self._fed.clear()
+        self._in_dali.clear()
         if self._road.graph is not None:
             self._road.graph.drain()
 

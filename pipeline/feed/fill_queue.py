@@ -39,7 +39,7 @@ class WalkBudget:
         """The consumer goes on elsewhere, and the walk from there."""
         self.left, self.ahead = _STEPS_A_BATCH, 0
 
-    def handed_out(self) -> None:
+    def count_batch(self) -> None:
         """Count a batch of the consumer's."""
         self.left = min(self.left + _STEPS_A_BATCH, _MOST_STEPS_SAVED)
         self.ahead -= 1

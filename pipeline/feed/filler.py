@@ -100,7 +100,7 @@ class Filler:
             self.queue.seek(cursor)
             self._budget.begin()
 
-    def handed_out(self, size_bytes: int, traffic: Traffic) -> None:
+    def count_batch(self, size_bytes: int, traffic: Traffic) -> None:
         """Count a batch, and start a task if there is something to do. Raises what a task raised
         that isn't of the remote."""
         while self._running and self._running[0].done():
@@ -109,9 +109,9 @@ class Filler:
         with self._lock:
             fetched = traffic.bytes_remote - self._counted_bytes - self._filled_bytes
             self._counted_bytes, self._filled_bytes = traffic.bytes_remote, 0
-            self._pace.handed_out(size_bytes)
-            self._pace.fetched_by_batches(max(0, fetched))
-            self._budget.handed_out()
+            self._pace.count_batch(size_bytes)
+            self._pace.spend_for_batches(max(0, fetched))
+            self._budget.count_batch()
             self._batches += 1
             due = (not self._idle and self._may_fill(now)) or self._is_due(now)
         if due and len(self._running) < self._most_running:
@@ -176,7 +176,7 @@ class Filler:
                 self._filled_bytes += got
 
         with self._lock:
-            self._pace.filled(size_bytes)
+            self._pace.spend(size_bytes)
         try:
             got = self._remote.fill(self._source(shard), progress=progress, stop=self._stop)
         except PenstockError as error:
@@ -188,7 +188,7 @@ class Filler:
                 self._no_room(shard)
         finally:
             with self._lock:
-                self._pace.filled(fetched - size_bytes)
+                self._pace.spend(fetched - size_bytes)
 
     def _no_room(self, shard: int) -> None:
         """Others have to give back what is this job's share: asked for again behind that."""

@@ -121,4 +121,4 @@ def make_graph(
 
     if resident is None:
         return make()
-    return ResidentGraph(resident, kept=make(from_memory=True), make_plain=make)
+    return ResidentGraph(resident, from_memory=make(from_memory=True), make_from_bytes=make)

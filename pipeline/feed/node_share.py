@@ -48,7 +48,7 @@ class NodeShare:
         self.shards = plan.shards(global_batch, first=first, end=end, world=world.size)
         self._sizes = index.shard_bytes[self.shards]
         self.node_bytes = int(self._sizes.sum())
-        self._tell_room(
+        self._warn_of_room(
             open_windows_bytes(
                 open_shards=plan.open_shards,
                 shard_bytes=float(index.shard_bytes.mean()),
@@ -56,23 +56,23 @@ class NodeShare:
                 node_bytes=self.node_bytes,
             ),
             plan,
-            is_told=world.rank == first,
+            speaks=world.rank == first,
         )
         keys = index.shards.keys()
         self._keys = [keys[shard] for shard in self.shards.tolist()]
         self._mine: Membership | None = None
 
-    def _tell_room(self, needed_bytes: int, plan: Plan, *, is_told: bool) -> None:
+    def _warn_of_room(self, needed_bytes: int, plan: Plan, *, speaks: bool) -> None:
         """Say what the order opens here: in the log, or where that is too much in a warning.
 
-        is_told: by this rank; one of a node does.
+        speaks: by this rank; one of a node does.
         """
         cache = self._remote.cache
         if cache is None:
             return
         if cache.max_bytes is not None:
             check_room(cache.max_bytes, int(self._sizes.max(initial=0)))
-        if not is_told:
+        if not speaks:
             return
         log.info(
             "this node keeps up to %s of its %s open (window=%d, lanes=%d)",

@@ -86,7 +86,7 @@ class Prefetch:
         self._handed_out = now
         seen, self._seen = self._seen, self._remote.traffic()
         if before is not None:
-            self._look_ahead.handed_out(
+            self._look_ahead.count_batch(
                 size_bytes,
                 period_s=now - before,
                 waited_s=waited_s,
@@ -104,7 +104,7 @@ class Prefetch:
     def fill(self, size_bytes: int) -> None:
         """Go on with fills, now that so many bytes more were consumed."""
         if self._filler is not None:
-            self._filler.handed_out(size_bytes, self._seen)
+            self._filler.count_batch(size_bytes, self._seen)
 
     def facts(self) -> TierFacts:
         """For the statistics."""

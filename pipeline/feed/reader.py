@@ -46,7 +46,7 @@ class BatchReader:
         TooManyBadSamplesError."""
         rows, epoch, valid = slots.rows, step.start.epoch, slots.valid
         own = self.dataset.index.starts[rows[:, 0]] + rows[:, 1]
-        bad = self.bad_samples.known(epoch, own)
+        bad = self.bad_samples.reasons(epoch, own)
         if valid is None:
             encoded = self._read(own, epoch, bad=bad)
         else:
@@ -73,7 +73,7 @@ class BatchReader:
         Raises TooManyBadSamplesError."""
         self._learn_undecodable(batch, undecodable)
         rows = sorted(undecodable)
-        bad = self.bad_samples.known(batch.epoch, batch.own[rows])
+        bad = self.bad_samples.reasons(batch.epoch, batch.own[rows])
         substitutes = self._read(batch.own[rows], batch.epoch, bad=bad)
         batch.encoded = _patched(batch.encoded, rows, substitutes)
         batch.bad = {**batch.bad, **{rows[place]: why for place, why in bad.items()}}
@@ -116,10 +116,10 @@ class BatchReader:
         ledger = self.bad_samples
         encoded = self.dataset.read(ledger.rows(ids), mode=self.mode, bad=bad)
         if self.recipe is not None:
-            new = [row for row in ledger.unchecked(ids).tolist() if row not in bad]
+            new = [row for row in ledger.unseen(ids).tolist() if row not in bad]
             found = bad_headers(_subset(encoded, new))
             bad.update({new[place]: why for place, why in found.items()})
-            ledger.checked(ids[[row for row in new if row not in bad]])
+            ledger.mark_seen(ids[[row for row in new if row not in bad]])
         return encoded
 
 

@@ -1,20 +1,21 @@
 """The road of a batch, from the plan to the training loop: the file to read first.
 
-    stage      method           what it makes                          on which thread
-    ---------  ---------------  -------------------------------------  --------------------------
-    ordered    Road.order       Step: which positions of the stream    whoever pulls the next batch
-    read       Road.read        Batch: ids, encoded bytes              penstock-read_N
-    drawn      Road.draw        Batch.draws, .mix: random numbers      penstock-read_N
-    decoded    Road.feed,       Batch.images, by DALI, with others in  penstock-decode_0; on CUDA
-               Road.decode      the place of those that don't decode   the training loop's
-    finished   Road.finish      Batch.tensors: mixed, on their device  as decoded
-    handed     Road.hand_out    counted, told to the other ranks; its  the training loop's
-    out                         tensors are the user's
+    stage       method              what it makes                      on which thread
+    ----------  ------------------  ---------------------------------  --------------------------
+    ordered     Road.order          Step: positions of the stream      who pulls the next batch
+    read        Road.read           Batch: ids, encoded bytes          penstock-read_N
+    drawn       Road.draw           Batch.draws, .mix: random numbers  penstock-read_N
+    decoded     Road.begin_decode,  Batch.images, by DALI; others for  penstock-decode_0; on CUDA
+                Road.decode         those that can't be decoded        the training loop's
+    finished    Road.finish         Batch.tensors: mixed, on their     the one that decodes
+                                    device
+    handed out  Road.hand_out       counted, and told to other ranks;  the training loop's
+                                    its tensors are the user's
 
-One `Batch` goes all the way, and each stage fills in what is its own. What a `Road` says is what
-happens to one batch; *when* that happens, how many batches are on the way and what stops them is
-moved by `Feed`: reading threads work ahead (`read_ahead`), DALI behind them (`decoding`), and the
-training loop takes what is finished (`feed`). How far the user is stands in `Position` alone.
+One `Batch` goes all the way, and each stage fills in the fields that are its own. A `Road` says
+what happens to one batch; when it happens, how many batches are on the way and what stops them is
+decided by a `Feed`: reading threads work ahead (`read_ahead`), DALI behind them (`decoding`), and
+the training loop takes what is finished (`feed`). How far the user is stands in `Position` alone.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Road:
 
     # -- decoded: one thread at a time
 
-    def feed(self, batch: Batch) -> None:
+    def begin_decode(self, batch: Batch) -> None:
         """Give it to DALI, which works on several at once."""
         if self.graph is not None and batch.draws is not None:
             self.graph.feed(batch.encoded, batch.draws, bad=batch.left_out)
@@ -138,5 +139,5 @@ class Road:
             read_s=batch.read_wait_s * share,
             decode_s=batch.decode_wait_s * share,
         )
-        self.bad_count.handed_out(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
+        self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
         return batch.tensors

@@ -13,12 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.cache.blobs.remote import Remote
+    from penstock.pipeline.feed.node_share import NodeShare
     from penstock.readers.index.index import Index
 
 # An interrupted warm-up waits so long for fills to stop. A request that hangs ends by itself.
 _CLOSE_S = 2.0
 
-_Outcome = Literal["fetched", "there", "no room", "failed"]
+_Fate = Literal["fetched", "there", "no room", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,25 @@ class WarmState:
     left_out_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmResult:
+    """bytes, objects: fetched in this run (of a dry run: what would be). skipped: objects that were
+    there, or that others fetched meanwhile. failed: URI and reason of each object that didn't come.
+
+    node_bytes: what the node reads in an epoch; kept_bytes: of that, what the cache keeps for the
+    job; left_out: objects that it doesn't: they come from the remote in each epoch.
+    """
+
+    bytes: int
+    objects: int
+    seconds: float
+    skipped: int
+    failed: tuple[tuple[str, str], ...]
+    node_bytes: int
+    kept_bytes: int
+    left_out: int
+
+
 class ShareFills:
     """Fills given shards on several threads, and counts what came of each."""
 
@@ -40,24 +60,41 @@ class ShareFills:
         self,
         index: Index,
         remote: Remote,
+        share: NodeShare,
         *,
-        wanted_bytes: int,
-        left_out_bytes: int,
+        processes: int,
         dry_run: bool,
         progress: Callable[[WarmState], None] | None,
-        stop: threading.Event,
     ) -> None:
-        self._index, self._remote = index, remote
-        self._wanted_bytes, self._left_out_bytes = wanted_bytes, left_out_bytes
-        self._dry_run, self._progress, self._stop = dry_run, progress, stop
+        """processes: of this node, which share its shards out; each reports about its own.
+        dry_run: fetch nothing. progress: called from several threads."""
+        self._index, self._remote, self._share = index, remote, share
+        keys = index.shards.keys()
+        self.kept = [shard for shard in share.shards.tolist() if share.keeps(keys[shard])]
+        self._kept_bytes = int(index.shard_bytes[self.kept].sum())
+        self._processes, self._dry_run, self._progress = processes, dry_run, progress
+        self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._there_bytes = self._failed_bytes = 0
-        self.fetched_bytes = 0
-        self.count: dict[_Outcome, int] = {"fetched": 0, "there": 0, "no room": 0, "failed": 0}
-        self.failed: list[tuple[str, str]] = []
+        self._fetched_bytes = self._there_bytes = self._failed_bytes = 0
+        self._count: dict[_Fate, int] = {"fetched": 0, "there": 0, "no room": 0, "failed": 0}
+        self._failed: list[tuple[str, str]] = []
 
-    def run(self, shards: Iterator[int], *, workers: int) -> None:
-        """Fill the shards, the first ones first; each is done when this returns, or was stopped."""
+    def result(self, seconds: float) -> WarmResult:
+        """What came of it, in so many seconds."""
+        return WarmResult(
+            bytes=self._fetched_bytes,
+            objects=self._count["fetched"],
+            seconds=seconds,
+            skipped=self._count["there"],
+            failed=tuple(self._failed),
+            node_bytes=self._share.node_bytes,
+            kept_bytes=self._kept_bytes,
+            left_out=len(self._share.shards) - len(self.kept) + self._count["no room"],
+        )
+
+    def run(self, shards: Iterator[int], *, workers: int, stop: threading.Event) -> None:
+        """Fill the shards, the first ones first, so many at a time. stop: ends it early."""
+        self._stop = stop
         pool = Workers(workers, name="warm")
         # A large shard may take any time; its requests have limits of their own.
         no_limit_s = threading.TIMEOUT_MAX
@@ -76,9 +113,9 @@ class ShareFills:
         outcome = self._fill(shard)
         if outcome is not None:
             with self._lock:
-                self.count[outcome] += 1
+                self._count[outcome] += 1
 
-    def _fill(self, shard: int) -> _Outcome | None:
+    def _fill(self, shard: int) -> _Fate | None:
         """Fill a shard; None where it was stopped."""
         if self._stop.is_set():
             return None
@@ -104,7 +141,7 @@ class ShareFills:
         except PenstockError as error:
             if self._stop.is_set():
                 return None
-            self.failed.append((source.uri, str(error)))
+            self._failed.append((source.uri, str(error)))
             self._tell(failed_bytes=size_bytes - came)
             return "failed"
         if self._stop.is_set() and not self._remote.is_whole(source):
@@ -116,15 +153,15 @@ class ShareFills:
 
     def _tell(self, *, fetched_bytes: int = 0, there_bytes: int = 0, failed_bytes: int = 0) -> None:
         with self._lock:
-            self.fetched_bytes += fetched_bytes
+            self._fetched_bytes += fetched_bytes
             self._there_bytes += there_bytes
             self._failed_bytes += failed_bytes
             state = WarmState(
-                wanted_bytes=self._wanted_bytes,
-                fetched_bytes=self.fetched_bytes,
+                wanted_bytes=self._kept_bytes // self._processes,
+                fetched_bytes=self._fetched_bytes,
                 there_bytes=self._there_bytes,
                 failed_bytes=self._failed_bytes,
-                left_out_bytes=self._left_out_bytes,
+                left_out_bytes=self._share.node_bytes - self._kept_bytes,
             )
         if self._progress is not None:
             self._progress(state)

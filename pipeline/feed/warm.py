@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,8 +17,9 @@ import numpy as np
 from penstock.cache.errors import ConfigError, WriteError
 from penstock.pipeline.feed.node_share import NodeShare
 from penstock.pipeline.feed.share_fills import ShareFills
+from penstock.pipeline.plan.job_order import JobOrder
 from penstock.pipeline.plan.needs import Needs, node_ranks
-from penstock.pipeline.plan.settings import make_plan, ordered_settings, shuffled_settings
+from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
 from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.pipeline.plan.world import World
 
@@ -29,34 +29,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.blobs.remote import Remote
-    from penstock.pipeline.feed.share_fills import WarmState
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.feed.share_fills import WarmResult, WarmState
     from penstock.readers import Dataset
-    from penstock.readers.index.index import Index
 
 # Of one rank, where nobody says what the job's will be: as people train on images.
 BATCH_PER_RANK = 256
 # Shards at a time. Each is fetched by several ranges at once; several shards hide each one's ends.
 FILLS_AT_ONCE = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmResult:
-    """bytes, objects: fetched in this run (of a dry run: what would be). skipped: objects that were
-    there, or that others fetched meanwhile. failed: URI and reason of each object that didn't come.
-
-    node_bytes: what the node reads in an epoch; kept_bytes: of that, what the cache keeps for the
-    job; left_out: objects that it doesn't: they come from the remote in each epoch.
-    """
-
-    bytes: int
-    objects: int
-    seconds: float
-    skipped: int
-    failed: tuple[tuple[str, str], ...]
-    node_bytes: int
-    kept_bytes: int
-    left_out: int
 
 
 def node_world(world_size: int, *, nodes: int, node_rank: int) -> World:
@@ -111,53 +90,36 @@ def warm(
     dataset raises. An object that fails doesn't end it: see WarmResult.failed.
     """
     began = time.perf_counter()
-    world = world or World(0, 1)
-    index = dataset.index
+    world, index = world or World(0, 1), dataset.index
     remote = _checked_remote(dataset)
-    batch = global_batch_size or BATCH_PER_RANK * world.size
-    if batch < world.size:
-        raise ConfigError(
-            f"global_batch_size: got {batch}, wanted at least the world's {world.size} ranks."
-        )
-    settings = (
-        shuffled_settings(
+    batch = _global_batch(global_batch_size, world)
+    settings = ordered_settings(seed=seed)
+    if shuffle:
+        settings = shuffled_settings(
             index, seed=seed, global_batch=batch, lanes=lanes, window=window, reshuffle=reshuffle
         )
-        if shuffle
-        else ordered_settings(seed=seed)
-    )
-    plan = make_plan(index, settings)
-    share = NodeShare(remote, dataset, plan, global_batch=batch, world=world)
+    walk = Walk(samples=index.samples, global_batch=batch, drop_last=False)
+    order = JobOrder(index=index, settings=settings, walk=walk)
+    share = NodeShare(remote, dataset, order.plan(), global_batch=batch, world=world)
     share.join()
     try:
-        keys = index.shards.keys()
-        kept = [n for n in share.shards.tolist() if share.keeps(keys[n])]
-        kept_bytes = int(index.shard_bytes[kept].sum())
-        order = _in_order(_needs(index, plan, batch, world), kept, start=Cursor(epoch, 0))
-        number, count = process
         fills = ShareFills(
-            index,
-            remote,
-            # Of several processes each reports about its own shards.
-            wanted_bytes=kept_bytes // count,
-            left_out_bytes=share.node_bytes - kept_bytes,
-            dry_run=dry_run,
-            progress=progress,
-            stop=stop or threading.Event(),
+            index, remote, share, processes=process[1], dry_run=dry_run, progress=progress
         )
-        fills.run(itertools.islice(order, number, None, count), workers=workers)
+        shards = _in_order(_needs(order, world), fills.kept, start=Cursor(epoch, 0))
+        mine = itertools.islice(shards, process[0], None, process[1])
+        fills.run(mine, workers=workers, stop=stop or threading.Event())
     finally:
         share.leave()
-    return WarmResult(
-        bytes=fills.fetched_bytes,
-        objects=fills.count["fetched"],
-        seconds=time.perf_counter() - began,
-        skipped=fills.count["there"],
-        failed=tuple(fills.failed),
-        node_bytes=share.node_bytes,
-        kept_bytes=kept_bytes,
-        left_out=len(share.shards) - len(kept) + fills.count["no room"],
-    )
+    return fills.result(time.perf_counter() - began)
+
+
+def _global_batch(size: int | None, world: World) -> int:
+    if size is not None and size < world.size:
+        raise ConfigError(
+            f"global_batch_size: got {size}, wanted at least the world's {world.size} ranks."
+        )
+    return size or BATCH_PER_RANK * world.size
 
 
 def _checked_remote(dataset: Dataset) -> Remote:
@@ -180,10 +142,9 @@ def _checked_remote(dataset: Dataset) -> Remote:
     return remote
 
 
-def _needs(index: Index, plan: Plan, global_batch: int, world: World) -> Needs:
+def _needs(order: JobOrder, world: World) -> Needs:
     first, end = node_ranks(world)
-    walk = Walk(samples=index.samples, global_batch=global_batch, drop_last=False)
-    return Needs(plan, walk, first=first, end=end, world=world.size)
+    return Needs(order.plan(), order.walk, first=first, end=end, world=world.size)
 
 
 def _in_order(needs: Needs, kept: list[int], *, start: Cursor) -> Iterator[int]:

@@ -11,7 +11,7 @@ from penstock.pipeline.foreign.dataset_state import length_of
 from penstock.pipeline.foreign.generators import NAMES, freeze
 from penstock.pipeline.foreign.mark import Mark, WorkerPosition
 from penstock.pipeline.foreign.worker import fresh_seed
-from penstock.pipeline.plan.state import not_torchs
+from penstock.pipeline.plan.state import not_a_torch_state
 
 if TYPE_CHECKING:
     from penstock.pipeline.foreign.setup import PassSetup
@@ -34,7 +34,7 @@ def to_state(setup: PassSetup, mark: Mark) -> dict[str, Any]:
 def from_state(setup: PassSetup, state: Any) -> Mark:
     """The mark of a state. Raises ResumeError for what `to_state` didn't write for this loader."""
     if not isinstance(state, dict) or state.get("kind") != "torch":
-        raise not_torchs(state)
+        raise not_a_torch_state(state)
     if state.get("version") != STATE_VERSION:
         raise ResumeError(
             f"State version {state.get('version')!r} can't be read: this Penstock writes and "

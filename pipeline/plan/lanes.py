@@ -22,7 +22,7 @@ _MANY = 1024  # samples of a batch; fewer are looked up at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Cut:
+class Pieces:
     """Pieces in stream order, grouped by strand.
 
     shard, first_row, rows: int64, shape (pieces,); rows is at least 1.
@@ -38,7 +38,7 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Layout:
+class LaneLayout:
     """One epoch's pieces, laid end to end in the order in which strands take them.
 
     begin: stream coordinate of each piece, ascending. shard: its shard. to_row: what turns a
@@ -93,7 +93,7 @@ def deal(
     return order[np.argsort(place, kind="stable")]
 
 
-def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) -> Cut:
+def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) -> Pieces:
     """Lay shards end to end and cut the stream into strands of N // strands samples, the first
     N % strands of them one longer: so p -> (p % strands, p // strands) is a bijection.
 
@@ -110,7 +110,7 @@ def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) ->
     new[~new] = starts[at[~new]] != inner[~new]  # a strand that begins with a shard cuts none
     begin = np.insert(starts, at[new], inner[new])
     place = np.searchsorted(starts, begin, side="right") - 1
-    return Cut(
+    return Pieces(
         shard=shards[place],
         first_row=begin - starts[place],
         rows=np.diff(begin, append=total),
@@ -119,7 +119,7 @@ def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) ->
     )
 
 
-def lay(pieces: Cut, hashes: NDArray[np.uint64] | None) -> Layout:
+def lay(pieces: Pieces, hashes: NDArray[np.uint64] | None) -> LaneLayout:
     """Put each strand's pieces in the order of their hashes: uint64, shape (pieces,), or None."""
     if hashes is None:
         order = np.arange(len(pieces.rows), dtype=np.int64)
@@ -127,7 +127,9 @@ def lay(pieces: Cut, hashes: NDArray[np.uint64] | None) -> Layout:
         order = np.argsort(_grouped_keys(pieces.strand_pieces, hashes), kind="stable")
     rows = pieces.rows[order]
     begin = np.cumsum(rows) - rows
-    return Layout(begin=begin, shard=pieces.shard[order], to_row=pieces.first_row[order] - begin)
+    return LaneLayout(
+        begin=begin, shard=pieces.shard[order], to_row=pieces.first_row[order] - begin
+    )
 
 
 def lanes_of_slots(low: int, high: int, *, count: int, lanes: int) -> tuple[int, int]:

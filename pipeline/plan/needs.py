@@ -144,18 +144,18 @@ class Pace:
     tokens: float = 0.0
     begun: bool = False
 
-    def handed_out(self, size_bytes: int) -> None:
+    def count_batch(self, size_bytes: int) -> None:
         """Count a batch; the first one brings the allowance."""
         earned = DEMAND * size_bytes + (0 if self.begun else self.allowance_bytes)
         self.begun = True
         if self.tokens < self._most:
             self.tokens = min(self.tokens + earned, self._most)
 
-    def filled(self, size_bytes: int) -> None:
+    def spend(self, size_bytes: int) -> None:
         """Take what a fill fetches (or will); negative: give back what it didn't."""
         self.tokens -= size_bytes
 
-    def fetched_by_batches(self, size_bytes: int) -> None:
+    def spend_for_batches(self, size_bytes: int) -> None:
         """Take what batches fetched. Another loader's on the same dataset are among them: they
         can hold this one's fills up for a while, not for ever."""
         self.tokens = max(self.tokens - size_bytes, min(self.tokens, -self.allowance_bytes))
@@ -187,7 +187,7 @@ class LookAhead:
         self._missing = 1.0
         self._late = 1.0
 
-    def handed_out(
+    def count_batch(
         self, size_bytes: int, *, period_s: float, waited_s: float, missed: bool
     ) -> None:
         """Count a batch. period_s: since the one before; waited_s: of that, waiting for bytes;

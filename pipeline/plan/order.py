@@ -36,7 +36,7 @@ import numpy as np
 
 from penstock.cache.base.hashing import keyed_hash, unit
 from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.lanes import Cut, Layout, cut, deal, lanes_of_slots, lay
+from penstock.pipeline.plan.lanes import LaneLayout, Pieces, cut, deal, lanes_of_slots, lay
 from penstock.pipeline.plan.windows import Windows, window_count
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class Plan:
         mixed = self.window * self.samples * self.lanes
         return max(1, mixed // (max(1, self._filled) * self.strands))
 
-    def _cut_shards(self, epoch: int | None) -> Cut:
+    def _cut_shards(self, epoch: int | None) -> Pieces:
         """Strands from the shards' order: of the job (None), or of an epoch that moves some.
 
         Whether a shard moves depends on the epoch alone, not on where it was in the one before:
@@ -255,7 +255,7 @@ class Plan:
 class _Epoch:
     """windows: None for index order."""
 
-    layout: Layout
+    layout: LaneLayout
     strand_start: Ints
     windows: Windows | None
 

@@ -25,7 +25,7 @@ def owner_of(state: object) -> str | None:
     return "torchdata's StatefulDataLoader" if any(name in state for name in theirs) else None
 
 
-def not_torchs(state: object) -> ResumeError:
+def not_a_torch_state(state: object) -> ResumeError:
     """The error for what isn't the state of a loader over a torch dataset."""
     owner = owner_of(state)
     got = f"is the state of {owner}" if owner else f"({type(state).__name__}) is no loader's state"

@@ -72,10 +72,10 @@ class World:
         environ: instead of os.environ. Raises PlanError naming the variable that is missing, isn't
         a number or contradicts another; a missing rank may come with the process group.
         """
-        return cls.told(environ) or cls(0, 1)
+        return cls.find(environ) or cls(0, 1)
 
     @classmethod
-    def told(cls, environ: Mapping[str, str] | None = None) -> World | None:
+    def find(cls, environ: Mapping[str, str] | None = None) -> World | None:
         """As `detect`, but None where neither a group nor a launcher says anything."""
         environ = os.environ if environ is None else environ
         group = _process_group()
@@ -107,7 +107,7 @@ def local_rank(environ: Mapping[str, str] | None = None) -> int:
     """
     environ = os.environ if environ is None else environ
     try:
-        told = World.told(environ)
+        told = World.find(environ)
     except PlanError:
         told = None
     if told is not None and told.local_size > 1:

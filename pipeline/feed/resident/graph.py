@@ -39,31 +39,35 @@ class ResidentGraph:
     """As a Graph, for batches that ResidentImages have read. It owns these; one thread calls."""
 
     def __init__(
-        self, images: ResidentImages, *, kept: Graph, make_plain: Callable[[], Graph]
+        self, images: ResidentImages, *, from_memory: Graph, make_from_bytes: Callable[[], Graph]
     ) -> None:
-        """kept: takes resident samples; make_plain: builds the graph for encoded ones."""
-        self._images, self._kept, self._make_plain = images, kept, make_plain
-        self._plain: Graph | None = None
-        self._fed: deque[_SplitBatch] = deque()
+        """from_memory: takes resident samples; make_from_bytes: builds the graph for encoded
+        ones."""
+        self._images, self._from_memory = images, from_memory
+        self._make_from_bytes = make_from_bytes
+        self._from_bytes: Graph | None = None
+        self._batches: deque[_SplitBatch] = deque()
         self._hits = self._hit_bytes = 0
 
     @property
     def in_flight(self) -> int:
         """Batches that were fed and not yet taken."""
-        return len(self._fed)
+        return len(self._batches)
 
     def feed(
         self, batch: EncodedBatch, draws: Draws, *, bad: Mapping[int, str] | None = None
     ) -> None:
         """As `Graph.feed`."""
         marks = dict(bad or {})
-        parts = self._parts(batch, marks)
-        for graph, rows, part in parts:
+        shares = self._by_graph(batch, marks)
+        for graph, rows, share in shares:
             few = {place: marks[row] for place, row in enumerate(rows) if row in marks}
-            graph.feed(part, _drawn(draws, rows, batch), bad=few)
-        self._fed.append(_SplitBatch(len(batch.ids), [(graph, rows) for graph, rows, _ in parts]))
+            graph.feed(share, _draws_of(draws, rows, batch), bad=few)
+        self._batches.append(
+            _SplitBatch(len(batch.ids), [(graph, rows) for graph, rows, _ in shares])
+        )
 
-    def _parts(
+    def _by_graph(
         self, batch: EncodedBatch, marks: Mapping[int, str]
     ) -> list[tuple[Graph, list[int], EncodedBatch]]:
         """The batch by graphs. Bad rows, which neither decodes, go with the resident ones."""
@@ -72,15 +76,15 @@ class ResidentGraph:
         others = set(missing)
         here = [row for row in range(len(images)) if row not in others]
         self._count(batch, [row for row in here if row not in marks])
-        parts = []
+        shares = []
         if here or not missing:
             encoded = [NO_BYTES if images[row] is None else images[row] for row in here]
-            parts.append((self._kept, here, _some(batch, here, encoded)))
+            shares.append((self._from_memory, here, _subset(batch, here, encoded)))
         if missing:
-            self._plain = self._plain or self._make_plain()
+            self._from_bytes = self._from_bytes or self._make_from_bytes()
             encoded = [batch.encoded[row] for row in missing]
-            parts.append((self._plain, missing, _some(batch, missing, encoded)))
-        return parts
+            shares.append((self._from_bytes, missing, _subset(batch, missing, encoded)))
+        return shares
 
     def _count(self, batch: EncodedBatch, rows: list[int]) -> None:
         hits = [row for row in rows if not len(batch.encoded[row])]
@@ -89,27 +93,27 @@ class ResidentGraph:
 
     def outputs_marked(self) -> DecodedBatch:
         """As `Graph.outputs_marked`."""
-        if not self._fed:
-            return self._kept.outputs_marked()  # which knows what to say
-        fed = self._fed.popleft()
-        parts: list[tuple[list[int], DecodedBatch]] = []
+        if not self._batches:
+            return self._from_memory.outputs_marked()  # which knows what to say
+        split = self._batches.popleft()
+        shares: list[tuple[list[int], DecodedBatch]] = []
         failure: PenstockError | None = None
-        for graph, rows in fed.shares:  # all of them, so that graphs and batches stay in step
+        for graph, rows in split.shares:  # all of them, so that graphs and batches stay in step
             try:
-                parts.append((rows, graph.outputs_marked()))
+                shares.append((rows, graph.outputs_marked()))
             except PenstockError as error:
                 failure = failure or error
         if failure is not None:
             raise failure
-        return _whole(fed.samples, parts)
+        return _joined(split.samples, shares)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
         """As `Graph.decode`."""
-        parts = [
-            (rows, graph.decode(part, _drawn(draws, rows, batch)))
-            for graph, rows, part in self._parts(batch, {})
+        shares = [
+            (rows, graph.decode(share, _draws_of(draws, rows, batch)))
+            for graph, rows, share in self._by_graph(batch, {})
         ]
-        return _whole(len(batch.ids), parts)
+        return _joined(len(batch.ids), shares)
 
     def facts(self) -> ResidentFacts:
         """What is kept, and what was fed from there so far."""
@@ -117,42 +121,42 @@ class ResidentGraph:
 
     def drain(self) -> None:
         """Drop what is in flight."""
-        self._fed.clear()
-        for graph in (self._kept, self._plain):
+        self._batches.clear()
+        for graph in (self._from_memory, self._from_bytes):
             if graph is not None:
                 graph.drain()
 
     def close(self) -> None:
         """Release the graphs, then the memory that they were fed from."""
-        self._fed.clear()
+        self._batches.clear()
         try:
-            for graph in (self._kept, self._plain):
+            for graph in (self._from_memory, self._from_bytes):
                 if graph is not None:
                     graph.close()
         finally:
             self._images.close()
 
 
-def _some(batch: EncodedBatch, rows: list[int], encoded: list[Any]) -> EncodedBatch:
+def _subset(batch: EncodedBatch, rows: list[int], encoded: list[Any]) -> EncodedBatch:
     if len(rows) == len(batch.ids):
         return replace(batch, encoded=encoded)
     return replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows], columns={})
 
 
-def _drawn(draws: Draws, rows: list[int], batch: EncodedBatch) -> Draws:
+def _draws_of(draws: Draws, rows: list[int], batch: EncodedBatch) -> Draws:
     if len(rows) == len(batch.ids):
         return draws
     return {name: values[rows] for name, values in draws.items()}
 
 
-def _whole(samples: int, parts: list[tuple[list[int], DecodedBatch]]) -> DecodedBatch:
-    """One batch of its parts."""
-    if len(parts) == 1:
-        return parts[0][1]
-    first: torch.Tensor = parts[0][1].images
+def _joined(samples: int, shares: list[tuple[list[int], DecodedBatch]]) -> DecodedBatch:
+    """One batch of its shares."""
+    if len(shares) == 1:
+        return shares[0][1]
+    first: torch.Tensor = shares[0][1].images
     images = first.new_empty((samples, *first.shape[1:]))
     bad: dict[int, str] = {}
-    for rows, decoded in parts:
+    for rows, decoded in shares:
         images[rows] = decoded.images
         bad |= {rows[place]: why for place, why in decoded.bad.items()}
     if images.is_cuda:

@@ -48,10 +48,10 @@ _LOG = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """most_bytes: what the store may take; told: how that follows from what there is."""
+    """most_bytes: what images in memory may take; reason: how that follows from what there is."""
 
     most_bytes: int
-    told: str
+    reason: str
 
 
 def room_for(
@@ -68,13 +68,13 @@ def room_for(
         free = available_memory_bytes()
         share = ASKED_SHARE if mode is True else AUTO_SHARE_CPU
         most = int(free * share) // world.local_size
-        told = (
+        reason = (
             f"{share:.0%} of the {format_size(free)} that this process may take, shared by "
             f"{world.local_size} rank(s) of this node"
         )
         if mode is True or most <= AUTO_MAX_BYTES_CPU:
-            return Room(most_bytes=most, told=told)
-        return Room(most_bytes=AUTO_MAX_BYTES_CPU, told="the most that resident='auto' takes")
+            return Room(most_bytes=most, reason=reason)
+        return Room(most_bytes=AUTO_MAX_BYTES_CPU, reason="the most that resident='auto' takes")
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
@@ -82,7 +82,7 @@ def room_for(
     share = ASKED_SHARE if mode is True else AUTO_SHARE_CUDA
     return Room(
         most_bytes=max(0, int((free - needed) * share)),
-        told=f"{share:.0%} of the {format_size(free)} free on {device}, less the "
+        reason=f"{share:.0%} of the {format_size(free)} free on {device}, less the "
         f"{format_size(needed)} that decoding needs",
     )
 
@@ -97,13 +97,13 @@ def dali_needs_bytes(recipe: CheckedRecipe, *, batch_size: int, depth: int) -> i
     return runs + 2 * (depth + HANDED_OUT) * batch_bytes
 
 
-def share_of_rank(frozen: PlanSettings, *, global_batch: int, world: World) -> float:
+def share_of_rank(settings: PlanSettings, *, global_batch: int, world: World) -> float:
     """Of all samples, those that a rank reads in some epoch: its own lanes where these are fixed
     and whole, its own places where samples come in index order, else all. Of the largest rank."""
-    if not frozen.shuffle:
+    if not settings.shuffle:
         return -(-global_batch // world.size) / global_batch
-    lanes = frozen.lanes
-    fixed = frozen.reshuffle == 0 and global_batch % lanes == 0
+    lanes = settings.lanes
+    fixed = settings.reshuffle == 0 and global_batch % lanes == 0
     return 1 / world.size if fixed and lanes % world.size == 0 else 1.0
 
 
@@ -161,7 +161,7 @@ def resident_bytes(
         _LOG.info(
             "resident: %s of decoded images are kept in memory (%s)",
             format_size(needed),
-            room.told,
+            room.reason,
         )
         return needed
     if mode is True:
@@ -169,7 +169,7 @@ def resident_bytes(
         raise ConfigError(
             f"resident=True: the decoded images of this rank take more than "
             f"{format_size(int(total * (share + fed)) + beside)}, and there is room for "
-            f"{format_size(room.most_bytes)} ({room.told}). Pass resident=False, or pack smaller "
+            f"{format_size(room.most_bytes)} ({room.reason}). Pass resident=False, or pack smaller "
             "images (`penstock pack --short-side`)."
         )
     size = "unknown" if total is None else f"more than {format_size(int(total * (share + fed)))}"
@@ -177,6 +177,6 @@ def resident_bytes(
         "resident: no images are kept: their decoded size is %s, the room %s (%s)",
         size,
         format_size(room.most_bytes),
-        room.told,
+        room.reason,
     )
     return None

@@ -74,20 +74,20 @@ class TestAgreement:
 
     def test_the_first_notice_reaches_all(self) -> None:
         first, second = pair()
-        assert first.stopped() is None
-        assert second.stopped() is None
+        assert first.stop_notice() is None
+        assert second.stop_notice() is None
         second.stop({"rank": 1})
         first.stop({"rank": 0})
-        assert first.stopped() is not None
-        assert Agreement(second._store, name="x").stopped() == {"rank": 1}
+        assert first.stop_notice() is not None
+        assert Agreement(second._store, name="x").stop_notice() == {"rank": 1}
 
     def test_a_restored_job_forgets_the_notice(self) -> None:
         first, second = pair()
         first.stop({"rank": 0})
         first.begin()
         second.begin()
-        assert first.stopped() is None
-        assert second.stopped() is None
+        assert first.stop_notice() is None
+        assert second.stop_notice() is None
 
     def test_other_seeds_and_worlds_are_refused_by_name(self) -> None:
         first, second = pair()
@@ -102,7 +102,7 @@ class TestAgreement:
         check_same_plan(alone, plan="p", seed=1, size=2)
         assert [alone.add("bad", 2), alone.add("bad", 1)] == [2, 3]
         alone.stop({"rank": 0})
-        assert alone.stopped() == {"rank": 0}
+        assert alone.stop_notice() == {"rank": 0}
 
     def test_a_store_that_is_gone_costs_one_warning(self) -> None:
         class Gone:
@@ -114,12 +114,12 @@ class TestAgreement:
 
         agreement, _ = pair(Gone())
         with pytest.warns(PenstockWarning, match="Connection reset by peer"):
-            assert agreement.stopped() is None
+            assert agreement.stop_notice() is None
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             assert agreement.add("bad", 2) == 2
             agreement.stop({"rank": 0})
-            assert agreement.stopped() == {"rank": 0}
+            assert agreement.stop_notice() == {"rank": 0}
 
 
 SCRIPT = textwrap.dedent(

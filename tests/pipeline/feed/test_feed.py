@@ -42,7 +42,7 @@ class NoBad:
     def check(self, at: Cursor) -> None: ...
     def failed(self, error: Exception) -> None: ...
 
-    def handed_out(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
+    def count(self, at: Cursor, bad: Mapping[int, str], *, begins_epoch: bool) -> None:
         assert not bad
         assert begins_epoch == (at.position == 0)
         self.out.append(at)

@@ -19,7 +19,7 @@ from penstock.readers import Dataset
 if TYPE_CHECKING:
     from pathlib import Path
 
-STAGES = ["order", "read", "draw", "feed", "decode", "finish", "hand_out"]
+STAGES = ["order", "read", "draw", "begin_decode", "decode", "finish", "hand_out"]
 
 
 def test_the_table_names_the_stages_in_their_order() -> None:
@@ -43,7 +43,7 @@ def test_a_batch_goes_the_road_on_one_thread_as_on_many(pack: Path) -> None:
             if step.start.epoch:
                 break
             batch = road.prepare(step)
-            road.feed(batch)
+            road.begin_decode(batch)
             road.decode(batch)
             road.finish(batch)
             assert batch.images is None  # the user's tensors are the only ones

@@ -1,0 +1,122 @@
+"""Which shard is filled next: in the order of first need, each once, within the walk's budget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.pipeline.feed.fill_queue import FillQueue, WalkBudget
+from penstock.pipeline.plan.needs import Needs
+from penstock.pipeline.plan.order import Plan
+from penstock.pipeline.plan.steps import Cursor, Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+SIZES = [7, 3, 9, 4, 6, 8, 2, 5]
+WALK = Walk(samples=sum(SIZES), global_batch=4, drop_last=False)
+
+
+def needs() -> Needs:
+    return Needs(Plan(SIZES, seed=3, lanes=2, window=1), WALK, first=0, end=1, world=1)
+
+
+def queue(
+    kept: Sequence[int] = range(len(SIZES)), may_walk: Callable[[], bool] = lambda: True
+) -> FillQueue:
+    found = FillQueue(needs(), mine=np.arange(len(SIZES)), endless=False, may_walk=may_walk)
+    found.pin(lambda shards: [shard for shard in shards if shard in kept], has_changed=lambda: True)
+    return found
+
+
+def rest(found: FillQueue, here: Sequence[int] = ()) -> list[int]:
+    shards = []
+    while (shard := found.next(lambda n: n in here)) is not None:
+        shards.append(shard)
+    return shards
+
+
+def first_needs(start: Cursor) -> list[int]:
+    touched = [n for _, some in needs().shards(start, endless=False) for n in some.tolist()]
+    return list(dict.fromkeys(touched))
+
+
+@given(
+    kept=st.sets(st.integers(0, len(SIZES) - 1)),
+    here=st.sets(st.integers(0, len(SIZES) - 1)),
+    step=st.integers(0, len(WALK) - 1),
+)
+def test_kept_shards_that_are_not_here_come_once_by_first_need(
+    kept: set[int], here: set[int], step: int
+) -> None:
+    found, start = queue(sorted(kept)), Cursor(1, step * WALK.global_batch)
+    found.seek(start)
+    assert rest(found, sorted(here)) == [n for n in first_needs(start) if n in kept - here]
+    assert found.pinned == sorted(kept)
+
+
+def test_before_a_place_is_sought_nothing_is_filled() -> None:
+    found = queue()
+    assert found.next(lambda _: False) is None
+    assert not found.is_empty
+
+
+def test_from_another_place_what_was_met_and_not_filled_comes_again() -> None:
+    found = queue()
+    found.seek(Cursor(0, 0))
+    first = found.next(lambda _: False)
+    found.seek(Cursor(0, 0))
+    assert rest(found) == [n for n in first_needs(Cursor(0, 0)) if n != first]
+    assert found.is_empty
+
+
+def test_the_last_place_that_was_sought_counts() -> None:
+    found, last = queue(), Cursor(2, 12)
+    for place in (Cursor(0, 0), Cursor(1, 8), last):
+        found.seek(place)
+    assert rest(found) == first_needs(last)
+
+
+def test_a_shard_that_was_put_back_comes_behind_the_others() -> None:
+    found = queue()
+    found.seek(Cursor(0, 0))
+    shard = found.next(lambda _: False)
+    assert shard is not None
+    found.put_back(shard)
+    assert sorted([*rest(found)]) == list(range(len(SIZES)))
+
+
+def test_the_walk_stops_where_it_may_go_no_further() -> None:
+    steps = iter([True, False, True, False])
+    found = queue(may_walk=lambda: next(steps))
+    found.seek(Cursor(0, 0))
+    walked = [some.tolist() for _, some in needs().shards(Cursor(0, 0), endless=False)]
+    assert rest(found) == walked[0]
+    assert rest(found) == [n for n in walked[1] if n not in walked[0]]
+
+
+def test_what_the_cache_keeps_is_looked_at_once_or_when_it_has_changed() -> None:
+    found = queue([0, 1])
+    assert not found.pin(lambda _: [2], has_changed=lambda: False)
+    assert found.pinned == [0, 1]
+    assert found.pin(lambda _: [1, 2], has_changed=lambda: True)
+    assert found.pinned == [1, 2]
+    found.seek(Cursor(0, 0))
+    assert sorted(rest(found)) == [1, 2]
+
+
+@given(batches=st.lists(st.booleans(), max_size=200), steps=st.integers(1, 50))
+def test_the_budget_keeps_the_walk_near_the_consumer(batches: list[bool], steps: int) -> None:
+    budget, ahead = WalkBudget(steps), 0
+    budget.begin()
+    for is_handed_out in batches:
+        if is_handed_out:
+            budget.count_batch()
+            ahead -= 1
+        elif budget.take():
+            ahead += 1
+        assert budget.ahead == ahead <= steps
+        assert budget.left >= 0

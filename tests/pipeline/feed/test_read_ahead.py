@@ -1,0 +1,131 @@
+"""How many batches are read ahead, and of which epochs: alone, with a prefetch that is told."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.cache.threads import Workers
+from penstock.pipeline.feed.position import Position
+from penstock.pipeline.feed.read_ahead import READ_AHEAD, ReadAhead
+from penstock.pipeline.plan.steps import Cursor, Step, Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WALK = Walk(samples=50, global_batch=10, drop_last=False)
+DEPTH = 2
+FIRST = 2
+
+
+class Prefetch:
+    """Wants a number of batches ahead."""
+
+    def __init__(self, *, wants: int, is_cold: bool) -> None:
+        self.wants, self.is_cold, self.first_ahead = wants, is_cold, FIRST
+        self.filled: list[int] = []
+
+    def seek(self, cursor: Cursor) -> None: ...
+
+    def ahead(self, size_bytes: int, *, waited_s: float, ready_share: float) -> int:
+        del size_bytes, waited_s, ready_share
+        return self.wants
+
+    def fill(self, size_bytes: int) -> None:
+        self.filled.append(size_bytes)
+
+
+class Road:
+    """Batches are their steps."""
+
+    walk = WALK
+
+    def __init__(self) -> None:
+        self.begun: list[Cursor] = []
+
+    def order(self, start: Cursor) -> Iterator[Step]:
+        for step in WALK.steps(start, endless=True):
+            self.begun.append(step.start)
+            yield step
+
+    def prepare(self, step: Step) -> Any:
+        class Batch:
+            pass
+
+        batch: Any = Batch()
+        batch.step, batch.read_wait_s = step, 0.0
+        return batch
+
+
+@pytest.fixture
+def pool() -> Iterator[Workers]:
+    workers = Workers(2, name="read")
+    yield workers
+    workers.close()
+
+
+def read_ahead(pool: Workers, prefetch: Prefetch | None) -> tuple[ReadAhead, Road, Position]:
+    road, position = Road(), Position()
+    position.begin_pass()
+    ahead = ReadAhead(
+        road,  # type: ignore[arg-type]
+        position,
+        pool=pool,
+        depth=DEPTH,
+        prefetch=prefetch,  # type: ignore[arg-type]
+        timeout_s=300,
+    )
+    ahead.start(Cursor(0, 0))
+    return ahead, road, position
+
+
+def consume(ahead: ReadAhead, count: int) -> list[Cursor]:
+    """Starts of so many batches, each read on behind; none is left in DALI."""
+    starts = []
+    for _ in range(count):
+        batch = ahead.pop()
+        assert batch is not None
+        starts.append(batch.step.start)
+        ahead.read_on(batch, 7, decoding=0)
+    return starts
+
+
+def test_of_a_local_dataset_a_few_are_read_over_the_end_of_the_epoch(pool: Workers) -> None:
+    ahead, road, _ = read_ahead(pool, None)
+    assert len(road.begun) == DEPTH + READ_AHEAD
+    steps = itertools.islice(WALK.steps(Cursor(0, 0), endless=True), 12)
+    assert consume(ahead, 12) == [step.start for step in steps]
+    assert len(road.begun) == 12 + DEPTH + READ_AHEAD
+
+
+def test_of_a_warm_remote_as_many_as_the_prefetch_says(pool: Workers) -> None:
+    prefetch = Prefetch(wants=7, is_cold=False)
+    ahead, road, _ = read_ahead(pool, prefetch)
+    assert len(road.begun) == FIRST
+    consume(ahead, 3)
+    assert len(road.begun) == 3 + 7  # the next epoch's too
+    assert prefetch.filled == [7] * 3
+
+
+def test_of_a_cold_remote_one_of_an_epoch_that_was_not_asked_for(pool: Workers) -> None:
+    ahead, road, position = read_ahead(pool, Prefetch(wants=7, is_cold=True))
+    consume(ahead, 3)
+    assert road.begun[3:] == [Cursor(0, 30), Cursor(0, 40), Cursor(1, 0)]
+    consume(ahead, 2)
+    assert road.begun[-1] == Cursor(1, 0)
+    consume(ahead, 1)  # decoded ahead
+    assert road.begun[-1] == Cursor(1, 0)
+    position.go_to(1)
+    position.ask()
+    ahead.go_on(Cursor(1, 0), decoding=0)
+    assert road.begun[-1] > Cursor(1, 20)
+
+
+def test_where_nothing_was_held_back_nothing_is_caught_up(pool: Workers) -> None:
+    ahead, road, _ = read_ahead(pool, Prefetch(wants=7, is_cold=False))
+    consume(ahead, 2)
+    before = list(road.begun)
+    ahead.go_on(Cursor(1, 0), decoding=0)
+    assert road.begun == before

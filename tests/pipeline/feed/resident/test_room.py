@@ -135,7 +135,7 @@ class TestRoom:
         least = pixels + 30 * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
         for room, wanted in ((least, pixels), (least - 1, None)):
             got = resident_bytes(
-                "auto", Room(most_bytes=room, told=""), index, recipe, share=1.0, cuda=cuda
+                "auto", Room(most_bytes=room, reason=""), index, recipe, share=1.0, cuda=cuda
             )
             assert got == wanted
 

@@ -1,0 +1,231 @@
+"""What every format must do; a test module runs this class once for each format.
+
+A new format subclasses `FormatConformance`, or `IndexedFormatConformance` where its datasets get an
+index of ours, says what it is called and writes a small dataset.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import fsspec
+import numpy as np
+import pytest
+from crc32c import crc32c
+
+from penstock.cache.errors import CorruptShardError, DatasetError
+from penstock.readers import Dataset, open_index
+from penstock.readers.files.names import OWN_FOLDER
+from penstock.readers.formats.registry import FORMATS, check_format, format_named, format_names
+from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
+from penstock.readers.formats.summary import Sums
+from penstock.readers.index.building import IndexBuilder
+from penstock.readers.origin.locate import locate
+from penstock.readers.origin.scratch import Scratch
+from tests import images
+from tests.readers.remote_sets import everything, upload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from penstock.readers.formats.format import Format, Indexing
+    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.index.index import Index
+    from penstock.readers.origin.origin import Origin
+    from penstock.readers.types import Encoded
+
+SAMPLES = 12
+
+
+class FormatConformance:
+    """One format, on one dataset of SAMPLES labelled images in at least two shards."""
+
+    name: str
+
+    def write(self, folder: Path) -> Path:
+        """Write the dataset below an empty folder; returns its root."""
+        raise NotImplementedError
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        return self.write(tmp_path)
+
+    @pytest.fixture
+    def remote_url(self, root: Path, tmp_path: Path) -> Iterator[str]:
+        memory = fsspec.filesystem("memory")
+        place = f"/conformance-{self.name}-{tmp_path.name}"
+        upload(root, memory, place)
+        yield f"memory:/{place}"
+        memory.rm(place, recursive=True)
+
+    @property
+    def format(self) -> Format:
+        return format_named(self.name)
+
+    def index(self, root: Path) -> Index:
+        place = None if self.format.indexing is None else root.with_name("own-index")
+        return open_index(root, index=place, verify=images.verify)
+
+    # Recognise and list.
+
+    def test_it_is_registered_by_its_name(self) -> None:
+        check_format(self.name)
+        assert self.format.name == self.name
+        assert format_names().count(self.name) == 1
+
+    def test_its_datasets_are_recognised_by_it_first(self, root: Path) -> None:
+        origin = local(root)
+        first = next(each for each in FORMATS if each.recognises(origin))
+        assert first is self.format
+        assert self.index(root).format is self.format
+
+    # Index a shard.
+
+    def test_what_a_manifest_says_of_a_shard_is_true(self, root: Path) -> None:
+        index = self.index(root)
+        assert index.samples == SAMPLES
+        assert len(index.sizes) > 1
+        assert (index.shard_bytes // self.format.least_sample_bytes >= index.sizes).all()
+        for number in range(len(index.sizes)):
+            entry, table = index.manifest.entry(number), index.shards.open(number).table
+            assert table.shape == (entry.samples, 6)
+            sums = Sums.of(
+                table[:, CRC].astype(np.uint32),
+                table[:, HEIGHT].astype(np.int32),
+                table[:, WIDTH].astype(np.int32),
+                table[:, LABEL],
+            )
+            assert sums == entry.sums
+
+    # Read rows.
+
+    def test_every_way_to_read_a_row_gives_its_bytes(self, root: Path) -> None:
+        index = self.index(root)
+        for number in range(len(index.sizes)):
+            shard = index.shards.open(number)
+            assert shard.is_file_per_sample == self.format.is_file_per_sample
+            read = read_into(shard)
+            assert [crc32c(sample) for sample in read] == shard.table[:, CRC].tolist()
+            names = {shard.name(row) for row in range(len(shard.table))}
+            assert len(names) == len(shard.table)
+            source_names = shard.source_names()
+            assert source_names is None or len(source_names) == len(shard.table)
+            shard.advise(shard.table[:, START], shard.table[:, END])
+            if shard.is_mapped:
+                starts, ends = shard.table[:, START].tolist(), shard.table[:, END].tolist()
+                assert list(map(bytes, shard.views(starts, ends))) == list(map(bytes, read))
+
+    def test_a_file_that_is_gone_is_told_by_name(self, root: Path) -> None:
+        index = self.index(root)
+        for path in sorted(root.rglob("*")):
+            if path.is_file() and path.parent.name != OWN_FOLDER.decode():
+                path.rename(path.with_name(f"new-{path.name}"))
+        with pytest.raises(DatasetError, match=r"gone|missing"):
+            read_into(index.shards.open(0))
+
+    @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+    def test_blobs_hold_the_same_samples_and_their_keys_follow_from_the_manifest(
+        self, root: Path, remote_url: str, tmp_path: Path
+    ) -> None:
+        place = None if self.format.indexing is None else tmp_path / "own-index"
+        with Dataset(root, index=place) as dataset:
+            expected = everything(dataset)
+        found = []
+        for cache in ("one", "two"):
+            with Dataset(remote_url, cache=tmp_path / cache) as dataset:
+                assert everything(dataset) == expected
+                found.append(dataset.index.shards.keys())
+                sources = [dataset.index.shards.source(n) for n in range(len(found[0]))]
+                assert tuple(source.key for source in sources) == found[-1]
+                sizes = [sum(s.size_bytes for s in source.segments) for source in sources]
+                assert sizes == [source.size_bytes for source in sources]
+        assert found[0] == found[1]
+        assert len(set(found[0])) == len(found[0])
+        assert all(len(key) == 40 for key in found[0])
+
+
+class IndexedFormatConformance(FormatConformance):
+    """One whose datasets get an index of ours."""
+
+    @property
+    def indexing(self) -> Indexing:
+        assert self.format.indexing is not None
+        return self.format.indexing
+
+    def test_a_listing_is_the_same_each_time_and_current_until_a_file_changes(
+        self, root: Path
+    ) -> None:
+        indexing, origin = self.indexing, local(root)
+        listing = indexing.list(origin)
+        snapshot = listing.snapshot()
+        assert indexing.list(origin).snapshot() == snapshot
+        assert indexing.is_current(origin, snapshot, lambda: indexing.list(origin))
+        victim = next(path for path in sorted(root.rglob("*")) if path.is_file())
+        victim.rename(victim.with_name(f"new-{victim.name}"))
+        os.utime(victim.parent, ns=(1, 1))  # whatever the clock's steps are
+        assert indexing.list(origin).snapshot() != snapshot
+        assert not indexing.is_current(origin, snapshot, lambda: indexing.list(origin))
+
+    def test_each_candidate_has_one_shard_a_name_and_bytes(self, root: Path) -> None:
+        candidates = self.indexing.list(local(root)).candidates(workers=1)
+        count = len(candidates.sizes)
+        assert count == SAMPLES
+        assert candidates.labels is not None
+        assert len(candidates.labels) == count
+        assert len({candidates.name(position) for position in range(count)}) == count
+        shards = candidates.shards
+        together = np.concatenate([shards.positions(n) for n in range(shards.shards)])
+        assert sorted(together.tolist()) == list(range(count))
+        some = together[::-1]
+        found = candidates.read(some)
+        assert [len(each) for each in found if isinstance(each, np.ndarray)] == (
+            candidates.sizes[some].tolist()
+        )
+
+    def test_a_sidecar_comes_back_as_it_was_written(self, root: Path, tmp_path: Path) -> None:
+        indexing, origin = self.indexing, local(root)
+        builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
+        found = builder.rebuild_shard(indexing.list(origin).candidates(workers=1), 1)
+        assert found is not None
+        sidecar, summary = found
+        path = os.fsencode(tmp_path / "sidecar.arrow")
+        etag = sidecar.write(path)
+        again = indexing.read_sidecar(path, etag=etag)
+        assert (again.samples, again.size_bytes, again.suffix) == (
+            sidecar.samples,
+            sidecar.size_bytes,
+            sidecar.suffix,
+        )
+        assert again.summary(progressive=None) == summary
+        assert list(again.segments()) == list(sidecar.segments())
+        assert again.write(path) == etag
+        with pytest.raises(CorruptShardError):
+            indexing.read_sidecar(path, etag="crc32c-00000000")
+
+    def test_a_shard_can_be_made_anew_from_what_lies_there(self, root: Path) -> None:
+        indexing, origin, index = self.indexing, local(root), self.index(root)
+        builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
+        listing, total = indexing.list(origin), len(index.sizes)
+        for number in range(total):
+            entry = index.manifest.entry(number)
+            candidates, same = next(
+                listing.counterparts(number, entry.name, total=total, workers=1)
+            )
+            found = builder.rebuild_shard(candidates, same)
+            assert found is not None
+            assert found[1].sums == entry.sums
+
+
+def local(root: Path) -> Origin:
+    """The dataset's root as the readers see it."""
+    return locate(root, storage_options=None, scratch=Scratch())
+
+
+def read_into(shard: OpenShard) -> list[Encoded]:
+    """All samples of a shard, read into slots."""
+    starts, ends = shard.table[:, START], shard.table[:, END]
+    slots = [np.empty(size + 1, np.uint8) for size in (ends - starts).tolist()]
+    shard.read_into(list(range(len(slots))), starts.tolist(), slots)
+    return [slot[:-1] for slot in slots]

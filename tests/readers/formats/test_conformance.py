@@ -1,0 +1,49 @@
+"""Each format keeps what all formats promise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.readers import pack
+from penstock.readers.formats.folder.listing import virtual_shards
+from penstock.readers.formats.registry import FORMATS
+from tests import images
+from tests.readers.formats.conformance import SAMPLES, FormatConformance, IndexedFormatConformance
+from tests.tars import tar_folder
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class TestFolder(IndexedFormatConformance):
+    name = "folder"
+
+    @pytest.fixture(autouse=True)
+    def _small_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
+
+    def write(self, folder: Path) -> Path:
+        return images.class_folder(folder / "set", samples=SAMPLES)
+
+
+class TestTar(IndexedFormatConformance):
+    name = "tar"
+
+    def write(self, folder: Path) -> Path:
+        return tar_folder(folder / "tars", samples=SAMPLES, archives=3)
+
+
+class TestPack(FormatConformance):
+    name = "arrow"
+
+    def write(self, folder: Path) -> Path:
+        source = images.class_folder(folder / "set", samples=SAMPLES)
+        pack(source, folder / "pack", shard_bytes=3000, verify=images.verify)
+        return folder / "pack"
+
+
+def test_every_format_is_tried() -> None:
+    tried = {each.name for each in (TestFolder, TestTar, TestPack)}
+    assert tried == {each.name for each in FORMATS}

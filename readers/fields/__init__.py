@@ -1,1 +1,2 @@
-"""What is known of one kind of field; today images: headers, facts, checks."""
+"""What is known of one kind of field; today of images: what their bytes say, and whether they are
+good."""

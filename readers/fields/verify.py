@@ -36,7 +36,7 @@ class SampleFacts:
 
 
 def find_verify(*, workers: int | None = None) -> Verify:
-    """The installed decoder, to run on `workers` threads. Raises MissingDependencyError."""
+    """Find the installed decoder, to run on `workers` threads. Raises MissingDependencyError."""
     remedy = (
         "Checking images decodes each once, with DALI: pip install 'penstock[dali]' (CUDA 13 or no "
         "GPU) or 'penstock[cuda12]'; or pass verify=."
@@ -58,7 +58,7 @@ def find_verify(*, workers: int | None = None) -> Verify:
 def examine(
     samples: Sequence[Encoded | Rejection], verify: Verify
 ) -> list[SampleFacts | Rejection]:
-    """Structure and a full decode of each sample; what came in rejected stays so, in place."""
+    """Check structure and fully decode each sample; what came in rejected stays so, in place."""
     results = [_structure(sample) for sample in samples]
     good = [i for i, result in enumerate(results) if result is None]
     encoded = [sample for i in good if not isinstance(sample := samples[i], Rejection)]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class BlobShard:
-    """Samples in a blob. table: as in OpenShard, START and END from the blob's first byte."""
+    """Samples in a blob of the cache. table: START and END count from the blob's first byte."""
 
     is_mapped = True
     is_file_per_sample = False
@@ -35,11 +35,11 @@ class BlobShard:
         self._remote = remote
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Views of a cached blob, else fresh memory; see OpenShard. Raises FetchError."""
+        """Views of a cached blob, else fresh memory. Raises FetchError."""
         return self._load(starts, ends, "mmap")
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Copies; see OpenShard."""
+        """Read the samples and copy them into their slots."""
         del rows
         ends = [start + len(slot) - 1 for start, slot in zip(starts, slots, strict=True)]
         for slot, sample in zip(slots, self._load(starts, ends, "pread"), strict=True):
@@ -52,14 +52,14 @@ class BlobShard:
         return samples
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Start reading the pages of what is on the local disk; see OpenShard."""
+        """Ask the kernel to read ahead what is on the local disk."""
         address = self.blob.address()
         if address is not None:
             advise_willneed(address + starts, address + ends)
 
 
 class FilesBlob(BlobShard):
-    """Files of a folder, end to end, or members of one archive."""
+    """A blob of a folder's files, end to end, or of one archive."""
 
     def __init__(
         self,
@@ -75,9 +75,9 @@ class FilesBlob(BlobShard):
         self._names, self._above = names, above
 
     def name(self, row: int) -> str:
-        """Such as "cat/17.jpg" or "train-000003.tar/dog.jpg"."""
+        """A sample's name for people, such as "cat/17.jpg" or "train-000003.tar/dog.jpg"."""
         return printable(self._above + self._names[row])
 
     def source_names(self) -> list[bytes] | None:
-        """None: these are the data themselves."""
+        """None, since these are the data themselves."""
         return None

@@ -61,7 +61,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, entries: Iterable[Entry], directories: Mapping[bytes, int]) -> Snapshot:
-        """Of these files, in their order."""
+        """A snapshot of these files, in their order."""
         digest = hashlib.sha256()
         for entry in entries:
             digest.update(b"%d:%s" % (len(entry.name), entry.name))
@@ -88,10 +88,10 @@ class ShardOpener(Protocol):
     """Opens one shard. Raises CorruptShardError, IndexChangedError, DatasetError, FetchError."""
 
     def open_local(self, root: bytes) -> OpenShard:
-        """Below a local folder."""
+        """Open the shard below a local folder."""
 
     def open_blob(self, remote: Remote, blob: Blob) -> OpenShard:
-        """In a blob of the cache."""
+        """Open the shard in a blob of the cache."""
 
 
 class Sidecar(ShardOpener, Protocol):
@@ -99,16 +99,16 @@ class Sidecar(ShardOpener, Protocol):
 
     @property
     def samples(self) -> int:
-        """How many there are, at least 1."""
+        """How many samples there are, at least 1."""
 
     @property
     def size_bytes(self) -> int:
-        """Of the shard, as the manifest counts it."""
+        """The bytes of the shard, as the manifest counts them."""
 
     @property
     def suffix(self) -> bytes:
-        """Ends the stem of the sidecar's name: what names the shard's blob in a cache where that
-        isn't the sidecar's own checksum, else empty."""
+        """What the stem of the sidecar's name ends in: what names the shard's blob in a cache where
+        that isn't the sidecar's own checksum, else empty."""
 
     def segments(self) -> Sequence[Segment]:
         """The objects that the shard is made of, in a remote dataset."""
@@ -117,7 +117,7 @@ class Sidecar(ShardOpener, Protocol):
         """The shard's contribution to the manifest."""
 
     def write(self, path: bytes) -> str:
-        """Write it whole; returns its etag (a checksum of the file). Raises WriteError."""
+        """Write the sidecar whole; returns its etag (a checksum of the file). Raises WriteError."""
 
 
 class Candidates(Protocol):
@@ -137,19 +137,21 @@ class Candidates(Protocol):
     passed_over: dict[str, int]
 
     @property
-    def shards(self) -> Grouping: ...
+    def shards(self) -> Grouping:
+        """The positions of each shard's candidates."""
 
     def name(self, position: int) -> bytes:
-        """Below the dataset's root, for the quarantine and as a pack's source name."""
+        """A candidate's name below the dataset's root: for the quarantine, and a pack's source
+        name."""
 
     def read(self, positions: NDArray[np.int64]) -> list[Encoded | Rejection]:
-        """Encoded bytes, or why it can't be a sample. Raises IndexChangedError (it isn't as it was
-        listed), DatasetError, FetchError."""
+        """Read candidates: encoded bytes, or why one can't be a sample. Raises IndexChangedError
+        (it isn't as it was listed), DatasetError, FetchError."""
 
     def sidecar(
         self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
     ) -> Sidecar:
-        """Of one shard's good samples, at least one, with what a full decode told of each."""
+        """The sidecar of one shard's good samples, at least one. facts: of each."""
 
     def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:
         """What all sidecars of an earlier index say of these; asked where `keeps_facts`."""
@@ -158,7 +160,8 @@ class Candidates(Protocol):
 class Listing(Protocol):
     """What lies there by names, sizes and times; nothing was read."""
 
-    def snapshot(self) -> Snapshot: ...
+    def snapshot(self) -> Snapshot:
+        """What an index notes of this listing."""
 
     def candidates(self, *, workers: int) -> Candidates:
         """What may be samples, with a warning of what is left out; may read headers, on `workers`
@@ -184,7 +187,8 @@ class Indexing(Protocol):
     keeps_facts: ClassVar[bool]
 
     def list(self, origin: Origin) -> Listing:
-        """What lies there. Raises DatasetNotFoundError, ConfigError, DatasetError, FetchError."""
+        """List what lies there. Raises DatasetNotFoundError, ConfigError, DatasetError,
+        FetchError."""
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
@@ -193,8 +197,8 @@ class Indexing(Protocol):
         tells."""
 
     def read_sidecar(self, path: bytes, *, etag: str) -> Sidecar:
-        """A sidecar that was written. etag: what the manifest promises. Raises IndexChangedError
-        (it is gone), CorruptShardError (torn, changed)."""
+        """Read a sidecar that was written. etag: what the manifest promises. Raises
+        IndexChangedError (it is gone), CorruptShardError (torn, changed)."""
 
 
 class Format(Protocol):

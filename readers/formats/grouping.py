@@ -16,7 +16,7 @@ class Grouping:
     """Positions in a listing, shard by shard.
 
     order: positions, int64, shape (n,); bounds: where each shard starts and ends in it, int64,
-    shape (shards + 1,). No shard is empty.
+    shape (shards + 1,).
     """
 
     order: NDArray[np.int64]
@@ -24,10 +24,11 @@ class Grouping:
 
     @property
     def shards(self) -> int:
+        """How many shards there are."""
         return len(self.bounds) - 1
 
     def positions(self, shard: int) -> NDArray[np.int64]:
-        """Of one shard, int64, shape (its samples,)."""
+        """The positions of one shard, int64, shape (its samples,)."""
         return self.order[self.bounds[shard] : self.bounds[shard + 1]]
 
 

@@ -31,7 +31,7 @@ ARROW_TYPES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageColumns:
-    """Of n images; all of shape (n,). crcs: of the encoded bytes; labels: None without."""
+    """What is noted of n images. crcs: of the encoded bytes; labels: None without."""
 
     crcs: NDArray[np.uint32]
     heights: NDArray[np.int32]
@@ -42,7 +42,7 @@ class ImageColumns:
 
     @classmethod
     def of(cls, facts: Sequence[SampleFacts], labels: NDArray[np.int64] | None) -> ImageColumns:
-        """What full decodes told."""
+        """Gather what full decodes told."""
         images = [each.image for each in facts]
         return cls(
             crcs=np.array([each.crc32c for each in facts], np.uint32),
@@ -55,7 +55,7 @@ class ImageColumns:
 
     @classmethod
     def read(cls, batch: Any) -> ImageColumns:
-        """Those of a sidecar's record batch."""
+        """Take the columns of a sidecar's record batch."""
         return cls(
             crcs=batch.column("crc32c").to_numpy(),
             heights=batch.column("height").to_numpy(),
@@ -66,7 +66,7 @@ class ImageColumns:
         )
 
     def arrow(self) -> dict[str, Any]:
-        """Arrow arrays by name, in order."""
+        """The columns as Arrow arrays, by name and in order."""
         columns = {
             "crc32c": pa.array(self.crcs, pa.uint32()),
             "height": pa.array(self.heights, pa.int32()),
@@ -79,7 +79,7 @@ class ImageColumns:
         return columns
 
     def summary(self, *, size_bytes: int, progressive: int | None) -> ShardSummary:
-        """Summed up. size_bytes: of the shard; progressive: JPEGs of that kind, where counted."""
+        """Sum up a shard. size_bytes: its own; progressive: JPEGs of that kind, where counted."""
         return summarise(
             size_bytes=size_bytes,
             crcs=self.crcs,
@@ -92,7 +92,7 @@ class ImageColumns:
         )
 
     def table(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """An open shard's table; see `penstock.readers.formats.shard.table`."""
+        """The table of an open shard; see `penstock.readers.formats.shard.table`."""
         return table(
             starts=starts,
             ends=ends,

@@ -17,8 +17,8 @@ REINDEX = "Run `penstock index` on the dataset again."
 
 
 def open_file(path: bytes, name: bytes) -> int:
-    """A descriptor to read from. name: for the message. Raises IndexChangedError (gone),
-    DatasetError (can't be read)."""
+    """Open a file for reading; returns its descriptor. name: for the message. Raises
+    IndexChangedError (gone), DatasetError (can't be read)."""
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):
@@ -37,7 +37,7 @@ def read_up_to(fd: int, into: Encoded, offset: int = 0) -> int:
 
 
 def read_file(path: bytes, *, name: bytes, size_bytes: int) -> Encoded:
-    """A whole file that has size_bytes. Raises as read_file_into does."""
+    """Read a whole file that has size_bytes. Raises as read_file_into does."""
     data = np.empty(size_bytes + 1, np.uint8)
     read_file_into(path, data, name=name)
     data.flags.writeable = False
@@ -64,7 +64,7 @@ def read_file_into(path: bytes, slot: Encoded, *, name: bytes) -> None:
 
 
 def changed(name: bytes, what: str) -> IndexChangedError:
-    """A file isn't what was listed or indexed."""
+    """The error for a file that isn't what was listed or indexed."""
     return IndexChangedError(
         f"{printable(name)}: changed since it was listed: {what}. Put it back, or take the folder "
         f"as it is now: {REINDEX}"
@@ -72,7 +72,7 @@ def changed(name: bytes, what: str) -> IndexChangedError:
 
 
 def unreadable(name: bytes, error: OSError) -> DatasetError:
-    """A file is there and can't be read."""
+    """The error for a file that is there and can't be read."""
     return DatasetError(
         f"{printable(name)}: can't be read ({error.strerror or error}). Give this user the right "
         "to read it, or check the disk for errors."

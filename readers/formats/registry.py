@@ -22,7 +22,7 @@ _BY_NAME = {each.name: each for each in FORMATS}
 
 
 def format_names() -> tuple[str, ...]:
-    """What `format=` takes."""
+    """The names that `format=` takes."""
     return (AUTO, *_BY_NAME)
 
 
@@ -32,12 +32,12 @@ def is_format(name: str) -> bool:
 
 
 def format_named(name: str) -> Format:
-    """A format by the name that a checked manifest or argument has."""
+    """The format of a name that was checked: a manifest's, or an argument."""
     return _BY_NAME[name]
 
 
 def check_format(format: str) -> None:
-    """Raises ConfigError for what `format=` doesn't take."""
+    """Raise ConfigError for a name that `format=` doesn't take."""
     if format not in format_names():
         raise ConfigError(f"format: got {format!r}, wanted one of {list(format_names())}.")
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def sidecar_etag(path: bytes) -> str:
-    """A checksum of the file."""
+    """The checksum of a sidecar's file, as a manifest notes it."""
     return _etag(map_buffer(path))
 
 
@@ -34,7 +34,7 @@ def is_sidecar(path: bytes, etag: str) -> bool:
 
 
 def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
-    """A sidecar's columns, with or without labels; raises as read_sidecar does."""
+    """Read a sidecar's columns, with or without labels; raises as `Indexing.read_sidecar` does."""
     try:
         buffer = read_buffer(path)  # not mapped: what is checked here is what is used
         if _etag(buffer) != etag:
@@ -50,7 +50,7 @@ def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
 
 
 def torn(path: bytes, error: Exception) -> CorruptShardError:
-    """A sidecar that can't be read."""
+    """The error for a sidecar that can't be read."""
     return CorruptShardError(
         f"{printable(path)}: this part of the index is torn ({error}). {REINDEX}"
     )

@@ -44,10 +44,10 @@ class Sums:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSummary:
-    """One shard's contribution. size_bytes: of its samples (a folder) or its file (a pack); labels:
-    samples by label, None without labels; images, channels, codecs: over its samples; progressive:
-    JPEGs of that kind, None where nobody counted; overhead_bytes: of a pack's shard beside its
-    images."""
+    """One shard's contribution to a manifest. size_bytes: of its samples (a folder) or its file (a
+    pack); labels: samples by label, None without labels; images, channels, codecs: over its
+    samples; progressive: JPEGs of that kind, None where nobody counted; overhead_bytes: of a pack's
+    shard beside its images."""
 
     samples: int
     size_bytes: int

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 
 class BlobNames:
-    """Keys and sources of a dataset's shards. segments: looks a shard's segments up; may fetch."""
+    """The keys and sources of a dataset's shards. segments: looks a shard's segments up; may
+    fetch."""
 
     def __init__(
         self,
@@ -33,7 +34,7 @@ class BlobNames:
         self._keys: tuple[str, ...] | None = None
 
     def keys(self) -> tuple[str, ...]:
-        """Of all shards, 40 hex digits each; worked out once."""
+        """The keys of all shards, 40 hex digits each; worked out once."""
         if self._keys is None:
             manifest = self._manifest
             columns = (manifest.crc32c.tolist(), manifest.columns_crc32c.tolist())

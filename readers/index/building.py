@@ -15,7 +15,8 @@ from penstock.readers.fields.verify import SampleFacts, examine
 from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.progress import Reporter
 from penstock.readers.index.intake import read_chunks
-from penstock.readers.index.manifest import MANIFEST, join_manifest, write_manifest
+from penstock.readers.index.manifest import join_manifest
+from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.index.sidecar_names import SIDECARS, sidecar_name, sweep_sidecars
 from penstock.readers.origin.quarantine import (
     QUARANTINE,
@@ -43,8 +44,8 @@ _log = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShardResults:
-    """What checking gave of one shard. positions: int64, shape (n,); results: of each; progressive:
-    JPEGs of that kind, None where nobody counts."""
+    """The results of checking one shard. positions: int64, shape (n,); results: of each;
+    progressive: JPEGs of that kind, None where nobody counts."""
 
     number: int
     positions: NDArray[np.int64]
@@ -52,7 +53,7 @@ class _ShardResults:
     progressive: int | None
 
     def sidecar(self, candidates: Candidates) -> Sidecar | None:
-        """Of the good samples; None where there is none."""
+        """The sidecar of the good samples; None where there is none."""
         facts = [result for result in self.results if isinstance(result, SampleFacts)]
         good = [i for i, result in enumerate(self.results) if isinstance(result, SampleFacts)]
         if not good:
@@ -68,7 +69,7 @@ class _ShardResults:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBuilder:
-    """Builds indexes of one dataset, and single shards of them anew.
+    """Builds the index of one dataset, or a single shard of it anew.
 
     format: one whose datasets don't carry their index. verify, workers: decode on so many threads.
     """
@@ -147,7 +148,7 @@ class IndexBuilder:
     def rebuild_shard(
         self, candidates: Candidates, number: int
     ) -> tuple[Sidecar, ShardSummary] | None:
-        """One shard's sidecar, as `build` makes it of these candidates; None if nothing of it
+        """Make one shard's sidecar, as `build` makes it of these candidates; None if nothing of it
         decodes. Raises what reading raises."""
         positions = candidates.shards.positions(number)
         results: list[SampleFacts | Rejection] = []

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Index:
-    """What a dataset holds. Sample id = position: starts[shard] + row.
+    """What a dataset holds; the sample of a shard's row has the id starts[shard] + row.
 
     sizes: samples a shard; starts: id of a shard's first sample; shard_bytes: bytes to read a
     shard; all int64, shape (shards,), no shard empty. images: bounds of the oriented image sizes.
@@ -52,6 +52,7 @@ class Index:
 
     @property
     def about(self) -> About:
+        """What is true of all shards."""
         return self.manifest.about
 
     @property
@@ -61,7 +62,7 @@ class Index:
 
     @property
     def kind(self) -> str:
-        """The format's name, for people."""
+        """The name of the format, for people."""
         return self.about.kind
 
     @property
@@ -71,11 +72,12 @@ class Index:
 
     @property
     def samples(self) -> int:
+        """How many samples there are."""
         return self.about.samples
 
     @property
     def files(self) -> int:
-        """Files or objects that the samples lie in."""
+        """How many files or objects the samples lie in."""
         return self.samples if self.format.is_file_per_sample else len(self.sizes)
 
     @property
@@ -85,6 +87,7 @@ class Index:
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """The class names by label; empty without labels."""
         return self.about.classes
 
     @property
@@ -117,7 +120,7 @@ class Index:
         return self.shards.remote
 
     def shard_name(self, shard: int) -> str:
-        """A shard's file, or its part of the index, for people."""
+        """The name of a shard's file, or of its part of the index, for people."""
         return printable(self.manifest.names[shard])
 
 
@@ -129,7 +132,7 @@ def index_of(
     scratch: Scratch,
     mender: Mender | None = None,
 ) -> Index:
-    """An index from its manifest. place: where manifest and sidecars are, a local or a remote
+    """Make an index from its manifest. place: where manifest and sidecars are, a local or a remote
     folder; None for a pack's own. scratch: kept alive as long as the index. mender: see
     Sidecars."""
     ends = np.cumsum(manifest.samples, dtype=np.int64)

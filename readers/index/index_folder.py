@@ -10,7 +10,7 @@ from penstock.cache.errors import ConfigError, CorruptShardError
 from penstock.readers.files.names import printable
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.sidecar_file import is_sidecar
-from penstock.readers.index.manifest import MANIFEST, MAX_READ_BYTES, read_manifest
+from penstock.readers.index.manifest_file import MANIFEST, MAX_READ_BYTES, read_manifest
 
 if TYPE_CHECKING:
     from penstock.readers.index.manifest import Manifest
@@ -25,8 +25,8 @@ _MOST_CHECKED_BYTES = 256 * 2**20
 
 
 def read_index(place: bytes) -> Manifest | None:
-    """The index in `place`; None if there is none, or a torn one, which is ours to replace. Raises
-    ConfigError (a pack's)."""
+    """Read the manifest in `place`; None if there is none, or a torn one, which is ours to replace.
+    Raises ConfigError (a pack's)."""
     path = os.path.join(place, MANIFEST)
     try:
         # What we alone keep may be damaged under a live job, and is no part of the data.
@@ -56,7 +56,7 @@ def _is_large(path: bytes) -> bool:
 
 
 def is_kept(place: bytes) -> bool:
-    """Whether it is in a cache folder or in the user's cache directory."""
+    """Whether a place is in a cache folder or in the user's cache directory."""
     return os.path.basename(os.path.dirname(place)) == KEPT
 
 

@@ -33,7 +33,8 @@ class Chunk:
 
 
 def cut(sizes: NDArray[np.int64]) -> Iterator[slice]:
-    """Slices of at most 256 samples and 32 MiB (or one sample). sizes: bytes, shape (n,)."""
+    """Cut a list into slices of at most 256 samples and 32 MiB (or one sample). sizes: bytes, shape
+    (n,)."""
     start, held = 0, 0
     for i, size_bytes in enumerate(sizes.tolist()):
         if i > start and (held + size_bytes > _CHUNK_BYTES or i - start == _CHUNK_SAMPLES):
@@ -47,7 +48,7 @@ def cut(sizes: NDArray[np.int64]) -> Iterator[slice]:
 def read_chunks(
     candidates: Candidates, shards: Iterator[tuple[int, NDArray[np.int64]]], *, workers: int
 ) -> Iterator[Chunk]:
-    """Chunks of shards' candidates, in order.
+    """Read the chunks of shards' candidates, in order.
 
     shards: (number, positions). Raises what `Candidates.read` raises.
     """

@@ -29,7 +29,7 @@ from penstock.readers.files.names import below, printable
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.registry import indexing_of
 from penstock.readers.index.building import IndexBuilder
-from penstock.readers.index.manifest import MANIFEST, read_manifest, write_manifest
+from penstock.readers.index.manifest_file import MANIFEST, read_manifest, write_manifest
 from penstock.readers.index.sidecar_names import SIDECARS
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ _log = logging.getLogger("penstock")
 
 
 class Mender:
-    """Of one open index in a local folder; safe for several threads. verify: as in open_index."""
+    """Mends one open index in a local folder; safe for several threads. verify: as in
+    open_index."""
 
     def __init__(
         self,
@@ -65,8 +66,8 @@ class Mender:
         self._has_warned = False
 
     def read(self, shard: int, read: Callable[[], Sidecar]) -> Sidecar:
-        """What read() gives, or where it says that this part is damaged or gone, the same made
-        anew. Raises IndexChangedError (of other data now), DatasetError, FetchError."""
+        """Read a sidecar by read(), or where that says that it is damaged or gone, make it anew.
+        Raises IndexChangedError (of other data now), DatasetError, FetchError."""
         if (unsaved := self._unsaved.get(shard)) is not None:
             return unsaved
         with contextlib.suppress(CorruptShardError, IndexChangedError):
@@ -163,7 +164,7 @@ class Mender:
 
 
 def warn_of_damage(url: str, error: Exception) -> None:
-    """Tell that a part of an index in the cache was damaged."""
+    """Warn that a part of an index in the cache was damaged."""
     warnings.warn(
         f"{url}: a part of its index in the cache was damaged or removed, and is fetched or made "
         f"anew; the job goes on. {error}",

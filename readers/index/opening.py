@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexSummary:
-    """What build_index did. bytes: of all samples; seconds: wall time; place: the
+    """What `build_index` did. bytes: of all samples; seconds: wall time; place: the
     index's folder."""
 
     samples: int
@@ -65,7 +65,8 @@ def open_index(
     format: str = AUTO,
     workers: int | None = None,
 ) -> Index:
-    """The index of a dataset; a folder's is built on first use, or brought up to date.
+    """Open the index of a dataset; that of foreign data is built on first use, or brought up to
+    date.
 
     index: folder that holds or gets it; of remote data also a URL of the same store, that holds it.
     cache: what remote data is read through, and for an index that has no better place; it,
@@ -150,10 +151,11 @@ class Opener:
 
     @property
     def places(self) -> Places:
+        """Where an index may be."""
         return Places(origin=self.origin, scratch=self.scratch, index=self.index)
 
     def open(self, format: str) -> Index:
-        """See open_index."""
+        """Open the index; see open_index."""
         check_format(format)
         self._warn_of_lost_copies()
         recognition = self._recognition()
@@ -161,9 +163,9 @@ class Opener:
         if own is not None:
             return self._index(own, None)
         found = recognition.indexed(format)
-        beside = recognition.manifests.beside
-        if beside is not None and beside.about.kind == found.name:
-            return self._index(beside, self.places.remote())
+        remote = recognition.manifests.remote
+        if remote is not None and remote.about.kind == found.name:
+            return self._index(remote, self.places.remote())
         return self._index(*self._upkeep(found, self.places).open())
 
     def open_own(self, format: str) -> Index | None:
@@ -177,7 +179,7 @@ class Opener:
         return indexing_of(self._recognition().indexed(format))
 
     def rebuild(self, format: str) -> Index:
-        """See build_index."""
+        """Build the index anew; see build_index."""
         check_format(format)
         if format != AUTO and format_named(format).indexing is None:
             raise ConfigError(f'format: got "{format}", which is a pack, and a pack has its index.')

@@ -22,13 +22,14 @@ from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.names import printable
 from penstock.readers.index.home import user_cache
 from penstock.readers.index.index_folder import KEPT, read_index
-from penstock.readers.index.manifest import MANIFEST, Manifest
+from penstock.readers.index.manifest_file import MANIFEST
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.quarantine import QUARANTINE
 from penstock.readers.origin.remote import RemoteFolder
 from penstock.readers.origin.urls import local_path, show
 
 if TYPE_CHECKING:
+    from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.scratch import Scratch
 
@@ -110,7 +111,7 @@ class Places:
         return self.scratch.index_folder(key)
 
     def make(self) -> bytes:
-        """The first that can be written, made; with a warning where it won't be kept. Raises
+        """Make the first place that can be written; with a warning where it won't be kept. Raises
         WriteError, ConfigError."""
         place = next((p for p in self.candidates() if self._can_write(p)), None)
         if place is not None:
@@ -142,7 +143,7 @@ class Places:
         return True
 
     def for_upload(self) -> tuple[Places, RemoteFolder | None]:
-        """(where to build an index, the remote folder that is asked to have it, or None)."""
+        """Where to build an index, and the remote folder that is asked to have it, or None."""
         origin = self.origin
         if isinstance(origin, RemoteFolder):
             if self.index is not None and self._named() is None:

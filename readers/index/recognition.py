@@ -9,7 +9,7 @@ import numpy as np
 from penstock.cache.errors import ConfigError, CorruptShardError, DatasetNotFoundError
 from penstock.readers.files.names import printable
 from penstock.readers.formats.registry import AUTO, FORMATS, format_named
-from penstock.readers.index.manifests import OWN_MANIFEST, REPACK, Manifests
+from penstock.readers.index.manifest_lookup import OWN_MANIFEST, REPACK, ManifestLookup
 from penstock.readers.origin.local import LocalFolder
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ _MANY_SAMPLES = 2**18
 
 
 class Recognition:
-    """Of one dataset. places: where an index of it may be."""
+    """Tells the format of one dataset. places: where an index of it may be."""
 
     def __init__(self, origin: Origin, places: Places) -> None:
         self._origin, self._places = origin, places
-        self.manifests = Manifests(origin, places)
+        self.manifests = ManifestLookup(origin, places)
 
     def own_index(self, format: str) -> Manifest | None:
         """The manifest of a dataset that carries its index (a pack), None of any other. Raises
@@ -41,7 +41,7 @@ class Recognition:
                     f"{self._origin.url} is a pack and has its own index: drop index=."
                 )
             return own
-        if format != AUTO or (self.manifests.remote_index is None and self.manifests.is_begun):
+        if format != AUTO or (self.manifests.separate is None and self.manifests.is_begun):
             raise DatasetNotFoundError(
                 f"{self._origin.url}: this pack isn't complete: its manifest "
                 f"({OWN_MANIFEST.decode()}), which is written last, is missing. Run the same "
@@ -54,7 +54,7 @@ class Recognition:
         """The format of a dataset that doesn't carry its index. Raises ConfigError where that can't
         be told, FetchError."""
         if self._origin.selection is not None:
-            found = self._asked()
+            found = self._by_root()
             if format not in (AUTO, found.name):
                 raise ConfigError(
                     f"format: got {format!r} for {self._origin.url}, which names {found.name} "
@@ -63,10 +63,10 @@ class Recognition:
             return found
         if format != AUTO:
             return format_named(format)
-        known = None if self._origin.is_local else self.manifests.remote_index
-        return self._asked() if known is None else known.format
+        known = None if self._origin.is_local else self.manifests.separate
+        return self._by_root() if known is None else known.format
 
-    def _asked(self) -> Format:
+    def _by_root(self) -> Format:
         """The first that recognises the dataset."""
         for format in FORMATS:
             if format.indexing is not None and format.recognises(self._origin):

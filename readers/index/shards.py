@@ -24,7 +24,7 @@ _log = logging.getLogger("penstock")
 
 
 class Shards:
-    """Of one index, by number; safe for several threads."""
+    """Opens the shards of one index, by number; safe for several threads."""
 
     def __init__(self, origin: Origin, manifest: Manifest, sidecars: Sidecars) -> None:
         self._origin, self._manifest, self._sidecars = origin, manifest, sidecars

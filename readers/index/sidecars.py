@@ -20,7 +20,7 @@ _FETCHES = 3
 
 
 class Sidecars:
-    """Of one index; safe for several threads.
+    """Reads the sidecars of one index; safe for several threads.
 
     place: where they are, a local or a remote folder; None for a dataset that carries its index and
     has none. mender: makes damaged ones anew, of an index that only we keep.
@@ -38,7 +38,8 @@ class Sidecars:
         return isinstance(self._place, bytes)
 
     def read(self, shard: int) -> Sidecar:
-        """One shard's. Raises CorruptShardError, IndexChangedError, FetchError."""
+        """Read the sidecar of one shard. Raises CorruptShardError, IndexChangedError,
+        FetchError."""
         sidecar = self._read(shard)
         manifest = self._manifest
         wanted = int(manifest.samples[shard]), int(manifest.shard_bytes[shard])

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def join_ranges(parts: Sequence[ImageRange]) -> ImageRange:
-    """The bounds over all parts; at least one."""
+def join_ranges(ranges: Sequence[ImageRange]) -> ImageRange:
+    """The bounds over all of at least one range."""
     return ImageRange(
-        min_height=min(d.min_height for d in parts),
-        max_height=max(d.max_height for d in parts),
-        min_width=min(d.min_width for d in parts),
-        max_width=max(d.max_width for d in parts),
+        min_height=min(d.min_height for d in ranges),
+        max_height=max(d.max_height for d in ranges),
+        min_width=min(d.min_width for d in ranges),
+        max_width=max(d.max_width for d in ranges),
     )
 
 
@@ -60,8 +60,8 @@ def fingerprint(
     crcs: NDArray[np.uint32],
     columns_crcs: NDArray[np.uint32],
 ) -> str:
-    """Of the content: shards' sizes, their checksums, classes. Not of where it lies or when it
-    was written, so a folder and its unshuffled pack of equal shards share it. Hex, 64
+    """The fingerprint of the content: shards' sizes, their checksums, classes. Not of where it lies
+    or when it was written, so a folder and its unshuffled pack of equal shards share it. Hex, 64
     characters."""
     digest = hashlib.sha256(json.dumps([list(classes), list(fields)]).encode("ascii"))
     for column, kind in ((samples, "<i8"), (crcs, "<u4"), (columns_crcs, "<u4")):

@@ -17,7 +17,7 @@ from penstock.readers.files.names import printable
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.index.building import IndexBuilder, noted_directories
 from penstock.readers.index.index_folder import read_index
-from penstock.readers.index.manifest import MANIFEST, write_manifest
+from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.origin.local import LocalFolder
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _log = logging.getLogger("penstock")
 
 
 class Upkeep:
-    """The index of one dataset in the local folders that may hold it.
+    """Keeps the index of one dataset, in the local folders that may hold it.
 
     format, indexing: of the dataset, one that doesn't carry its index; places: those folders.
     verify: decodes images, None finds the installed one; workers: threads for that.
@@ -53,7 +53,7 @@ class Upkeep:
         self._listed: Listing | None = None
 
     def open(self) -> tuple[Manifest, bytes]:
-        """The index and the folder it is in. Raises as open_index does."""
+        """Find or make the index; returns its manifest and folder. Raises as open_index does."""
         for place in self._places.candidates():
             manifest = self._read(place)
             if manifest is not None and self._stands(manifest, place):
@@ -69,7 +69,7 @@ class Upkeep:
             return manifest, place
 
     def rebuild(self) -> tuple[Manifest, bytes]:
-        """Build it anew, whatever is there. Raises as build_index does."""
+        """Build the index anew, whatever is there. Raises as build_index does."""
         listing = self._listing()
         place, snapshot = self._make_place(listing)
         with locked(place):

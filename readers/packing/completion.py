@@ -13,7 +13,8 @@ from penstock.readers.files.atomic import locked, write_bytes
 from penstock.readers.files.names import printable
 from penstock.readers.formats.pack.format import PackFormat
 from penstock.readers.formats.pack.shard import PackShard
-from penstock.readers.index.manifest import MANIFEST, Manifest, join_manifest, write_manifest
+from penstock.readers.index.manifest import Manifest, join_manifest
+from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.origin.quarantine import QUARANTINE, nothing_decodes, quarantine_lines
 from penstock.readers.packing.folder import shard_name
 

@@ -14,12 +14,14 @@ from penstock.cache.errors import DatasetError, DestinationError, WriteError
 from penstock.readers.files.atomic import make_folder, temp_name, write_json
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.formats.summary import ShardSummary, Sums
-from penstock.readers.index.manifest import MANIFEST, Manifest, read_manifest
+from penstock.readers.index.manifest_file import MANIFEST, read_manifest
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from penstock.readers.index.manifest import Manifest
 
 _SHARD = re.compile(rb"\.?shard-\d{6,}\.arrow(\.tmp)?")
 _SETTINGS = b"pack.json"

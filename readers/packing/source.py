@@ -163,7 +163,7 @@ class PackedSource:
             places = np.flatnonzero(shards == number)
             rows = ids[places] - self._index.starts[number]
             shard, spans, images = self._images(number, rows)
-            codecs, channels = shard.codecs(), shard.channels()
+            codecs, channels = shard.columns.codecs(), shard.columns.channels()
             known = shard.source_names()
             for place, row, span, image in zip(
                 places.tolist(), rows.tolist(), spans.tolist(), images, strict=True

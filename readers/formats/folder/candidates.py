@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class FolderCandidates:
-    """All files of a folder; a listing alone tells them, so this is a `Listing` too."""
+    """All files of a folder. A listing alone tells them, so this is a `Listing` too."""
 
     shard_bytes: int | None = VIRTUAL_SHARD_BYTES
 
@@ -44,33 +44,34 @@ class FolderCandidates:
 
     @cached_property
     def shards(self) -> Grouping:
-        """The virtual shards."""
+        """The virtual shards, grouped by a hash of the names."""
         return virtual_shards(self._listing)
 
     def snapshot(self) -> Snapshot:
-        """See `Listing`."""
+        """What an index notes of the files and of the folders' times."""
         return Snapshot.of(self._listing.files, self._listing.directories)
 
     def candidates(self, *, workers: int) -> FolderCandidates:
-        """Itself; see `Listing`."""
+        """This very object: nothing has to be read."""
         del workers
         return self
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
     ) -> Iterator[tuple[FolderCandidates, int]]:
-        """See `Listing`; virtual shards of which no file decodes aren't in the index."""
+        """The shard of that number, and those that it can be instead: virtual shards of which no
+        file decodes aren't in the index."""
         del name, workers
         without_samples = self.shards.shards - total
         for here in range(number, number + without_samples + 1):
             yield self, here
 
     def name(self, position: int) -> bytes:
-        """The file's."""
+        """The name of a file below the dataset's root."""
         return self._listing.files[position].name
 
     def read(self, positions: NDArray[np.int64]) -> list[Encoded | Rejection]:
-        """Whole files; see `Candidates`."""
+        """Read whole files, or say why one can't be an image."""
         return read_files(self._origin, self._files(positions))
 
     def _files(self, positions: NDArray[np.int64]) -> list[Entry]:
@@ -79,7 +80,7 @@ class FolderCandidates:
     def sidecar(
         self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
     ) -> FolderSidecar:
-        """See `Candidates`."""
+        """The sidecar of a virtual shard's good files."""
         del shard
         files, labels = self._files(positions), self.labels
         return FolderSidecar(
@@ -91,7 +92,7 @@ class FolderCandidates:
         )
 
     def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:
-        """By the files' names; see `Candidates`."""
+        """What earlier sidecars say of the files that still have their names."""
         earlier: dict[bytes, tuple[Entry, SampleFacts]] = {}
         for sidecar in sidecars:
             if not isinstance(sidecar, FolderSidecar):

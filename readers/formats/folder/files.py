@@ -1,4 +1,4 @@
-"""Reading a folder's files before they are judged: what can't be an image isn't read whole."""
+"""Reading a folder's files before they are verified: what can't be an image isn't read whole."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _SMALL_BYTES = 2**20
 
 
 def read_files(origin: Origin, files: Sequence[Entry]) -> list[Encoded | Rejection]:
-    """Files' bytes, or why they can't be images. Remote ones are kept nowhere: where they lie in a
-    shard isn't known before they are judged.
+    """Read whole files, or say why one can't be an image. Remote ones are kept nowhere: where they
+    lie in a shard isn't known before they are verified.
 
     Raises IndexChangedError for a file that changed or vanished since it was listed, DatasetError,
     FetchError.

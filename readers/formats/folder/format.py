@@ -28,25 +28,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FolderIndexing:
-    """A local folder is looked at by the times of its folders, so it isn't listed at each opening.
-    A file that changed in place is found when it is read, by its size and CRC-32C."""
+    """How a folder gets an index: by the times of its folders it is known whether files came or
+    went, so a local one isn't listed at each opening. A file that changed in place is found when it
+    is read, by its size and CRC-32C."""
 
     keeps_facts: ClassVar[bool] = True
 
     def list(self, origin: Origin) -> FolderCandidates:
-        """All files; see `list_folder`."""
+        """List all files; raises as `list_folder` does."""
         return FolderCandidates(origin, list_folder(origin))
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
     ) -> bool:
-        """Files that came, went or were renamed change their folder's time."""
+        """Whether no folder's time has changed, or of a remote dataset no file."""
         if isinstance(origin, LocalFolder):
             return not changed_directories(origin, snapshot.directories)
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
     def read_sidecar(self, path: bytes, *, etag: str) -> FolderSidecar:
-        """See `Indexing`."""
+        """Read the sidecar of a virtual shard."""
         return read_folder_sidecar(path, etag=etag)
 
 
@@ -60,17 +61,18 @@ class FolderFormat:
     indexing: ClassVar[Indexing | None] = FolderIndexing()
 
     def recognises(self, origin: Origin) -> bool:
-        """Whatever is no other format: listing it says what is wrong."""
+        """Whether no tar files were named: what no other format takes, listing says what is
+        wrong."""
         return origin.selection is None
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """The sidecar, which knows each file."""
+        """The sidecar, which knows each file and opens the shard."""
         del entry
         return sidecar()
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
     ) -> str:
-        """By the sidecar's checksum, and so by all that it says of the files."""
+        """A key by the sidecar's checksum, and so by all that it says of the files."""
         del crc32c, columns_crc32c
         return origin.blob_key(name, etag)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FolderShard:
-    """Some files of a folder, open as a shard."""
+    """A shard of some files of a local folder."""
 
     is_mapped = False
     is_file_per_sample = True
@@ -28,24 +28,24 @@ class FolderShard:
         self._root, self._names, self.table = root, names, table
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Not here: mapping a small file costs more than reading it."""
+        """Never: mapping a small file costs more than reading it. Raises TypeError."""
         del starts, ends
         raise TypeError("a folder's files are read, not mapped")
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read whole files; see OpenShard."""
+        """Read whole files into their slots."""
         del starts
         for row, slot in zip(rows, slots, strict=True):
             name = self._names[row]
             read_file_into(os.path.join(self._root, name), slot, name=name)
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Nothing: each file is read whole by one call, which is its own read-ahead."""
+        """Do nothing: each file is read whole by one call, which is its own read-ahead."""
 
     def name(self, row: int) -> str:
         """The file's name below the dataset's root."""
         return printable(self._names[row])
 
     def source_names(self) -> list[bytes] | None:
-        """None: these are the data themselves."""
+        """None, since these are the data themselves."""
         return None

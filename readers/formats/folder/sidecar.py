@@ -39,7 +39,7 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderSidecar:
-    """What is noted of n files; all of shape (n,). versions: etags or the like, of remote ones."""
+    """What an index notes of n files. versions: etags or the like, of remote ones."""
 
     names: Sequence[bytes]
     sizes: NDArray[np.int64]
@@ -51,24 +51,25 @@ class FolderSidecar:
 
     @property
     def samples(self) -> int:
+        """How many files there are."""
         return len(self.names)
 
     @property
     def size_bytes(self) -> int:
-        """Of all its files."""
+        """The bytes of all files."""
         return int(self.sizes.sum())
 
     def segments(self) -> Sequence[Segment]:
-        """Its files, in order."""
+        """The files, in order."""
         rows = zip(self.names, self.sizes.tolist(), self.versions, strict=True)
         return tuple(segment(*row) for row in rows)
 
     def summary(self, *, progressive: int | None) -> ShardSummary:
-        """See `Sidecar`."""
+        """The shard's contribution to the manifest."""
         return self.images.summary(size_bytes=self.size_bytes, progressive=progressive)
 
     def write(self, path: bytes) -> str:
-        """See `Sidecar`."""
+        """Write the sidecar whole; returns its etag."""
         columns = {
             "path": pa.array(list(self.names), pa.large_binary()),
             "bytes": pa.array(self.sizes, pa.int64()),
@@ -81,19 +82,19 @@ class FolderSidecar:
         return sidecar_etag(path)
 
     def open_local(self, root: bytes) -> FolderShard:
-        """Each file's bytes begin at 0."""
+        """Open the files below a local folder, each with bytes from 0."""
         table = self.images.table(np.zeros(len(self.names), np.int64), self.sizes)
         return FolderShard(root, self.names, table)
 
     def open_blob(self, remote: Remote, blob: Blob) -> FilesBlob:
-        """The files lie end to end in the blob."""
+        """Open the blob, in which the files lie end to end."""
         ends = np.cumsum(self.sizes, dtype=np.int64)
         table = self.images.table(ends - self.sizes, ends)
         return FilesBlob(remote, blob, table, names=self.names)
 
 
 def read_folder_sidecar(path: bytes, *, etag: str) -> FolderSidecar:
-    """A folder's sidecar; see `Indexing.read_sidecar`."""
+    """Read the sidecar of a virtual shard; raises as `Indexing.read_sidecar` does."""
     batch = sidecar_batch(path, _COLUMNS, etag=etag)
     try:
         return _content(batch)

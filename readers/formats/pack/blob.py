@@ -9,7 +9,6 @@ from penstock.cache.errors import CorruptShardError
 from penstock.readers.files.pages import BROKEN, only_the_tail
 from penstock.readers.formats.blob_shard import BlobShard
 from penstock.readers.formats.pack.columns import PackColumns
-from penstock.readers.formats.shard import END, START
 
 if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob
@@ -23,7 +22,7 @@ _HEAD_BYTES, _HEAD_SAMPLE_BYTES = 4096, 8
 _TAIL_BYTES, _TAIL_SAMPLE_BYTES = 4096, 48
 
 
-class PackBlob(BlobShard, PackColumns):
+class PackBlob(BlobShard):
     """A pack's shard in a blob.
 
     Opening it asks for its head (schema, offsets) and tail (columns, footer) only, guessed from the
@@ -50,30 +49,38 @@ class PackBlob(BlobShard, PackColumns):
         behind = overhead_bytes or _TAIL_BYTES + _TAIL_SAMPLE_BYTES * samples
         tail = max(head, size_bytes - behind)
         try:
-            self._read(blob, [(0, head), (tail, size_bytes)], samples, sums)
-            start, end = self._file_offset, self._file_offset + self._flat_bytes
+            columns = _read(blob, [(0, head), (tail, size_bytes)], samples, sums)
+            start, end = columns.file_offset, columns.file_offset + columns.flat.size
             if start > head or end < tail:
-                self._read(blob, [(0, start), (end, size_bytes)], samples, sums)
+                columns = _read(blob, [(0, start), (end, size_bytes)], samples, sums)
         except _NotParsedError:
             try:
-                self._read(blob, [(0, size_bytes)], samples, sums)
+                columns = _read(blob, [(0, size_bytes)], samples, sums)
             except _NotParsedError as error:
                 raise CorruptShardError(
                     f"{blob.source.uri}: not a shard that Penstock wrote, or changed since "
                     f"({error}). Upload the pack again."
                 ) from error
-        rows = self.table
-        rows[:, START : END + 1] += self._file_offset
-        super().__init__(remote, blob, rows)
+        self.columns = columns
+        super().__init__(remote, blob, columns.table)
 
-    def _read(self, blob: Blob, spans: list[tuple[int, int]], samples: int, sums: Sums) -> None:
-        buffer = blob.buffer(spans)
-        quiet = only_the_tail(buffer.address, buffer.size) if blob.is_cached else nullcontext()
-        try:
-            with quiet:
-                self._parse(buffer, samples, sums)
-        except BROKEN as error:
-            raise _NotParsedError(str(error)) from error
+    def name(self, row: int) -> str:
+        """A sample's name for people, such as "shard-000003.arrow[17]"."""
+        return f"{self._shown}[{row}]"
+
+    def source_names(self) -> list[bytes] | None:
+        """The samples' names in what the pack was made from; see `PackColumns`."""
+        return self.columns.source_names()
+
+
+def _read(blob: Blob, spans: list[tuple[int, int]], samples: int, sums: Sums) -> PackColumns:
+    buffer = blob.buffer(spans)
+    quiet = only_the_tail(buffer.address, buffer.size) if blob.is_cached else nullcontext()
+    try:
+        with quiet:
+            return PackColumns(buffer, samples=samples, sums=sums, from_file=True)
+    except BROKEN as error:
+        raise _NotParsedError(str(error)) from error
 
 
 class _NotParsedError(Exception):

@@ -8,7 +8,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.readers.files.ipc import only_batch
-from penstock.readers.formats.shard import check_rows, table
+from penstock.readers.formats.shard import END, START, check_rows, table
 from penstock.readers.formats.summary import Sums
 
 if TYPE_CHECKING:
@@ -39,26 +39,26 @@ def sum_of_names(names: Sequence[bytes]) -> bytes:
 
 
 class PackColumns:
-    """What a shard holds beside its images. table: as in OpenShard, START and END from the first
-    image's first byte."""
+    """The columns of one shard, and where its images lie.
 
-    table: NDArray[np.int64]
-    _shown: str
+    table: as in OpenShard. flat: the buffer of all images, end to end; file_offset: where it begins
+    in the file; source_offset: where the column of source ids does.
+    """
 
-    def _parse(self, buffer: Any, samples: int, sums: Sums) -> None:
-        """Raises one of BROKEN."""
+    def __init__(self, buffer: Any, *, samples: int, sums: Sums, from_file: bool = False) -> None:
+        """buffer: of the whole file; samples, sums: what the manifest promises; from_file: START
+        and END count from the file's first byte, else from the first image's. Raises one of
+        BROKEN."""
         self._batch = batch = only_batch(buffer, COLUMNS, optional=_OPTIONAL)
         if batch.num_rows != samples:
             raise ValueError(f"{batch.num_rows} samples, the manifest says {samples}")
-        _, offsets, flat = batch.column("image").buffers()
-        self._flat = flat
-        self._file_offset, self._flat_bytes = flat.address - buffer.address, flat.size
-        self._source_offset = batch.column("source").buffers()[1].address - buffer.address
-        self.table = _table(batch, np.frombuffer(offsets, np.int64, samples + 1), flat.size, sums)
-
-    def name(self, row: int) -> str:
-        """Such as "shard-000003.arrow[17]"."""
-        return f"{self._shown}[{row}]"
+        _, offsets, self.flat = batch.column("image").buffers()
+        self.file_offset = self.flat.address - buffer.address
+        self.source_offset = batch.column("source").buffers()[1].address - buffer.address
+        offsets = np.frombuffer(offsets, np.int64, samples + 1)
+        self.table = _table(batch, offsets, self.flat.size, sums)
+        if from_file:
+            self.table[:, START : END + 1] += self.file_offset
 
     def source(self) -> NDArray[np.int64]:
         """Each sample's id in the index that the pack was made from, int64, shape (samples,)."""
@@ -75,7 +75,7 @@ class PackColumns:
         return names if noted == sum_of_names(names) else None
 
     def codecs(self) -> list[str]:
-        """Each sample's codec."""
+        """The codec of each sample."""
         codecs: list[str] = self._batch.column("codec").to_pylist()
         return codecs
 

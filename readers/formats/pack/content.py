@@ -1,5 +1,7 @@
-"""Writing a pack's shard: one Arrow IPC file, uncompressed, one record batch, images as one flat
-buffer. Any Arrow tool opens it."""
+"""Writing a pack's shard: an Arrow IPC file of one record batch, which any Arrow tool opens.
+
+It is uncompressed, and its images are one flat buffer.
+"""
 
 from __future__ import annotations
 

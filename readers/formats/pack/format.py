@@ -33,24 +33,25 @@ class PackFormat:
     indexing: ClassVar[Indexing | None] = None
 
     def recognises(self, origin: Origin) -> bool:
-        """By what an unfinished pack has already: a whole one is known by its manifest."""
+        """Whether there is what an unfinished pack has too; a whole one is known by its
+        manifest."""
         return origin.selection is None and any(origin.find(name) is not None for name in _TRACES)
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """The manifest says enough; the rest stands in the shard."""
+        """What opens a shard by the manifest alone; the rest stands in the shard."""
         del sidecar
         return PackOpener(entry)
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
     ) -> str:
-        """By content: copies are told apart without asking the store."""
+        """A key by content, so that copies are told apart without asking the store."""
         del etag
         return origin.blob_key(name, f"crc32c-{crc32c:08x}-{columns_crc32c:08x}")
 
 
 def pack_shard(shard: OpenShard) -> PackShard | PackBlob:
-    """A pack's open shard as what it is: with the columns that packs have and others don't."""
+    """Check that an open shard is a pack's, which has columns that others don't."""
     if not isinstance(shard, PackShard | PackBlob):
         raise TypeError(f"{shard!r} is not a pack's shard")
     return shard
@@ -63,7 +64,7 @@ class PackOpener:
     entry: ShardEntry
 
     def open_local(self, root: bytes) -> PackShard:
-        """Its file, mapped."""
+        """Map its file."""
         entry = self.entry
         return PackShard(
             below(root, entry.name),
@@ -74,7 +75,7 @@ class PackOpener:
         )
 
     def open_blob(self, remote: Remote, blob: Blob) -> PackBlob:
-        """Its head and tail, the images as they are needed."""
+        """Fetch its head and tail; its images come as they are needed."""
         entry = self.entry
         return PackBlob(
             remote,

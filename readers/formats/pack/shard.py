@@ -1,5 +1,7 @@
-"""A pack's shard of a local folder, open for reading: mapped once, a sample is a slice of the flat
-buffer, and no Arrow object is made per sample."""
+"""A pack's shard of a local folder, open for reading.
+
+It is mapped once; a sample is a slice of the flat buffer, and no Arrow object is made for it.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 _REMEDY = "Run the same `penstock pack` again into an empty folder, or fetch the shard again."
 
 
-class PackShard(PackColumns):
-    """An open shard. Holds a map and no descriptor; the views that it gave keep the map alive."""
+class PackShard:
+    """A mapped shard of a pack. It holds no descriptor; views that it gave keep the map alive."""
 
     is_mapped = True
     is_file_per_sample = False
@@ -39,9 +41,7 @@ class PackShard(PackColumns):
         try:
             buffer = map_buffer(path)
             with only_the_tail(buffer.address, buffer.size):
-                self._parse(buffer, samples, sums)
-            self._data = np.frombuffer(self._flat, np.uint8)
-            self._address = self._flat.address
+                self.columns = PackColumns(buffer, samples=samples, sums=sums)
         except FileNotFoundError:
             raise _missing(path) from None
         except BROKEN as error:
@@ -49,14 +49,25 @@ class PackShard(PackColumns):
                 f"{printable(path)}: not a shard that Penstock wrote, or changed since ({error}). "
                 f"{_REMEDY}"
             ) from error
+        self.table = self.columns.table
+        self._data = np.frombuffer(self.columns.flat, np.uint8)
+        self._address = self.columns.flat.address
+
+    def name(self, row: int) -> str:
+        """A sample's name for people, such as "shard-000003.arrow[17]"."""
+        return f"{self._shown}[{row}]"
+
+    def source_names(self) -> list[bytes] | None:
+        """The samples' names in what the pack was made from; see `PackColumns`."""
+        return self.columns.source_names()
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Views of the map; see OpenShard."""
+        """Views of the map."""
         data = self._data
         return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read past the map; see OpenShard."""
+        """Read the file, past the map."""
         del rows
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -65,22 +76,22 @@ class PackShard(PackColumns):
         try:
             for start, slot in zip(starts, slots, strict=True):
                 wanted = slot[:-1]
-                if read_up_to(fd, wanted, self._file_offset + start) < len(wanted):
+                if read_up_to(fd, wanted, self.columns.file_offset + start) < len(wanted):
                     raise CorruptShardError(
                         f"{printable(self.path)}: torn: it ends before byte "
-                        f"{self._file_offset + start + len(wanted)}. {_REMEDY}"
+                        f"{self.columns.file_offset + start + len(wanted)}. {_REMEDY}"
                     )
         finally:
             os.close(fd)
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Start reading the pages; see OpenShard."""
+        """Ask the kernel to read these pages ahead."""
         advise_willneed(self._address + starts, self._address + ends)
 
     def rewrite_source(self, source: NDArray[np.int64]) -> None:
         """Replace the source column in the file, in place; for the packer, before anyone reads."""
         with open(self.path, "r+b", buffering=0) as file:
-            file.seek(self._source_offset)
+            file.seek(self.columns.source_offset)
             file.write(np.ascontiguousarray(source, "<i8").tobytes())
             os.fsync(file.fileno())
 

@@ -70,7 +70,8 @@ def drop_copy(origin: Origin, entry: Entry) -> None:
 
 
 class LocalTar:
-    """A file, open for reading at offsets; one that changes meanwhile is found at close.
+    """A local archive, open for reading at offsets; if it changes meanwhile, that is found at
+    close.
 
     Not mapped: headers are read here before anyone knows whether the file stands still. A context
     manager. Raises IndexChangedError (another size or time than listed), DatasetError.
@@ -103,7 +104,7 @@ class LocalTar:
             raise unreadable(self._entry.name, error) from error
 
     def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
-        """A large member of another kind isn't read whole."""
+        """Read members; a large one of another kind isn't read whole."""
         samples: list[Encoded | Rejection] = []
         for start, size_bytes in zip(starts, sizes, strict=True):
             codec = sniff(self.read_at(start, min(HEAD_BYTES, size_bytes)))
@@ -134,7 +135,7 @@ class LocalTar:
 
 
 class RemoteTar:
-    """An object. One that changes meanwhile is a FetchError."""
+    """An archive in a remote store. One that changes meanwhile is a FetchError."""
 
     def __init__(self, origin: RemoteFolder, entry: Entry, *, whole: bool) -> None:
         source = origin.archive(entry)
@@ -154,6 +155,7 @@ class RemoteTar:
         """Nothing is held."""
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
+        """Bytes of the object, fewer where it ends."""
         end = min(offset + size_bytes, self._size_bytes)
         if offset >= end:
             return b""
@@ -165,7 +167,7 @@ class RemoteTar:
         return bytes(self._window[at : at + end - offset])
 
     def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
-        """All are fetched at once."""
+        """Fetch members, all at once."""
         ends = [start + size_bytes for start, size_bytes in zip(starts, sizes, strict=True)]
         samples: list[Encoded | Rejection] = []
         for data in self._load(starts, ends):

@@ -30,7 +30,8 @@ _PART = re.compile(rb".*\.tar\.?(?:part)?[-_.]?(?:[0-9]{1,5}|[a-z]{2})", re.I)
 
 
 def is_archive_name(name: bytes) -> bool:
-    """A tar file by its name; compressed ones and parts too, since they must not be passed over."""
+    """Whether a name is a tar file's; of compressed ones and parts too, since none of them may be
+    passed over."""
     return not is_passed_over(name) and bool(
         name.lower().endswith(b".tar") or _COMPRESSED.fullmatch(name) or _PART.fullmatch(name)
     )

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 
 class TarListing:
-    """The tar files of a dataset, in order."""
+    """The tar files of a dataset, in order; nothing of them was read."""
 
     def __init__(self, origin: Origin, archives: Sequence[Entry]) -> None:
         self._origin, self._archives = origin, archives
 
     def snapshot(self) -> Snapshot:
-        """Of the archives."""
+        """What an index notes of the archives."""
         return Snapshot.of(self._archives, {})
 
     def candidates(self, *, workers: int) -> TarCandidates:
-        """Reads all headers and labels; remote archives are fetched whole for that."""
+        """Read all headers and labels; remote archives are fetched whole for that."""
         return self._candidates(self._archives, workers=workers)
 
     def counterparts(
@@ -77,16 +77,16 @@ class TarCandidates:
 
     @property
     def shards(self) -> Grouping:
-        """One an archive."""
+        """One shard an archive, also where it holds no sample."""
         order = np.arange(len(self.sizes), dtype=np.int64)
         return Grouping(order=order, bounds=self._samples.bounds)
 
     def name(self, position: int) -> bytes:
-        """Such as "train-000.tar/dog.jpg"."""
+        """A sample's name, such as "train-000.tar/dog.jpg"."""
         return self._samples.shown(position)
 
     def read(self, positions: NDArray[np.int64]) -> list[Encoded | Rejection]:
-        """Each archive is opened once, its images read in their order there; see `Candidates`."""
+        """Read images: each archive is opened once, its images come in their order there."""
         listed = self._samples
         numbers = np.searchsorted(listed.bounds, positions, side="right") - 1
         samples: list[Encoded | Rejection] = [Rejection("")] * len(positions)
@@ -103,7 +103,7 @@ class TarCandidates:
     def sidecar(
         self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
     ) -> TarSidecar:
-        """See `Candidates`."""
+        """The sidecar of an archive's good samples."""
         listed, labels = self._samples, self.labels
         return TarSidecar(
             archive=listed.archives[shard],
@@ -115,6 +115,6 @@ class TarCandidates:
         )
 
     def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:
-        """Not asked: a label more or less may concern every sample."""
+        """Never asked, since a label more or less may concern every sample. Raises TypeError."""
         del sidecars
         raise TypeError("tar files are indexed anew as a whole")

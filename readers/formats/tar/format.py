@@ -30,24 +30,25 @@ _IDENTITY = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
 
 @dataclass(frozen=True, slots=True)
 class TarIndexing:
-    """The archives are looked at each time (name, size, time); where any differs, the whole set is
-    indexed anew, since a label more or less may concern every sample."""
+    """How tar files get an index: local ones are looked at each time (name, size, time), and where
+    any differs the whole set is indexed anew, since a label more or less may concern every
+    sample."""
 
     keeps_facts: ClassVar[bool] = False
 
     def list(self, origin: Origin) -> TarListing:
-        """All archives; see `list_archives`."""
+        """List all archives; raises as `list_archives` does."""
         return TarListing(origin, list_archives(origin))
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
     ) -> bool:
-        """Whether these are the very archives."""
+        """Whether these are the very archives that were indexed."""
         del origin
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
     def read_sidecar(self, path: bytes, *, etag: str) -> TarSidecar:
-        """See `Indexing`."""
+        """Read the sidecar of an archive."""
         return read_tar_sidecar(path, etag=etag)
 
 
@@ -61,19 +62,19 @@ class TarFormat:
     indexing: ClassVar[Indexing | None] = TarIndexing()
 
     def recognises(self, origin: Origin) -> bool:
-        """By the names at the root; see `holds_tars`."""
+        """Whether tar files were named, or the root holds some; see `holds_tars`."""
         return origin.selection is not None or holds_tars(origin)
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
-        """The sidecar, which knows the archive."""
+        """The sidecar, which knows the archive and opens it."""
         del entry
         return sidecar()
 
     def blob_key(
         self, origin: RemoteFolder, *, name: bytes, etag: str, crc32c: int, columns_crc32c: int
     ) -> str:
-        """By what a listing told of the archive, which its sidecar's name carries: so it is the
-        key that the archive was fetched under before it had an index."""
+        """A key by what a listing told of the archive, which its sidecar's name carries: so it is
+        the key that the archive was fetched under before it had an index."""
         del crc32c, columns_crc32c
         found = _IDENTITY.fullmatch(name)
         return (

@@ -44,7 +44,7 @@ _TORN = "Fetch or write this archive again."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A file of an archive. name: as it stands there, never a path to be used. start, end: its
+    """One file in an archive. name: as it stands there, never a path to be used. start, end: its
     bytes in the archive, end exclusive. refused: why it is none of a dataset, or None."""
 
     name: bytes

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TarShard:
-    """An archive, open as a shard. Holds a map and no descriptor; views keep the map alive."""
+    """A mapped archive. It holds no descriptor; views that it gave keep the map alive."""
 
     is_mapped = True
     is_file_per_sample = False
@@ -47,12 +47,12 @@ class TarShard:
         self._address = buffer.address
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Views of the map; see OpenShard."""
+        """Views of the map."""
         data = self._data
         return [data[start:end] for start, end in zip(starts, ends, strict=True)]
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read past the map; see OpenShard."""
+        """Read the file, past the map."""
         del rows
         fd = open_file(self.path, self._archive.name)
         try:
@@ -66,13 +66,13 @@ class TarShard:
             os.close(fd)
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
-        """Start reading the pages; see OpenShard."""
+        """Ask the kernel to read these pages ahead."""
         advise_willneed(self._address + starts, self._address + ends)
 
     def name(self, row: int) -> str:
-        """Such as "train-000003.tar/dog.jpg"."""
+        """A sample's name for people, such as "train-000003.tar/dog.jpg"."""
         return printable(self._archive.name + b"/" + self._names[row])
 
     def source_names(self) -> list[bytes] | None:
-        """None: these are the data themselves."""
+        """None, since these are the data themselves."""
         return None

@@ -46,8 +46,8 @@ _COLUMNS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TarSidecar:
-    """What is noted of one archive's n samples; arrays of shape (n,). starts, sizes: bytes of the
-    images in the archive; names: of their members; keys: of the samples."""
+    """What an index notes of one archive's n samples; arrays of shape (n,). starts, sizes: bytes of
+    the images in the archive; names: of their members; keys: of the samples."""
 
     archive: Entry
     names: Sequence[bytes]
@@ -58,28 +58,29 @@ class TarSidecar:
 
     @property
     def samples(self) -> int:
+        """How many images are noted."""
         return len(self.names)
 
     @property
     def size_bytes(self) -> int:
-        """Of the archive."""
+        """The bytes of the archive."""
         return self.archive.size_bytes
 
     @property
     def suffix(self) -> bytes:
-        """The archive's identity: processes agree on its blob by the manifest alone."""
+        """The archive's identity, so that processes agree on its blob by the manifest alone."""
         return b"-" + self.archive.identity.encode()
 
     def segments(self) -> Sequence[Segment]:
-        """The archive."""
+        """The archive, as one object."""
         return (segment(self.archive.name, self.archive.size_bytes, self.archive.version),)
 
     def summary(self, *, progressive: int | None) -> ShardSummary:
-        """See `Sidecar`."""
+        """The shard's contribution to the manifest."""
         return self.images.summary(size_bytes=self.size_bytes, progressive=progressive)
 
     def write(self, path: bytes) -> str:
-        """See `Sidecar`."""
+        """Write the sidecar whole; returns its etag."""
         columns = {
             "path": pa.array(list(self.names), pa.large_binary()),
             "key": pa.array(list(self.keys), pa.large_binary()),
@@ -102,11 +103,11 @@ class TarSidecar:
         return sidecar_etag(path)
 
     def open_local(self, root: bytes) -> TarShard:
-        """The archive, mapped."""
+        """Map the archive below a local folder."""
         return TarShard(root, self.archive, self.names, self._table())
 
     def open_blob(self, remote: Remote, blob: Blob) -> FilesBlob:
-        """The blob is the archive."""
+        """Open the blob, which is the archive."""
         above = self.archive.name + b"/"
         return FilesBlob(remote, blob, self._table(), names=self.names, above=above)
 
@@ -115,7 +116,7 @@ class TarSidecar:
 
 
 def read_tar_sidecar(path: bytes, *, etag: str) -> TarSidecar:
-    """A tar file's sidecar; see `Indexing.read_sidecar`."""
+    """Read the sidecar of a tar file; raises as `Indexing.read_sidecar` does."""
     batch = sidecar_batch(path, _COLUMNS, etag=etag)
     try:
         return _content(batch)

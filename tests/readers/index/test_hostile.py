@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from penstock.cache.errors import DatasetError
 from penstock.readers import Dataset, open_index, pack
 from penstock.readers.formats.sidecar_file import sidecar_etag
-from penstock.readers.index.manifest import COLUMNS, read_manifest, write_manifest
+from penstock.readers.index.manifest_file import COLUMNS, read_manifest, write_manifest
 from tests import images
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from penstock.cache.errors import (
 )
 from penstock.readers import build_index, open_index, pack
 from penstock.readers.formats.limits import VERSION
-from penstock.readers.index.manifest import read_manifest, write_manifest
+from penstock.readers.index.manifest_file import read_manifest, write_manifest
 from penstock.readers.index.totals import label_correlation
 from tests import images
 
@@ -256,7 +256,7 @@ def test_a_manifest_with_a_flipped_byte_is_refused_or_says_the_same(
 def test_a_newer_format_is_refused_with_a_remedy(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.readers.index.manifest.VERSION", VERSION + 1)
+    monkeypatch.setattr("penstock.readers.index.manifest_file.VERSION", VERSION + 1)
     open_index(folder, verify=images.verify)
     monkeypatch.undo()
     with pytest.raises(DatasetError, match="Upgrade penstock"):

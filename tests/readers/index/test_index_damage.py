@@ -19,7 +19,7 @@ from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import IndexChangedError, PenstockWarning
 from penstock.readers import Dataset, pack
 from penstock.readers.formats.limits import VERSION
-from penstock.readers.index.manifest import read_manifest
+from penstock.readers.index.manifest_file import read_manifest
 from tests import images, tars
 from tests.servers import serving
 

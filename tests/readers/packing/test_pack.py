@@ -26,6 +26,7 @@ from penstock.cache.errors import (
     WriteError,
 )
 from penstock.readers import Dataset, PackSummary, open_index, pack
+from penstock.readers.formats.pack.format import pack_shard
 from penstock.readers.packing.plan import cut_evenly, plan_samples, shuffled
 from tests import images
 from tests.watchdog import PATIENCE_S
@@ -71,7 +72,7 @@ def sources(path: Path) -> list[int]:
     index = open_index(path)
     found = []
     for shard in range(len(index.sizes)):
-        found += index.shards.open(shard).source().tolist()  # type: ignore[union-attr]
+        found += pack_shard(index.shards.open(shard)).columns.source().tolist()
     return found
 
 

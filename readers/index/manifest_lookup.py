@@ -1,5 +1,5 @@
-"""The manifests that a dataset has, wherever: in its own folder, in a remote one for its index, or
-kept by this host.
+"""Finding a dataset's manifest: in its own folder, in a remote folder for its index, or kept by
+this host.
 
 Each place is looked at once. A damaged copy of a remote manifest in the cache is fetched again.
 """
@@ -23,7 +23,7 @@ from penstock.readers.files.names import OWN_FOLDER
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.registry import FORMATS
 from penstock.readers.index.index_folder import read_index
-from penstock.readers.index.manifest import MANIFEST, read_manifest
+from penstock.readers.index.manifest_file import MANIFEST, read_manifest
 
 if TYPE_CHECKING:
     from penstock.readers.index.manifest import Manifest
@@ -38,15 +38,15 @@ OWN_MANIFEST = OWN_FOLDER + b"/" + MANIFEST
 REPACK = "Run the same `penstock pack` again into an empty folder, or fetch the pack again."
 
 
-class Manifests:
-    """Of one dataset. places: where an index of it may be."""
+class ManifestLookup:
+    """Looks for the manifests of one dataset. places: where an index of it may be."""
 
     def __init__(self, origin: Origin, places: Places) -> None:
         self._origin, self._places = origin, places
 
     @cached_property
     def own(self) -> Manifest | None:
-        """That which a dataset carries in its own folder, as packs do. Raises FetchError,
+        """The manifest that a dataset carries in its own folder, as packs do. Raises FetchError,
         CorruptShardError (torn), DatasetError (a newer version)."""
         origin = self._origin
         if origin.selection is not None:
@@ -54,7 +54,7 @@ class Manifests:
         try:
             found = origin.find(OWN_MANIFEST)
         except FetchError as error:
-            if self.kept is None:
+            if self.local is None:
                 raise
             warnings.warn(
                 f"{origin.url}: the remote can't be reached, so the index that was kept is used as "
@@ -80,14 +80,15 @@ class Manifests:
         return any(f.indexing is None and f.recognises(self._origin) for f in FORMATS)
 
     @property
-    def remote_index(self) -> Manifest | None:
-        """A remote dataset's index, wherever it is."""
-        return self.beside or self.kept
+    def separate(self) -> Manifest | None:
+        """The manifest of a remote dataset's index, wherever that lies apart from the data."""
+        return self.remote or self.local
 
     @cached_property
-    def beside(self) -> Manifest | None:
-        """A remote dataset's index in a remote folder: the one named, or beside the data. Raises
-        DatasetNotFoundError, ConfigError, FetchError and DatasetError for the one named."""
+    def remote(self) -> Manifest | None:
+        """The manifest of a remote dataset's index in a remote folder: the one named, or beside the
+        data. Raises DatasetNotFoundError, ConfigError, FetchError and DatasetError for the one
+        named."""
         place, is_named = self._places.remote(), self._places.index is not None
         if place is None:
             return None
@@ -115,8 +116,8 @@ class Manifests:
         return manifest
 
     @cached_property
-    def kept(self) -> Manifest | None:
-        """A remote dataset's index in a local folder; see `read_index`."""
+    def local(self) -> Manifest | None:
+        """The manifest of a remote dataset's index in a local folder; see `read_index`."""
         if self._origin.is_local:
             return None
         found = map(read_index, self._places.candidates())

@@ -1,0 +1,183 @@
+"""The file of a manifest: an Arrow table of shards, and as JSON what is true of them all.
+
+It is memory-mapped and O(shards), and carries a checksum of itself: a bit that flips in it would be
+a wrong dataset.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from crc32c import crc32c
+
+from penstock.cache.errors import CorruptShardError, DatasetError
+from penstock.readers.files.atomic import write_whole
+from penstock.readers.files.ipc import metadata, only_batch, write_batch
+from penstock.readers.files.names import printable
+from penstock.readers.files.pages import BROKEN, map_buffer
+from penstock.readers.formats.limits import VERSION
+from penstock.readers.index.about import check_about, load_values
+from penstock.readers.index.manifest import NAMES_AT_ONCE, Manifest, check_manifest
+
+MANIFEST = b"manifest.arrow"
+"""Its name in the index's folder."""
+
+_ROOT, _SUM = b"penstock", b"penstock.crc32c"
+_SUMMED = ("bytes", "samples", "crc32c", "columns_crc32c")
+COLUMNS = {
+    "uri": "binary",
+    "etag": "string",
+    "bytes": "int64",
+    "samples": "int64",
+    "crc32c": "uint32",
+    "columns_crc32c": "uint32",
+}
+"""Arrow types by name, in order."""
+
+# What a manifest takes: 112 bytes a shard and the names of the folders that were listed.
+_MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
+_VERSION_TEXT = re.compile(rb'"version": \d+')
+
+
+class _Column(Sequence[Any]):
+    """Values of a mapped column, decoded one at a time: 10^6 shards cost no memory."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, i: Any) -> Any:
+        found = self._column[i]
+        return found.to_pylist() if isinstance(i, slice) else found.as_py()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._column.to_pylist())
+
+
+def write_manifest(path: bytes, manifest: Manifest) -> None:
+    """Write a manifest whole. Raises WriteError."""
+    columns = {
+        "uri": pa.array(list(manifest.names), pa.binary()),
+        "etag": pa.array(list(manifest.etags), pa.string()),
+        "bytes": pa.array(manifest.shard_bytes, pa.int64()),
+        "samples": pa.array(manifest.samples, pa.int64()),
+        "crc32c": pa.array(manifest.crc32c, pa.uint32()),
+        "columns_crc32c": pa.array(manifest.columns_crc32c, pa.uint32()),
+    }
+    about = {"version": VERSION, "penstock": _own_version(), **asdict(manifest.about)}
+    text = json.dumps(about, sort_keys=True).encode("ascii")
+    batch = pa.record_batch(columns)
+    metadata = {_ROOT: text, _SUM: f"{_checksum(text, batch):08x}".encode()}
+    write_whole(path, lambda temp: write_batch(temp, batch.replace_schema_metadata(metadata)))
+
+
+def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
+    """Read a manifest that is mapped. remedy: what to do where it can't be read, for the message.
+    mapped: False reads it into memory: pyarrow ends the process over offsets that change under it,
+    and a bit that turns in a cache's file must not do that.
+
+    Raises CorruptShardError (torn, damaged, or it says what can't be), DatasetError (a newer
+    version), FileNotFoundError.
+    """
+    try:
+        _check_file(path, _MAX_MAPPED_BYTES if mapped else MAX_READ_BYTES)
+        buffer = map_buffer(path) if mapped else _read(path)
+        noted = metadata(buffer)
+        text = noted[_ROOT]
+        values = load_values(text)
+        form = values.pop("version")
+        if type(form) is not int:
+            raise ValueError("its version isn't a number")
+        by = str(values.get("penstock"))[:40]
+    except FileNotFoundError:
+        raise
+    except BROKEN as error:
+        raise _damaged(path, error, remedy) from error
+    if form > VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
+        raise DatasetError(
+            f"{printable(path)}: written by Penstock {by!r}, in a format newer than this one reads "
+            f"(wanted {VERSION}). Upgrade penstock, or: {remedy}"
+        )
+    try:
+        if form > VERSION:
+            raise ValueError("its version was changed")
+        batch = only_batch(buffer, COLUMNS)
+        if int(noted[_SUM], 16) != _checksum(text, batch):
+            raise ValueError("its checksum is wrong")
+        manifest = Manifest(
+            about=check_about(values),
+            names=_Column(batch.column("uri")),
+            etags=_Column(batch.column("etag")),
+            shard_bytes=batch.column("bytes").to_numpy(),
+            samples=batch.column("samples").to_numpy(),
+            crc32c=batch.column("crc32c").to_numpy(),
+            columns_crc32c=batch.column("columns_crc32c").to_numpy(),
+        )
+        check_manifest(manifest)
+        return manifest
+    except BROKEN as error:
+        raise _damaged(path, error, remedy) from error
+
+
+def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
+    """Whether a newer version's number came of bits that turned: with ours the checksum is right,
+    and with theirs it isn't."""
+    try:
+        batch, wanted = only_batch(buffer, COLUMNS), int(checksum or b"", 16)
+    except BROKEN:
+        return False
+    ours = _VERSION_TEXT.sub(b'"version": %d' % VERSION, text)
+    return _checksum(text, batch) != wanted == _checksum(ours, batch)
+
+
+def _check_file(path: bytes, most: int) -> None:
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("it isn't a regular file")
+    if found.st_size > most:
+        raise ValueError(f"it has {found.st_size:,} bytes, wanted at most {most:,}")
+
+
+def _read(path: bytes) -> Any:
+    with open(path, "rb") as file:
+        return pa.py_buffer(file.read())
+
+
+def _damaged(path: bytes, error: Exception, remedy: str) -> CorruptShardError:
+    return CorruptShardError(
+        f"{printable(path)}: not a whole manifest ({error}). It is torn or was changed. {remedy}"
+    )
+
+
+def _checksum(text: bytes, batch: Any) -> int:
+    total = crc32c(text)
+    for name in _SUMMED:
+        total = crc32c(np.ascontiguousarray(batch.column(name).to_numpy()), total)
+    return _sum_names(batch.column("etag"), _sum_names(batch.column("uri"), total))
+
+
+def _sum_names(column: Any, total: int) -> int:
+    """As of all of them joined by NUL, some at a time."""
+    for start in range(0, len(column), NAMES_AT_ONCE):
+        some = column[start : start + NAMES_AT_ONCE].to_pylist()
+        some = [each.encode() if isinstance(each, str) else each for each in some]
+        total = int(crc32c((b"\0" if start else b"") + b"\0".join(some), total))
+    return total
+
+
+def _own_version() -> str:
+    try:
+        return version("penstock")
+    except PackageNotFoundError:  # run from a checkout that isn't installed
+        return "unknown"

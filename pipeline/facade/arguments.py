@@ -38,7 +38,10 @@ class LoaderArguments:
     def __init__(
         self, torch_options: TorchOptions, own: PenstockOptions, *, world: World | None
     ) -> None:
-        """world: as the user gave it. Raises ConfigError for a device that isn't here."""
+        """Look for the world, unless the user gave it, and for this rank's device.
+
+        Raises ConfigError for a device that isn't here.
+        """
         self.torch_options = torch_options
         self.own = own
         self.seed = LoaderSeed(given=own.plan.seed)

@@ -56,7 +56,9 @@ def check_dataset(dataset: Any) -> None:
             else "Pass a penstock.Dataset, a torch dataset, or an object with __getitem__ and "
             "__len__"
         )
-        raise ConfigError(f"dataset: got a {type(dataset).__name__}, wanted a dataset. {remedy}.")
+        raise ConfigError(
+            f"dataset: got an object of type {type(dataset).__name__}, wanted a dataset. {remedy}."
+        )
 
 
 def _refuse_wrapped(dataset: Any) -> None:
@@ -66,8 +68,8 @@ def _refuse_wrapped(dataset: Any) -> None:
     name = type(dataset).__name__
     remedy = _PART if isinstance(dataset, torch.utils.data.Subset) else _SEVERAL
     raise DatasetError(
-        f"{name} with a native dataset (penstock.Dataset) in it: such a one is read whole and by "
-        f"shards, never by index, so torch's wrappers and lists can't hold it. Instead {remedy}."
+        f"{name} holds a native dataset (penstock.Dataset), which is read whole and by shards, "
+        f"never by index, so torch's wrappers and lists can't hold one. Instead {remedy}."
     )
 
 

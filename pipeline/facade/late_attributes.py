@@ -13,7 +13,7 @@ from typing import Any
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.options.checks import check_counts, check_timeout
 from penstock.pipeline.options.foreign_options import WorkerOptions
-from penstock.pipeline.options.refusals import refuse_foreign, refuse_with_seed
+from penstock.pipeline.options.refusals import refuse_torch_arguments, refuse_with_seed
 
 # torch's arguments about workers and pinning, which its own loader inside is made with.
 WORKER_OPTIONS = tuple(field.name for field in fields(WorkerOptions))
@@ -38,7 +38,7 @@ _AGAIN = "Make another DataLoader, and hand it this one's state_dict() to go on 
 
 
 def is_same(value: Any, there: Any) -> bool:
-    """Whether setting it would change nothing."""
+    """Whether setting a value in place of the one there would change nothing."""
     plain = bool | int | float | str
     return value is there or (
         isinstance(value, plain) and type(value) is type(there) and value == there
@@ -47,7 +47,7 @@ def is_same(value: Any, there: Any) -> bool:
 
 def check_native(name: str, value: Any) -> None:
     """Raise ConfigError unless a native loader honours the value from its next pass on."""
-    refuse_foreign({name: value})
+    refuse_torch_arguments({name: value})
     if name not in _LIVE_NATIVE:
         raise refused(name)
     if name in ("num_workers", "prefetch_factor"):
@@ -69,7 +69,7 @@ def check_torch(name: str, value: Any, *, is_ordered: bool, keeps_workers: bool)
     if keeps_workers:
         raise ConfigError(
             f"{name} should not be set while persistent workers are alive: they were started with "
-            f"what it was, and go on. Set it before the first pass, or drop persistent_workers. "
+            "the old value and keep it. Set it before the first pass, or drop persistent_workers. "
             f"{_AGAIN}."
         )
 

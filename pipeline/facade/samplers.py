@@ -36,13 +36,13 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
     """
 
     def __init__(self, engine: EpochOrder | None, world: World) -> None:
-        """engine: may come later, by `follow`."""
+        """The engine may come later, by `follow`."""
         self._engine = None if engine is None else weakref.ref(engine)
         self.place(world)
         self.shuffle, self.drop_last, self.seed = True, False, 0
 
     def place(self, world: World) -> None:
-        """Be of this rank from now on."""
+        """Show the place of this rank from now on."""
         self.rank, self.num_replicas = world.rank, world.size
 
     def follow(self, engine: EpochOrder) -> None:
@@ -68,7 +68,7 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
             yield from batch
 
     def batches(self) -> Iterator[list[int]]:
-        """The same, a batch at a time."""
+        """Sample ids of this rank in the current epoch, a batch at a time."""
         engine = self._order()
         return iter(()) if engine is None else engine.epoch_batches()
 
@@ -82,14 +82,14 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
         return 0 if engine is None else engine.epoch_samples()
 
     def set_epoch(self, epoch: int) -> None:
-        """Forwards to the loader; trainers whose only epoch hook is `.sampler.set_epoch` use it."""
+        """Forward to the loader; trainers whose only epoch hook is `.sampler.set_epoch` use it."""
         engine = self._order()
         if engine is not None:
             engine.set_epoch(epoch)
 
 
 class PlanBatches(torch.utils.data.BatchSampler):
-    """The same ids in batches; some trainers' hook is `.batch_sampler.set_epoch`."""
+    """Sample ids of this rank in batches; some trainers' hook is `.batch_sampler.set_epoch`."""
 
     sampler: PlanSampler
 
@@ -97,12 +97,12 @@ class PlanBatches(torch.utils.data.BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Not torch's cutting in equal parts: a rank's share of a global batch may vary by one."""
+        """The batches as they are: torch would cut equal ones, but a rank's may differ by one."""
         return self.sampler.batches()
 
     def __len__(self) -> int:
         return self.sampler.steps()
 
     def set_epoch(self, epoch: int) -> None:
-        """Forwards to the loader."""
+        """Forward to the loader."""
         self.sampler.set_epoch(epoch)

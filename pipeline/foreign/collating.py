@@ -10,14 +10,14 @@ if TYPE_CHECKING:
     Collate = Callable[[Any], Any]
 
 
-def collated(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
-    """collate(samples); an error gets a note that names the samples that it is about."""
+def collate_named(collate: Collate, samples: Any, names: Sequence[Any]) -> Any:
+    """What collate(samples) gives; an error gets a note that names the samples that it is about."""
     try:
         return collate(samples)
     except Exception as error:  # raised again, with the samples named
-        told = _culprit(collate, samples) if len(names) == len(samples) else None
-        if told is not None:
-            place, why = told
+        culprit = _culprit(collate, samples) if len(names) == len(samples) else None
+        if culprit is not None:
+            place, why = culprit
             error.add_note(f"while collating: sample {names[place]!r} {why}")
         else:
             listed = ", ".join(map(repr, names[:8])) + (", ..." if len(names) > 8 else "")

@@ -10,14 +10,14 @@ class DatasetEpoch:
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
-        self._told: int | None = None
+        self._latest: int | None = None
 
     def now(self) -> int | None:
         """The epoch's number; None where the dataset knows no epochs, or none was told."""
         if not callable(getattr(self._dataset, "set_epoch", None)):
             return None
-        epoch = getattr(self._dataset, "epoch", self._told)
-        return epoch if isinstance(epoch, int) else self._told
+        epoch = getattr(self._dataset, "epoch", self._latest)
+        return epoch if isinstance(epoch, int) else self._latest
 
     def tell(self, epoch: int, *others: Any) -> None:
         """Tell the dataset, and others that may know epochs, which one it is."""
@@ -25,17 +25,17 @@ class DatasetEpoch:
             tell = getattr(target, "set_epoch", None)
             if callable(tell):
                 tell(epoch)
-        self._told = int(epoch)
+        self._latest = int(epoch)
 
     def tell_next(self, epoch: int) -> None:
         """Tell the epoch behind this one, if the loop has told the dataset this one's number.
 
         For a pass that goes on by itself with the next epoch.
         """
-        is_told = epoch > 0 or self._told == epoch
+        is_told = epoch > 0 or self._latest == epoch
         if is_told and self.now() == epoch:
             self._dataset.set_epoch(epoch + 1)
-            self._told = epoch + 1
+            self._latest = epoch + 1
 
     def restore(self, epoch: int | None) -> None:
         """Tell what a state holds; None: it holds nothing."""
@@ -44,4 +44,4 @@ class DatasetEpoch:
             return
         tell(epoch)
         if not hasattr(self._dataset, "epoch"):
-            self._told = epoch
+            self._latest = epoch

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.foreign.mark import Mark
     from penstock.pipeline.foreign.setup import PassSetup
     from penstock.pipeline.foreign.torch_loaders import TorchLoaders
-    from penstock.pipeline.foreign.worker import Fetched
+    from penstock.pipeline.foreign.worker import WorkerMessage
     from penstock.pipeline.report.meter import Meter
 
 _FED_AHEAD = 2  # batches in DALI, as for native datasets
@@ -58,8 +58,8 @@ class Pass:
         self._dataset_epoch = dataset_epoch
         self._meter = meter
         self._handed_out_at: float | None = None
-        self._said: list[Fetched] = []  # by workers, in front of the next batch that is read
-        self._fed: deque[tuple[list[Fetched], Fetched]] = deque()
+        self._news: list[WorkerMessage] = []  # by workers, in front of the next batch that is read
+        self._in_dali: deque[tuple[list[WorkerMessage], WorkerMessage]] = deque()
         self._pid = os.getpid()
         self._iterator: TorchIterator | None = None
         watch(self)
@@ -136,77 +136,77 @@ class Pass:
             self._handed_out_at = None
         began = time.perf_counter()
         try:
-            fetched = self._fetch()
+            message = self._fetch()
         except StopIteration:
             if not self._restart():
                 raise
             return next(self)
-        batch = self._moved(fetched)
+        batch = self._moved(message)
         now = time.perf_counter()
-        meter.count_batch(fetched.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
+        meter.count_batch(message.samples, wait_s=now - began, read_s=now - began, decode_s=0.0)
         self._handed_out_at = now
         return batch
 
-    def _fetch(self) -> Fetched:
+    def _fetch(self) -> WorkerMessage:
         """The next batch from torch's iterator, its images decoded and augmented if asked for."""
         if self._setup.augmenter is not None:
             return self._augmented()
-        fetched = self._received()
+        message = self._received()
         self._note_all()
-        return fetched
+        return message
 
-    def _augmented(self) -> Fetched:
+    def _augmented(self) -> WorkerMessage:
         setup = self._setup
         assert setup.augmenter is not None
         # Reading ahead would leave the state of a dataset in this process ahead of the batch, and
         # an iterable one's iterator may have one.
         keeps = setup.order is None or has_state(setup.dataset)
         ahead = 1 if setup.num_workers == 0 and keeps else _FED_AHEAD
-        while len(self._fed) < ahead and not self._is_drained and self._failure is None:
+        while len(self._in_dali) < ahead and not self._is_drained and self._failure is None:
             try:
-                fetched = self._received()
+                message = self._received()
             except StopIteration:
                 self._is_drained = True
                 break
             except Exception as error:  # kept, and raised where its own batch is due
                 self._failure = error
                 break
-            ids = np.asarray(fetched.ids, np.int64)
-            setup.augmenter.feed(fetched.batch, ids=ids, epoch=self._mark.epoch)
-            self._fed.append((self._said, fetched))
-            self._said = []
-        if not self._fed:
+            ids = np.asarray(message.ids, np.int64)
+            setup.augmenter.feed(message.batch, ids=ids, epoch=self._mark.epoch)
+            self._in_dali.append((self._news, message))
+            self._news = []
+        if not self._in_dali:
             failure, self._failure = self._failure, None
             raise failure or StopIteration
-        said, fetched = self._fed.popleft()
-        self._note(said)
-        return replace(fetched, batch=setup.augmenter.outputs(fetched.batch))
+        news, message = self._in_dali.popleft()
+        self._note(news)
+        return replace(message, batch=setup.augmenter.outputs(message.batch))
 
-    def _received(self) -> Fetched:
+    def _received(self) -> WorkerMessage:
         """The next batch; what workers say in front of it is kept."""
         assert self._iterator is not None
-        fetched = self._iterator.received(self._mark)
-        while fetched.void:
-            self._said.append(fetched)
-            fetched = self._iterator.received(self._mark)
-        return fetched
+        message = self._iterator.next_message(self._mark)
+        while message.void:
+            self._news.append(message)
+            message = self._iterator.next_message(self._mark)
+        return message
 
-    def _note(self, said: list[Fetched]) -> None:
-        """What workers said in front of a batch that is handed out now."""
-        if not said or not self._setup.tracks_workers:
+    def _note(self, news: list[WorkerMessage]) -> None:
+        """Note what workers said in front of a batch that is handed out now."""
+        if not news or not self._setup.tracks_workers:
             return
         workers = list(self._mark.workers)
-        for fetched in said:
-            workers[fetched.worker] = workers[fetched.worker].noted(fetched)
+        for message in news:
+            workers[message.worker] = workers[message.worker].noted(message)
         self._mark = replace(self._mark, workers=tuple(workers))
 
     def _note_all(self) -> None:
-        self._note(self._said)
-        self._said = []
+        self._note(self._news)
+        self._news = []
 
-    def _moved(self, fetched: Fetched) -> Any:
+    def _moved(self, message: WorkerMessage) -> Any:
         setup, mark = self._setup, self._mark
-        batch = fetched.batch
+        batch = message.batch
         if self._stream is not None:
             assert self._iterator is not None
             for _ in range(self._iterator.take_failed()):  # requests whose batches never came
@@ -218,7 +218,7 @@ class Pass:
         else:
             mark = replace(mark, batches=mark.batches + 1)
         if setup.tracks_workers:
-            mark = setup.moved(mark, fetched.worker, mark.workers[fetched.worker].moved(fetched))
+            mark = setup.moved(mark, message.worker, mark.workers[message.worker].moved(message))
         self._mark = mark
         self._fresh_restore = False
         setup.check_length(mark.batches)

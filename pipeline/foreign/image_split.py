@@ -35,22 +35,22 @@ class SplitBatch:
     """The images of one batch, and the rest of it apart.
 
     arrays: encoded, uint8 (bytes,), or decoded, uint8 (h, w, 3). dims: upright heights and widths,
-    int32, shape (n, 2). rest: the batch without them; key: where in it they belong: a place in a
-    tuple or list, a key of a mapping, or None if they were all.
+    int32, shape (n, 2). remainder: the batch without them; key: where in it they belong: a place in
+    a tuple or list, a key of a mapping, or None if they were all.
     """
 
     arrays: list[NDArray[np.uint8]]
     dims: NDArray[np.int32]
-    rest: Any
+    remainder: Any
     key: Any
 
     def joined(self, images: torch.Tensor) -> Any:
         """The batch with images of shape (n, c, h, w) in their place."""
         if self.key is None:
             return images
-        if isinstance(self.rest, Mapping):
-            return {**self.rest, self.key: images}
-        values = list(self.rest)
+        if isinstance(self.remainder, Mapping):
+            return {**self.remainder, self.key: images}
+        values = list(self.remainder)
         values.insert(self.key, images)
         return values
 
@@ -69,17 +69,17 @@ class SplitCollate:
         images = [as_array(sample if key is None else sample[key]) for sample in samples]
         if len({image.ndim for image, _ in images}) > 1:
             raise DatasetError("augment=: some samples are encoded and some decoded; wanted one.")
-        rest: Any = None
+        remainder: Any = None
         if isinstance(samples[0], Mapping):
             others = [{k: v for k, v in sample.items() if k != key} for sample in samples]
-            rest = self.collate(others) if others[0] else {}
+            remainder = self.collate(others) if others[0] else {}
         elif key is not None:
             others_ = [tuple(v for i, v in enumerate(sample) if i != key) for sample in samples]
-            rest = self.collate(others_) if others_[0] else []
+            remainder = self.collate(others_) if others_[0] else []
         return SplitBatch(
             arrays=[image for image, _ in images],
             dims=np.array([dims for _, dims in images], np.int32),
-            rest=rest,
+            remainder=remainder,
             key=key,
         )
 

@@ -15,17 +15,23 @@ import torch
 import torch.utils.data
 
 from penstock.cache.base.hashing import keyed_hash
-from penstock.pipeline.foreign.collating import collated
+from penstock.pipeline.foreign.collating import collate_named
 from penstock.pipeline.foreign.dataset_state import (
-    begun_with,
-    copied,
+    copy_of,
     has_exact_state,
     has_state,
-    taken,
+    iterator_at,
+    state_of,
 )
 from penstock.pipeline.foreign.mark import WorkerPosition
 from penstock.pipeline.foreign.watched_draws import StreamDraws
-from penstock.pipeline.foreign.worker import Fetched, Snapshots, fresh_seed, seed_all, worker_id
+from penstock.pipeline.foreign.worker import (
+    Snapshots,
+    WorkerMessage,
+    fresh_seed,
+    seed_all,
+    worker_id,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
 _DONE: Any = object()
 
 
-class IterableSource(torch.utils.data.IterableDataset[Fetched]):
+class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
     """Batches of an iterable dataset; each worker iterates its own copy, as torch has it.
 
     positions: of each worker, where the first pass goes on. first: the worker whose batch is next.
@@ -88,10 +94,10 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
             self._past = behind._past
 
     def tell_epoch(self, epoch: int) -> None:
-        """Workers that go on begin this epoch next."""
+        """Let workers that go on begin this epoch next."""
         self._epoch[0] = epoch
 
-    def __iter__(self) -> Iterator[Fetched]:
+    def __iter__(self) -> Iterator[WorkerMessage]:
         worker = worker_id()
         positions, self._positions = self._positions, ()
         first, self._first = self._first, 0
@@ -99,11 +105,11 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
             seed, rank = self._seed
             seed_all(int(keyed_hash(seed, int(self._epoch[0]), rank, worker)))
         if worker < first:
-            yield Fetched(worker=worker, void=True)
+            yield WorkerMessage(worker=worker, void=True)
         if self._persistent and self._past is not None:
             # From each worker: torch asks them by turns.
             position = self._owed or WorkerPosition(state=self._state_or_none(), past=self._past)
-            yield Fetched(
+            yield WorkerMessage(
                 worker=worker,
                 void=True,
                 past=position.past,
@@ -126,10 +132,10 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         return None if self._draws is None else self._draws.mixed
 
     def forget(self) -> None:
-        """The dataset is to stand elsewhere now."""
+        """Forget where the dataset stands: it is to stand elsewhere now."""
         self._owed = None
 
-    def _batches(self, worker: int, position: WorkerPosition) -> Iterator[Fetched]:
+    def _batches(self, worker: int, position: WorkerPosition) -> Iterator[WorkerMessage]:
         info = torch.utils.data.get_worker_info()
         in_main, streams = info is None, 1 if info is None else info.num_workers
         # A worker's first pass begins with its seed.
@@ -140,7 +146,7 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         is_stateful = self._is_stateful()
         is_watched = not is_stateful and self._seed is None
         if not is_watched:
-            draws.rest()
+            draws.ignore()
         for _ in range(position.since):
             if self._over:
                 break
@@ -151,14 +157,14 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
             if self._batch_size is None:
                 batch = self._collate(samples[0])
             else:
-                batch = collated(self._collate, samples, [f"{len(samples)} of batch {number}"])
+                batch = collate_named(self._collate, samples, [f"{len(samples)} of batch {number}"])
             begin = number * (self._batch_size or 1)
             ids = [(begin + i) * streams + worker for i in range(len(samples))]
             number += 1
             takes = is_stateful and not in_main and (self._over or snapshots.due())
             state = snapshots.take(self.state) if takes else None
             watches = is_watched and (self._persistent if self._over else in_main or goes_on)
-            yield Fetched(
+            yield WorkerMessage(
                 batch=batch,
                 samples=len(samples),
                 ids=ids,
@@ -171,7 +177,7 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
         if self._persistent:
             rng = draws.noted(is_over=True) if is_watched else None
             state = self._state_or_none()
-            yield Fetched(worker=worker, void=True, over=True, state=state, rng=rng)
+            yield WorkerMessage(worker=worker, void=True, over=True, state=state, rng=rng)
 
     def _begin(self, position: WorkerPosition) -> Any:
         """The pass's iterator at a position, but for the batches since its state."""
@@ -206,11 +212,11 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
     def _loaded(self, state: dict[str, Any]) -> Any:
         dataset = self.dataset
         if "dataset" in state and self._exact:
-            iterator = begun_with(dataset, state["dataset"])
+            iterator = iterator_at(dataset, state["dataset"])
         else:
             iterator = iter(dataset)
         if "iterator" in state and has_state(iterator):
-            iterator.load_state_dict(copied(state["iterator"]))
+            iterator.load_state_dict(copy_of(state["iterator"]))
         return iterator
 
     def _next(self, iterator: Any) -> list[Any]:
@@ -259,7 +265,7 @@ class IterableSource(torch.utils.data.IterableDataset[Fetched]):
     def _state_of(self, iterator: Any) -> dict[str, Any]:
         kept: dict[str, Any] = {}
         if self._exact:
-            kept["dataset"] = taken(self.dataset)
+            kept["dataset"] = state_of(self.dataset)
         if iterator is not self.dataset and has_state(iterator):
-            kept["iterator"] = taken(iterator)
+            kept["iterator"] = state_of(iterator)
         return kept

@@ -45,7 +45,7 @@ def from_state(setup: PassSetup, state: Any) -> Mark:
         if saved != here:
             raise ResumeError(
                 f"State was saved with {name}={saved!r}, this loader has {name}={here!r}, "
-                "which gives other batches. Build it as it was, or start without a state."
+                "which gives other batches. Build the loader as it was, or start without a state."
             )
     mark = Mark.from_dict(state.get("mark"))
     is_tied = setup.order is None or any(worker.state for worker in mark.workers)
@@ -77,8 +77,8 @@ def check_can_be_taken(setup: PassSetup, mark: Mark) -> None:
     """Raise ConfigError where no state can say what was handed out, or how to repeat it."""
     if not setup.options.workers.in_order:
         raise ConfigError(
-            "in_order=False hands batches out as they come, so no position says which ones "
-            "were: a state can't be taken. Pass in_order=True."
+            "in_order=False hands batches out as they come, so no position tells which ones were "
+            "handed out, and a state can't be taken. Pass in_order=True."
         )
     if mark.mixed is not None:
         name = NAMES.get(mark.mixed, mark.mixed)

@@ -11,9 +11,9 @@ import torch
 import torch.utils.data
 
 from penstock.cache.base.hashing import keyed_hash
-from penstock.pipeline.foreign.collating import collated
-from penstock.pipeline.foreign.dataset_state import copied, described, has_state, taken
-from penstock.pipeline.foreign.worker import Fetched, seed_all, worker_id
+from penstock.pipeline.foreign.collating import collate_named
+from penstock.pipeline.foreign.dataset_state import copy_of, description_of, has_state, state_of
+from penstock.pipeline.foreign.worker import WorkerMessage, seed_all, worker_id
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,8 +40,8 @@ class RandomState:
         torch.set_rng_state(self.torch)
 
 
-class MapSource(torch.utils.data.Dataset[Fetched]):
-    """Fetches requests from a map-style dataset.
+class MapSource(torch.utils.data.Dataset[WorkerMessage]):
+    """A dataset for torch's loader whose items are requests to the user's map-style dataset.
 
     seed: None, or what each sample's random numbers are keyed by, with epoch and index.
     """
@@ -55,12 +55,12 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
         self._seed = seed
         self._has_state = has_state(dataset)
 
-    def __getitem__(self, request: Request) -> Fetched:
+    def __getitem__(self, request: Request) -> WorkerMessage:
         if request.restore is not None:
             self.load(request.restore)
         worker = worker_id()
         if request.void:
-            return Fetched(worker=worker, void=True)
+            return WorkerMessage(worker=worker, void=True)
         in_main = torch.utils.data.get_worker_info() is None
         before = RandomState.now() if in_main and self._seed is not None else None
         try:
@@ -71,7 +71,7 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
         # Every time, unlike a stream's: what lies between two could not be read again.
         state = self.state() if self._has_state and not in_main else None
         ids = list(request.index) if self._batched else [request.index]
-        return Fetched(batch=batch, samples=len(ids), ids=ids, worker=worker, state=state)
+        return WorkerMessage(batch=batch, samples=len(ids), ids=ids, worker=worker, state=state)
 
     def _fetch(self, request: Request) -> Any:
         if not self._batched:
@@ -86,7 +86,7 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
             samples = many(indices)
         else:
             samples = [self._one(index, key) for index, key in zip(indices, keys, strict=True)]
-        return collated(self._collate, samples, indices)
+        return collate_named(self._collate, samples, indices)
 
     def _keys(self, epoch: int, indices: Sequence[Any]) -> list[int | None]:
         if self._seed is None:
@@ -100,14 +100,14 @@ class MapSource(torch.utils.data.Dataset[Fetched]):
         try:
             return self.dataset[index]
         except Exception as error:  # raised again, with the sample named
-            error.add_note(f"while reading sample {index!r} of {described(self.dataset)}")
+            error.add_note(f"while reading sample {index!r} of {description_of(self.dataset)}")
             raise
 
     def state(self) -> dict[str, Any]:
         """The dataset's own state as it is now, if it has one."""
-        return {"dataset": taken(self.dataset)} if self._has_state else {}
+        return {"dataset": state_of(self.dataset)} if self._has_state else {}
 
     def load(self, state: dict[str, Any]) -> None:
         """Hand a state back to the dataset."""
         if "dataset" in state and self._has_state:
-            self.dataset.load_state_dict(copied(state["dataset"]))
+            self.dataset.load_state_dict(copy_of(state["dataset"]))

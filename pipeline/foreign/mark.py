@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ResumeError
-from penstock.pipeline.foreign.dataset_state import copied
+from penstock.pipeline.foreign.dataset_state import copy_of
 from penstock.pipeline.foreign.generators import NAMES, check_frozen
 
 if TYPE_CHECKING:
-    from penstock.pipeline.foreign.worker import Ending, Fetched
+    from penstock.pipeline.foreign.worker import Ending, WorkerMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,30 +38,30 @@ class WorkerPosition:
         if any(type(count) is not int or count < 0 for count in (self.batches, self.since)):
             raise ValueError(f"counts are {(self.batches, self.since)}")
 
-    def moved(self, fetched: Fetched) -> WorkerPosition:
-        """Behind one batch more."""
-        if fetched.state is not None:
-            return WorkerPosition(batches=self.batches + 1, state=fetched.state, over=fetched.over)
+    def moved(self, message: WorkerMessage) -> WorkerPosition:
+        """The position behind one batch more."""
+        if message.state is not None:
+            return WorkerPosition(batches=self.batches + 1, state=message.state, over=message.over)
         return replace(
             self,
             batches=self.batches + 1,
             since=self.since + 1,
-            over=fetched.over,
-            rng=fetched.rng if fetched.over or fetched.rng is not None else self.rng,
+            over=message.over,
+            rng=message.rng if message.over or message.rng is not None else self.rng,
         )
 
-    def noted(self, fetched: Fetched) -> WorkerPosition:
-        """With what a worker said between two batches."""
-        if fetched.past is not None:
-            return WorkerPosition(state=fetched.state, past=fetched.past, rng=fetched.rng)
-        if not fetched.over:
+    def noted(self, message: WorkerMessage) -> WorkerPosition:
+        """The position with what a worker said between two batches."""
+        if message.past is not None:
+            return WorkerPosition(state=message.state, past=message.past, rng=message.rng)
+        if not message.over:
             return self
-        if fetched.state is None:
-            return replace(self, over=True, rng=fetched.rng)
-        return WorkerPosition(batches=self.batches, state=fetched.state, over=True)
+        if message.state is None:
+            return replace(self, over=True, rng=message.rng)
+        return WorkerPosition(batches=self.batches, state=message.state, over=True)
 
     def next_epoch(self) -> WorkerPosition:
-        """At the start of the next epoch, in a worker that goes on."""
+        """The position at the start of the next epoch, in a worker that goes on."""
         if self.over:
             return WorkerPosition(state=self.state, past="ended", rng=self.rng)
         return WorkerPosition(state=self.state, past="left")
@@ -96,22 +96,22 @@ class Mark:
     next_worker: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON types, but for states of the user's own dataset and sampler, which are kept."""
+        """The mark in JSON types, but for states of the user's own dataset and sampler."""
         values = {name: getattr(self, name) for name in self.__slots__ if name != "workers"}
         kept = {name: value for name, value in values.items() if value is not None}
         return {
-            **copied(kept),
+            **copy_of(kept),
             "workers": [
-                {each.name: copied(getattr(worker, each.name)) for each in fields(worker)}
+                {each.name: copy_of(getattr(worker, each.name)) for each in fields(worker)}
                 for worker in self.workers
             ],
         }
 
     @classmethod
     def from_dict(cls, values: Any) -> Mark:
-        """Raises ResumeError for what `to_dict` can't have written."""
+        """The mark behind `to_dict`; raises ResumeError for what that can't have written."""
         try:
-            given = copied(dict(values))
+            given = copy_of(dict(values))
             workers = tuple(WorkerPosition(**worker) for worker in given.pop("workers"))
             mark = cls(workers=workers, **given)
             for worker in workers:

@@ -22,8 +22,10 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 
 def with_valid(batch: Any, valid: torch.Tensor) -> Any:
-    """The batch with the mask of padded slots: last in a list or tuple, "valid" in a dict, else the
-    second of a pair."""
+    """The batch with the mask of its padded slots.
+
+    That is last in a list or tuple, "valid" in a dict, else the second of a pair.
+    """
     if isinstance(batch, Mapping):
         return {**batch, "valid": valid}
     if isinstance(batch, list):

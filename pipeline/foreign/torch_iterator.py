@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.pipeline.foreign.dataset_state import described
+from penstock.pipeline.foreign.dataset_state import description_of
 from penstock.pipeline.foreign.worker_loss import OutstandingRequests, end_workers, error_of
 from penstock.pipeline.torch_private import base_seed_of, disown
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.foreign.mark import Mark
     from penstock.pipeline.foreign.setup import PassSetup
     from penstock.pipeline.foreign.torch_loaders import TorchLoader
-    from penstock.pipeline.foreign.worker import Fetched, Request
+    from penstock.pipeline.foreign.worker import Request, WorkerMessage
 
 
 class TorchIterator:
@@ -38,7 +38,7 @@ class TorchIterator:
         self._failed = 0  # batches that never came, since `take_failed`
         self._lost: WorkerError | None = None
 
-    def received(self, mark: Mark) -> Fetched:
+    def next_message(self, mark: Mark) -> WorkerMessage:
         """The next that a worker brings: a batch, or what it has to say between two.
 
         mark: of what was handed out so far. Raises WorkerError where a worker has died, else what
@@ -48,7 +48,7 @@ class TorchIterator:
             self._failed += 1
             raise self._lost
         try:
-            fetched: Fetched = next(self._inner)
+            message: WorkerMessage = next(self._inner)
         except StopIteration:
             raise
         except Exception as error:  # raised again, or a better one
@@ -62,7 +62,7 @@ class TorchIterator:
             raise better from error
         if self._outstanding is not None:
             self._outstanding.came_back()
-        return fetched
+        return message
 
     def _better(self, error: Exception, mark: Mark) -> WorkerError | None:
         """An error that names the samples that a dead worker was reading, if one has died."""
@@ -74,7 +74,7 @@ class TorchIterator:
             self._inner,
             self._outstanding,
             streams={number: worker.batches for number, worker in enumerate(mark.workers)},
-            name=described(setup.dataset),
+            name=description_of(setup.dataset),
         )
 
     def take_failed(self) -> int:

@@ -1,4 +1,4 @@
-"""torch's own loaders, which carry requests to the dataset and bring back what was fetched."""
+"""torch's own loaders, which carry requests to the dataset and bring back what was message."""
 
 from __future__ import annotations
 

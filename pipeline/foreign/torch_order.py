@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.data
 
-from penstock.pipeline.foreign.dataset_state import copied, has_state, taken
+from penstock.pipeline.foreign.dataset_state import copy_of, has_state, state_of
 from penstock.pipeline.foreign.generators import NAMES
 from penstock.pipeline.foreign.watched_draws import WatchedDraws
 from penstock.pipeline.foreign.worker import Request, fresh_seed
@@ -102,12 +102,12 @@ class _TorchRequests:
         if not has_state(stateful):
             stateful = None
         if stateful is not None and mark.sampler is not None:
-            stateful.load_state_dict(copied(mark.sampler))
+            stateful.load_state_dict(copy_of(mark.sampler))
         skip = 0 if mark.sampler is not None else mark.batches
         for number, index in enumerate(self._indices()):
             if number < skip:
                 continue
-            self._states.append(None if stateful is None else taken(stateful))
+            self._states.append(None if stateful is None else state_of(stateful))
             yield Request(index=index, epoch=mark.epoch)
 
     def _indices(self) -> Iterator[Any]:

@@ -91,13 +91,15 @@ class StreamDraws:
         """What draw() gives."""
         return self._draws(draw) if self._draws is not None and self._is_watched else draw()
 
-    def rest(self) -> None:
-        """Its draws are nobody's business."""
+    def ignore(self) -> None:
+        """Watch no longer: nothing follows from its draws."""
         self._draws = None
 
     def noted(self, *, is_over: bool) -> dict[str, str] | None:
-        """Frozen states, asked for behind each batch: what was drawn from as it was at first, or
-        in a worker's stream that is over as it is now."""
+        """Frozen states of what was drawn from; to be asked for behind each batch.
+
+        As it was at first, or in a worker's stream that is over as it is now.
+        """
         if self._draws is not None:
             if not self._is_watched or is_over:
                 return None

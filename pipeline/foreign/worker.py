@@ -33,10 +33,11 @@ Ending = Literal["ended", "left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What one batch shall hold. index: indices of its samples, or one where nothing is batched.
+    """What a worker is asked to fetch.
 
-    restore: a dataset state that the worker takes over first. void: asks for nothing; it only makes
-    the next request go to the next worker.
+    index: indices of a batch's samples, or one where nothing is batched. restore: a dataset state
+    that the worker takes over first. void: asks for nothing; it only makes the next request go to
+    the next worker.
     """
 
     index: Any = None
@@ -46,12 +47,13 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetched:
-    """A batch, and what is needed to go on behind it. state: None if it wasn't taken this time.
+class WorkerMessage:
+    """What a worker sends: a batch with what is needed to go on behind it, or news between two.
 
-    ids: of its samples: their indices; in a stream their places among all workers' streams. void:
-    no batch, what a worker has to say between two. over: its stream is at its end. past: the state
-    is of the pass before, and how that ended. rng: what the stream drew from (`WorkerPosition`).
+    state: of the dataset; None if it wasn't taken this time. ids: of its samples: their indices; in
+    a stream their places among all workers' streams. void: no batch, only news. over: its stream is
+    at its end. past: the state is of the pass before, and how that ended. rng: what the stream drew
+    from (`WorkerPosition`).
     """
 
     batch: Any = None
@@ -64,24 +66,24 @@ class Fetched:
     past: Ending | None = None
     rng: dict[str, str] | None = None
 
-    def pin_memory(self) -> Fetched:
-        """torch's pinning thread calls this."""
+    def pin_memory(self) -> WorkerMessage:
+        """The same with its batch in pinned memory; torch's pinning thread calls this."""
         return replace(self, batch=pinned(self.batch))
 
 
 def as_it_is(item: Any) -> Any:
-    """Collating is done already."""
+    """The item itself: a collate function where all is collated already."""
     return item
 
 
 def worker_id() -> int:
-    """0 in the main process."""
+    """The number of this worker process; 0 in the main process."""
     info = torch.utils.data.get_worker_info()
     return 0 if info is None else info.id
 
 
 class Snapshots:
-    """Decides after which batches a state is worth its cost."""
+    """Decides behind which batches a dataset's state is worth its cost."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -93,11 +95,11 @@ class Snapshots:
         return self._spent_s <= SNAPSHOT_TIME_SHARE * elapsed_s
 
     def take(self, state: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """The state; its time is counted."""
+        """What state() gives; its time is counted."""
         began = time.perf_counter()
-        taken = state()
+        snapshot = state()
         self._spent_s += time.perf_counter() - began
-        return taken
+        return snapshot
 
 
 def fresh_seed(generator: torch.Generator | None = None) -> int:
@@ -123,9 +125,10 @@ def seed_worker(base_seed: int, worker: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerInit:
-    """First thing in each worker: torch's view of the worker is the user's dataset, not our source.
+    """The init function of each worker: it shows the user's dataset in our source's place.
 
-    base_seed: to seed the worker from instead of what torch drew (a resumed pass).
+    Then it calls the user's own. base_seed: to seed the worker from instead of what torch drew (a
+    resumed pass).
     """
 
     worker_init_fn: Callable[[int], None] | None

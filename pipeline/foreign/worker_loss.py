@@ -42,12 +42,12 @@ class OutstandingRequests:
             yield request
 
     def came_back(self) -> None:
-        """One more is back, in the order in which they were sent."""
+        """Forget the request whose batch came back: the oldest that is kept."""
         self._requests.pop(self._back, None)
         self._back += 1
 
     def samples(self, tasks: Iterable[int]) -> str:
-        """What tasks asked for, for people."""
+        """The samples that some tasks asked for, in words."""
         requests = [self._requests.get(task) for task in tasks]
         wanted = [r.index for r in requests if r is not None and not r.void]
         flat = [i for index in wanted for i in (index if isinstance(index, list) else [index])]
@@ -63,7 +63,7 @@ def error_of(
     streams: Mapping[int, int],
     name: str,
 ) -> WorkerError | None:
-    """A better error for one of torch's iterator `inner`, if a worker of it has died.
+    """A better error than that of torch's iterator `inner`, if one of its workers has died.
 
     outstanding: of a map-style dataset; else streams: batches that were handed out of each worker's
     stream. name: of the dataset.
@@ -80,10 +80,12 @@ def error_of(
                 worker.join(_END_S)
     dead = [number for number, worker in enumerate(workers) if worker.exitcode]
     if not dead:
-        return WorkerError(f"A DataLoader worker broke off while it handed a batch over. {_MEMORY}")
+        return WorkerError(
+            f"The connection to a DataLoader worker broke while it handed a batch over. {_MEMORY}"
+        )
     losses = "; ".join(
         f"worker {number} (pid {workers[number].pid}) {_how(workers[number].exitcode)} while it "
-        f"had to read {_at(inner, number, outstanding, streams)} of {name}"
+        f"was reading {_at(inner, number, outstanding, streams)} of {name}"
         for number in dead
     )
     return WorkerError(f"DataLoader {losses}. {_MEMORY}")
@@ -112,10 +114,10 @@ def _at(
 
 
 def end_workers(inner: Any) -> None:
-    """End the workers of one of torch's iterators now: by itself it does so when nothing refers to
-    it any more, and the traceback of an error may for long.
+    """End the workers of one of torch's iterators now.
 
-    torch's handler of dead children raises in whatever runs then, its own clean-up included.
+    By itself it does so when nothing refers to it any more, and the traceback of an error may for
+    long. torch's handler of dead children raises in whatever runs then, its own clean-up included.
     """
     with contextlib.suppress(RuntimeError):
         shut_down(inner)

@@ -35,7 +35,7 @@ class WorkerOptions:
 
     @classmethod
     def of(cls, options: TorchOptions) -> WorkerOptions:
-        """From all of torch's arguments, without what means nothing where there is no worker.
+        """The options by all of torch's arguments, but for what means nothing without workers.
 
         torch's constructor refuses that; in attributes of a loader torch ignores it.
         """
@@ -47,7 +47,7 @@ class WorkerOptions:
         return cls(**values)
 
     def arguments(self) -> dict[str, Any]:
-        """The same as keyword arguments for torch's constructor."""
+        """The options as keyword arguments for torch's constructor."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 

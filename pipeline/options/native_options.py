@@ -67,7 +67,7 @@ class NativeOptions:
         agrees: bool,
         device: torch.device,
     ) -> NativeOptions:
-        """From both kinds of arguments. own: Penstock's.
+        """The options by both kinds of arguments. own: Penstock's.
 
         Raises ConfigError and PlanError for what doesn't fit a native dataset or the world.
         """

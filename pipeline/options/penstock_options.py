@@ -14,7 +14,7 @@ from penstock.pipeline.options.checks import (
     check_seed,
     check_share,
 )
-from penstock.pipeline.options.refusals import refuse_native, refuse_without_plan
+from penstock.pipeline.options.refusals import refuse_native_arguments, refuse_without_plan
 
 if TYPE_CHECKING:
     import torch
@@ -42,12 +42,12 @@ class PlanOptions:
         check_share("reshuffle", self.reshuffle)
 
     def spelt_out(self) -> dict[str, int | float]:
-        """Those that were given, by name."""
+        """The settings that were given, by name."""
         order = self.of_order()
         return order if self.seed is None else {"seed": self.seed, **order}
 
     def of_order(self) -> dict[str, int | float]:
-        """Those that were given and only shuffled samples have a use for, by name."""
+        """The settings that were given and have a meaning for shuffled samples only, by name."""
         given: dict[str, int | float] = {}
         if self.lanes is not None:
             given["lanes"] = self.lanes
@@ -91,7 +91,7 @@ class PenstockOptions:
 
     def check_foreign(self) -> None:
         """Raise ConfigError for what only native datasets have a use for."""
-        refuse_native(
+        refuse_native_arguments(
             {
                 "deterministic": self.deterministic and self.augment is None,
                 "read": self.read != READ_MODE,

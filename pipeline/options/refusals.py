@@ -24,7 +24,7 @@ def no_worker_processes(worker: int) -> None:
     """
 
 
-def refuse_foreign(arguments: dict[str, Any]) -> None:
+def refuse_torch_arguments(arguments: dict[str, Any]) -> None:
     """Raise ConfigError for torch's arguments that a native dataset has no use for."""
     for name, remedy in _REFUSED.items():
         if arguments.get(name) not in (None, no_worker_processes):
@@ -35,7 +35,7 @@ def refuse_foreign(arguments: dict[str, Any]) -> None:
             )
 
 
-def refuse_native(arguments: dict[str, Any]) -> None:
+def refuse_native_arguments(arguments: dict[str, Any]) -> None:
     """Raise ConfigError for arguments that only native datasets have a use for."""
     for name, value in arguments.items():
         if value:

@@ -21,7 +21,10 @@ class BatchSizes:
 
 
 def batch_sizes(batch_size: object, global_batch_size: int | None, world: World) -> BatchSizes:
-    """From what the user gave. Raises ConfigError, and PlanError for a batch below the world."""
+    """The batch sizes by what the user gave.
+
+    Raises ConfigError, and PlanError for a global batch below the world.
+    """
     if global_batch_size is not None:
         if batch_size != 1:
             raise ConfigError(
@@ -47,7 +50,7 @@ def batch_sizes(batch_size: object, global_batch_size: int | None, world: World)
 
 
 def check_ends(world: World, *, drop_last: bool, pad: Literal["mask"] | None) -> None:
-    """On several ranks the end of an epoch must be decided: unequal ranks hang collectives."""
+    """Raise ConfigError unless every rank's epoch ends alike: unequal ranks hang collectives."""
     if pad is not None and drop_last:
         raise ConfigError(
             'Got drop_last=True and pad="mask": drop what does not fill a batch, or pad it. Pass '

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.options.checks import check_counts, check_timeout
-from penstock.pipeline.options.refusals import refuse_foreign, refuse_with_seed
+from penstock.pipeline.options.refusals import refuse_torch_arguments, refuse_with_seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ class TorchOptions:
     in_order: bool = True
 
     def arguments(self) -> dict[str, Any]:
-        """The same as keyword arguments for torch's constructor."""
+        """The options as keyword arguments for torch's constructor."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def check_native(self) -> None:
@@ -44,7 +44,7 @@ class TorchOptions:
 
         torch's own constructor checks them for a torch dataset.
         """
-        refuse_foreign(self.arguments())
+        refuse_torch_arguments(self.arguments())
         check_counts(num_workers=self.num_workers, prefetch_factor=self.prefetch_factor)
         check_timeout(self.timeout)
 

@@ -64,7 +64,7 @@ def _is_worker(process: psutil.Process) -> bool:
 def test_a_killed_worker_ends_the_pass_with_the_reason(context: str) -> None:
     before, memory = children(), shared_memory()
     loader = DataLoader(_Deadly(64), 2, num_workers=2, multiprocessing_context=context)
-    said = r"worker 0 \(pid \d+\) was killed by SIGKILL while it had to read samples .*8, 9"
+    said = r"worker 0 \(pid \d+\) was killed by SIGKILL while it was reading samples .*8, 9"
     with pytest.raises(WorkerError, match=said):
         list(loader)
     loader.close()
@@ -91,7 +91,7 @@ def test_a_worker_of_a_stream_that_dies_names_its_batch() -> None:
     with pytest.raises(WorkerError) as caught:
         list(loader)
     said = (
-        r"worker 1 \(pid \d+\) exited with status 7 while it had to read batches (\d+) to (\d+) of"
+        r"worker 1 \(pid \d+\) exited with status 7 while it was reading batches (\d+) to (\d+) of"
     )
     found = re.search(said, str(caught.value))
     assert found is not None, caught.value

@@ -36,8 +36,8 @@ def test_a_path_is_no_dataset(path: Any, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        (None, "got a NoneType"),
-        (5, "got a int"),
+        (None, "got an object of type NoneType"),
+        (5, "got an object of type int"),
         (object(), "__getitem__ and __len__"),
         (Squares, r"got the class Squares.*Squares\(\.\.\.\)"),
         (Dataset, r"got the class Dataset"),

@@ -303,6 +303,7 @@ def rank_ids(rank: int, size: int, *, samples: int = 29, **more: Any) -> list[li
     loader = DataLoader(
         Squares(samples, "int"), world=World(rank, size), global_batch_size=8, **options
     )
+    assert loader.batch_sampler is not None
     assert len(loader) == len(list(loader.batch_sampler))
     return [batch.tolist() for batch in loader]
 

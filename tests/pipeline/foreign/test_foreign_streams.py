@@ -174,7 +174,7 @@ def test_a_state_that_cannot_be_kept_is_named(workers: int) -> None:
         next(iter(loader))
         return loader.state_dict()
 
-    with pytest.raises(DatasetError, match=r"Odd\.state_dict\(\) returns what can't be copied"):
+    with pytest.raises(DatasetError, match=r"Odd\.state_dict\(\) returned what can't be copied"):
         first_state()
 
 

@@ -526,7 +526,9 @@ def test_a_set_is_opened_anew_where_that_makes_it_cold(
     anew: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    shared: Any = SimpleNamespace(index=SimpleNamespace(kind=kind), remote=remote or None)
+    shared: Any = SimpleNamespace(
+        index=SimpleNamespace(is_self_contained=kind == "arrow"), remote=remote or None
+    )
     fresh = MagicMock()
     monkeypatch.setattr(Workload, "dataset", lambda _: fresh)
     workload = a_workload("x", cache=cache and Path(cache), index=index and Path(index))

@@ -25,9 +25,9 @@ class ChildFailedError(PenstockError, RuntimeError):
     """A child ended unasked; the message carries the end of what it wrote to stderr."""
 
 
-def tell(told: Mapping[str, Any]) -> None:
+def tell(message: Mapping[str, Any]) -> None:
     """In a child: say one thing to the parent."""
-    sys.stdout.write(f"{MARK}{json.dumps(told)}\n")
+    sys.stdout.write(f"{MARK}{json.dumps(message)}\n")
     sys.stdout.flush()
 
 
@@ -46,11 +46,11 @@ class Child:
             cwd=HOME,
         )
 
-    def say(self, told: Mapping[str, Any]) -> None:
+    def say(self, message: Mapping[str, Any]) -> None:
         """Write one JSON line to the child's stdin. Raises ChildFailedError if it is gone."""
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(told) + "\n")
+            self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
             raise self._failed() from error
@@ -66,10 +66,10 @@ class Child:
 
     def answer(self) -> dict[str, Any]:
         """The next thing that the child tells. Raises ChildFailedError if it ends instead."""
-        told = next(self.hear(), None)
-        if told is None:
+        message = next(self.hear(), None)
+        if message is None:
             raise self._failed()
-        return told
+        return message
 
     def kill(self) -> None:
         """SIGKILL: the process gets no chance to tidy up."""

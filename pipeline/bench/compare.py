@@ -82,7 +82,7 @@ def compare_url(
     than most_samples; of those, and of a remote one, all read the same local copy of so many.
 
     url: or a Dataset, where it needs options; it stays open. names: of
-    `pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and told. workers:
+    `pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and named. workers:
     processes or threads of each, this process's cores by default. progress: told (rounds played,
     rounds in all), counting every peer's. Raises ConfigError (unknown name, another recipe than
     imagenet_train, a batch larger than the set), NotTheSameWorkError, ChildFailedError, and what

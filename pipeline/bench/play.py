@@ -105,7 +105,9 @@ def play(
         _settle(batches, step_s, settle - settle // 2, most_s / 2)
         before, cpu_s = loader.statistics(), tree_cpu_s()
         report = _ShareReporter(progress, seconds)
-        steps = _take(batches, step_s, lambda n, s: report(s) >= seconds and n >= _LEAST_BATCHES)
+        steps = _play_steps(
+            batches, step_s, lambda n, s: report(s) >= seconds and n >= _LEAST_BATCHES
+        )
         cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
     finally:
         loader.close()
@@ -126,7 +128,7 @@ def play(
 
 
 def _settle(batches: Iterator[Any], step_s: float, count: int, most_s: float) -> None:
-    _take(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s))
+    _play_steps(batches, step_s, lambda n, s: n >= count or (n >= 1 and s > most_s))
 
 
 def floor_au(batch: Any, *, step_s: float, seconds: float) -> float:
@@ -135,7 +137,7 @@ def floor_au(batch: Any, *, step_s: float, seconds: float) -> float:
     What is missing to 100 is this machine's: the time that it takes to wake a step.
     """
     enough = itertools.repeat(batch)
-    return _au(_take(enough, step_s, lambda n, s: n >= _LEAST_BATCHES and s >= seconds))
+    return _au(_play_steps(enough, step_s, lambda n, s: n >= _LEAST_BATCHES and s >= seconds))
 
 
 def import_all() -> None:
@@ -164,7 +166,7 @@ def _endless(loader: Loader) -> Iterator[Any]:
             raise ConfigError("The loader has no batch in an epoch. Pass a smaller batch size.")
 
 
-def _take(
+def _play_steps(
     batches: Iterator[Any], step_s: float, enough: Callable[[int, float], bool]
 ) -> _StepTimes:
     """Take batches, each followed by a step, until enough(steps, seconds) says so."""

@@ -36,19 +36,18 @@ def play(name: str, work: Work, size: RoundSize) -> Round:
     built = time.perf_counter()
     batches = peer.batches()
     try:
-        looked = [_kept(next(batches))]
+        looked = [_copied(next(batches))]
         first = time.perf_counter()
-        looked += [_kept(next(batches)) for _ in range(size.looked - 1)]
+        looked += [_copied(next(batches)) for _ in range(size.looked - 1)]
         pixels = look(looked)
         del looked
         # Looking let the peer read ahead; use that up, or the first timed batches come for free.
         for _ in range(size.settle):
             next(batches)
-        images, wall_s, cpu_s = _take(batches, size.timed)
+        images, wall_s, cpu_s = _time_batches(batches, size.timed)
         wait_s = step_s = 0.0
         if size.stepped:
-            step_s_asked = size.step_ms / 1000
-            wait_s, step_s = _feed_accelerator(batches, size.stepped, step_s=step_s_asked)
+            wait_s, step_s = _feed_accelerator(batches, size.stepped, step_s=size.step_ms / 1000)
     finally:
         batches.close()  # type: ignore[attr-defined]
         peer.close()
@@ -65,13 +64,13 @@ def play(name: str, work: Work, size: RoundSize) -> Round:
     )
 
 
-def _kept(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+def _copied(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """A copy: not every peer leaves what it handed out alone."""
     images, labels = batch
     return images.clone(), labels.clone()
 
 
-def _take(batches: Batches, count: int) -> tuple[int, float, float]:
+def _time_batches(batches: Batches, count: int) -> tuple[int, float, float]:
     images = 0
     cpu, wall = tree_cpu_s(), time.perf_counter()
     for _ in range(count):

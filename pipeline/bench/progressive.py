@@ -2,7 +2,7 @@
 
 Some of the batch's progressive images are rewritten as baseline ones, without loss, and both are
 decoded in turns, in the same windows. Without jpeglib, which rewrites them, the baseline images of
-the batch stand beside the progressive ones, pixel by pixel; where there are none, nothing is told.
+the batch stand beside the progressive ones, pixel by pixel; where there are none, nothing is said.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stage at work by itself: a recipe on samples in memory, and the clock that it is counted by."""
+"""How fast a recipe is by itself, on samples in memory, and the clock that counts it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def rate_of(parts: Sequence[Usage]) -> Rate:
 
 
 class RecipeTimer:
-    """A recipe at work on a batch in memory: one run in work and one behind it."""
+    """Times a recipe on a batch in memory: one run in work and one behind it, as in the loader."""
 
     def __init__(self, recipe: CheckedRecipe, *, constant: bool = False) -> None:
         self._recipe, self._constant = recipe, constant
@@ -110,14 +110,14 @@ class RecipeTimer:
             self._few = first_of(batch, size)
             began = time.perf_counter()
             self._feed()
-            self._take()
+            self._collect()
             sample_s = (time.perf_counter() - began) / len(self._few.encoded)
         fitting = max(threads, int(seconds / _LEAST_RUNS / sample_s))
         self._few = batch if whole else first_of(batch, fitting)
         for _ in range(_WARM_RUNS):
             while self._graph.in_flight < _FED:
                 self._feed()
-            self._take()
+            self._collect()
         self._graph.drain()
 
     def play(self, seconds: float) -> None:
@@ -127,7 +127,7 @@ class RecipeTimer:
         while not clock.is_over:
             while self._graph.in_flight < _FED:
                 self._feed()
-            self._take()
+            self._collect()
             clock.count(len(self._few.encoded), sum(map(len, self._few.encoded)))
         self._graph.drain()
 
@@ -144,7 +144,7 @@ class RecipeTimer:
         )
         self._graph.feed(self._few, draws)
 
-    def _take(self) -> None:
+    def _collect(self) -> None:
         self._graph.outputs()
         wait_for(self._device)
 

@@ -89,7 +89,9 @@ def as_json(result: BenchResult) -> dict[str, Any]:
         "samples": raw.samples,
         "dataset": asdict(result.dataset),
         "python": workload.line(setup),
-        "tried": None if result.search is None else [_tried(t) for t in result.search.setups],
+        "tried": None
+        if result.search is None
+        else [_runs_values(runs) for runs in result.search.setups],
         "noise": None if result.search is None else result.search.noise,
         "date": result.date.isoformat(),
         "machine": machine(),
@@ -97,11 +99,11 @@ def as_json(result: BenchResult) -> dict[str, Any]:
     }
 
 
-def _tried(trial: SetupRuns) -> dict[str, Any]:
+def _runs_values(runs: SetupRuns) -> dict[str, Any]:
     return {
-        **asdict(trial.setup),
-        "samples_per_s": trial.samples_per_s,
-        "runs": list(trial.runs),
+        **asdict(runs.setup),
+        "samples_per_s": runs.samples_per_s,
+        "runs": list(runs.runs),
     }
 
 
@@ -119,7 +121,7 @@ def fed_step_ms(result: BenchResult) -> float:
 def show(result: BenchResult, console: Console) -> None:
     """Print it for people."""
     if result.search is not None:
-        console.print(_title("What was tried"), _trials(result), sep="\n", end="\n\n")
+        console.print(_title("What was tried"), _search_table(result), sep="\n", end="\n\n")
     console.print(_head(result), soft_wrap=True)
     console.print(_figures(result))
     if stages := result.ceilings.stages():
@@ -127,8 +129,8 @@ def show(result: BenchResult, console: Console) -> None:
     if result.peers is not None:
         _show_peers(result.peers, console)
     for number, part in enumerate(_verdict(result)):
-        told = Text(f"\n{part}" if number == 0 else part, style="" if number else "bold")
-        console.print(told, soft_wrap=True)
+        text = Text(f"\n{part}" if number == 0 else part, style="" if number else "bold")
+        console.print(text, soft_wrap=True)
     for hint in _hints(result):
         console.print(Text(hint), soft_wrap=True)
     console.print(_title("The same in Python"), Text(_python(result)), sep="\n", soft_wrap=True)
@@ -191,8 +193,8 @@ def _tiers(figures: RunFigures) -> tuple[str, str]:
     """What was read in all, and where from."""
     tiers = {tier: size for tier, size in figures.bytes_by_tier.items() if size}
     parts = [f"{format_size(size)} from {tier}" for tier, size in tiers.items()]
-    told = ", ".join(parts) if len(parts) > 1 else "".join(f"from {tier}" for tier in tiers)
-    return format_size(sum(tiers.values())), told
+    where = ", ".join(parts) if len(parts) > 1 else "".join(f"from {tier}" for tier in tiers)
+    return format_size(sum(tiers.values())), where
 
 
 def _p99(result: BenchResult) -> str:
@@ -234,25 +236,25 @@ def _show_peers(peers: PeerComparison, console: Console) -> None:
     if peers.results:
         console.print(_title("Beside it, in turns"), table, peers.note, sep="\n", soft_wrap=True)
     for name, how in peers.skipped.items():
-        told = f"{name} was left out: it isn't installed. {how}"
-        console.print(Text(told), style="yellow", soft_wrap=True)
+        line = f"{name} was left out: it isn't installed. {how}"
+        console.print(Text(line), style="yellow", soft_wrap=True)
 
 
-def _trials(result: BenchResult) -> Table:
+def _search_table(result: BenchResult) -> Table:
     assert result.search is not None
     table = Table(box=None, pad_edge=False, header_style="dim")
     names = ("num_workers", "prefetch_factor", "batch_size", "read", "samples/s", "runs", "")
     for name in names:
         table.add_column(name, justify="right")
-    for trial in result.search.setups:
-        setup, best = trial.setup, trial.setup == result.setup
+    for runs in result.search.setups:
+        setup, best = runs.setup, runs.setup == result.setup
         table.add_row(
             str(setup.num_workers),
             str(setup.prefetch_factor),
             str(setup.batch_size),
             setup.read,
-            f"{trial.samples_per_s:,.0f}",
-            str(len(trial.runs)),
+            f"{runs.samples_per_s:,.0f}",
+            str(len(runs.runs)),
             "taken" if best else "",
             style="bold" if best else "",
         )

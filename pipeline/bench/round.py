@@ -91,10 +91,10 @@ class Round:
         return self.wait_s / (self.wait_s + self.step_s) if self.step_s else 0.0
 
 
-def round_from_json(told: dict[str, Any]) -> Round:
-    """A round as its process told it: JSON has lists where TensorFacts has tuples."""
+def round_from_json(values: dict[str, Any]) -> Round:
+    """A round as its process wrote it: JSON has lists where TensorFacts has tuples."""
     pixels: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
-        for name, value in told["pixels"].items()
+        for name, value in values["pixels"].items()
     }
-    return Round(**(told | {"pixels": TensorFacts(**pixels)}))
+    return Round(**(values | {"pixels": TensorFacts(**pixels)}))

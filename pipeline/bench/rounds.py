@@ -148,11 +148,11 @@ def _rehearse(players: Sequence[Player], work: Work, size: RoundSize) -> RoundSi
     tensors before time is spent on them, and says how long a step an accelerator may have.
     """
     short = replace(size, looked=1, stepped=0)
-    heard = {player.name: [player.play(short)] for player in players}
-    check_same_work(_pixels(heard), pooled=False)
+    rehearsed = {player.name: [player.play(short)] for player in players}
+    check_same_work(_pixels(rehearsed), pooled=False)
     if not size.stepped or size.step_ms:
         return size
-    fastest = max(rounds[0].images_per_s for rounds in heard.values())
+    fastest = max(rounds[0].images_per_s for rounds in rehearsed.values())
     return replace(size, step_ms=1000 * work.batch_size / (ACCELERATOR_SHARE * fastest))
 
 

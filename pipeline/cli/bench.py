@@ -68,7 +68,7 @@ def bench(
     from penstock.pipeline.bench.workload import Workload, step_of
     from penstock.pipeline.options.device import parse_device
 
-    # All that can be told to be wrong is told before anything is measured.
+    # What is wrong in the arguments is said before anything is measured.
     _check_positive(seconds, "--seconds", example="10")
     if step_ms is not None:
         _check_positive(step_ms, "--step-ms", example="125")

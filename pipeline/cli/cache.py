@@ -37,7 +37,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
 )
 
-# Another user's folder is told in our words, with the remedy.
+# What is wrong with another user's folder is said in our words, with the remedy.
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="The cache folder.", readable=False)]
 
 
@@ -283,8 +283,8 @@ def _print_summary(summary: CacheSummary) -> None:
     Console().print(table)
 
 
-def _print_json(told: dict[str, Any]) -> None:
-    typer.echo(json.dumps(told))
+def _print_json(values: dict[str, Any]) -> None:
+    typer.echo(json.dumps(values))
 
 
 def _plain(text: str) -> str:

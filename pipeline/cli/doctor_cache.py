@@ -21,7 +21,7 @@ FEW_FREE_FILES = 10_000
 
 
 def cache_checks(cache: CacheFacts, folder: FolderFacts) -> Iterator[Check]:
-    """Judge a cache folder. Only what stands is told: a new folder has no jobs and no leftovers."""
+    """Judge a cache folder; jobs and leftovers only where there are any."""
     if cache.problem is not None:
         yield Check(name="cache", status="fail", found=cache.problem, remedy=cache.remedy)
         return

@@ -42,7 +42,7 @@ def inspect(
 ) -> None:
     """Tell what a dataset holds and how a job would walk it; with --batch, show what comes out."""
     if batch is None and out is not None:
-        raise ConfigError("--out is the contact sheet of --batch N: pass that too.")
+        raise ConfigError("--out writes the contact sheet of --batch N: pass --batch too.")
     if batch is not None:
         options = parse_storage_options(storage_option)
         with open_with_ids(

@@ -68,7 +68,7 @@ class MachineFacts:
     gpu_devices: device files of GPUs. driver_cuda: newest CUDA version of the driver as (13, 0).
     cpus: processors of the machine; affinity: of them this process's; usable: after quotas.
     omp_threads: OMP_NUM_THREADS; torch_threads: what torch would start for CPU operations.
-    world: or the reason why it can't be told. shm: (total, free) bytes of /dev/shm.
+    world: or the reason why it isn't known. shm: (total, free) bytes of /dev/shm.
     open_files: (soft, hard) limit. cache: None if the folder isn't one.
     """
 

@@ -78,7 +78,7 @@ Quality = Annotated[
     typer.Option(
         min=1,
         max=100,
-        help="JPEG quality of what is rewritten (92 unless told); without --short-side every "
+        help="JPEG quality of what is rewritten (92 by default); without --short-side every "
         "image is rewritten at its size.",
     ),
 ]

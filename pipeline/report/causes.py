@@ -36,4 +36,4 @@ Cause = Literal[
     "no-cache",
     "small-cache",
 ]
-"""What is behind a limit; "" before anything can be told."""
+"""What is behind a limit; "" before there is anything to judge."""

@@ -1,6 +1,6 @@
 """The verdict: facts in; out come the limit, its cause and the one change that helps most. Pure.
 
-The stage is told by where the training loop waited. Its cause is the anomaly with the largest
+The stage follows from where the training loop waited. Its cause is the anomaly with the largest
 predicted gain (progressive JPEGs, oversized images, a slow core, tiny shards, a small cache, ...);
 where nothing is out of the ordinary, the stage itself is. Every prediction scales the rate of this
 very run by a factor, says what it assumes and where the factor comes from, and ends where the next

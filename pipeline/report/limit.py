@@ -33,7 +33,7 @@ _STAGE: dict[Limit, Stage] = {
     "augment": "augment",
     "copy": "copy",
 }
-"""The stage whose ceiling a run's rate is told against: its own part of the work, all of it."""
+"""The stage whose ceiling a run's rate is compared with: its own part of the work, all of it."""
 
 
 def find_limit(facts: LoaderFacts) -> Limit:

@@ -51,14 +51,14 @@ class Work:
     seed: int = 7
 
     def to_json(self) -> str:
-        told = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
-        return json.dumps(told)
+        values = {k: str(v) if isinstance(v, Path) else v for k, v in asdict(self).items()}
+        return json.dumps(values)
 
     @classmethod
     def from_json(cls, text: str) -> Work:
         paths = {f.name for f in fields(cls) if f.type == "Path"}
-        told: dict[str, Any] = json.loads(text)
-        return cls(**(told | {key: Path(told[key]) for key in paths}))
+        values: dict[str, Any] = json.loads(text)
+        return cls(**(values | {key: Path(values[key]) for key in paths}))
 
 
 class Peer(Protocol):

@@ -102,6 +102,13 @@ def test_each_peer_is_named_once_and_says_how_to_get_it() -> None:
     assert all("install" in adapter.install for adapter in ADAPTERS.values())
 
 
+def test_every_peers_module_is_registered() -> None:
+    """One module and one line: who forgets the line is told."""
+    folder = Path(registry.__file__).parent
+    described = {path.stem for path in folder.glob("*.py") if "\nADAPTERS = (" in path.read_text()}
+    assert described == set(registry._PEER_MODULES)
+
+
 def test_an_unknown_peer_is_refused_with_the_names() -> None:
     with pytest.raises(ConfigError, match=r"'tourch'.*torch, simplejpeg, dali"):
         split_installed(["dali", "tourch"])

@@ -15,8 +15,10 @@ _MOST_LINKS = 40
 
 
 def descend(path: str, mode: int | None) -> int:
-    """Walk to a folder and open it; links of other users are refused. mode: make what is missing,
-    the last with these permissions."""
+    """Walk to a folder and open it; links of other users are refused.
+
+    mode: make what is missing, the last with these permissions.
+    """
     left = deque(part for part in os.path.abspath(path).split("/") if part)
     at, links = os.open("/", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC), 0
     try:

@@ -44,10 +44,10 @@ def remove_own_folder(path: str, owner: int) -> None:
 
 
 class Folder:
-    """An open folder. Raises OSError; StrangeFileError for what isn't ours.
+    """A Folder is held open, and its files are reached by name from there.
 
     path: for people. mode: of what is made in it; with group bits the folder is shared: what its
-    other members made there is taken as ours.
+    other members made there is taken as ours. Raises OSError; StrangeFileError for what isn't ours.
     """
 
     def __init__(self, fd: int, path: str, mode: int) -> None:

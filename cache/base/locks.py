@@ -31,7 +31,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
 
 
 class ByteLocks:
-    """Locks on byte ranges of one file, held by one open of it. Nothing waits.
+    """ByteLocks are locks on byte ranges of one file, held by one open of it. Nothing waits.
 
     A range that is locked twice through one object is locked once; another object is another
     holder, in the same process too.
@@ -124,7 +124,7 @@ def wait_for(
 
 
 class ReaderLocks:
-    """Shared locks on files that this process has mapped, by inode; counted, so one a file.
+    """ReaderLocks hold the files that this process has mapped, by inode; counted, so one a file.
 
     Let go from finalizers, which may run inside any other call: what can't be done there and then
     is left to whoever is at work.

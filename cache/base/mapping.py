@@ -31,7 +31,7 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Map:
-    """A whole file, mapped read-only until nothing refers to this object any more.
+    """A Map is a whole file, mapped read-only until nothing refers to this object any more.
 
     on_unmap: called behind that. Raises OSError, ValueError (an empty file).
     """

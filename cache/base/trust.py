@@ -11,21 +11,24 @@ OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class StrangeFileError(PermissionError):
-    """A link, another user's file, or something that is no file stands where one of ours belongs.
+    """A link, another user's file, or something that is no file stands in the place of ours.
 
     Caught by whoever opens it: a disk's failure, as its base class.
     """
 
 
 def strange(reason: str, path: str) -> StrangeFileError:
-    """The error for what isn't ours."""
+    """Make the error for what isn't ours."""
     return StrangeFileError(errno.EPERM, reason, path)
 
 
 @dataclass(frozen=True, slots=True)
 class Trust:
-    """Whom an open folder belongs to. owner: its user; mode: of what is made in it; with group bits
-    the folder is shared: what its other members made there is taken as ours."""
+    """Trust decides whether what lies in an open folder is ours.
+
+    owner: the folder's user; mode: of what is made in it; with group bits the folder is shared:
+    what its other members made there is taken as ours.
+    """
 
     owner: int
     mode: int
@@ -57,5 +60,5 @@ def check_owner(found: os.stat_result, path: str, *, mode: int) -> None:
 
 
 def no_file(path: str) -> StrangeFileError:
-    """The error for what is no regular file."""
+    """Make the error for what is no regular file."""
     return strange("a link or a folder stands where a file belongs", path)

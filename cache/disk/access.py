@@ -30,9 +30,10 @@ _RETRY_DISK_S = 30.0
 
 
 class FolderAccess:
-    """Opens a folder for whoever wants to act on it; safe for several threads, not across fork.
+    """A FolderAccess opens a cache folder for whoever wants to act on it.
 
-    path, max_bytes, mode: see DiskCache; max_bytes: None takes the folder's own.
+    Safe for several threads, not across fork. path, max_bytes, mode: see DiskCache; max_bytes: None
+    takes the folder's own.
     """
 
     def __init__(self, path: str, *, max_bytes: int | None, mode: int) -> None:

@@ -26,7 +26,7 @@ _log = logging.getLogger("penstock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRecord:
-    """One blob of a cache, for people.
+    """A BlobRecord describes one blob of a cache for people.
 
     label: of the dataset that it belongs to; uri: of the object, without credentials; disk_bytes:
     counted into the limit; pinned: kept for a live job; in_use: mapped by some process; used_s:
@@ -46,8 +46,11 @@ class BlobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
-    """A live job on a cache, for people. wanted_bytes: what this node reads of its dataset in an
-    epoch; share_bytes: what of that may be pinned."""
+    """A JobRecord describes a live job on a cache for people.
+
+    wanted_bytes: what this node reads of its dataset in an epoch; share_bytes: what of that may be
+    pinned.
+    """
 
     pid: int
     label: str
@@ -57,9 +60,11 @@ class JobRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSummary:
-    """A cache as a whole. used_bytes: of blobs, fills and trash; overhead_bytes: catalogue, indexes
-    and room for the log; blobs, fills, trash, unverified: how many; free_bytes: of the disk;
-    labels: bytes by dataset."""
+    """A CacheSummary describes a cache as a whole.
+
+    used_bytes: of blobs, fills and trash; overhead_bytes: catalogue, indexes and room for the log;
+    blobs, fills, trash, unverified: how many; free_bytes: of the disk; labels: bytes by dataset.
+    """
 
     path: str
     max_bytes: int
@@ -78,8 +83,10 @@ class CacheSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What became of verifying a cache. checked, checked_bytes: blobs that were read; bad: those
-    whose bytes were wrong, dropped now."""
+    """A Verification says what became of verifying a cache.
+
+    checked, checked_bytes: blobs that were read; bad: those whose bytes were wrong, dropped now.
+    """
 
     checked: int
     checked_bytes: int
@@ -88,8 +95,7 @@ class Verification:
 
 @contextlib.contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Shelf]:
-    """A cache that is there. Raises ConfigError (no cache, a newer format), OSError,
-    sqlite3.Error."""
+    """Open a cache that is there. Raises ConfigError, OSError, sqlite3.Error."""
     root = os.path.abspath(os.fspath(path))
     if not Layout.is_cache(root):
         raise ConfigError(
@@ -106,13 +112,13 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Shelf]:
 
 
 def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
-    """All blobs, least recently used first. Raises as `opened`."""
+    """List all blobs of a cache, least recently used first. Raises as `opened`."""
     with opened(path) as shelf:
         return _records(shelf)
 
 
 def stat(path: str | os.PathLike[str]) -> CacheSummary:
-    """Limit, use, jobs. Raises as `opened`."""
+    """Sum up a cache: its limit, use and jobs. Raises as `opened`."""
     with opened(path) as shelf:
         shelf.leftovers.forget_dead_jobs()
         records = _records(shelf)

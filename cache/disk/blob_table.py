@@ -28,9 +28,12 @@ _PINNED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRow:
-    """One blob. group: of the dataset that fetched it; size_bytes: of its content; disk_bytes:
-    counted into the limit; kept: manifests and sidecars; used_s: since the epoch; crcs: CRC-32C of
-    each MiB, little-endian, None where nobody computed them."""
+    """A BlobRow is what the books know of one blob.
+
+    group: of the dataset that fetched it; size_bytes: of its content; disk_bytes: counted into the
+    limit; kept: manifests and sidecars; used_s: since the epoch; crcs: CRC-32C of each MiB,
+    little-endian, None where nobody computed them.
+    """
 
     key: str
     group: str
@@ -45,7 +48,10 @@ class BlobRow:
 
 
 class BlobTable:
-    """Rows of blobs, fills and trash, and the sum of what they take. numbers: has that sum."""
+    """A BlobTable has the rows of blobs, fills and trash, and the sum of what they take.
+
+    numbers: has that sum.
+    """
 
     def __init__(self, books: Books, numbers: NumberTable) -> None:
         self._books, self._numbers = books, numbers

@@ -15,7 +15,7 @@ _BLOCK_BYTES = 2**20
 
 
 def crcs_of_file(fd: int) -> bytes:
-    """CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
+    """Compute CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
     size_bytes = os.fstat(fd).st_size
     room = bytearray(_BLOCK_BYTES)
     found: NDArray[np.uint32] = np.zeros(-(-size_bytes // _BLOCK_BYTES), "<u4")
@@ -26,6 +26,6 @@ def crcs_of_file(fd: int) -> bytes:
 
 
 def crcs_of(data: memoryview) -> bytes:
-    """The same of bytes in memory."""
+    """Compute CRC-32C of each MiB of bytes in memory, little-endian uint32."""
     blocks = (data[at : at + _BLOCK_BYTES] for at in range(0, len(data), _BLOCK_BYTES))
     return b"".join(int(crc32c(block)).to_bytes(4, "little") for block in blocks)

@@ -52,10 +52,10 @@ CREATE TABLE IF NOT EXISTS names (
 
 
 class Books:
-    """The open file of the books; safe for several threads. Raises sqlite3.Error and OSError.
+    """Books are the open SQLite file of a cache. Safe for several threads.
 
     folder: of the cache. mend: books that are damaged are made anew here, empty; `damage` says what
-    was wrong.
+    was wrong. Raises sqlite3.Error and OSError.
     """
 
     def __init__(self, folder: Folder, *, mend: bool = True) -> None:

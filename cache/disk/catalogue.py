@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
 
 class Catalogue:
-    """The tables of a cache over one file; safe for several threads. Raises sqlite3.Error and
-    OSError.
+    """A Catalogue puts the tables of a cache together over one file. Safe for several threads.
 
     folder: of the cache. mend: books that are damaged are made anew here, empty; `damage` says what
-    was wrong.
+    was wrong. Raises sqlite3.Error and OSError.
     """
 
     def __init__(self, folder: Folder, *, mend: bool = True) -> None:

@@ -21,11 +21,11 @@ _SHORT_READ, _FILE_MOVED = 522, 1032
 
 
 class UncountedError(sqlite3.DatabaseError):
-    """New books, into which nobody has put what is there."""
+    """The books are new, and nobody has put into them what is there."""
 
 
 class OtherVersionError(sqlite3.DatabaseError):
-    """Books of another version of the schema."""
+    """The books are of another version of the schema."""
 
 
 def is_damage(error: BaseException) -> bool:
@@ -39,17 +39,17 @@ def is_damage(error: BaseException) -> bool:
 
 
 def row_checksum(row: Sequence[Any]) -> int:
-    """The checksum of a row; of a blob's row, of all but its last use."""
+    """Compute the checksum of a row; of a blob's row, of all but its last use."""
     return int(crc32c(repr((*row[:7], *row[8:])).encode("utf-8", "surrogateescape")))
 
 
 def signed(name: str, value: str) -> str:
-    """A named value with its checksum behind it."""
+    """Put the checksum of a named value behind it."""
     return f"{value} {crc32c(f'{name} {value}'.encode()):08x}"
 
 
 def whole(value: object) -> int:
-    """A number as it was written. Raises sqlite3.DatabaseError for anything else."""
+    """Give back a number as it was written. Raises sqlite3.DatabaseError for anything else."""
     if not isinstance(value, int):
         raise sqlite3.DatabaseError(f"{value!r} stands where a number was written")
     return value

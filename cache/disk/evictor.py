@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 
 
 class Evictor:
-    """Takes out what no live job pins: the fills that nobody works on, then whole blobs that nobody
-    has mapped, least recently used first. inodes: the readers' locks, to be tried exclusively;
-    evicted: blobs that went."""
+    """An Evictor makes room by taking out what no live job pins.
+
+    First go fills that nobody works on, then whole blobs that nobody has mapped, least recently
+    used first. inodes: the readers' locks, to be tried exclusively; evicted: blobs that went.
+    """
 
     def __init__(
         self,
@@ -125,7 +127,7 @@ class Evictor:
 
 
 def enough(rows: Iterable[BlobRow], short_bytes: int) -> Iterator[BlobRow]:
-    """Data blobs from the first on, until they take so many bytes together. Pure."""
+    """Choose data blobs from the first on, until they take so many bytes together. Pure."""
     for row in rows:
         if short_bytes <= 0:
             return

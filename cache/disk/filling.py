@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Filling:
-    """Begins fills, and makes whole blobs of them. readers: held by this process."""
+    """Filling begins fills, and makes whole blobs of them. readers: held by this process."""
 
     def __init__(
         self,

@@ -32,7 +32,10 @@ _VERSION_LOCK = 2**62
 
 
 class Fill:
-    """The two files of a fill, open. Several threads and processes may work on one."""
+    """A Fill is a blob that isn't whole yet: its two files, open.
+
+    Several threads and processes may work on one.
+    """
 
     def __init__(self, folder: Folder, key: str, pieces: Pieces) -> None:
         """Open what is there. Raises FileNotFoundError, ValueError and StrangeFileError (not whole,
@@ -151,7 +154,7 @@ class Fill:
 
 
 class Claims:
-    """Pieces that one fetch holds, by locks on the part file: byte n for piece n."""
+    """Claims are the pieces that one fetch holds, by locks on the part file: byte n for piece n."""
 
     def __init__(self, fd: int) -> None:
         self._locks = ByteLocks.on_open_file(fd)
@@ -166,19 +169,21 @@ class Claims:
 
 
 def fill_disk_bytes(size_bytes: int, pieces: int) -> int:
-    """What a fill may take of the disk: both files, and the extents of a file that is written here
-    and there."""
+    """Compute what a fill may take of the disk.
+
+    That is both files, and the extents of a file that is written here and there.
+    """
     extents = size_bytes // PIECE_BYTES * 6  # every other piece an extent of 12 bytes, at worst
     return disk_bytes(size_bytes) + disk_bytes(_HEADER + pieces) + disk_bytes(extents)
 
 
 def part_name(key: str) -> str:
-    """The file that a blob is filled in."""
+    """Name the file that a blob is filled in."""
     return f"{key}.part"
 
 
 def map_name(key: str) -> str:
-    """The marks of its pieces."""
+    """Name the file that has a mark for each piece."""
     return f"{key}.map"
 
 

@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobRow:
-    """A loader that uses the cache. reads: names the blobs that it reads in an epoch; wanted_bytes:
-    all of them; share_bytes: what may be pinned for it; below: keys below this are pinned."""
+    """A JobRow is what the books know of one loader that uses the cache.
+
+    reads: names the blobs that it reads in an epoch; wanted_bytes: all of them; share_bytes: what
+    may be pinned for it; below: keys below this are pinned.
+    """
 
     id: int
     group: str
@@ -28,7 +31,7 @@ class JobRow:
 
 
 class JobTable:
-    """Rows of live jobs. Whose process is gone stays until someone forgets it."""
+    """A JobTable has the rows of live jobs; a dead process's stays until someone forgets it."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -78,5 +81,5 @@ class JobTable:
 
 
 def new_job_id() -> int:
-    """A number for a job. By chance: ids that begin anew with new books would meet older jobs'."""
+    """Draw a number for a job, as ids that begin anew with new books would meet older jobs'."""
     return secrets.randbits(60) + 1

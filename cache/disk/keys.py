@@ -14,7 +14,10 @@ _TIMEOUT_S = 30.0
 
 
 class KeyLocks:
-    """A lock for each key. Every holder opens the file anew, so that threads exclude each other."""
+    """KeyLocks hold a lock for each key of a cache.
+
+    Every holder opens the file anew, so that threads exclude each other.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout

@@ -48,7 +48,7 @@ _BOOT_ID = "/proc/sys/kernel/random/boot_id"
 
 
 class Layout:
-    """An open cache folder and those in it.
+    """A Layout is an open cache folder with those in it: what lies where.
 
     make: with all that is missing. Raises OSError (StrangeFileError: not ours), ConfigError (a
     newer format, a network file system).
@@ -185,17 +185,17 @@ def _format_text(version: int) -> bytes:
 
 
 def disk_bytes(size_bytes: int) -> int:
-    """What a file of that size takes of the disk, in whole blocks."""
+    """Compute what a file of that size takes of the disk, in whole blocks."""
     return -(-size_bytes // BLOCK) * BLOCK
 
 
 def allocated_bytes(found: os.stat_result) -> int:
-    """What a file takes of the disk, or will once it is written out."""
+    """Tell what a file takes of the disk, or will once it is written out."""
     return max(disk_bytes(found.st_size), found.st_blocks * 512)
 
 
 def boot_id() -> str:
-    """Changes with every boot of the machine; "" where the system doesn't tell."""
+    """Read what changes with every boot of the machine; "" where the system doesn't tell."""
     try:
         with open(_BOOT_ID, encoding="ascii") as file:
             return file.read().strip()

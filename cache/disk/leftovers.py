@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 class Leftovers:
-    """Finds them by the locks that their owners don't hold any more, and removes them. inodes: the
-    readers' locks, to be tried exclusively."""
+    """Leftovers finds what dead processes left, by locks that nobody holds, and removes it.
+
+    inodes: the readers' locks, to be tried exclusively.
+    """
 
     def __init__(
         self, layout: Layout, catalogue: Catalogue, *, keys: KeyLocks, inodes: ByteLocks

@@ -27,8 +27,10 @@ _EVICTOR_S = 5.0
 
 
 class Lookup:
-    """Whole blobs of a folder that this process can't write, where nobody evicts either: it takes
-    no locks and changes nothing."""
+    """A Lookup finds whole blobs of a folder that this process can't write, where nobody evicts.
+
+    It takes no locks and changes nothing.
+    """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
@@ -91,7 +93,7 @@ class Lookup:
 
 
 class LockedLookup(Lookup):
-    """Whole blobs of a folder that others write and evict from: each is held while it is mapped.
+    """A LockedLookup finds whole blobs of a folder that others evict from, and holds each it maps.
 
     readers: held by this process; drop: takes out what isn't the blob; take_over: makes a blob of
     before a reboot one of now, if it is still right.

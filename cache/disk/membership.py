@@ -24,11 +24,11 @@ _NOTED_SHARE = 0.02
 
 
 class Membership:
-    """A live job of this process in a cache, until leave(). It holds a lock that ends with the
-    process, so that the job of a dead one is forgotten.
+    """A Membership is a live job of this process in a cache, until leave().
 
-    use: of the cache. group: of the dataset; label: for people. keys, sizes: blobs that this node
-    reads in an epoch, and their bytes. share_bytes: what may be pinned.
+    It holds a lock that ends with the process, so that the job of a dead one is forgotten. use: of
+    the cache. group: of the dataset; label: for people. keys, sizes: blobs that this node reads in
+    an epoch, and their bytes. share_bytes: what may be pinned.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ _NETWORK = frozenset((
 
 
 def file_system(path: str) -> str:
-    """The type of the file system that holds a path, such as "ext4"; "" where unknown."""
+    """Name the type of the file system that holds a path, such as "ext4"; "" where unknown."""
     path = os.path.realpath(path)
     best, found = "", ""
     with contextlib.suppress(OSError), open(_MOUNTS, encoding="utf-8", errors="replace") as file:

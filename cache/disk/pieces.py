@@ -21,7 +21,7 @@ PieceSpan = tuple[int, int]
 
 
 class Pieces:
-    """The pieces of a blob: where each begins, and which of them hold given bytes. Pure."""
+    """Pieces tell where each piece of a blob begins, and which of them hold given bytes. Pure."""
 
     def __init__(self, source: BlobSource) -> None:
         self.size_bytes = source.size_bytes
@@ -54,7 +54,7 @@ class Pieces:
 
 
 def merge(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]:
-    """Sorted spans, merged where they touch or overlap."""
+    """Sort spans, and merge them where they touch or overlap."""
     result: list[PieceSpan] = []
     for low, high in sorted(spans):
         if result and low <= result[-1][1]:
@@ -65,7 +65,7 @@ def merge(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]:
 
 
 def cut(pieces: PieceSpan, *, most: int) -> Iterator[PieceSpan]:
-    """Spans of at most so many pieces, end to end."""
+    """Cut a span into spans of at most so many pieces."""
     for low in range(pieces[0], pieces[1], most):
         yield low, min(low + most, pieces[1])
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 class Reconciler:
-    """Compares rows with files, and mends what differs. damage: what was found wrong goes there."""
+    """A Reconciler compares rows with files, and mends what differs.
+
+    damage: what was found wrong goes there.
+    """
 
     def __init__(
         self,

@@ -14,7 +14,7 @@ _FULL_S = 1.0  # the search for room isn't free
 
 
 class Reservations:
-    """Reserves room, and doesn't look for any for a while when there was none."""
+    """Reservations reserves room, and doesn't look for any for a while when there was none."""
 
     def __init__(self, catalogue: Catalogue, evictor: Evictor) -> None:
         self._catalogue, self._evictor = catalogue, evictor

@@ -21,7 +21,7 @@ _FREE_SHARE = 0.9
 
 
 class Room:
-    """How many bytes blobs may take. max_bytes: the limit, 0 until it is agreed on."""
+    """Room tells how many bytes blobs may take. max_bytes: the limit, 0 until it is agreed on."""
 
     def __init__(self, layout: Layout, catalogue: Catalogue) -> None:
         self._layout, self._catalogue = layout, catalogue

@@ -26,8 +26,10 @@ ALL = "g"
 
 
 class ReadSet:
-    """The blobs that a job reads in an epoch, by key. keys, sizes: and their bytes; reads: names
-    the set; largest_bytes: of the largest blob."""
+    """A ReadSet is the blobs that a job reads in an epoch, by key.
+
+    keys, sizes: and their bytes; reads: names the set; largest_bytes: of the largest blob.
+    """
 
     def __init__(self, group: str, keys: Sequence[str], sizes: Iterable[int]) -> None:
         order = sorted(zip(keys, sizes, strict=True))
@@ -63,8 +65,10 @@ class ReadSet:
 
 
 def fair_shares(jobs: Sequence[JobRow], budget_bytes: int) -> dict[str, int]:
-    """Bytes for each set of blobs that live jobs read, by its name: equal parts, and what one
-    doesn't need goes to the others (max-min fairness)."""
+    """Share bytes among the sets of blobs that live jobs read, by their names.
+
+    Equal parts, and what one doesn't need goes to the others (max-min fairness).
+    """
     wanted = {job.reads: job.wanted_bytes for job in jobs}
     shares: dict[str, int] = {}
     left = budget_bytes
@@ -75,7 +79,9 @@ def fair_shares(jobs: Sequence[JobRow], budget_bytes: int) -> dict[str, int]:
 
 
 def guessed_threshold(job: JobRow, share_bytes: int) -> str:
-    """About where another job's pins end in a smaller share: its own process, which knows its
-    blobs, will say exactly."""
+    """Guess where another job's pins end in a smaller share.
+
+    Its own process, which knows its blobs, will say exactly.
+    """
     part = share_bytes / job.wanted_bytes if job.wanted_bytes else 1.0
     return min(job.below, f"{int(part * 0xFFFFFFFF):08x}" if part < 1 else ALL)

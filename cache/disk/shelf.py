@@ -30,9 +30,9 @@ _OPEN_BYTE = 0
 
 
 class Shelf:
-    """One open of a cache folder by one process; safe for several threads. It owns the parts, and
-    who wants something of the folder asks the one whose duty it is.
+    """A Shelf is one open of a cache folder by one process. Safe for several threads.
 
+    It owns the parts, and who wants something of the folder asks the one whose duty it is.
     max_bytes: None takes the limit that the folder has, or most of the free space. Raises
     ConfigError (network file system, newer format, another limit in use), OSError, sqlite3.Error.
     damage: what was found damaged and was made anew.

@@ -15,7 +15,7 @@ Known = tuple[bool, tuple[int, str] | None]
 
 
 class NumberTable:
-    """Numbers of the folder as a whole: its limit, and what is used of it."""
+    """A NumberTable has numbers of the folder as a whole: its limit, and what is used of it."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -37,7 +37,7 @@ class NumberTable:
 
 
 class LabelTable:
-    """What groups of blobs are called for people."""
+    """A LabelTable has what groups of blobs are called for people."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -53,7 +53,7 @@ class LabelTable:
 
 
 class NameTable:
-    """What stores said of names, for the time when they can't be asked."""
+    """A NameTable has what stores said of names, for the time when they can't be asked."""
 
     def __init__(self, books: Books) -> None:
         self._books = books
@@ -75,7 +75,7 @@ NAME_QUERY = "SELECT size, version, sum FROM names WHERE path = ?"
 
 
 def recalled(found: tuple[Any, ...] | None, path: str) -> Known:
-    """What a row of NAME_QUERY says. One that isn't what was written says nothing."""
+    """Read a row of NAME_QUERY. One that isn't what was written says nothing."""
     if found is None or found[2] != row_checksum((path, *found[:2])):
         return False, None
     return True, None if found[0] < 0 else (int(found[0]), str(found[1]))

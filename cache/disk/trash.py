@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 class Trash:
-    """The trash of a cache folder. inodes: the readers' locks, to be tried exclusively."""
+    """The Trash has blobs that nobody finds any more, until nobody has them mapped.
+
+    inodes: the readers' locks, to be tried exclusively.
+    """
 
     def __init__(
         self, layout: Layout, catalogue: Catalogue, *, keys: KeyLocks, inodes: ByteLocks

@@ -14,7 +14,7 @@ _MOST_NOTED = 256
 
 
 class UseLog:
-    """Last uses by this process that the books don't have yet."""
+    """A UseLog has the last uses by this process that the books don't have yet."""
 
     def __init__(self, blobs: BlobTable) -> None:
         self._blobs = blobs

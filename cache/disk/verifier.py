@@ -21,7 +21,7 @@ _log = logging.getLogger("penstock")
 
 
 class Verifier:
-    """Compares whole blobs with the checksums that the books have of their blocks."""
+    """A Verifier compares whole blobs with the checksums that the books have of their blocks."""
 
     def __init__(
         self, layout: Layout, catalogue: Catalogue, *, keys: KeyLocks, trash: Trash
@@ -81,7 +81,11 @@ class Verifier:
             if is_right:
                 old.rename(key, self._layout.blobs, key)
             else:
-                _log.warning("%s/%s: not whole after a reboot: fetched again", old.path, key)
+                _log.warning(
+                    "%s/%s: its checksums are wrong since the last reboot, so it is fetched again",
+                    old.path,
+                    key,
+                )
                 with self._catalogue.writing():
                     old.remove(key)
                     self._catalogue.blobs.remove(key)

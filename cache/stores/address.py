@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreAddress:
-    """A URL and its options. scheme: in lower case; policy: timeouts that the options give;
-    secrets: texts of both that must not be shown."""
+    """A StoreAddress is what a store is opened from: a URL and its storage_options.
+
+    scheme: in lower case; policy: timeouts that the options give; secrets: texts of both that must
+    not be shown.
+    """
 
     url: str
     scheme: str
@@ -33,12 +36,12 @@ class StoreAddress:
 
 
 def scope_of(*parts: str) -> str:
-    """Hex that tells two stores of one URL apart by what they are made of."""
+    """Hash what a store is made of, so that two stores of one URL are told apart."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def header_texts(headers: Mapping[Any, Any]) -> dict[str, str]:
-    """Headers as text. Raises ConfigError for what no header can hold."""
+    """Make text of headers' names and values. Raises ConfigError for what no header can hold."""
     found = {}
     for name, value in headers.items():
         texts = [

@@ -14,7 +14,7 @@ _SIZE_AND_TIME = re.compile(r"\d+-\d+\.\d{6}")
 
 
 def version_of(headers: Mapping[str, str], size_bytes: int) -> str:
-    """What changes when an object does: its etag without quotes; else size and time; else ""."""
+    """Tell an object's version: its etag without quotes; else size and time; else ""."""
     if tag := headers.get("etag"):
         return tag.replace('"', "")
     try:
@@ -32,7 +32,7 @@ def is_strong(version: str) -> bool:
 
 
 def encoding_of(headers: Mapping[str, str]) -> str:
-    """How an answer's bytes are packed; "" if they are the object's own."""
+    """Tell how an answer's bytes are compressed; "" if they are the object's own."""
     coding = headers.get("content-encoding", "").strip().lower()
     return "" if coding == "identity" else coding
 

@@ -44,7 +44,7 @@ _LOGIN = (
 
 
 def open_s3(address: StoreAddress) -> Store:
-    """The store of s3://<bucket>/<folder>. Raises ConfigError, MissingDependencyError."""
+    """Open the store of s3://<bucket>/<folder>. Raises ConfigError, MissingDependencyError."""
     from obstore.store import S3Store
 
     options = s3_options(address.options)
@@ -55,7 +55,7 @@ def open_s3(address: StoreAddress) -> Store:
 
 
 def open_gcs(address: StoreAddress) -> Store:
-    """The store of gs://<bucket>/<folder>. Raises ConfigError."""
+    """Open the store of gs://<bucket>/<folder>. Raises ConfigError."""
     from obstore.store import GCSStore
 
     options = gcs_options(address.options)
@@ -65,8 +65,10 @@ def open_gcs(address: StoreAddress) -> Store:
 
 
 def open_azure(address: StoreAddress) -> Store:
-    """The store of az://<container>/<folder>, or abfs://<container>@<account>…/<folder>. Raises
-    ConfigError."""
+    """Open the store of az://<container>/<folder>, or abfs://<container>@<account>…/<folder>.
+
+    Raises ConfigError.
+    """
     from obstore.store import AzureStore
 
     options = azure_options(address.options)
@@ -189,5 +191,6 @@ def _obstore(
     except Exception as error:
         reason = clean_message(error, address.secrets).partition("\n")[0]
         raise ConfigError(
-            f"{address.shown}: storage_options don't fit ({reason}). Check their names and values."
+            f"{address.shown}: obstore refused the storage_options ({reason}). Check their names "
+            "and values."
         ) from None

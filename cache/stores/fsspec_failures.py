@@ -23,7 +23,7 @@ _FILE_REMEDIES: dict[Failure, str] = {
 
 
 def failed_request(error: Exception, secrets: tuple[str, ...]) -> RequestError:
-    """What an exception of any fsspec backend means for one request."""
+    """Make a RequestError of what any fsspec back end raised for one request."""
     chain = _causes(error)
     status = next((found for cause in chain if (found := _status(cause))), 0)
     headers = next((seen for cause in chain if (seen := _headers(cause))), {})

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 def open_by_fsspec(address: StoreAddress) -> Store:
-    """The store of any URL that fsspec understands. Raises ConfigError, FetchError, ImportError."""
+    """Open the store of any URL that fsspec understands.
+
+    Raises ConfigError, FetchError, ImportError.
+    """
     import fsspec
 
     shown, policy = address.shown, address.policy
@@ -51,7 +54,7 @@ def open_by_fsspec(address: StoreAddress) -> Store:
 
 
 def open_filesystem(url: str, fs: Any, secrets: tuple[str, ...]) -> Store:
-    """The store of a user's own file system object; root: the URL."""
+    """Open the store of a user's own file system object. url: of the root."""
     options = dict(getattr(fs, "storage_options", None) or {})
     secrets = tuple(sorted({*secrets, *find_secrets(options)}, key=len, reverse=True))
     if (web := _plain_web(url, fs, options, secrets)) is not None:

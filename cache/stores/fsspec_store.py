@@ -39,7 +39,7 @@ FORKED = (
 
 
 def object_version(info: Mapping[str, Any]) -> str:
-    """What changes when an object does: its etag, else its size and time; "" if neither is told."""
+    """Tell an object's version: its etag, else its size and time; "" if neither is there."""
     for key in _VERSION_KEYS:
         if info.get(key):
             return str(info[key]).replace('"', "")
@@ -55,8 +55,11 @@ def _time(value: Any) -> str:
 
 
 class FsspecStore:
-    """Objects below `root` of an fsspec file system. timeout_s: for one request, where the file
-    system is an asynchronous one; the others have to bring their own."""
+    """An FsspecStore has the objects below `root` of an fsspec file system.
+
+    timeout_s: for one request, where the file system is an asynchronous one; the others have to
+    bring their own.
+    """
 
     def __init__(
         self,

@@ -29,8 +29,10 @@ class _Page(Protocol):
 
 
 class HttpListing:
-    """Lists folders below a root. url: the root's, quoted; info: of the store; page: what a URL
-    shows."""
+    """An HttpListing lists folders of a web server by the links of their pages.
+
+    url: of the root, quoted; info: of the store; page: what a URL shows.
+    """
 
     def __init__(self, url: str, info: Callable[[str], ObjectInfo | None], page: _Page) -> None:
         self._url = urlsplit(url)

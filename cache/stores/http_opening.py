@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def open_http(address: StoreAddress) -> Store:
-    """The store of an http(s) URL. Raises ConfigError."""
+    """Open the store of an http(s) URL. Raises ConfigError."""
     options, secrets, url = http_options(address.options), address.secrets, address.url
     try:
         parts = urlsplit(url)
@@ -68,8 +68,10 @@ def _object_url(base: str, key: str) -> str:
 
 
 def web_client(options: StoreOptions, policy: FetchPolicy) -> WebClient:
-    """Connections with the same trust, timeouts and proxies that obstore is told. Raises
-    ConfigError."""
+    """Make a client with the same trust, timeouts and proxies that obstore is given.
+
+    Raises ConfigError.
+    """
     given = options.client
     proxies = None
     if proxy := given.get("proxy_url"):

@@ -26,7 +26,7 @@ FORKED = (
 
 
 class HttpStore:
-    """Objects below a URL of a web server. Owns the client."""
+    """An HttpStore has the objects below a URL of a web server. It owns the client."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ _PATIENT_S = 10.0
 
 
 class Throttling:
-    """Whether a store asked for fewer requests a moment ago."""
+    """Throttling knows whether a store asked for fewer requests a moment ago."""
 
     def __init__(self) -> None:
         self._last_s = -math.inf
@@ -45,7 +45,7 @@ class Throttling:
 
 
 class ObstoreFailures:
-    """Makes RequestErrors of what obstore raises. bucket: its name, for people."""
+    """ObstoreFailures makes RequestErrors of what obstore raises. bucket: its name, for people."""
 
     def __init__(
         self,

@@ -17,8 +17,11 @@ _NO_TIME = datetime.fromtimestamp(0, UTC)
 
 
 class ObstoreListing:
-    """Objects below a root. store, retrying: obstore's, without retries and with: later pages are
-    too many to begin anew, and only obstore can fetch one again. root: of obstore's keys."""
+    """An ObstoreListing lists the objects of a bucket below a root.
+
+    store, retrying: obstore's, without retries and with: later pages are too many to begin anew,
+    and only obstore can fetch one again. root: of obstore's keys.
+    """
 
     def __init__(self, store: Any, retrying: Any, *, root: str, failures: ObstoreFailures) -> None:
         self._store, self._retrying = store, retrying
@@ -62,7 +65,10 @@ class ObstoreListing:
 
 
 def meta_version(meta: Any) -> str:
-    """Its etag without quotes, weak ones with their W/; else size and time; else ""."""
+    """Tell an object's version: its etag without quotes (weak ones with W/), else size and time.
+
+    "" where neither is there.
+    """
     if tag := meta.get("e_tag"):
         return str(tag).replace('"', "")
     when = meta.get("last_modified")
@@ -70,7 +76,7 @@ def meta_version(meta: Any) -> str:
 
 
 def without_markers(infos: list[ObjectInfo], folder: str) -> list[ObjectInfo]:
-    """Without the empty objects that some tools put in a folder's place. Pure.
+    """Leave out the empty objects that some tools put in a folder's place. Pure.
 
     obstore cuts the "/" off their names, and a store's listing has a folder's marker right
     before what is in it.

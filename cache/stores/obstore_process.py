@@ -37,20 +37,22 @@ os.register_at_fork(after_in_child=_Process.forked)
 
 
 def check_process(pid: int) -> None:
-    """Raise RequestError where obstore would hang: in any process but that of the pid, and in a
-    forked child of one that used it. From here on it is used."""
+    """Raise RequestError where obstore would hang; from here on it is used.
+
+    That is in any process but that of the pid, and in a forked child of one that used it.
+    """
     if _Process.is_forked or os.getpid() != pid:
         raise RequestError("refused", _FORKED)
     _Process.is_used = True
 
 
 class RustPanicError(RuntimeError):
-    """obstore met something that its authors thought impossible; as an Exception."""
+    """obstore met something that its authors thought impossible: its panic as an Exception."""
 
 
 @contextlib.contextmanager
 def rust_errors() -> Iterator[None]:
-    """A panic of Rust's is a BaseException, which would pass every handler up to the user's."""
+    """Make an Exception of a panic of Rust's, a BaseException that would pass every handler."""
     try:
         yield
     except BaseException as error:

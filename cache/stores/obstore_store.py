@@ -42,11 +42,11 @@ _STEP_BYTES = 2**20
 
 
 class ObstoreStore:
-    """Objects below a root. root: of obstore's keys, "" or without slashes around it.
+    """An ObstoreStore has the objects of a bucket below a root.
 
-    store, listing: obstore's stores, without retries and with; bucket: its name, for people;
-    client: of web; web: the same objects by signed URLs, None where there are none; web_first:
-    always, else only while the store throttles.
+    root: of obstore's keys, "" or without slashes around it. store, listing: obstore's stores,
+    without retries and with; bucket: its name, for people; client: of web; web: the same objects by
+    signed URLs, None where there are none; web_first: always, else only while the store throttles.
     """
 
     def __init__(

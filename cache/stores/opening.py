@@ -39,9 +39,11 @@ _CHAIN = re.compile(r"^[A-Za-z][\w+.\-]*::|::[A-Za-z][\w+.\-]*://")
 
 
 def open_store(url: str, options: Mapping[str, Any], *, filesystem: Any | None = None) -> Store:
-    """The store whose root is `url`. options: storage_options; filesystem: an fsspec file system
-    to use instead. Makes no request to a bucket. Raises ConfigError, MissingDependencyError,
-    FetchError."""
+    """Open the store whose root is `url`. Makes no request to a bucket.
+
+    options: storage_options; filesystem: an fsspec file system to use instead. Raises ConfigError,
+    MissingDependencyError, FetchError.
+    """
     secrets = tuple(sorted({*find_secrets(options), *url_secrets(url)}, key=len, reverse=True))
     if filesystem is not None:
         return open_filesystem(url, filesystem, secrets)

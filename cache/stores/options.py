@@ -40,8 +40,11 @@ _ENDPOINTS = ("endpoint", "base_url")
 
 @dataclass(slots=True)
 class StoreOptions:
-    """What obstore is to be told. config: of the store; client: its client_options; profile: of
-    ~/.aws; retries: what was said of them."""
+    """StoreOptions are what a user's storage_options mean to obstore and the web client.
+
+    config: of the store; client: obstore's client_options; profile: of ~/.aws; retries: what was
+    said of them.
+    """
 
     config: dict[str, Any] = field(default_factory=dict)
     client: dict[str, Any] = field(default_factory=dict)
@@ -50,7 +53,7 @@ class StoreOptions:
 
 
 def fetch_policy(options: Mapping[str, Any]) -> FetchPolicy:
-    """Timeouts (in seconds) and attempts that storage options give. Raises ConfigError."""
+    """Read the timeouts (in seconds) and attempts that storage_options give. Raises ConfigError."""
     retry = options.get("retry_config")
     retry = retry if isinstance(retry, dict) else {}
     client = options.get("client_options")
@@ -84,6 +87,7 @@ def seconds(value: Any, name: str) -> float:
         except ValueError:
             value = None
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        # Not what it is: what was put there by mistake may be a secret.
         raise ConfigError(f"{name}: wanted a number of seconds above 0, such as 20 or 0.5.")
     return float(value)
 
@@ -97,8 +101,11 @@ def read_options(
     *,
     strip: str,
 ) -> StoreOptions:
-    """What a scheme's options mean. names: obstore's own, with or without the prefix `strip`;
-    aliases: other names for those; special: what sets more than one thing. Raises ConfigError."""
+    """Read a scheme's storage_options. Raises ConfigError for a name that nobody knows.
+
+    names: obstore's own, with or without the prefix `strip`; aliases: other names for those;
+    special: what sets more than one thing.
+    """
     found = StoreOptions()
     # Nested ones first: what is said at the top level counts more.
     for name in sorted(options, key=lambda name: name not in special):

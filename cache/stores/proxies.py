@@ -13,8 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proxies:
-    """Proxies by scheme ("http", "https", "all": http://[user:password@]host:port), and hosts that
-    are reached without (NO_PROXY's syntax)."""
+    """Proxies tell which proxy an origin is reached through.
+
+    by_scheme: of "http", "https" or "all": http://[user:password@]host:port; excludes: hosts that
+    are reached without (NO_PROXY's syntax).
+    """
 
     by_scheme: Mapping[str, str] = field(default_factory=dict)
     excludes: str = ""

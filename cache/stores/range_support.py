@@ -1,4 +1,4 @@
-"""Whether a server knows ranges at all, learnt from its answers."""
+"""Whether a server supports ranges at all, learnt from its answers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from penstock.cache.base.store import RequestError
 
 _RANGES_UNSUPPORTED = 4
 """Whole answers to ranges in a row, with no right one ever, after which a server is believed not
-to know ranges at all."""
+to support ranges at all."""
 
 
 class RangeSupport:
-    """Counts whole answers to ranges until a right one comes."""
+    """RangeSupport counts whole answers to ranges until a right one comes."""
 
     def __init__(self) -> None:
         self._was_answered = False
@@ -21,12 +21,12 @@ class RangeSupport:
         self._was_answered = True
 
     def failure(self) -> RequestError:
-        """The error for a whole answer: to be tried again, but for a server that never knew."""
+        """Make the error for a whole answer: final from a server that never gave a range."""
         self._wholes += 1
         text = "the server answered a range with the whole object"
         if self._was_answered or self._wholes < _RANGES_UNSUPPORTED:
             return RequestError("transient", text)
         return RequestError(
             "refused",
-            f"{text}; it doesn't know ranges: serve the files with one that does (nginx)",
+            f"{text}; it doesn't support ranges: serve the files with one that does (nginx)",
         )

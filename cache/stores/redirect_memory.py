@@ -19,7 +19,7 @@ _DISTRUSTED = 3
 
 
 class RedirectMemory:
-    """The last hop of each object, for a while. Safe for several threads."""
+    """A RedirectMemory keeps the last hop of each object for a while. Safe for several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -19,7 +19,7 @@ class UnsignableError(Exception):
 
 
 class Signer:
-    """URLs of keys, each used for a minute. anonymous: without the signature."""
+    """A Signer makes URLs of keys, each used for a minute. anonymous: without the signature."""
 
     def __init__(self, store: Any, *, anonymous: bool) -> None:
         self._store = store

@@ -83,7 +83,10 @@ def _files(path: str) -> Iterator[bytes]:
 
 
 def tls_context(*, own: str | bytes | None, anybody: bool) -> ssl.SSLContext:
-    """own: PEM of authorities that are trusted beside the system's; anybody: trust every one."""
+    """Make the context of TLS connections.
+
+    own: PEM of authorities that are trusted beside the system's; anybody: trust every one.
+    """
     context = ssl.create_default_context()
     paths = ssl.get_default_verify_paths()
     if paths.cafile is None and paths.capath is None:  # a Python without the system's store
@@ -102,7 +105,7 @@ def tls_context(*, own: str | bytes | None, anybody: bool) -> ssl.SSLContext:
 
 
 def certificate_fault(error: BaseException) -> str | None:
-    """What is wrong with the other side's certificate, or TLS; None if that isn't the fault."""
+    """Say what is wrong with the other side's certificate, or TLS; None if that isn't the fault."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the server's certificate isn't accepted: {error.verify_message}"
     if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
@@ -115,7 +118,7 @@ def certificate_fault(error: BaseException) -> str | None:
 
 
 def certificate_fault_of(text: str) -> str | None:
-    """The same, of a message of obstore's."""
+    """Say what a message of obstore's tells of the other side's certificate; None if nothing."""
     found = _RUSTLS.search(text)
     if found is None:
         if "InvalidContentType" in text or "received corrupt message" in text:

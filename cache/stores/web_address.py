@@ -22,7 +22,10 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 class WebOrigin(NamedTuple):
-    """Who is asked: scheme, host (lower case) and port. Two of them are one only if all agree."""
+    """A WebOrigin is who is asked: scheme, host (lower case) and port.
+
+    Two of them are one only if all agree.
+    """
 
     scheme: str
     host: str
@@ -41,8 +44,11 @@ class WebOrigin(NamedTuple):
 
 
 class Hop(NamedTuple):
-    """One request on its way along redirects. is_origin: it may have the user's headers;
-    from_public: a public server sent it there, so that only public addresses will do."""
+    """A Hop is one request on its way along redirects.
+
+    is_origin: it may have the user's headers; from_public: a public server sent it there, so that
+    only public addresses will do.
+    """
 
     url: str
     is_origin: bool = True

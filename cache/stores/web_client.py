@@ -37,10 +37,10 @@ _REDIRECTS = (301, 302, 303, 307, 308)
 
 
 class WebClient:
-    """Requests to any number of origins, from any number of threads; not across fork.
+    """A WebClient makes requests to any number of origins, from any number of threads.
 
-    timeout_s: for one request, all of it; read_timeout_s: without a byte. tls, resolve, public: see
-    Dialer.
+    Not across fork. timeout_s: for one request, all of it; read_timeout_s: without a byte. tls,
+    resolve, public: see Dialer.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ _UNREACHABLE = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeouts:
-    """Seconds: to make a connection; without a byte; for one request, all of it."""
+    """Timeouts limit a request in seconds: to connect, without a byte, and all of it."""
 
     connect_s: float
     read_s: float
@@ -55,8 +55,11 @@ class StaleError(RequestError):
 
 
 class Head(NamedTuple):
-    """The head of an answer. headers: by lower-case name, ":old": the server speaks HTTP/1.0;
-    begin, end: where the body begins, and what was read ends, in the connection's buffer."""
+    """A Head is the beginning of an answer: its status and headers.
+
+    headers: by lower-case name, ":old": the server speaks HTTP/1.0; begin, end: where the body
+    begins, and what was read ends, in the connection's buffer.
+    """
 
     status: int
     headers: dict[str, str]
@@ -65,8 +68,10 @@ class Head(NamedTuple):
 
 
 class Connection:
-    """An open connection. is_public: the address belongs to the internet; is_kept: it had a request
-    before; prefix: of targets, for a proxy; proxy_headers: for it too; buffer: what is read ahead.
+    """A Connection is an open socket to one origin, and what was read ahead from it.
+
+    is_public: the address belongs to the internet; is_kept: it had a request before; prefix: of
+    targets, for a proxy; proxy_headers: for it too; buffer: what is read ahead.
     """
 
     def __init__(
@@ -184,7 +189,7 @@ class Connection:
 def request_failure(
     error: Exception, origin: WebOrigin | None, *, read_timeout_s: float
 ) -> RequestError:
-    """What an error of a socket means for a request. origin: told where it isn't reached."""
+    """Make a RequestError of an error of a socket. origin: named where it isn't reached."""
     if isinstance(error, TimeoutError) and error.errno is None:
         return RequestError("transient", f"nothing came for {read_timeout_s:.3g} s")
     if (fault := certificate_fault(error)) is not None:
@@ -201,7 +206,7 @@ def request_failure(
 
 
 def parse_head(head: str) -> tuple[int, dict[str, str]]:
-    """Status and headers of an answer's head. Raises RequestError."""
+    """Read status and headers out of an answer's head. Raises RequestError."""
     first, *lines = head.split("\r\n")
     protocol, _, rest = first.partition(" ")
     status = rest[:3]
@@ -215,7 +220,7 @@ def parse_head(head: str) -> tuple[int, dict[str, str]]:
         name, value = name.lower(), value.strip()
         if name in headers:
             if name == "content-length" and headers[name] != value:
-                raise RequestError("transient", "the server tells two lengths of one answer")
+                raise RequestError("transient", "the server states two lengths for one answer")
             value = value if name in ("content-length", "location") else f"{headers[name]}, {value}"
         headers[name] = value
     if protocol == "HTTP/1.0" and "keep-alive" not in headers.get("connection", "").lower():

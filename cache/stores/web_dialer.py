@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class Dialer:
-    """Makes connections to origins. pool: has them from the first moment, so that it can end them.
+    """A Dialer makes connections to origins, directly or through proxies.
 
-    tls: makes the context at the first https request. resolve, public: of names and addresses, for
-    tests.
+    pool: has them from the first moment, so that it can end them. tls: makes the context at the
+    first https request. resolve, public: of names and addresses, for tests.
     """
 
     def __init__(

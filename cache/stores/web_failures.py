@@ -61,18 +61,20 @@ def reply_failure(
     bucket: str | None = None,
     secrets: tuple[str, ...] = (),
 ) -> RequestError:
-    """What an answer that is no success means. span: of the object, that was asked for; bucket: its
-    name, where the object is in one."""
+    """Make a RequestError of an answer that is no success.
+
+    span: of the object, that was asked for; bucket: its name, where the object is in one.
+    """
     status, headers = reply.status, reply.headers
     body = reply.error_body()
-    told = xml_fields(body) if bucket is not None else {}
-    code = told.get("Code", "")
+    fields = xml_fields(body) if bucket is not None else {}
+    code = fields.get("Code", "")
     kind = _KINDS.get(status, "transient" if status >= 500 else "refused")
     text = _status_text(status)
     remedy = _REMEDIES.get(code)
-    if told:
-        text = f"{text}: {code}: {told.get('Message', '')}".rstrip(": ")
-    region = headers.get("x-amz-bucket-region") or told.get("Region")
+    if fields:
+        text = f"{text}: {code}: {fields.get('Message', '')}".rstrip(": ")
+    region = headers.get("x-amz-bucket-region") or fields.get("Region")
     if region and (300 <= status < 400 or status == 400):
         text = f"the bucket is in the region {printable(region)!r}"
         remedy = f"Give region={printable(region)!r} in storage_options."
@@ -98,7 +100,7 @@ def reply_failure(
 
 
 def xml_fields(body: bytes) -> dict[str, str]:
-    """Code, Message, Region … of a store's answer in XML; {} if it is none."""
+    """Read Code, Message, Region … out of a store's answer in XML; {} if it is none."""
     found: dict[str, str] = {}
     for name, value in _XML.findall(body):
         found.setdefault(name.decode(), printable(value.decode("utf-8", "replace")))
@@ -106,22 +108,22 @@ def xml_fields(body: bytes) -> dict[str, str]:
 
 
 def bucket_failure(text: str, bucket: str | None) -> tuple[Failure | None, str, str | None]:
-    """(kind, text, remedy) of a message with a store's XML in it; (None, "", None) without."""
-    told = xml_fields(text.encode("utf-8", "replace"))
-    code = told.get("Code", "")
+    """Read (kind, text, remedy) out of a message with a store's XML; (None, "", None) without."""
+    fields = xml_fields(text.encode("utf-8", "replace"))
+    code = fields.get("Code", "")
     if not code:
         return None, "", None
-    shown = f"{code}: {told.get('Message', '')}".rstrip(": ")
+    shown = f"{code}: {fields.get('Message', '')}".rstrip(": ")
     if code == "NoSuchBucket":
         return "missing", f"there is no bucket {bucket!r} at this endpoint", _REMEDIES[code]
-    if region := told.get("Region"):
+    if region := fields.get("Region"):
         remedy = f"Give region={region!r} in storage_options."
         return "refused", f"the bucket is in the region {region!r}", remedy
     return ("denied" if code in _DENIED_CODES else None), shown, _REMEDIES.get(code)
 
 
 def printable(text: str) -> str:
-    """A remote's text for a message: one line, nothing that moves a terminal's cursor."""
+    """Make a remote's text fit for a message: one line, nothing that moves a terminal's cursor."""
     kept = "".join(each if each.isprintable() else " " for each in text)
     return " ".join(kept.split())[:200]
 

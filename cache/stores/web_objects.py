@@ -32,14 +32,14 @@ _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 
 class ObjectFacts(NamedTuple):
-    """What a server tells of an object."""
+    """ObjectFacts are what a server tells of an object."""
 
     size_bytes: int
     version: str
 
 
 class WebObjects:
-    """Requests for objects. Safe for several threads; not across fork.
+    """WebObjects asks for objects by their URLs. Safe for several threads; not across fork.
 
     url_of: the URL of a key for a method, signed where that is wanted; headers: the user's, for the
     origin only; bucket: its name, where these are of one.
@@ -63,14 +63,14 @@ class WebObjects:
         self._ranges = RangeSupport()
 
     def info(self, key: str) -> ObjectFacts | None:
-        """What is told of an object; None if it isn't there. Raises RequestError."""
+        """What the server says of an object; None if it isn't there. Raises RequestError."""
         self._redirects.forget(key)
         with self._reply("HEAD", key, {}) as reply:
             if reply.status == 404:
                 return None
             if reply.status == 200 and reply.length is not None and not encoding_of(reply.headers):
                 return ObjectFacts(reply.length, version_of(reply.headers, reply.length))
-            # A URL that was signed for GET, a server without HEAD, one that packs what it sends.
+            # A URL that was signed for GET, a server without HEAD, one that compresses.
             by_range = not reply.hop.is_origin or reply.status in (200, 405, 501)
             if not by_range:
                 raise self._failure(reply)
@@ -80,17 +80,17 @@ class WebObjects:
         with self._reply("GET", key, {"Range": "bytes=0-0"}) as reply:
             if reply.status == 404:
                 return None
-            told = reply.headers.get("content-range", "")
-            found = _CONTENT_RANGE.fullmatch(told) if reply.status == 206 else None
+            content_range = reply.headers.get("content-range", "")
+            found = _CONTENT_RANGE.fullmatch(content_range) if reply.status == 206 else None
             if found is not None:
                 size_bytes = int(found[3])
-            elif reply.status == 416 and (empty := ALL_OF.fullmatch(told)):
+            elif reply.status == 416 and (empty := ALL_OF.fullmatch(content_range)):
                 size_bytes = int(empty[1])
             elif reply.status == 200:
                 if (packed := self._packed(reply)) is not None:
                     raise packed
                 if reply.length is None:
-                    raise RequestError("refused", "the server doesn't tell how long the object is")
+                    raise RequestError("refused", "the server doesn't say how long the object is")
                 size_bytes = reply.length
             else:
                 raise self._failure(reply)
@@ -149,7 +149,9 @@ class WebObjects:
         else:
             found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", ""))
             if found is None:
-                raise RequestError("transient", "the server answered a range without saying which")
+                raise RequestError(
+                    "transient", "the server answered with a range, but not with which"
+                )
             start, end, size_bytes = int(found[1]), int(found[2]) + 1, int(found[3])
             if start == span[0] and end == size_bytes < span[1]:
                 raise RequestError(
@@ -193,8 +195,8 @@ class WebObjects:
             return None
         return RequestError(
             "refused",
-            f"the server packs what it sends (Content-Encoding: {printable(coding)}), though it "
-            "was asked not to: the bytes of such an answer aren't the object's",
+            f"the server compresses what it sends (Content-Encoding: {printable(coding)}), though "
+            "it was asked not to: the bytes of such an answer aren't the object's",
             remedy="Switch compression off for these files (nginx: gzip off; a proxy or CDN: its "
             "rule for them).",
         )

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class ConnectionPool:
-    """Connections by origin; safe for several threads. is_aborted: none is given any more."""
+    """A ConnectionPool keeps connections by origin. Safe for several threads.
+
+    is_aborted: none is given any more.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

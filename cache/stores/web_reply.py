@@ -28,8 +28,11 @@ _STEP = 2**20
 
 
 class Reply:
-    """An answer whose head has come. hop: who answered; headers: by lower-case name. Read at most
-    once, with a limit; what isn't read in full is thrown away with the connection."""
+    """A Reply is an answer whose head has come, and whose body can be read once.
+
+    hop: who answered; headers: by lower-case name. What isn't read in full is thrown away with the
+    connection.
+    """
 
     def __init__(
         self,

@@ -270,7 +270,7 @@ def test_a_web_server_without_ranges_is_refused_with_the_remedy(tmp_path: Path) 
         fetcher = Fetcher(
             open_store(server.url, {}), policy=FetchPolicy(backoff_base_s=0.001, max_attempts=50)
         )
-        with pytest.raises(FetchError, match="doesn't know ranges"):
+        with pytest.raises(FetchError, match="doesn't support ranges"):
             fetcher.fetch([ObjectRange(path="x", start=0, end=5, version=None)], lambda *_: None)
         fetcher.close()
         assert server.requests <= 5

@@ -30,7 +30,7 @@ _PREFIX = "penstock"
 
 
 class Agreement:
-    """One loader's part in its job. Without a store it agrees with itself.
+    """Speaks for one loader with those of the job's other ranks; without a store, with itself.
 
     Several loaders of a job don't mix: each has its own keys, by dataset and number.
     """
@@ -47,7 +47,7 @@ class Agreement:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other ranks hear of what is told here."""
+        """Whether other ranks hear what this one says."""
         return self._store is not None
 
     def begin(self) -> None:
@@ -143,7 +143,7 @@ class Agreement:
 
 
 def join(*, dataset: str, shuffle: bool, rank: int, size: int) -> Agreement:
-    """Take part as this rank's next loader of that dataset; alone where no process group stands.
+    """Speak for this rank's next loader of a dataset; for it alone where no process group stands.
 
     dataset: fingerprint. A rank's k-th loader of a dataset and kind of order belongs to the other
     ranks' k-th, so that those that one rank builds of another dataset don't count.

@@ -30,7 +30,7 @@ _NOTHING = [-1, 0]  # before any batch
 
 
 class BadCount:
-    """Counts and reports bad samples as they are handed out. One thread calls, which hands out.
+    """Counts and reports bad samples as batches are handed out; the thread that does so calls.
 
     It counts for the epoch of the batches that it is told of; which batch that is, and whether it
     begins an epoch, its caller says.
@@ -107,7 +107,7 @@ class BadCount:
             self._warn(*next(iter(bad.items())))
 
     def failed(self, error: Exception) -> None:
-        """This rank can't go on: tell the others, so that none waits for it."""
+        """Tell the other ranks that this one can't go on, so that none waits for it."""
         if self._agreement.is_shared:
             text = f"{type(error).__name__}: {error}"
             notice = {"rank": self._agreement.rank, "failed": text[:2000], "last": _NOTHING}

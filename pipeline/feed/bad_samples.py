@@ -50,14 +50,14 @@ class BadSamples:
         return self._always.get(sample_id) or self._in_epoch.get(epoch, {}).get(sample_id)
 
     def reasons(self, epoch: int, ids: NDArray[np.int64]) -> dict[int, str]:
-        """Rows of ids that are known to be bad, and why."""
+        """The rows of these ids whose samples are known to be bad, and why."""
         if not self._always and epoch not in self._in_epoch:
             return {}
         reasons = ((row, self.reason(epoch, i)) for row, i in enumerate(ids.tolist()))
         return {row: reason for row, reason in reasons if reason is not None}
 
     def learn(self, epoch: int, sample_id: int, reason: str, *, lasting: bool) -> None:
-        """A sample is bad; lasting: in every epoch."""
+        """Remember that a sample is bad. lasting: in every epoch."""
         if lasting:
             self._always[sample_id] = reason
         else:
@@ -79,7 +79,7 @@ class BadSamples:
                 return candidate
         known = {**self._always, **self._in_epoch.get(epoch, {})}
         raise TooManyBadSamplesError(
-            f"Sample {sample_id} is bad ({self.reason(epoch, sample_id)}), and so are all of "
+            f"Sample {sample_id} is bad ({self.reason(epoch, sample_id)}), and so are all "
             f"{ATTEMPTS} substitutes that were tried. Bad: {listed(known)}. {REMEDY}",
             sample_ids=tuple(sorted(known)),
         )
@@ -90,12 +90,14 @@ class BadSamples:
         return np.stack([shards, ids - self._starts[shards]], axis=1)
 
     def unseen(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of ids that `checked` wasn't told of."""
+        """The rows of these ids whose headers nobody has looked at in this process."""
         return np.flatnonzero((self._seen[ids >> 3] & _bits(ids)) == 0)
 
     def mark_seen(self, ids: NDArray[np.int64]) -> None:
-        """These samples' headers are well. One bit a sample; a bit that two threads lose costs
-        another look."""
+        """Remember that these headers can be parsed.
+
+        One bit a sample; one that two threads lose costs another look.
+        """
         np.bitwise_or.at(self._seen, ids >> 3, _bits(ids))
 
     def forget_before(self, epoch: int) -> None:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Batch:
-    """One rank's share of a global batch. Each stage of the road fills in its own fields; one
-    thread has it at a time.
+    """One rank's share of a global batch, filled in by each stage of the road in turn.
+
+    One thread has it at a time.
 
     ordered:
         step: which positions of the stream. slots: which samples of them this rank reads.
@@ -65,17 +66,17 @@ class Batch:
 
     @property
     def samples(self) -> int:
-        """How many are handed out."""
+        """How many samples are handed out."""
         return len(self.mix.partner) if self.mix else len(self.own)
 
     @property
     def size_bytes(self) -> int:
-        """Of its encoded samples."""
+        """Bytes of its encoded samples."""
         return sum(map(len, self.encoded.encoded))
 
     @property
     def left_out(self) -> Mapping[int, str]:
-        """Rows that can't be decoded."""
+        """Rows that aren't decoded, and why: the bad ones of a padded batch."""
         return self.bad if self.valid is not None else {}
 
     @property

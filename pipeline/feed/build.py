@@ -1,4 +1,4 @@
-"""A loader's things from checked options: road, feed, prefetch, meter; put together here only."""
+"""Builds what one loader works with from its options: road, feed, prefetch and meter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from penstock.pipeline.feed.bad_count import BadCount
 from penstock.pipeline.feed.bad_samples import BadSamples
 from penstock.pipeline.feed.draws import BatchDraws
 from penstock.pipeline.feed.feed import Feed
-from penstock.pipeline.feed.finish import Finish
+from penstock.pipeline.feed.finisher import Finisher
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_the_order
 from penstock.pipeline.feed.image_graph import make_graph, make_mixer, make_recipe, make_resident
 from penstock.pipeline.feed.prefetch import Prefetch
@@ -45,7 +45,7 @@ REMOTE_READ_THREADS = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """The things that one loader works with, put together. fingerprint: of dataset and order."""
+    """What one loader works with, put together. fingerprint: of dataset and order."""
 
     order: JobOrder
     fingerprint: str
@@ -133,7 +133,7 @@ def _road(
         ),
         draws=BatchDraws(recipe=recipe, seed=seed, mixer=mixer),
         graph=graph,
-        finishing=Finish(
+        finisher=Finisher(
             dataset.fields, mixer=mixer, device=options.device, pins=options.pin_memory
         ),
         bad_count=_bad_count(dataset, options, bad_samples, agreement, meter),

@@ -43,7 +43,7 @@ class Decoding:
         self._read_ahead.start(cursor)
 
     def go_on(self, start: Cursor) -> None:
-        """The epoch that begins there was asked for."""
+        """Read on with what was held back, as the epoch that begins there was asked for."""
         self._read_ahead.go_on(start, decoding=len(self._in_dali))
 
     def next_batch(self) -> Batch:
@@ -98,7 +98,8 @@ class Decoding:
             return None, error
 
     def cancel(self, *, timeout_s: float | None) -> None:
-        """As `ReadAhead.cancel`; a next_batch() that waits for a read touches nothing any more."""
+        """Let go of all reads, as `ReadAhead.cancel`; a next_batch() that waits for one touches
+        nothing any more."""
         self._stopping.set()
         self._read_ahead.cancel(timeout_s=timeout_s)
 

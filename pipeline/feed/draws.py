@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDraws:
-    """Draws for a recipe, pure functions of (seed, epoch, sample id); any thread may call.
+    """Draws random numbers for a recipe: pure functions of (seed, epoch, sample id), on any thread.
 
     recipe: None without images. mixer: of MixUp and CutMix; None without them.
     """
@@ -26,13 +26,13 @@ class BatchDraws:
     mixer: Mixer | None
 
     def draws(self, encoded: EncodedBatch, epoch: int) -> Draws | None:
-        """Of each sample of a batch, substitutes by their own ids."""
+        """The numbers of each sample of a batch; a substitute has those of its own id."""
         if self.recipe is None:
             return None
         return draw(self.recipe, ids=encoded.ids, dims=encoded.dims, seed=self.seed, epoch=epoch)
 
     def mix(self, batch: Batch) -> Mix | None:
-        """With whom each sample is mixed, and how; None where nothing is."""
+        """How each sample is mixed, and with which other; None where none is."""
         slots = batch.slots
         if self.mixer is None or slots.partner is None:
             return None

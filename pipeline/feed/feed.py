@@ -92,7 +92,7 @@ class Feed:
         """Begin to read at a cursor, unless that is what is already under way."""
         if self._closed:
             raise ClosedError("This loader is closed; make a new one.")
-        self._road.finishing.begin()
+        self._road.finisher.begin()
         if cursor == self._coming:
             if cursor.position == 0:
                 self._go_on(cursor)
@@ -199,8 +199,8 @@ class Feed:
         patience_s = self._timeout_s + _DECODE_SPARE_S
         if not ahead.wait(patience_s):
             raise StalledError(
-                f"A batch that is not wanted any more was not decoded for {patience_s:.0f} s: DALI "
-                "hangs, and is left alone. Look at `top`; end this process."
+                f"A batch that nobody wants any more has been decoding for {patience_s:.0f} s: DALI "
+                "hangs and is left alone. Look at `top`, and end this process."
             )
         return True
 

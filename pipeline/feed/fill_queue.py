@@ -36,7 +36,7 @@ class WalkBudget:
     ahead: int = 0
 
     def begin(self) -> None:
-        """The consumer goes on elsewhere, and the walk from there."""
+        """Begin anew, as the consumer goes on elsewhere."""
         self.left, self.ahead = _STEPS_A_BATCH, 0
 
     def count_batch(self) -> None:
@@ -45,7 +45,7 @@ class WalkBudget:
         self.ahead -= 1
 
     def take(self) -> bool:
-        """Whether the walk may go one step on; then it is counted."""
+        """Whether the walk may go one step on; if so, the step is counted."""
         if self.left < 1 or self.ahead >= self.epoch_steps:
             return False
         self.left -= 1
@@ -92,7 +92,7 @@ class FillQueue:
         return not self._left
 
     def seek(self, cursor: Cursor) -> None:
-        """Walk from this cursor on, beginning with the next shard that is asked for."""
+        """Walk from this cursor on, as soon as the next shard is asked for."""
         self._sought.append(self._needs.shards(cursor, endless=self._endless))
 
     def pin(
@@ -122,7 +122,7 @@ class FillQueue:
             return self._find(is_whole)
 
     def put_back(self, shard: int) -> None:
-        """A shard that couldn't be filled: asked for again behind the others."""
+        """Have a shard that couldn't be filled come again, behind the others."""
         with self._lock:
             self._queue.append(shard)
 

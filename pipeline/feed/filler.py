@@ -118,7 +118,7 @@ class Filler:
             self._running.append(self._pool.submit(self._work, None))
 
     def wait(self, *, timeout_s: float) -> None:
-        """Until the tasks that run now have ended. Raises what they raised."""
+        """Wait until the tasks that run now have ended. Raises what they raised."""
         for task in list(self._running):
             task.result(timeout=timeout_s)
 

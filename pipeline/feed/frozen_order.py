@@ -1,4 +1,4 @@
-"""A job's order from what its user asked for: frozen once, checked, and told what it costs."""
+"""Freezes a job's order from what its user asked for, checks it, and says what it costs."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _walk(dataset: Dataset, options: NativeOptions) -> Walk:
 
 
 def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
-    """What the order costs this job, told once: by the first rank."""
+    """Warn of what the order costs this job; the first rank does, for all."""
     world = options.world
     if world.rank or not options.shuffle:
         return

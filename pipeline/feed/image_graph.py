@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def make_recipe(dataset: Dataset, options: NativeOptions) -> CheckedRecipe | None:
-    """The recipe, checked against the dataset; None where its images aren't wanted."""
+    """Check the recipe against the dataset; None where its images aren't wanted."""
     if "image" not in dataset.fields:
         if options.augment is not None:
             raise ConfigError(
@@ -35,7 +35,7 @@ def make_recipe(dataset: Dataset, options: NativeOptions) -> CheckedRecipe | Non
 def make_mixer(
     dataset: Dataset, options: NativeOptions, recipe: CheckedRecipe | None, *, seed: int
 ) -> Mixer | None:
-    """What mixes batches; None where the recipe doesn't."""
+    """Make what mixes the samples of a batch; None where the recipe doesn't."""
     if recipe is None or not recipe.mixing:
         return None
     name = type(recipe.mixing[0]).__name__
@@ -61,8 +61,9 @@ def make_resident(
     walk: Walk,
     threads: int,
 ) -> ResidentImages | None:
-    """Where decoded images stay; None where none do. Raises ConfigError where that was asked for
-    and can't be."""
+    """Make what keeps decoded images in memory; None where none are kept.
+
+    Raises ConfigError where that was asked for and can't be."""
     mode, world, device = options.resident, options.world, options.device
     if mode is False:
         return None
@@ -105,7 +106,7 @@ def make_resident(
 def make_graph(
     recipe: CheckedRecipe, options: NativeOptions, threads: int, resident: ResidentImages | None
 ) -> Graph | ResidentGraph:
-    """What decodes a loader's batches."""
+    """Build the graph that decodes a loader's batches."""
     alone = options.world.size == 1 or not recipe.mixing
 
     def make(*, from_memory: bool = False) -> Graph:

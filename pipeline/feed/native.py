@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.cache.errors import ClosedError, NotPicklableError
 from penstock.cache.forks import check_process
+from penstock.pipeline.feed.native_setup import NativeSetup
 from penstock.pipeline.feed.position import Position
-from penstock.pipeline.feed.setup import Setup
 from penstock.pipeline.options.checks import check_epoch
 from penstock.pipeline.plan.state import LoaderState
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from penstock.pipeline.feed.position import Pass
+    from penstock.pipeline.feed.position import PassId
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.statistics import Statistics
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class NativeEngine:
     """Hands out batches of a `penstock.Dataset`. The loader's facade forwards to it.
 
-    Where the job is says its `Position`, what it works by its `Setup`; the stages of a batch are in
-    `road`. world_is_known: that of the options; otherwise these are checked, and nothing is built
-    before `take_over`.
+    Where the job is says its `Position`, what it works by its `NativeSetup`; the stages of a batch
+    are in `road`. world_is_known: that of the options; otherwise these are checked, and nothing is
+    built before `take_over`.
     """
 
     shards_itself = True
@@ -42,7 +42,7 @@ class NativeEngine:
         self.has_begun = False  # a batch was handed out
         self._pid = os.getpid()
         self._position = Position()
-        self._setup = Setup(dataset, options, self._position, world_is_known=world_is_known)
+        self._setup = NativeSetup(dataset, options, self._position, world_is_known=world_is_known)
         self._is_closed = False
 
     def __getstate__(self) -> NoReturn:
@@ -93,12 +93,12 @@ class NativeEngine:
         self._setup.ready.feed.start(self._position.ask())
         return _PassIterator(self)
 
-    def begin_pass(self) -> Pass:
+    def begin_pass(self) -> PassId:
         """Move to where a pass begins; the ones before it are over."""
         self._check_open()
         return self._position.begin_pass()
 
-    def deliver(self, begun: Pass) -> Tensors | None:
+    def deliver(self, begun: PassId) -> Tensors | None:
         """The next batch of a pass; None when its epoch is over."""
         self._check_open()
         feed, position = self._setup.ready.feed, self._position
@@ -197,7 +197,7 @@ class _PassIterator:
 
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
-        self._begun: Pass | None = None
+        self._begun: PassId | None = None
         self._handed_out: float | None = None
 
     def __iter__(self) -> _PassIterator:

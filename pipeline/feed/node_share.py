@@ -1,4 +1,4 @@
-"""Which shards this node reads, and which of them the cache keeps for a loader of its."""
+"""Which shards this node reads, and which of them its cache keeps for a loader."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ log = logging.getLogger("penstock")
 
 
 class NodeShare:
-    """What this node keeps of a dataset: a loader's own membership of the cache, from join() to
-    leave(), beside those of other loaders of the same dataset.
+    """What this node reads of a dataset, and what its cache keeps of that for one loader.
+
+    It is a job of the cache from join() to leave(), beside other loaders' of the same dataset.
 
     shards: that this node's ranks read in an epoch, int64, shape (n,). Raises ConfigError for a
     limit below one shard.
@@ -94,7 +95,7 @@ class NodeShare:
         return self._remote.cache is not None
 
     def join(self) -> None:
-        """Begin to be a job of the cache. Nothing if it is one."""
+        """Become a job of the cache, if it isn't one."""
         if self._mine is None:
             self._mine = self._remote.join(self._keys, self._sizes.tolist())
 

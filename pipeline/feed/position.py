@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
-    """One iteration over what is left of an epoch. number: the loader's latest one may go on."""
+class PassId:
+    """Names one pass over what is left of an epoch: of all numbers the latest one may go on."""
 
     number: int
     epoch: int
@@ -57,26 +57,26 @@ class Position:
         return self.cursor.position == 0 or elsewhere
 
     def ask(self) -> Cursor:
-        """A pass was asked for; where it will begin."""
+        """Note that the user asks for a pass; the place where it will begin."""
         start = self.start
         self.asked_epoch = start.epoch
         return start
 
-    def begin_pass(self) -> Pass:
+    def begin_pass(self) -> PassId:
         """Go to where a pass begins; the passes before it are over."""
         self.cursor = self.ask()
         self.end_passes()
-        return Pass(self._passes, self.cursor.epoch)
+        return PassId(self._passes, self.cursor.epoch)
 
     def end_passes(self) -> None:
-        """No pass that has begun may go on."""
+        """Let no pass that has begun go on."""
         self._passes += 1
 
-    def is_over(self, begun: Pass) -> bool:
+    def is_over(self, begun: PassId) -> bool:
         """Whether a pass has come to the end of its epoch."""
         return self.cursor.epoch != begun.epoch
 
-    def check(self, begun: Pass) -> None:
+    def check(self, begun: PassId) -> None:
         """Raise ConfigError unless this is the pass that may go on."""
         if begun.number != self._passes:
             raise ConfigError(
@@ -85,24 +85,24 @@ class Position:
             )
 
     def hand_over(self, step: Step) -> None:
-        """The batch of this step is the user's from here on."""
+        """Move behind a batch, which is the user's from here on."""
         self.cursor = self.received = step.then
         self.is_restored = False
 
     def go_to(self, epoch: int) -> None:
-        """To the start of an epoch. The current epoch again changes nothing."""
+        """Move to the start of an epoch. The current epoch again changes nothing."""
         if epoch != self.cursor.epoch:
             self.cursor = Cursor(epoch, 0)
             self.is_restored = False
             self.end_passes()
 
     def restore(self, cursor: Cursor) -> None:
-        """To where a state was saved."""
+        """Move to where a state was saved."""
         self.cursor, self.received = cursor, None
         self.is_restored = True
         self.end_passes()
 
     def settle(self, walk: Walk) -> None:
-        """A restored place may have no step left, now that the batch is known: then it is the start
-        of the next epoch."""
+        """Move on to the next epoch where the batch, now that it is known, leaves no step in this
+        one."""
         self.cursor = walk.normalise(self.cursor)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 
 class Prefetch:
-    """Batches ahead and shards ahead, for one loader. One thread calls; close() leaves the cache.
+    """Decides how far ahead of one loader bytes are fetched. One thread calls; close() leaves the
+    cache.
 
     least_ahead: batches in flight where all is local.
     """
@@ -70,7 +71,7 @@ class Prefetch:
         return self._look_ahead.is_cold
 
     def seek(self, cursor: Cursor) -> None:
-        """Batches will come from this cursor on. At the first the loader becomes a job."""
+        """Prepare for batches from this cursor on; the first call makes it a job of the cache."""
         self._handed_out = None
         self._share.join()
         if self._filler is not None:
@@ -107,7 +108,7 @@ class Prefetch:
             self._filler.count_batch(size_bytes, self._seen)
 
     def facts(self) -> TierFacts:
-        """For the statistics."""
+        """What the statistics say of the remote and of the cache."""
         cache = self._remote.cache
         return TierFacts(
             traffic=self._remote.traffic(),

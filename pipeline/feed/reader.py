@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReader:
-    """Reads the samples of a batch, and finds others for those that are bad. Several threads call.
+    """Reads the samples of a batch, and finds others for those that are bad; on any thread.
 
     recipe: that they are decoded by; None without images. resident: what keeps decoded images in
     memory; None where each sample is read each time. probe: is shown what was read.
@@ -61,7 +61,7 @@ class BatchReader:
         return Batch(step=step, slots=slots, own=own, encoded=encoded, bad=bad, valid=valid)
 
     def mark(self, batch: Batch, undecodable: Mapping[int, str]) -> None:
-        """Rows of a padded batch that don't decode aren't valid either."""
+        """Mark the rows of a padded batch that don't decode as not valid."""
         assert batch.valid is not None
         self._learn_undecodable(batch, undecodable)
         valid = batch.valid.copy()
@@ -69,7 +69,7 @@ class BatchReader:
         batch.valid, batch.bad = valid, {**batch.bad, **undecodable}
 
     def replace(self, batch: Batch, undecodable: Mapping[int, str]) -> EncodedBatch:
-        """Put other samples into rows that don't decode; they alone, in the order of the rows.
+        """Put other samples into the rows that don't decode, and return these, in the rows' order.
         Raises TooManyBadSamplesError."""
         self._learn_undecodable(batch, undecodable)
         rows = sorted(undecodable)

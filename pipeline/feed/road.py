@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.bad_count import BadCount
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.draws import BatchDraws
-    from penstock.pipeline.feed.finish import Finish
+    from penstock.pipeline.feed.finisher import Finisher
     from penstock.pipeline.feed.reader import BatchReader
     from penstock.pipeline.feed.resident.graph import ResidentGraph
     from penstock.pipeline.plan.slots import RankOrder
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Road:
-    """What happens to each batch of a loader, stage by stage. It starts no thread and has no place.
+    """Says what happens to each batch of a loader, stage by stage; it has no thread and no place.
 
     endless: it goes on into the next epoch. graph: None where no image is decoded.
     """
@@ -55,7 +55,7 @@ class Road:
     reader: BatchReader
     draws: BatchDraws
     graph: Graph | ResidentGraph | None
-    finishing: Finish
+    finisher: Finisher
     bad_count: BadCount
     meter: Meter
 
@@ -88,12 +88,12 @@ class Road:
     # -- decoded: one thread at a time
 
     def begin_decode(self, batch: Batch) -> None:
-        """Give it to DALI, which works on several at once."""
+        """Give a batch to DALI, which works on several at once."""
         if self.graph is not None and batch.draws is not None:
             self.graph.feed(batch.encoded, batch.draws, bad=batch.left_out)
 
     def decode(self, batch: Batch) -> None:
-        """Take its images from DALI; it is the oldest of those that were fed."""
+        """Take the images of the oldest batch from DALI, which must be this one."""
         if self.graph is None:
             return
         decoded = self.graph.outputs_marked()
@@ -121,7 +121,7 @@ class Road:
 
     def finish(self, batch: Batch) -> None:
         """Make the tensors that are handed out."""
-        batch.tensors = self.finishing(batch)
+        batch.tensors = self.finisher(batch)
         batch.images = None
 
     # -- handed out: in the training loop
@@ -129,8 +129,10 @@ class Road:
     def hand_out(
         self, batch: Batch, *, wait_s: float, begins_epoch: bool
     ) -> tuple[torch.Tensor, ...]:
-        """Count it, and tell the other ranks of its bad samples before it is handed out, so that
-        they know when they ask for the next. wait_s: that the training loop waited for it."""
+        """Count a batch, tell the other ranks of its bad samples, and return what the user gets.
+
+        Before it is handed out, so that the others know when they ask for the next. wait_s: that
+        the training loop waited for it."""
         # What making it waited for says what we waited for.
         share = wait_s / max(batch.read_wait_s + batch.decode_wait_s, 1e-9)
         self.meter.count_batch(

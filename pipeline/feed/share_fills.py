@@ -24,8 +24,11 @@ _Fate = Literal["fetched", "there", "no room", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmState:
-    """How far a warm-up is, in bytes: what it shall keep, and of that what came from the remote
-    in this run, what was there, what failed; left_out_bytes: what the node reads beside that."""
+    """How far a warm-up is, in bytes.
+
+    wanted_bytes: what it shall keep; of that, what came from the remote in this run, what was
+    there, what failed. left_out_bytes: what the node reads beside that.
+    """
 
     wanted_bytes: int
     fetched_bytes: int = 0
@@ -36,7 +39,9 @@ class WarmState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmResult:
-    """bytes, objects: fetched in this run (of a dry run: what would be). skipped: objects that were
+    """What a warm-up has done.
+
+    bytes, objects: fetched in this run (of a dry run: what would be). skipped: objects that were
     there, or that others fetched meanwhile. failed: URI and reason of each object that didn't come.
 
     node_bytes: what the node reads in an epoch; kept_bytes: of that, what the cache keeps for the

@@ -31,7 +31,7 @@ class JobOrder:
         return make_plan(self.index, self.settings)
 
     def fingerprint(self) -> str:
-        """Of dataset and order, hex: what a resumed job must share."""
+        """What a resumed job must share, of dataset and order, as hex."""
         return order_fingerprint(self.index, self.settings)
 
     def batches(self, epoch: int, world: World) -> Iterator[list[int]]:

@@ -22,8 +22,8 @@ _MANY = 1024  # samples of a batch; fewer are looked up at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Pieces:
-    """Pieces in stream order, grouped by strand.
+class StrandPieces:
+    """Pieces of shards in stream order, grouped by strand.
 
     shard, first_row, rows: int64, shape (pieces,); rows is at least 1.
     strand_pieces: pieces of each strand, int64, shape (strands,).
@@ -93,7 +93,7 @@ def deal(
     return order[np.argsort(place, kind="stable")]
 
 
-def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) -> Pieces:
+def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) -> StrandPieces:
     """Lay shards end to end and cut the stream into strands of N // strands samples, the first
     N % strands of them one longer: so p -> (p % strands, p // strands) is a bijection.
 
@@ -110,7 +110,7 @@ def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) ->
     new[~new] = starts[at[~new]] != inner[~new]  # a strand that begins with a shard cuts none
     begin = np.insert(starts, at[new], inner[new])
     place = np.searchsorted(starts, begin, side="right") - 1
-    return Pieces(
+    return StrandPieces(
         shard=shards[place],
         first_row=begin - starts[place],
         rows=np.diff(begin, append=total),
@@ -119,7 +119,7 @@ def cut(sizes: NDArray[np.int64], shards: NDArray[np.int64], *, strands: int) ->
     )
 
 
-def lay(pieces: Pieces, hashes: NDArray[np.uint64] | None) -> LaneLayout:
+def lay(pieces: StrandPieces, hashes: NDArray[np.uint64] | None) -> LaneLayout:
     """Put each strand's pieces in the order of their hashes: uint64, shape (pieces,), or None."""
     if hashes is None:
         order = np.arange(len(pieces.rows), dtype=np.int64)

@@ -112,7 +112,7 @@ class Needs:
 
     @property
     def shard_count(self) -> int:
-        """Of the whole dataset, needed or not."""
+        """How many shards the whole dataset has, needed or not."""
         return len(self._plan.sizes)
 
     def shards(self, start: Cursor, *, endless: bool) -> Iterator[tuple[Cursor, Ints]]:

@@ -36,7 +36,7 @@ import numpy as np
 
 from penstock.cache.base.hashing import keyed_hash, unit
 from penstock.cache.errors import PlanError
-from penstock.pipeline.plan.lanes import LaneLayout, Pieces, cut, deal, lanes_of_slots, lay
+from penstock.pipeline.plan.lanes import LaneLayout, StrandPieces, cut, deal, lanes_of_slots, lay
 from penstock.pipeline.plan.windows import Windows, window_count
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ _ONE = np.array(1, dtype=np.int64)  # an array: half the time of a Python number
 
 
 class Plan:
-    """Which sample stands where. Thread-safe; batches of one place in the stream are cheap.
+    """Says which sample stands where. Thread-safe; batches of one place in the stream are cheap.
 
     sizes: samples of each shard, integers, shape (shards,); 0 is allowed.
     seed: any int; None is index order without shuffling, where lanes, window and reshuffle have no
@@ -227,7 +227,7 @@ class Plan:
         mixed = self.window * self.samples * self.lanes
         return max(1, mixed // (max(1, self._filled) * self.strands))
 
-    def _cut_shards(self, epoch: int | None) -> Pieces:
+    def _cut_shards(self, epoch: int | None) -> StrandPieces:
         """Strands from the shards' order: of the job (None), or of an epoch that moves some.
 
         Whether a shard moves depends on the epoch alone, not on where it was in the one before:

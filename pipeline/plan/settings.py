@@ -52,8 +52,11 @@ def shuffled_settings(
 
 
 def make_plan(index: Index, settings: PlanSettings) -> Plan:
-    """The order of a job. Each walker takes a plan of its own: a plan remembers the windows of one
-    place only, and two places on one plan would compute them over and over."""
+    """Make a plan from its settings, for one walker.
+
+    Each takes a plan of its own: a plan remembers the windows of one place only, and two places on
+    one plan would compute them over and over.
+    """
     return Plan(
         index.sizes,
         seed=settings.seed if settings.shuffle else None,
@@ -64,6 +67,6 @@ def make_plan(index: Index, settings: PlanSettings) -> Plan:
 
 
 def order_fingerprint(index: Index, settings: PlanSettings) -> str:
-    """Of dataset and order, hex: what a resumed job must share."""
+    """What a resumed job must share, of dataset and order, as hex."""
     plan = make_plan(index, settings)
     return hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()

@@ -14,7 +14,7 @@ _REMEDY = "Pass the state that this loader's own state_dict() returned, or start
 
 
 def owner_of(state: object) -> str | None:
-    """Whose state it seems to be; None: nobody's that is known."""
+    """Say whose state this seems to be; None: nobody's that is known."""
     if not isinstance(state, dict):
         return None
     if state.get("kind") == "torch":
@@ -52,12 +52,12 @@ class LoaderState:
     bad: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
+        """The state as plain JSON types."""
         return {"version": STATE_VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, state: object) -> LoaderState:
-        """Raises ResumeError for anything that `to_dict` of this version can't have written."""
+        """Read a state back; ResumeError for what `to_dict` of this version can't have written."""
         if not isinstance(state, dict):
             raise ResumeError(
                 f"A loader state is a dict, got {type(state).__name__}. Pass what "
@@ -145,7 +145,7 @@ def check_resumable(
 
 
 def other_order(saved: str, rebuilt: str) -> ResumeError:
-    """The plan of a state, rebuilt here, gives another order: another release computed it."""
+    """The error for a state whose plan, made anew here, gives another order."""
     return ResumeError(
         f"State was saved for plan {saved[:12]}; the same settings give {rebuilt[:12]} here, so "
         "this release orders samples differently. Resume with the release that wrote the state, or "

@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cursor:
-    """epoch, and position: samples of this epoch's stream that are consumed, over all ranks."""
+    """A place in a job's stream of samples, the same on all ranks.
+
+    position: samples of this epoch's stream that are consumed, over all ranks.
+    """
 
     epoch: int
     position: int

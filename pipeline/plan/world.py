@@ -1,4 +1,4 @@
-"""Which rank of how many this process is.
+"""Finds out which rank of how many this process is.
 
 The only module of the library that asks the environment; the operating system's limits are
 `cache.base.limits`. A running process

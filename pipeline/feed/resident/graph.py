@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _SplitBatch:
+class _BatchRows:
     """A batch that was fed: how many samples, and which rows went to which graph."""
 
     samples: int
@@ -36,7 +36,7 @@ class _SplitBatch:
 
 
 class ResidentGraph:
-    """As a Graph, for batches that ResidentImages have read. It owns these; one thread calls."""
+    """Stands in a Graph's place for batches whose images may be in memory. One thread calls."""
 
     def __init__(
         self, images: ResidentImages, *, from_memory: Graph, make_from_bytes: Callable[[], Graph]
@@ -46,7 +46,7 @@ class ResidentGraph:
         self._images, self._from_memory = images, from_memory
         self._make_from_bytes = make_from_bytes
         self._from_bytes: Graph | None = None
-        self._batches: deque[_SplitBatch] = deque()
+        self._batches: deque[_BatchRows] = deque()
         self._hits = self._hit_bytes = 0
 
     @property
@@ -64,7 +64,7 @@ class ResidentGraph:
             few = {place: marks[row] for place, row in enumerate(rows) if row in marks}
             graph.feed(share, _draws_of(draws, rows, batch), bad=few)
         self._batches.append(
-            _SplitBatch(len(batch.ids), [(graph, rows) for graph, rows, _ in shares])
+            _BatchRows(len(batch.ids), [(graph, rows) for graph, rows, _ in shares])
         )
 
     def _by_graph(

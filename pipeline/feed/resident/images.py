@@ -50,7 +50,7 @@ NO_BYTES.flags.writeable = False
 
 
 class ResidentImages:
-    """Whole images by sample id. Reading threads read and fill; one thread feeds from it.
+    """Keeps whole decoded images by sample id: reading threads fill it, one thread feeds from it.
 
     Nothing is allocated before the first image comes. On the CPU memory is taken as it fills.
     """
@@ -185,7 +185,7 @@ class ResidentImages:
         return list(rows.values())
 
     def decoded_bytes(self, dims: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Of images of these heights and widths, shape (n, 2); int64, shape (n,)."""
+        """Bytes of images of these heights and widths, shape (n, 2); int64, shape (n,)."""
         sizes: NDArray[np.int64] = dims.astype(np.int64).prod(axis=1) * self._channels
         return sizes
 

@@ -47,8 +47,11 @@ _LOG = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
-    """most_bytes: what images in memory may take; reason: how that follows from what there is."""
+class MemoryRoom:
+    """How much memory images may take, and why.
+
+    reason: how that follows from what there is.
+    """
 
     most_bytes: int
     reason: str
@@ -62,8 +65,8 @@ def room_for(
     recipe: CheckedRecipe,
     batch_size: int,
     depth: int,
-) -> Room:
-    """What the rule at the top gives here and now."""
+) -> MemoryRoom:
+    """How much memory the rule at the top allows here and now."""
     if device.type != "cuda":
         free = available_memory_bytes()
         share = ASKED_SHARE if mode is True else AUTO_SHARE_CPU
@@ -73,14 +76,16 @@ def room_for(
             f"{world.local_size} rank(s) of this node"
         )
         if mode is True or most <= AUTO_MAX_BYTES_CPU:
-            return Room(most_bytes=most, reason=reason)
-        return Room(most_bytes=AUTO_MAX_BYTES_CPU, reason="the most that resident='auto' takes")
+            return MemoryRoom(most_bytes=most, reason=reason)
+        return MemoryRoom(
+            most_bytes=AUTO_MAX_BYTES_CPU, reason="the most that resident='auto' takes"
+        )
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
     needed = dali_needs_bytes(recipe, batch_size=batch_size, depth=depth)
     share = ASKED_SHARE if mode is True else AUTO_SHARE_CUDA
-    return Room(
+    return MemoryRoom(
         most_bytes=max(0, int((free - needed) * share)),
         reason=f"{share:.0%} of the {format_size(free)} free on {device}, less the "
         f"{format_size(needed)} that decoding needs",
@@ -132,7 +137,7 @@ def decoded_bytes(index: Index, *, channels: int, most: float, only_near: bool) 
 
 def resident_bytes(
     mode: ResidentMode,
-    room: Room,
+    room: MemoryRoom,
     index: Index,
     recipe: CheckedRecipe,
     *,

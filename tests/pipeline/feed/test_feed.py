@@ -134,7 +134,7 @@ class User:
             "reader": reader,
             "draws": NoDraws(),
             "graph": graph,
-            "finishing": ImagesAlone(),
+            "finisher": ImagesAlone(),
             "bad_count": reader.bad_count,
         }
         plan = Plan([WALK.samples], seed=None, lanes=1, window=1)

@@ -127,7 +127,11 @@ class TestRoom:
 
     @pytest.mark.parametrize("cuda", [False, True])
     def test_bookkeeping_counts_too(self, same_size: Path, cuda: bool) -> None:
-        from penstock.pipeline.feed.resident.room import SAMPLE_BYTES_CPU, SAMPLE_BYTES_CUDA, Room
+        from penstock.pipeline.feed.resident.room import (
+            SAMPLE_BYTES_CPU,
+            SAMPLE_BYTES_CUDA,
+            MemoryRoom,
+        )
 
         index = Dataset(str(same_size)).index
         recipe = check_recipe(RECIPES["train"], images=index.images)
@@ -135,7 +139,7 @@ class TestRoom:
         least = pixels + 30 * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
         for room, wanted in ((least, pixels), (least - 1, None)):
             got = resident_bytes(
-                "auto", Room(most_bytes=room, reason=""), index, recipe, share=1.0, cuda=cuda
+                "auto", MemoryRoom(most_bytes=room, reason=""), index, recipe, share=1.0, cuda=cuda
             )
             assert got == wanted
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.readers import Dataset
 
 
-class Setup:
+class NativeSetup:
     """Fits a loader's assembly to the user's options, to a state and to the world.
 
     options: what it works by: the user's, as far as a state leaves them so. order: what these were

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Tensors = tuple[torch.Tensor, ...]
 
 
-class Finish:
+class Finisher:
     """Makes of a decoded batch the tuple that is handed out."""
 
     def __init__(

@@ -166,7 +166,7 @@ def test_a_decoded_batch_for_each_in_dali_is_left_room_for(
         assert total is not None
 
         def fits(most: int, *, cuda: bool) -> bool:
-            room = resident_room.Room(most_bytes=most, reason="")
+            room = resident_room.MemoryRoom(most_bytes=most, reason="")
             found = resident_bytes(
                 "auto", room, index, recipe, share=share, cuda=cuda, fed_samples=fed
             )

@@ -199,8 +199,8 @@ class Feed:
         patience_s = self._timeout_s + _DECODE_SPARE_S
         if not ahead.wait(patience_s):
             raise StalledError(
-                f"A batch that nobody wants any more has been decoding for {patience_s:.0f} s: DALI "
-                "hangs and is left alone. Look at `top`, and end this process."
+                f"A batch that nobody wants any more has been decoding for {patience_s:.0f} s: "
+                "DALI hangs and is left alone. Look at `top`, and end this process."
             )
         return True
 

@@ -65,8 +65,8 @@ class LoaderState:
             )
         if (owner := owner_of(state)) not in (None, NATIVE):
             raise ResumeError(
-                f"This is the state of {owner}, and this loader reads a native dataset, whose "
-                f"places are others. {_REMEDY}"
+                f"This is the state of {owner}, and this loader reads a native dataset, where "
+                f"places are counted differently. {_REMEDY}"
             )
         version = state.get("version")
         if version != STATE_VERSION:

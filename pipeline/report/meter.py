@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base.counters import Traffic
-from penstock.pipeline.report.cores import core_speeds
-from penstock.pipeline.report.diagnosis import diagnose
 from penstock.pipeline.report.facts import LoaderFacts
 from penstock.pipeline.report.probes import ReadProbe
 from penstock.pipeline.report.statistics import Statistics
@@ -80,6 +78,9 @@ class Meter:
 
     def snapshot(self) -> Statistics:
         """The statistics as of now, with the verdict that follows from them."""
+        # Here: a loader that nobody asks starts without the modules that judge.
+        from penstock.pipeline.report.diagnosis import diagnose
+
         busy_s = self.step_s + self.wait_s
         share = self.wait_s / busy_s if busy_s else 0.0
         rate = self.counted_samples / busy_s if busy_s else 0.0
@@ -161,6 +162,8 @@ class Meter:
 
     def _cores(self) -> CoreSpeeds:
         """How fast the cores are, looked at now and then."""
+        from penstock.pipeline.report.cores import core_speeds
+
         now = time.monotonic()
         if self.cores is None or now >= self.cores_due_s:
             self.cores, self.cores_due_s = core_speeds(), now + _CORES_EVERY_S

@@ -30,7 +30,7 @@ class Memberships:
     def keeps(self, key: str) -> bool:
         """Whether the cache would keep a blob of this key: for one of the jobs, or without any."""
         jobs = self._jobs
-        return self._cache is not None and (not jobs or any(job.pinned(key) for job in jobs))
+        return self._cache is not None and (not jobs or any(job.pins(key) for job in jobs))
 
     def join(self, keys: Sequence[str], sizes: Iterable[int]) -> Membership | None:
         """Begin a job; None without a cache. See Remote.join."""

@@ -94,7 +94,7 @@ class Verification:
 
 
 @contextlib.contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[Shelf]:
+def open_shelf(path: str | os.PathLike[str]) -> Iterator[Shelf]:
     """Open a cache that is there. Raises ConfigError, OSError, sqlite3.Error."""
     root = os.path.abspath(os.fspath(path))
     if not Layout.is_cache(root):
@@ -112,14 +112,14 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Shelf]:
 
 
 def list_blobs(path: str | os.PathLike[str]) -> list[BlobRecord]:
-    """List all blobs of a cache, least recently used first. Raises as `opened`."""
-    with opened(path) as shelf:
+    """List all blobs of a cache, least recently used first. Raises as `open_shelf`."""
+    with open_shelf(path) as shelf:
         return _records(shelf)
 
 
 def stat(path: str | os.PathLike[str]) -> CacheSummary:
-    """Sum up a cache: its limit, use and jobs. Raises as `opened`."""
-    with opened(path) as shelf:
+    """Sum up a cache: its limit, use and jobs. Raises as `open_shelf`."""
+    with open_shelf(path) as shelf:
         shelf.leftovers.forget_dead_jobs()
         records = _records(shelf)
         labels = shelf.catalogue.labels.all()
@@ -158,8 +158,8 @@ def verify(
     path: str | os.PathLike[str], *, progress: Callable[[int, int], None] | None = None
 ) -> Verification:
     """Read every whole blob and compare its checksums; wrong ones are dropped, so that they are
-    fetched again. progress: called with (done bytes, all bytes). Raises as `opened`."""
-    with opened(path) as shelf:
+    fetched again. progress: called with (done bytes, all bytes). Raises as `open_shelf`."""
+    with open_shelf(path) as shelf:
         rows = shelf.catalogue.blobs.rows(state="ready")
         total = sum(row.size_bytes for row in rows)
         records = {one.key: one for one in _records(shelf)}
@@ -202,9 +202,9 @@ def evict(
     """Take out blobs that no live job pins or has mapped, least recently used first, until at most
     to_bytes are left (0 without), of one dataset if label is given: (blobs, bytes) that went.
 
-    Raises ConfigError for a label that isn't there; else as `opened`.
+    Raises ConfigError for a label that isn't there; else as `open_shelf`.
     """
-    with opened(path) as shelf:
+    with open_shelf(path) as shelf:
         if label is None:
             return shelf.evictor.evict_to(to_bytes or 0)
         labels = shelf.catalogue.labels.all()
@@ -220,16 +220,16 @@ def evict(
 
 def clear(path: str | os.PathLike[str]) -> tuple[int, int, int]:
     """Take out everything that no live job pins or has mapped: (blobs, bytes) that went, bytes
-    that are left. Raises as `opened`."""
-    with opened(path) as shelf:
+    that are left. Raises as `open_shelf`."""
+    with open_shelf(path) as shelf:
         blobs, size_bytes = shelf.evictor.evict_to(0)
         return blobs, size_bytes, shelf.catalogue.blobs.used_bytes
 
 
 def gc(path: str | os.PathLike[str]) -> tuple[int, int]:
     """Put a cache in order: dead jobs, fills that nobody works on, what was dropped, files that the
-    books don't know: (things put right, bytes freed). Raises as `opened`."""
-    with opened(path) as shelf:
+    books don't know: (things put right, bytes freed). Raises as `open_shelf`."""
+    with open_shelf(path) as shelf:
         with shelf.catalogue.writing():
             before = shelf.catalogue.blobs.used_bytes
             mended = shelf.reconcile()

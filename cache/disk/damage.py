@@ -43,7 +43,7 @@ def row_checksum(row: Sequence[Any]) -> int:
     return int(crc32c(repr((*row[:7], *row[8:])).encode("utf-8", "surrogateescape")))
 
 
-def signed(name: str, value: str) -> str:
+def with_checksum(name: str, value: str) -> str:
     """Put the checksum of a named value behind it."""
     return f"{value} {crc32c(f'{name} {value}'.encode()):08x}"
 

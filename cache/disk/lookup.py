@@ -12,7 +12,7 @@ from penstock.cache.base.locks import wait_for
 from penstock.cache.base.mapping import Map
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.layout import Layout
-from penstock.cache.disk.tables import NAME_QUERY, recalled
+from penstock.cache.disk.tables import NAME_QUERY, read_name_row
 from penstock.cache.errors import StalledError
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class Lookup:
         try:
             fd = self.layout.blobs.open(key)
         except (FileNotFoundError, StrangeFileError, PermissionError) as error:
-            return self._unopened(key, size_bytes, error)
+            return self._find_unopenable(key, size_bytes, error)
         try:
             found = os.fstat(fd)
             if found.st_size == 0 or (size_bytes is not None and found.st_size != size_bytes):
@@ -73,7 +73,7 @@ class Lookup:
             self.layout.top.check("catalogue.db")
             books = sqlite3.connect(f"file:{quote(place)}?immutable=1", uri=True)
             with contextlib.closing(books):
-                return recalled(books.execute(NAME_QUERY, (path,)).fetchone(), path)
+                return read_name_row(books.execute(NAME_QUERY, (path,)).fetchone(), path)
         return False, None
 
     def _map(self, key: str, fd: int, inode: int) -> Map | None:
@@ -84,7 +84,7 @@ class Lookup:
     def _refuse(self, key: str) -> None:
         """What stands there isn't the blob."""
 
-    def _unopened(self, key: str, size_bytes: int | None, error: OSError) -> Map | None:
+    def _find_unopenable(self, key: str, size_bytes: int | None, error: OSError) -> Map | None:
         """What to give for a blob that can't be opened."""
         del size_bytes
         if isinstance(error, StrangeFileError):
@@ -140,9 +140,9 @@ class LockedLookup(Lookup):
     def _refuse(self, key: str) -> None:
         self._drop(key)
 
-    def _unopened(self, key: str, size_bytes: int | None, error: OSError) -> Map | None:
+    def _find_unopenable(self, key: str, size_bytes: int | None, error: OSError) -> Map | None:
         if isinstance(error, FileNotFoundError):
             return self.find(key, size_bytes) if self._take_over(key) else None
         if not isinstance(error, StrangeFileError):
             raise error
-        return super()._unopened(key, size_bytes, error)
+        return super()._find_unopenable(key, size_bytes, error)

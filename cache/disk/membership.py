@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.disk.job_table import JobRow, new_job_id
-from penstock.cache.disk.shares import ALL, ReadSet, fair_shares, guessed_threshold
+from penstock.cache.disk.shares import ALL, ReadSet, fair_shares, guess_threshold
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -54,7 +54,7 @@ class Membership:
         """Of that, what is or will be kept."""
         return self._read_set.bytes_below(self._below)
 
-    def pinned(self, key: str) -> bool:
+    def pins(self, key: str) -> bool:
         """Whether the cache keeps this blob for the job; never one that the job doesn't read."""
         return key < self._below and self._read_set.has(key)
 
@@ -128,4 +128,4 @@ class Membership:
             return self._below
         if share_bytes >= (1 - _NOTED_SHARE) * job.share_bytes:
             return None
-        return guessed_threshold(job, share_bytes)
+        return guess_threshold(job, share_bytes)

@@ -78,7 +78,7 @@ def fair_shares(jobs: Sequence[JobRow], budget_bytes: int) -> dict[str, int]:
     return shares
 
 
-def guessed_threshold(job: JobRow, share_bytes: int) -> str:
+def guess_threshold(job: JobRow, share_bytes: int) -> str:
     """Guess where another job's pins end in a smaller share.
 
     Its own process, which knows its blobs, will say exactly.

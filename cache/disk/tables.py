@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.disk.damage import row_checksum, signed
+from penstock.cache.disk.damage import row_checksum, with_checksum
 
 if TYPE_CHECKING:
     from penstock.cache.disk.books import Books
@@ -26,13 +26,13 @@ class NumberTable:
         if found is None:
             return None
         number, _, _ = str(found[0]).partition(" ")
-        if found[0] != signed(name, number) or not number.isdecimal():
+        if found[0] != with_checksum(name, number) or not number.isdecimal():
             raise sqlite3.DatabaseError(f"the number {name!r} isn't what was written")
         return int(number)
 
     def set(self, name: str, value: int) -> None:
         """Write a number down."""
-        row = (name, signed(name, str(value)))
+        row = (name, with_checksum(name, str(value)))
         self._books.change("INSERT OR REPLACE INTO facts VALUES (?, ?)", row)
 
 
@@ -68,13 +68,13 @@ class NameTable:
 
     def recall(self, path: str) -> Known:
         """What a store said last."""
-        return recalled(self._books.row(NAME_QUERY, (path,)), path)
+        return read_name_row(self._books.row(NAME_QUERY, (path,)), path)
 
 
 NAME_QUERY = "SELECT size, version, sum FROM names WHERE path = ?"
 
 
-def recalled(found: tuple[Any, ...] | None, path: str) -> Known:
+def read_name_row(found: tuple[Any, ...] | None, path: str) -> Known:
     """Read a row of NAME_QUERY. One that isn't what was written says nothing."""
     if found is None or found[2] != row_checksum((path, *found[:2])):
         return False, None

@@ -30,7 +30,7 @@ class StoreAddress:
     secrets: tuple[str, ...]
 
     @property
-    def shown(self) -> str:
+    def display_url(self) -> str:
         """The URL for people, without credentials."""
         return redact(self.url).rstrip("/")
 

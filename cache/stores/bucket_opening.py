@@ -107,7 +107,7 @@ def _open(
         store,
         listing=_obstore(kind, bucket, options, address, retries=_LISTING_RETRIES),
         root=address.url.partition("://")[2].partition("/")[2].strip("/"),
-        url=address.shown,
+        url=address.display_url,
         scope=scope,
         secrets=address.secrets,
         bucket=bucket,
@@ -191,6 +191,6 @@ def _obstore(
     except Exception as error:
         reason = clean_message(error, address.secrets).partition("\n")[0]
         raise ConfigError(
-            f"{address.shown}: obstore refused the storage_options ({reason}). Check their names "
-            "and values."
+            f"{address.display_url}: obstore refused the storage_options ({reason}). Check their "
+            "names and values."
         ) from None

@@ -24,7 +24,7 @@ def open_by_fsspec(address: StoreAddress) -> Store:
     """
     import fsspec
 
-    shown, policy = address.shown, address.policy
+    shown, policy = address.display_url, address.policy
     theirs = {name: value for name, value in address.options.items() if name not in OURS}
     try:
         fs, root = fsspec.url_to_fs(address.url, **theirs)

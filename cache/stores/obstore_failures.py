@@ -59,7 +59,7 @@ class ObstoreFailures:
         self._ranges, self._throttling = ranges, throttling
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def explaining(self) -> Iterator[None]:
         """What obstore raises inside becomes a RequestError."""
         try:
             with rust_errors():

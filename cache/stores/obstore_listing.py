@@ -43,14 +43,14 @@ class ObstoreListing:
             yield from without_markers([self._info(meta) for meta in page], folder)
 
     def _page(self, listing: Iterator[Any]) -> list[Any]:
-        with self._failures.explained():
+        with self._failures.explaining():
             return list(next(listing, ()))
 
     def top(self, key: str, folder: str) -> tuple[list[ObjectInfo], list[str]]:
         """Objects directly at a key, and names of folders there. Raises RequestError."""
         import obstore
 
-        with self._failures.explained():
+        with self._failures.explaining():
             found = obstore.list_with_delimiter(self._store, key or None)
         folders = [path.rstrip("/").rpartition("/")[2] for path in found["common_prefixes"]]
         markers = {folder, *(f"{folder}/{name}".lstrip("/") for name in folders)}

@@ -112,7 +112,7 @@ class ObstoreStore:
         import obstore
 
         try:
-            with self._failures.explained():
+            with self._failures.explaining():
                 meta = obstore.head(self._store, key)
         except RequestError as error:
             if error.kind == "missing":
@@ -182,7 +182,7 @@ class ObstoreStore:
         options: GetOptions = {"range": span} if span is not None else {}
         if version is not None and is_strong(version):
             options["if_match"] = f'"{version}"'
-        with self._failures.explained():
+        with self._failures.explaining():
             result = obstore.get(self._store, key, options=options)
             meta, got = result.meta, tuple(result.range)
             size_bytes = int(meta["size"])
@@ -190,7 +190,7 @@ class ObstoreStore:
             if got == wanted and wanted[1] <= size_bytes <= (most_bytes or size_bytes):
                 data = _read_at_most(result, wanted[1] - wanted[0])
         if span is not None:
-            self._ranges.answered()
+            self._ranges.note_range()
         now = meta_version(meta)
         if version is not None and now != version:
             raise RequestError("changed", f"its version is {now!r}, wanted {version!r}")
@@ -211,7 +211,7 @@ class ObstoreStore:
         import obstore
 
         check_process(self._pid)
-        with self._failures.explained(), open(os.fsencode(local), "rb") as file:
+        with self._failures.explaining(), open(os.fsencode(local), "rb") as file:
             obstore.put(self._store, self._key(path), file)
 
     def abort(self) -> None:

@@ -16,7 +16,7 @@ class RangeSupport:
         self._was_answered = False
         self._wholes = 0
 
-    def answered(self) -> None:
+    def note_range(self) -> None:
         """A range was answered as it should be."""
         self._was_answered = True
 

@@ -32,7 +32,7 @@ class WebOrigin(NamedTuple):
     port: int
 
     @property
-    def shown(self) -> str:
+    def url(self) -> str:
         """As in a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
@@ -89,7 +89,7 @@ def _is_plain(text: str) -> bool:
     return text.isascii() and not _UNSAFE.search(text)
 
 
-def redirected(url: str, location: str) -> str:
+def redirect_target(url: str, location: str) -> str:
     """Where an answer of `url` with this Location leads. Raises RequestError for what is never
     followed; the message names origins, no paths or queries, which may be signed."""
     try:
@@ -107,7 +107,7 @@ def redirected(url: str, location: str) -> str:
     here = origin_of(url)
     if here.scheme == "https" and there.scheme != "https":
         raise RequestError(
-            "refused", f"the server redirects from https to {there.shown}, without TLS"
+            "refused", f"the server redirects from https to {there.url}, without TLS"
         )
     return found
 

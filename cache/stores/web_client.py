@@ -20,7 +20,7 @@ from penstock.cache.stores.web_address import (
     Hop,
     is_public,
     origin_of,
-    redirected,
+    redirect_target,
     request_origin,
     target_of,
 )
@@ -95,7 +95,7 @@ class WebClient:
                 if body:
                     raise RequestError("refused", "the server redirects an upload")
                 reply.error_body()  # so that the connection can be used again
-                url = redirected(hop.url, location)
+                url = redirect_target(hop.url, location)
             finally:
                 reply.close()
             hop = Hop(

@@ -106,7 +106,7 @@ class Connection:
 
     def send(self, head: str, body: Any, deadline_s: float) -> None:
         """Send a request. Raises RequestError, StaleError."""
-        with self.explained():
+        with self.explaining():
             self.sock.settimeout(self._timeouts.patience_s(deadline_s))
             try:
                 self.sock.sendall(head.encode("latin-1"))
@@ -161,7 +161,7 @@ class Connection:
             raise self._failure(error, None) from None
 
     @contextlib.contextmanager
-    def explained(self) -> Iterator[None]:
+    def explaining(self) -> Iterator[None]:
         """What the system says becomes a RequestError."""
         try:
             yield
@@ -198,7 +198,7 @@ def request_failure(
         return RequestError("refused", "a header holds characters that HTTP can't send")
     reason = getattr(error, "strerror", None) or type(error).__name__
     if origin is not None:
-        reason = f"{reason}: {origin.shown}"
+        reason = f"{reason}: {origin.url}"
     code = getattr(error, "errno", None)
     if isinstance(error, socket.gaierror):
         return RequestError("unreachable", f"the host's name isn't known: {reason}")

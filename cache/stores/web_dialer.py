@@ -61,7 +61,7 @@ class Dialer:
             connection = self._dial_proxy(proxy, origin, only_public, deadline_s)
         with self._kept_if_well(connection):
             if origin.scheme == "https":
-                with connection.explained():
+                with connection.explaining():
                     self._secure(connection, origin.host, deadline_s)
             connection.watch()
         return connection
@@ -104,12 +104,12 @@ class Dialer:
         if last is None:
             raise RequestError(
                 "refused",
-                f"a public server redirects to {origin.shown}, which is an address of this machine "
+                f"a public server redirects to {origin.url}, which is an address of this machine "
                 "or network: such a redirect isn't followed",
             )
         if isinstance(last, TimeoutError):
             raise RequestError(
-                "transient", f"no connection to {origin.shown} in {self._timeouts.connect_s:.3g} s"
+                "transient", f"no connection to {origin.url} in {self._timeouts.connect_s:.3g} s"
             )
         raise self._failure(last, origin)
 
@@ -129,7 +129,7 @@ class Dialer:
             )
         is_private = _is_literal(origin.host) and not self._public(origin.host)
         if only_public and (is_private or origin.host.rpartition(".")[2] == "localhost"):
-            raise RequestError("refused", f"a public server redirects to {origin.shown}")
+            raise RequestError("refused", f"a public server redirects to {origin.url}")
         connection = self._dial(parts.hostname, parts.port or 80, False, deadline_s, origin)
         connection.is_public = not is_private
         login = ""
@@ -137,11 +137,11 @@ class Dialer:
             user = unquote(parts.username), unquote(parts.password or "")
             login = f"Proxy-Authorization: {basic_auth(user)}\r\n"
         if origin.scheme == "http":
-            connection.prefix = origin.shown
+            connection.prefix = origin.url
             connection.proxy_headers = login
             return connection
         with self._kept_if_well(connection):
-            host = origin.shown.partition("://")[2]
+            host = origin.url.partition("://")[2]
             head = f"CONNECT {host} HTTP/1.1\r\nHost: {host}\r\n{login}\r\n"
             connection.send(head, b"", deadline_s)
             status = connection.read_head(deadline_s).status

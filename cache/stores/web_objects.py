@@ -167,7 +167,7 @@ class WebObjects:
             data = reply.read(wanted)
             if len(data) != wanted:
                 raise RequestError("transient", f"{len(data)} bytes came, wanted {wanted}")
-        self._ranges.answered()
+        self._ranges.note_range()
         return Answer(
             data=data, version=version_of(reply.headers, size_bytes), object_bytes=size_bytes
         )

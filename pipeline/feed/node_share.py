@@ -107,7 +107,7 @@ class NodeShare:
 
     def keeps(self, key: str) -> bool:
         """Whether the cache keeps a blob of this key for the job."""
-        return self._mine is not None and self._mine.pinned(key)
+        return self._mine is not None and self._mine.pins(key)
 
     def refresh(self) -> bool:
         """Look again, as jobs come and go; whether what is kept has changed."""

@@ -51,7 +51,7 @@ def test_half_a_dataset_is_pinned_and_stays(remotes: Callable[..., Remote]) -> N
     keys, sizes = [s.key for s in sources], [s.size_bytes for s in sources]
     remote = remotes(store, max_bytes=SLACK_BYTES + 40_000 + 33 * 102_400)
     membership = job_of(remote, keys, sizes)
-    pinned = {key for key in keys if membership.pinned(key)}
+    pinned = {key for key in keys if membership.pins(key)}
     assert 25 <= len(pinned) <= 33
     assert pinned == set(sorted(keys)[: len(pinned)])
     rng = random.Random(3)
@@ -106,7 +106,7 @@ def test_what_a_job_has_mapped_beyond_its_share_makes_room_once_it_is_let_go(
     two = remotes(second, max_bytes=limit, group="two")
     others = [single(second, i) for i in range(41)]
     theirs = job_of(two, [s.key for s in others], [s.size_bytes for s in others])
-    wanted = [s for s in others if theirs.pinned(s.key)]
+    wanted = [s for s in others if theirs.pins(s.key)]
     assert len(wanted) > 15
     assert {two.fill(source) for source in wanted} <= {-1, 90_000}
     # The first job's reads go on, from maps that have no name any more, in both ways.
@@ -119,14 +119,14 @@ def test_what_a_job_has_mapped_beyond_its_share_makes_room_once_it_is_let_go(
                 assert found[0].tobytes() == content(first, source)[7:50_000]
     for key, blob in held.items():
         assert isinstance(blob, CachedBlob)
-        assert blob.has_name or not mine.pinned(key)
+        assert blob.has_name or not mine.pins(key)
     assert admin.stat(cache_of(one).path).used_bytes <= limit
     again = {s.key: one.open(s) for s in sources}  # what was taken isn't found, so isn't mapped
     assert sum(blob.is_cached for blob in again.values()) < len(held)
     del held, again, blob, want, found
     assert all(two.fill(source) >= 0 for source in wanted)
     assert sum(map(two.is_whole, wanted)) == len(wanted)
-    kept = [s for s in sources if mine.pinned(s.key)]
+    kept = [s for s in sources if mine.pins(s.key)]
     assert all(map(one.is_whole, kept))
     assert admin.stat(cache_of(one).path).used_bytes <= limit
 

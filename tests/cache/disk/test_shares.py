@@ -12,7 +12,7 @@ from penstock.cache.disk.blob_table import BlobRow
 from penstock.cache.disk.evictor import enough
 from penstock.cache.disk.job_table import JobRow
 from penstock.cache.disk.layout import disk_bytes
-from penstock.cache.disk.shares import ALL, ReadSet, guessed_threshold
+from penstock.cache.disk.shares import ALL, ReadSet, guess_threshold
 
 BLOB = BlobRow(
     key="0",
@@ -61,12 +61,12 @@ def test_a_set_knows_its_keys_whatever_their_order(blobs: dict[str, int], key: s
 
 @pytest.mark.parametrize(("share", "below"), [(1000, ALL), (2000, ALL), (0, "00000000")])
 def test_a_threshold_is_guessed_from_the_share(share: int, below: str) -> None:
-    assert guessed_threshold(JOB, share) == below
+    assert guess_threshold(JOB, share) == below
 
 
 @given(share=st.integers(0, 1000), below=st.sampled_from(["", "40000000", ALL]))
 def test_a_guess_never_pins_more_than_before(share: int, below: str) -> None:
-    assert guessed_threshold(replace(JOB, below=below), share) <= below
+    assert guess_threshold(replace(JOB, below=below), share) <= below
 
 
 @given(

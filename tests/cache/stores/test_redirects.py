@@ -19,7 +19,7 @@ from penstock.cache.stores.web_address import (
     Hop,
     is_public,
     origin_of,
-    redirected,
+    redirect_target,
     target_of,
 )
 from penstock.cache.stores.web_client import WebClient
@@ -251,16 +251,18 @@ def test_no_redirect_leads_out_of_the_web(what: str, location: str) -> None:
 
 def test_tls_is_never_given_up() -> None:
     with pytest.raises(RequestError, match="without TLS"):
-        redirected("https://hub.example/a", "http://hub.example/a")
-    assert redirected("http://hub.example/a", "https://cdn.example/b") == "https://cdn.example/b"
-    assert redirected("https://hub.example/a/b", "../c?x=1#top") == "https://hub.example/c?x=1"
-    assert redirected("http://h/a", "//user:hush@o:81/b") == "http://o:81/b"
+        redirect_target("https://hub.example/a", "http://hub.example/a")
+    assert (
+        redirect_target("http://hub.example/a", "https://cdn.example/b") == "https://cdn.example/b"
+    )
+    assert redirect_target("https://hub.example/a/b", "../c?x=1#top") == "https://hub.example/c?x=1"
+    assert redirect_target("http://h/a", "//user:hush@o:81/b") == "http://o:81/b"
 
 
 def test_a_target_holds_nothing_that_ends_a_line() -> None:
     assert target_of("http://h") == "/"
     assert target_of("http://h/a%20b?x=%41&y=") == "/a%20b?x=%41&y="
-    moved = redirected("http://h/a", "/b c\u00e9\x01?d e")
+    moved = redirect_target("http://h/a", "/b c\u00e9\x01?d e")
     assert target_of(moved).isascii()
     assert " " not in target_of(moved)
 
@@ -269,7 +271,7 @@ def test_a_target_holds_nothing_that_ends_a_line() -> None:
 def test_whatever_a_location_says(location: str) -> None:
     """It leads to http or https, or is refused; a line of a request stays one line."""
     try:
-        found = redirected("https://hub.example/a?sig=1", location)
+        found = redirect_target("https://hub.example/a?sig=1", location)
     except RequestError:
         return
     assert origin_of(found).scheme == "https"

@@ -168,7 +168,7 @@ def test_a_server_that_never_answered_a_range_is_given_up() -> None:
     ranges = RangeSupport()
     assert [ranges.failure().kind for _ in range(5)] == 3 * ["transient"] + 2 * ["refused"]
     knows = RangeSupport()
-    knows.answered()
+    knows.note_range()
     assert {knows.failure().kind for _ in range(9)} == {"transient"}
 
 

@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import ConfigError
-from penstock.readers.formats.folder.format import FolderFormat
-from penstock.readers.formats.pack.format import PackFormat
-from penstock.readers.formats.tar.format import TarFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.readers.formats.format import Format, Indexing
 
 AUTO = "auto"
 """Whichever format recognises the dataset first."""
 
-# The folder last: it takes whatever no other does.
-FORMATS: tuple[Format, ...] = (PackFormat(), TarFormat(), FolderFormat())
-
-_BY_NAME = {each.name: each for each in FORMATS}
+# A module's FORMAT is loaded when it is first asked for: who reads a pack needs no tar files. The
+# folder comes last, as it takes whatever no other does.
+_MODULES = {
+    "arrow": "penstock.readers.formats.pack.format",
+    "tar": "penstock.readers.formats.tar.format",
+    "folder": "penstock.readers.formats.folder.format",
+}
 
 
 def format_names() -> tuple[str, ...]:
     """The names that `format=` takes."""
-    return (AUTO, *_BY_NAME)
+    return (AUTO, *_MODULES)
 
 
 def is_format(name: str) -> bool:
     """Whether a format has this name, as a manifest notes it."""
-    return name in _BY_NAME
+    return name in _MODULES
 
 
+@cache
 def format_named(name: str) -> Format:
     """The format of a name that was checked: a manifest's, or an argument."""
-    return _BY_NAME[name]
+    found: Format = import_module(_MODULES[name]).FORMAT
+    return found
+
+
+def formats() -> Iterator[Format]:
+    """All formats, in the order in which they are asked."""
+    return map(format_named, _MODULES)
 
 
 def check_format(format: str) -> None:

@@ -21,7 +21,7 @@ from penstock.cache.errors import (
 )
 from penstock.readers.files.names import OWN_FOLDER
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.registry import FORMATS
+from penstock.readers.formats.registry import formats
 from penstock.readers.index.index_folder import read_index
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest
 
@@ -77,7 +77,7 @@ class ManifestLookup:
     def is_begun(self) -> bool:
         """Whether the dataset's own folder shows traces of a format that carries its index, whole
         or not."""
-        return any(f.indexing is None and f.recognises(self._origin) for f in FORMATS)
+        return any(f.indexing is None and f.recognises(self._origin) for f in formats())
 
     @property
     def separate(self) -> Manifest | None:

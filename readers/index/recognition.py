@@ -8,7 +8,7 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, CorruptShardError, DatasetNotFoundError
 from penstock.readers.files.names import printable
-from penstock.readers.formats.registry import AUTO, FORMATS, format_named
+from penstock.readers.formats.registry import AUTO, format_named, formats
 from penstock.readers.index.manifest_lookup import OWN_MANIFEST, REPACK, ManifestLookup
 from penstock.readers.origin.local import LocalFolder
 
@@ -68,7 +68,7 @@ class Recognition:
 
     def _by_root(self) -> Format:
         """The first that recognises the dataset."""
-        for format in FORMATS:
+        for format in formats():
             if format.indexing is not None and format.recognises(self._origin):
                 return format
         raise ConfigError(

@@ -130,7 +130,7 @@ def warn(
         f"{url}: {listed}{' and others' if len(by_count) > _NAMED else ''} are left out"
         f"{f' (such as {first})' if first else ''}: only images are read, {labels}. {REMEDY}",
         PenstockWarning,
-        stacklevel=8,
+        stacklevel=9,
     )
 
 

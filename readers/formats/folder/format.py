@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.formats.folder.sidecar import FolderSidecar
     from penstock.readers.formats.format import (
+        Format,
         Indexing,
         Listing,
         ShardEntry,
@@ -76,3 +77,6 @@ class FolderFormat:
         """A key by the sidecar's checksum, and so by all that it says of the files."""
         del crc32c, columns_crc32c
         return origin.blob_key(name, etag)
+
+
+FORMAT: Format = FolderFormat()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.formats.format import Indexing, ShardEntry, ShardOpener, Sidecar
+    from penstock.readers.formats.format import Format, Indexing, ShardEntry, ShardOpener, Sidecar
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.remote import RemoteFolder
@@ -85,3 +85,6 @@ class PackOpener:
             shown=printable(entry.name),
             overhead_bytes=entry.overhead_bytes,
         )
+
+
+FORMAT: Format = PackFormat()

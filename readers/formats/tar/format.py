@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.readers.formats.format import (
+        Format,
         Indexing,
         Listing,
         ShardEntry,
@@ -80,3 +81,6 @@ class TarFormat:
         return (
             origin.blob_key(name, etag) if found is None else origin.archive_key(found[1].decode())
         )
+
+
+FORMAT: Format = TarFormat()

@@ -74,13 +74,7 @@ def members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[Member]:
         if at == 0:
             _refuse_compressed(block, shown)
         if len(block) < BLOCK:
-            whole = at > 0 and not block and at <= size_bytes
-            raise _broken(
-                shown,
-                at,
-                "it ends here without an end mark, so it is torn or still being written"
-                + (" (if its writer never ends archives: truncate -s +1024)" if whole else ""),
-            )
+            raise _without_end(shown, at, whole=at > 0 and not block and at <= size_bytes)
         if block == _ZEROS:
             if name is not None or extended is not _NO_PAX:
                 raise _broken(shown, at, "a long name or pax header stands before the end mark")
@@ -123,6 +117,14 @@ def members(read: ReadAt, size_bytes: int, *, shown: str) -> Iterator[Member]:
         if header.type == b"\0" and found.endswith(b"/"):  # how V7 wrote a folder
             continue
         yield Member(name=found, start=start, end=end, refused=_refused(header.type, sparse))
+
+
+def _without_end(shown: str, at: int, *, whole: bool) -> DatasetError:
+    """whole: all that is there is well, so that its writer may be one that never ends archives."""
+    remedy = " (if its writer never ends archives: truncate -s +1024)" if whole else ""
+    return _broken(
+        shown, at, f"it ends here without an end mark, so it is torn or still being written{remedy}"
+    )
 
 
 def _refused(kind: bytes, sparse: bool) -> str | None:

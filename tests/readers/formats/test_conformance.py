@@ -8,7 +8,7 @@ import pytest
 
 from penstock.readers import pack
 from penstock.readers.formats.folder.listing import virtual_shards
-from penstock.readers.formats.registry import FORMATS
+from penstock.readers.formats.registry import formats
 from tests import images
 from tests.readers.formats.conformance import SAMPLES, FormatConformance, IndexedFormatConformance
 from tests.tars import tar_folder
@@ -46,4 +46,4 @@ class TestPack(FormatConformance):
 
 def test_every_format_is_tried() -> None:
     tried = {each.name for each in (TestFolder, TestTar, TestPack)}
-    assert tried == {each.name for each in FORMATS}
+    assert tried == {each.name for each in formats()}

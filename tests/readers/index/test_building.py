@@ -1,0 +1,225 @@
+"""Building an index of candidates that lie in memory: what is read, decoded, written and kept."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import DatasetNotFoundError
+from penstock.readers.fields.verify import SampleFacts
+from penstock.readers.formats.folder.sidecar import FolderSidecar
+from penstock.readers.formats.format import PriorFacts, Snapshot
+from penstock.readers.formats.grouping import Grouping
+from penstock.readers.formats.image_columns import ImageColumns
+from penstock.readers.formats.registry import format_named
+from penstock.readers.index.building import IndexBuilder
+from penstock.readers.index.intake import cut, read_chunks
+from penstock.readers.index.manifest_file import MANIFEST, read_manifest
+from penstock.readers.index.sidecar_names import SIDECARS, is_sidecar_name, sidecar_name
+from penstock.readers.origin.local import LocalFolder
+from penstock.readers.types import ImageFacts, Rejection
+from tests import images
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.formats.format import Sidecar
+    from penstock.readers.index.manifest import Manifest
+    from penstock.readers.origin.quarantine import QuarantineEntry
+    from penstock.readers.types import Encoded
+
+SNAPSHOT = Snapshot(fingerprint="0123456789abcdef" * 4, directories={b"": 7, b"a": 9})
+
+
+class Memory:
+    """Candidates in memory. samples: bytes of each, or why it can't be one; shards: how many of
+    them each shard has, in order."""
+
+    classes: tuple[str, ...] = ("a", "b")
+    shard_bytes: int | None = None
+    labels: NDArray[np.int64] | None
+
+    def __init__(self, samples: Sequence[bytes | Rejection], shards: Sequence[int]) -> None:
+        self.samples = samples
+        self.sizes = np.array([len(s) if isinstance(s, bytes) else 1 for s in samples], np.int64)
+        self.labels = np.arange(len(samples), dtype=np.int64) % 2  # by position
+        bounds = np.cumsum([0, *shards], dtype=np.int64)
+        self.shards = Grouping(order=np.arange(len(samples), dtype=np.int64), bounds=bounds)
+        self.quarantined: list[QuarantineEntry] = []
+        self.passed_over: dict[str, int] = {}
+        self.was_read: list[int] = []
+
+    def name(self, position: int) -> bytes:
+        return b"%03d.jpg" % position
+
+    def read(self, positions: NDArray[np.int64]) -> list[Encoded | Rejection]:
+        self.was_read += positions.tolist()
+        found = [self.samples[i] for i in positions.tolist()]
+        return [np.frombuffer(s, np.uint8) if isinstance(s, bytes) else s for s in found]
+
+    def sidecar(
+        self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
+    ) -> FolderSidecar:
+        del shard
+        return FolderSidecar(
+            names=[self.name(i) for i in positions.tolist()],
+            sizes=self.sizes[positions],
+            mtimes_ns=np.zeros(len(positions), np.int64),
+            versions=[""] * len(positions),
+            images=ImageColumns.of(facts, positions % 2),
+        )
+
+    def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:
+        del sidecars
+        raise AssertionError("the builder is handed what is known")
+
+
+class Decoder:
+    """The tests' verifier, counting."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def __call__(self, samples: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
+        self.decoded += len(samples)
+        return images.verify(samples)
+
+
+def build(
+    place: Path, candidates: Memory, decoder: Decoder, prior: PriorFacts | None = None
+) -> Manifest:
+    builder = IndexBuilder(
+        origin=LocalFolder(os.fsencode(place / "data")),
+        format=format_named("folder"),
+        verify=decoder,
+        workers=2,
+    )
+    return builder.build(candidates, SNAPSHOT, os.fsencode(place), prior=prior)
+
+
+def good(count: int) -> list[bytes | Rejection]:
+    return [images.jpeg(seed) for seed in range(count)]
+
+
+def test_a_shard_without_a_good_sample_is_left_out_and_all_bad_ones_are_named(
+    tmp_path: Path,
+) -> None:
+    samples = good(6)
+    samples[0], samples[2], samples[3] = (
+        Rejection("denied"),
+        b"no image",
+        images.truncated(images.jpeg(3)),
+    )
+    manifest = build(tmp_path, Memory(samples, [2, 2, 0, 2]), Decoder())
+    assert manifest.samples.tolist() == [1, 2]
+    assert list(manifest.names) == [sidecar_name(SNAPSHOT.fingerprint, n, b"") for n in range(2)]
+    lines = (tmp_path / "quarantine.jsonl").read_text().splitlines()
+    assert [json.loads(line)["name"] for line in lines] == ["000.jpg", "002.jpg", "003.jpg"]
+    written = read_manifest(os.fsencode(tmp_path / MANIFEST.decode()), remedy="")
+    assert written.about == manifest.about
+    assert (written.about.directories, written.about.listing) == (
+        (("", 7), ("a", 9)),
+        SNAPSHOT.fingerprint,
+    )
+
+
+def test_nothing_good_means_no_manifest_and_a_quarantine(tmp_path: Path) -> None:
+    with pytest.raises(DatasetNotFoundError, match="none of 2 files"):
+        build(tmp_path, Memory([b"x", Rejection("denied")], [2]), Decoder())
+    assert not (tmp_path / MANIFEST.decode()).exists()
+    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 2
+
+
+def test_what_is_known_is_neither_read_nor_decoded_and_gives_the_same_index(
+    tmp_path: Path,
+) -> None:
+    samples = good(6)
+    facts = {
+        i: SampleFacts(
+            crc32c=crc32c(sample),
+            image=ImageFacts(height=24, width=32, channels=3, codec="jpeg"),
+        )
+        for i, sample in enumerate(samples)
+        if isinstance(sample, bytes)
+    }
+    fresh = build(tmp_path, Memory(samples, [3, 3]), Decoder())
+    # 0 and 1 hold unread; 2 and 3 are read, and 2 has the bytes that it had.
+    before = {i: facts[i] for i in (0, 1, 2)}
+    before[3] = SampleFacts(crc32c=1, image=facts[3].image)
+    prior = PriorFacts(same={0: facts[0], 1: facts[1]}, before=before, shared=4, gone=0)
+    candidates, decoder = Memory(samples, [3, 3]), Decoder()
+    again = build(tmp_path, candidates, decoder, prior)
+    assert sorted(candidates.was_read) == [2, 3, 4, 5]
+    assert decoder.decoded == 3
+    assert again.about.fingerprint == fresh.about.fingerprint
+
+
+def test_sidecars_of_earlier_builds_are_swept_and_other_files_stay(tmp_path: Path) -> None:
+    folder = tmp_path / SIDECARS.decode()
+    folder.mkdir()
+    old = os.fsdecode(sidecar_name("f" * 64, 3, b"-" + b"0" * 32))
+    for name in (old, f"sidecars/.{old.rpartition('/')[2]}.tmp", "sidecars/notes.txt"):
+        (tmp_path / name).write_bytes(b"x")
+    manifest = build(tmp_path, Memory(good(2), [2]), Decoder())
+    kept = {os.fsdecode(name).rpartition("/")[2] for name in manifest.names}
+    assert {path.name for path in folder.iterdir()} == kept | {"notes.txt"}
+
+
+def test_one_shard_is_rebuilt_as_the_whole_was(tmp_path: Path) -> None:
+    candidates, decoder = Memory(good(5), [2, 3]), Decoder()
+    manifest = build(tmp_path, candidates, decoder)
+    builder = IndexBuilder(
+        origin=LocalFolder(os.fsencode(tmp_path / "data")),
+        format=format_named("folder"),
+        verify=decoder,
+        workers=1,
+    )
+    found = builder.rebuild_shard(candidates, 1)
+    assert found is not None
+    sidecar, summary = found
+    assert sidecar.write(os.fsencode(tmp_path / "again.arrow")) == manifest.etags[1]
+    assert summary.sums == manifest.sums(1)
+    assert builder.rebuild_shard(Memory([b"x"], [1]), 0) is None
+
+
+@pytest.mark.parametrize("suffix", [b"", b"-" + b"0f" * 16])
+def test_a_sidecars_name_is_one_that_a_manifest_may_hold(suffix: bytes) -> None:
+    assert is_sidecar_name(sidecar_name(SNAPSHOT.fingerprint, 1_234_567, suffix))
+
+
+@pytest.mark.parametrize(
+    "name", [b"sidecars/../manifest.arrow", b"a.arrow", b"sidecars/0123456789abcdef-1.arrow"]
+)
+def test_other_names_are_no_sidecars(name: bytes) -> None:
+    assert not is_sidecar_name(name)
+
+
+@settings(max_examples=60)
+@given(sizes=st.lists(st.integers(0, 40 * 2**20), max_size=700))
+def test_slices_cover_all_in_order_and_are_bounded(sizes: list[int]) -> None:
+    slices = list(cut(np.array(sizes, np.int64)))
+    covered = [i for some in slices for i in range(some.start, some.stop)]
+    assert covered == list(range(len(sizes)))
+    for some in slices:
+        count = some.stop - some.start
+        assert 1 <= count <= 256
+        assert count == 1 or sum(sizes[some]) <= 32 * 2**20
+
+
+def test_chunks_come_in_order_and_are_of_one_shard() -> None:
+    candidates = Memory([b"x"] * 600, [300, 300])
+    wanted = [(n, candidates.shards.positions(n)) for n in (1, 0)]
+    chunks = list(read_chunks(candidates, iter(wanted), workers=3))
+    assert [chunk.shard for chunk in chunks] == [1, 1, 0, 0]
+    together = np.concatenate([chunk.positions for chunk in chunks])
+    assert together.tolist() == [*range(300, 600), *range(300)]

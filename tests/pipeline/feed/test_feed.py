@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.augment.batches import DecodedBatch
 from penstock.cache.errors import ClosedError, StalledError
@@ -55,6 +58,7 @@ class Reader:
         self.bad_count = NoBad()
         self.hangs: set[Cursor] = set()
         self.fails: dict[Cursor, Exception] = {}
+        self.failed = 0
         self.let_go = threading.Event()
         self.hanging = threading.Event()
 
@@ -63,6 +67,7 @@ class Reader:
             self.hanging.set()
             assert self.let_go.wait(WAIT_S)
         if step.start in self.fails:
+            self.failed += 1
             raise self.fails.pop(step.start)
         ids = slots.rows[:, 1]
         encoded = [np.zeros(3, np.uint8) for _ in ids]
@@ -188,6 +193,56 @@ def test_batches_come_in_the_order_of_the_walk_over_epochs(reader: Reader, *, ah
     assert reader.bad_count.out == sorted(reader.bad_count.out)
     user.close()
     assert graph.closed
+
+
+CURSORS = st.builds(Cursor, st.integers(0, 3), st.sampled_from([0, 10, 20, 30, 40]))
+MOVES = st.one_of(
+    st.tuples(st.just("take"), st.integers(1, 9)),
+    st.tuples(st.just("look"), st.none()),  # iter() once more
+    st.tuples(st.just("epoch"), st.integers(0, 3)),
+    st.tuples(st.just("restore"), CURSORS),
+    st.tuples(st.just("fail"), st.integers(0, 8)),  # to read the batch that is so far ahead
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(moves=st.lists(MOVES, max_size=12), ahead=st.booleans())
+def test_wherever_the_user_goes_batches_are_those_of_the_position(
+    moves: list[tuple[str, Any]], ahead: bool
+) -> None:
+    reader = Reader()
+    user = User(reader, FakeGraph(), ahead=ahead)
+    position, feed, raised = user.position, user.feed, 0
+    position.begin_pass()
+    for move, what in moves:
+        if move == "look":
+            feed.start(position.ask())
+        elif move == "epoch":
+            position.go_to(what)
+            position.begin_pass()
+        elif move == "restore":
+            position.restore(what)
+            position.settle(WALK)
+            position.begin_pass()
+        elif move == "fail":
+            steps = WALK.steps(position.cursor, endless=True)
+            reader.fails[next(itertools.islice(steps, what, None)).start] = OSError("the disk")
+        for _ in range(what if move == "take" else 0):
+            cursor = position.cursor
+            try:
+                (images,) = feed.take()
+            except OSError:
+                raised += 1
+                assert position.cursor == cursor  # to be asked for again
+                assert raised <= reader.failed  # with another outcome
+                continue
+            assert images.tolist() == list(range(cursor.position, cursor.position + 10))
+            step = WALK.step(cursor)
+            assert step is not None
+            assert position.cursor == position.received == step.then
+            if step.then.epoch != cursor.epoch:
+                position.begin_pass()
+    user.close()
 
 
 def test_who_feeds_and_takes(reader: Reader) -> None:

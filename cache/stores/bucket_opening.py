@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import clean_message, redact
 from penstock.cache.stores.address import header_texts, scope_of
-from penstock.cache.stores.aws_login import add_aws_login
-from penstock.cache.stores.azure_options import azure_options
-from penstock.cache.stores.gcs_options import gcs_options
 from penstock.cache.stores.http_opening import web_client
 from penstock.cache.stores.obstore_process import rust_errors
 from penstock.cache.stores.obstore_store import ObstoreStore
 from penstock.cache.stores.options import OURS, StoreOptions
-from penstock.cache.stores.s3_options import s3_options
 from penstock.cache.stores.signing import Signer
 from penstock.cache.stores.web_objects import WebObjects
 
@@ -47,6 +43,9 @@ def open_s3(address: StoreAddress) -> Store:
     """Open the store of s3://<bucket>/<folder>. Raises ConfigError, MissingDependencyError."""
     from obstore.store import S3Store
 
+    from penstock.cache.stores.aws_login import add_aws_login
+    from penstock.cache.stores.s3_options import s3_options
+
     options = s3_options(address.options)
     scope = scope_of("s3", _endpoint(options, "endpoint"), "")
     add_aws_login(options)
@@ -57,6 +56,8 @@ def open_s3(address: StoreAddress) -> Store:
 def open_gcs(address: StoreAddress) -> Store:
     """Open the store of gs://<bucket>/<folder>. Raises ConfigError."""
     from obstore.store import GCSStore
+
+    from penstock.cache.stores.gcs_options import gcs_options
 
     options = gcs_options(address.options)
     scope = scope_of("gs", _endpoint(options, "base_url"), "")
@@ -70,6 +71,8 @@ def open_azure(address: StoreAddress) -> Store:
     Raises ConfigError.
     """
     from obstore.store import AzureStore
+
+    from penstock.cache.stores.azure_options import azure_options
 
     options = azure_options(address.options)
     place = address.url.partition("://")[2].partition("/")[0]

@@ -8,7 +8,6 @@ from penstock.cache.errors import ConfigError, FetchError
 from penstock.cache.secrets import clean_message, find_secrets, redact, store_scope
 from penstock.cache.stores.address import StoreAddress
 from penstock.cache.stores.fsspec_store import FsspecStore
-from penstock.cache.stores.http_opening import open_http
 from penstock.cache.stores.options import OURS, fetch_policy
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ def _plain_web(
         return None
     if getattr(fs, "encoded", False):
         return None
+    from penstock.cache.stores.http_opening import open_http
+
     try:
         policy = fetch_policy(options)
         return open_http(

@@ -2,7 +2,8 @@
 
 To add a store: write a module with a class that keeps the protocol `cache.base.store.Store` and a
 function that opens it from a StoreAddress, enter its schemes into STORES, and add a subclass of
-StoreTests to tests/cache/stores/test_stores.py. What isn't in the table is fsspec's.
+StoreTests to tests/cache/stores/test_stores.py. What isn't in the table is fsspec's. Modules of
+stores are imported when one of theirs is opened.
 """
 
 from __future__ import annotations
@@ -13,9 +14,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.errors import MissingDependencyError
 from penstock.cache.secrets import find_secrets, redact, url_secrets
 from penstock.cache.stores.address import StoreAddress
-from penstock.cache.stores.bucket_opening import open_azure, open_gcs, open_s3
-from penstock.cache.stores.fsspec_opening import open_by_fsspec, open_filesystem
-from penstock.cache.stores.http_opening import open_http
 from penstock.cache.stores.options import fetch_policy
 
 if TYPE_CHECKING:
@@ -25,11 +23,42 @@ if TYPE_CHECKING:
 
 __all__ = ["STORES", "fetch_policy", "open_store"]
 
+
+def _http(address: StoreAddress) -> Store:
+    from penstock.cache.stores.http_opening import open_http
+
+    return open_http(address)
+
+
+def _s3(address: StoreAddress) -> Store:
+    from penstock.cache.stores.bucket_opening import open_s3
+
+    return open_s3(address)
+
+
+def _gcs(address: StoreAddress) -> Store:
+    from penstock.cache.stores.bucket_opening import open_gcs
+
+    return open_gcs(address)
+
+
+def _azure(address: StoreAddress) -> Store:
+    from penstock.cache.stores.bucket_opening import open_azure
+
+    return open_azure(address)
+
+
+def _by_fsspec(address: StoreAddress) -> Store:
+    from penstock.cache.stores.fsspec_opening import open_by_fsspec
+
+    return open_by_fsspec(address)
+
+
 STORES: Mapping[str, Callable[[StoreAddress], Store]] = {
-    **dict.fromkeys(("http", "https"), open_http),
-    **dict.fromkeys(("s3", "s3a"), open_s3),
-    **dict.fromkeys(("gs", "gcs"), open_gcs),
-    **dict.fromkeys(("az", "abfs", "abfss"), open_azure),
+    **dict.fromkeys(("http", "https"), _http),
+    **dict.fromkeys(("s3", "s3a"), _s3),
+    **dict.fromkeys(("gs", "gcs"), _gcs),
+    **dict.fromkeys(("az", "abfs", "abfss"), _azure),
 }
 """What opens the URLs of a scheme."""
 
@@ -46,6 +75,8 @@ def open_store(url: str, options: Mapping[str, Any], *, filesystem: Any | None =
     """
     secrets = tuple(sorted({*find_secrets(options), *url_secrets(url)}, key=len, reverse=True))
     if filesystem is not None:
+        from penstock.cache.stores.fsspec_opening import open_filesystem
+
         return open_filesystem(url, filesystem, secrets)
     found = _SCHEME.match(url)
     address = StoreAddress(
@@ -55,7 +86,7 @@ def open_store(url: str, options: Mapping[str, Any], *, filesystem: Any | None =
         policy=fetch_policy(options),
         secrets=secrets,
     )
-    opener = open_by_fsspec if _CHAIN.search(url) else STORES.get(address.scheme, open_by_fsspec)
+    opener = _by_fsspec if _CHAIN.search(url) else STORES.get(address.scheme, _by_fsspec)
     try:
         return opener(address)
     except ImportError as error:

@@ -16,11 +16,9 @@ from penstock.pipeline.feed.feed import Feed
 from penstock.pipeline.feed.finisher import Finisher
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_the_order
 from penstock.pipeline.feed.image_graph import make_graph, make_mixer, make_recipe, make_resident
-from penstock.pipeline.feed.prefetch import Prefetch
 from penstock.pipeline.feed.quarantine import QuarantineFile
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
 from penstock.pipeline.feed.reader import BatchReader
-from penstock.pipeline.feed.resident.graph import ResidentGraph
 from penstock.pipeline.feed.road import Road
 from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.report.facts import ShardFacts
@@ -29,6 +27,7 @@ from penstock.pipeline.report.meter import Meter
 if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
     from penstock.pipeline.feed.position import Position
+    from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.settings import PlanSettings
@@ -110,7 +109,10 @@ def _road(
     mixer = make_mixer(dataset, options, recipe, seed=seed)
     resident = make_resident(dataset, options, order.settings, recipe, walk=walk, threads=threads)
     graph = make_graph(recipe, options, threads, resident) if recipe else None
-    if isinstance(graph, ResidentGraph):
+    if resident is not None:
+        from penstock.pipeline.feed.resident.graph import ResidentGraph
+
+        assert isinstance(graph, ResidentGraph)
         meter.resident = graph.facts
     bad_samples = BadSamples(dataset.index, seed=seed)
     return Road(
@@ -204,6 +206,8 @@ def _prefetch(dataset: Dataset, options: NativeOptions, order: JobOrder) -> Pref
     """Joins the cache; None for a local dataset."""
     if dataset.remote is None:
         return None
+    from penstock.pipeline.feed.prefetch import Prefetch  # local data needs none of it
+
     return Prefetch(
         dataset.remote,
         dataset,

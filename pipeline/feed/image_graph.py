@@ -8,12 +8,11 @@ from penstock.augment.graph import Graph
 from penstock.augment.mixing import Mixer, mixer_of
 from penstock.augment.recipe import CheckedRecipe, check_recipe
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.feed.resident.graph import ResidentGraph
-from penstock.pipeline.feed.resident.images import ResidentImages
-from penstock.pipeline.feed.resident.room import resident_bytes, room_for, share_of_rank
 from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE
 
 if TYPE_CHECKING:
+    from penstock.pipeline.feed.resident.graph import ResidentGraph
+    from penstock.pipeline.feed.resident.images import ResidentImages
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.steps import Walk
@@ -74,6 +73,10 @@ def make_resident(
                 'out. Drop resident=, or add "image" to the fields of the dataset.'
             )
         return None
+    # Nobody who doesn't use it waits for its import.
+    from penstock.pipeline.feed.resident.images import ResidentImages
+    from penstock.pipeline.feed.resident.room import resident_bytes, room_for, share_of_rank
+
     room = room_for(
         mode,
         device=device,
@@ -122,4 +125,6 @@ def make_graph(
 
     if resident is None:
         return make()
+    from penstock.pipeline.feed.resident.graph import ResidentGraph
+
     return ResidentGraph(resident, from_memory=make(from_memory=True), make_from_bytes=make)

@@ -1,4 +1,9 @@
-"""Every format that is read, by name, in the order in which `format="auto"` asks them."""
+"""Every format that is read, by name, in the order in which `format="auto"` asks them.
+
+To add a format, write a folder here whose `format.py` ends with its `FORMAT` (`format.Format` says
+what that holds), name it in `_MODULES` below, and have it run the tests of
+tests/readers/formats/test_conformance.py.
+"""
 
 from __future__ import annotations
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError, CorruptShardError
+from penstock.cache.errors import ConfigError, CorruptShardError, PenstockWarning
 from penstock.readers.files.names import printable
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.sidecar_file import is_sidecar
@@ -70,3 +71,13 @@ def _is_whole(manifest: Manifest, place: bytes) -> bool:
         return all(map(is_sidecar, paths, manifest.etags))
     except OSError:
         return False
+
+
+def warn_of_damage(url: str, error: Exception) -> None:
+    """Tell that a part of an index in the cache was damaged."""
+    warnings.warn(
+        f"{url}: a part of its index in the cache was damaged or removed, and is fetched or made "
+        f"anew; the job goes on. {error}",
+        PenstockWarning,
+        stacklevel=6,
+    )

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import threading
-import warnings
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import (
@@ -20,7 +19,6 @@ from penstock.cache.errors import (
     DatasetError,
     DestinationError,
     IndexChangedError,
-    PenstockWarning,
     WriteError,
 )
 from penstock.readers.fields.verify import find_verify
@@ -29,6 +27,7 @@ from penstock.readers.files.names import below, printable
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.registry import indexing_of
 from penstock.readers.index.building import IndexBuilder
+from penstock.readers.index.index_folder import warn_of_damage
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest, write_manifest
 from penstock.readers.index.sidecar_names import SIDECARS
 
@@ -161,13 +160,3 @@ class Mender:
             mine.names[shard],
             mine.etags[shard],
         )
-
-
-def warn_of_damage(url: str, error: Exception) -> None:
-    """Warn that a part of an index in the cache was damaged."""
-    warnings.warn(
-        f"{url}: a part of its index in the cache was damaged or removed, and is fetched or made "
-        f"anew; the job goes on. {error}",
-        PenstockWarning,
-        stacklevel=6,
-    )

@@ -20,11 +20,9 @@ from penstock.cache.errors import ConfigError, PenstockWarning
 from penstock.readers.formats.registry import AUTO, check_format, format_named, indexing_of
 from penstock.readers.index.index import index_of
 from penstock.readers.index.index_folder import is_kept
-from penstock.readers.index.mending import Mender
 from penstock.readers.index.places import Folder as Folder
 from penstock.readers.index.places import Places, upload
 from penstock.readers.index.recognition import Recognition
-from penstock.readers.index.upkeep import Upkeep
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import Format, Indexing
     from penstock.readers.index.index import Index
     from penstock.readers.index.manifest import Manifest
+    from penstock.readers.index.upkeep import Upkeep
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.remote import RemoteFolder
     from penstock.readers.origin.urls import Url
@@ -200,6 +199,9 @@ class Opener:
         return Recognition(self.origin, self.places)
 
     def _upkeep(self, format: Format, places: Places) -> Upkeep:
+        # What a dataset that carries its index never needs isn't imported for it; so below.
+        from penstock.readers.index.upkeep import Upkeep
+
         return Upkeep(
             self.origin,
             format=format,
@@ -213,6 +215,8 @@ class Opener:
     def _index(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:
         mender = None
         if isinstance(place, bytes) and is_kept(place):
+            from penstock.readers.index.mending import Mender
+
             mender = Mender(
                 manifest,
                 origin=self.origin,

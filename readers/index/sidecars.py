@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import CorruptShardError, IndexChangedError
 from penstock.readers.files.names import below, printable
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.index.mending import warn_of_damage
+from penstock.readers.index.index_folder import warn_of_damage
 
 if TYPE_CHECKING:
     from penstock.readers.formats.format import Sidecar

@@ -96,7 +96,7 @@ class TestResidentImages:
         """Batches of samples that are there and samples that aren't."""
         plain = epochs(pack, 3)
         monkeypatch.setattr(
-            "penstock.pipeline.feed.image_graph.resident_bytes", lambda *_, **__: 900_000
+            "penstock.pipeline.feed.resident.room.resident_bytes", lambda *_, **__: 900_000
         )
         with make(pack, resident=True) as loader:
             found = [bits(loader) for _ in range(3)]

@@ -15,7 +15,7 @@ from penstock.readers.origin.origin import Entry, TopLevel
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.readers.origin.tar_urls import Selection
+    from penstock.readers.origin.tar_urls import TarSelection
 
 
 class LocalFolder:
@@ -23,7 +23,7 @@ class LocalFolder:
 
     is_local = True
 
-    def __init__(self, root: bytes, selection: Selection | None = None) -> None:
+    def __init__(self, root: bytes, selection: TarSelection | None = None) -> None:
         self.root = os.path.abspath(root)
         self.url = self.key = os.fsdecode(self.root)
         self.selection: tuple[bytes, ...] | None = None

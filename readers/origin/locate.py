@@ -11,7 +11,7 @@ from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import redact
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.remote import RemoteFolder, dataset_key
-from penstock.readers.origin.tar_urls import Selection, select_tars
+from penstock.readers.origin.tar_urls import TarSelection, select_tars
 from penstock.readers.origin.urls import index_url, local_path, options_scope
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def _open_remote(
     url: str,
     options: Mapping[str, Any],
     scratch: Scratch,
-    selection: Selection | None,
+    selection: TarSelection | None,
     filesystem: Any | None,
     of: Remote | None = None,
 ) -> RemoteFolder:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.store import Answer
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.origin.tar_urls import Selection
+    from penstock.readers.origin.tar_urls import TarSelection
     from penstock.readers.types import Encoded
 
 
@@ -38,7 +38,7 @@ class RemoteFolder:
         self,
         remote: Remote,
         shown: str,
-        selection: Selection | None = None,
+        selection: TarSelection | None = None,
         *,
         index_url: str | None = None,
         folder_at: Callable[[str], RemoteFolder] | None = None,
@@ -181,7 +181,7 @@ def segment(name: bytes, size_bytes: int, version: str) -> Segment:
     return Segment(path=os.fsdecode(name), size_bytes=size_bytes, version=version or None)
 
 
-def dataset_key(scope: str, url: str, selection: Selection | None) -> str:
+def dataset_key(scope: str, url: str, selection: TarSelection | None) -> str:
     """The name of a remote dataset in a cache."""
     chosen = "" if selection is None else f"\0{selection.key}"
     return f"{scope}\0{url}{chosen}"

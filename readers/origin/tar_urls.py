@@ -24,7 +24,7 @@ _TAR = re.compile(r".\.(tar(\.(gz|bz2|xz|zst|lz4))?|tgz|tbz2?|txz|tzst)$", re.I)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
+class TarSelection:
     """The tar files of a folder that a URL names. pattern: of the URL; names: below the folder, in
     order."""
 
@@ -46,7 +46,7 @@ class Selection:
         return (stem or b"tars") + b"-" + self.key.encode() + INDEX_SUFFIX
 
 
-def select_tars(url: str) -> tuple[str, Selection] | None:
+def select_tars(url: str) -> tuple[str, TarSelection] | None:
     """(folder, selection) if `url` names tar files, else None.
 
     `train-{000000..000009}.tar` counts with the width of its first bound, `{train,val}.tar` lists;
@@ -60,7 +60,7 @@ def select_tars(url: str) -> tuple[str, Selection] | None:
     names = tuple(os.fsencode(name) for name in _expand(pattern))
     if len(set(names)) < len(names):
         raise ConfigError(f"url: {pattern!r} names a file twice. Give each tar file once.")
-    return folder or slash, Selection(pattern=pattern, names=names)
+    return folder or slash, TarSelection(pattern=pattern, names=names)
 
 
 def _expand(pattern: str) -> list[str]:

@@ -11,7 +11,7 @@ from penstock.cache.secrets import redact
 from penstock.readers.files.names import INDEX_SUFFIX
 
 if TYPE_CHECKING:
-    from penstock.readers.origin.tar_urls import Selection
+    from penstock.readers.origin.tar_urls import TarSelection
 
 Url = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -42,7 +42,7 @@ def options_scope(url: str) -> str:
     return f"{scheme.lower()}://{host}" if scheme.lower() in ("http", "https") else scheme.lower()
 
 
-def index_url(url: str, selection: Selection | None, *, is_path: bool = False) -> str | None:
+def index_url(url: str, selection: TarSelection | None, *, is_path: bool = False) -> str | None:
     """The URL of the folder for a remote dataset's index: `s3://bucket/photos.penstock`.
 
     None where no place lies beside the data: a bucket's, host's or repository's root (another

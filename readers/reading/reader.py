@@ -16,7 +16,7 @@ from penstock.readers.reading.blocks import Blocks
 from penstock.readers.reading.checksums import checksums
 from penstock.readers.reading.loading import load_blobs, load_local
 from penstock.readers.reading.open_shards import OpenShards
-from penstock.readers.reading.read_ahead import ReadAhead
+from penstock.readers.reading.page_advice import PageAdvice
 from penstock.readers.reading.visit import Visit
 from penstock.readers.types import EncodedBatch
 
@@ -41,7 +41,7 @@ class SampleReader:
         self.shards = OpenShards(index)
         self._has_labels = has_labels
         self._blocks = Blocks()
-        self._ahead = ReadAhead()
+        self._advice = PageAdvice()
         self._local = TrafficMeter()
 
     def traffic(self) -> Traffic:
@@ -89,7 +89,7 @@ class SampleReader:
     def _load(
         self, visit: Visit, mode: ReadMode, marks: dict[int, str] | None = None
     ) -> list[Encoded]:
-        advise, remote = self._ahead.is_on, self.index.remote
+        advise, remote = self._advice.is_on, self.index.remote
         if remote is None:
             return load_local(visit, mode, advise=advise, marks=marks)
         return load_blobs(visit, mode, remote=remote, opened=self.shards, advise=advise)
@@ -98,7 +98,7 @@ class SampleReader:
         size_bytes = int((table[:, END] - table[:, START]).sum())
         if self.index.remote is None:
             self._local.add(bytes_disk=size_bytes)
-        self._ahead.note(samples=len(table), size_bytes=size_bytes, seconds=seconds)
+        self._advice.note(samples=len(table), size_bytes=size_bytes, seconds=seconds)
 
     def _refetch(
         self,

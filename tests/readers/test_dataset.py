@@ -26,7 +26,7 @@ from penstock.cache.errors import (
 )
 from penstock.cache.threads import ordered
 from penstock.readers import Dataset, pack
-from penstock.readers.reading import open_shards, read_ahead
+from penstock.readers.reading import open_shards, page_advice
 from tests import images
 
 if TYPE_CHECKING:
@@ -158,8 +158,8 @@ def test_batches_are_read_ahead_while_the_last_ones_were_cold(
     from penstock.readers.formats.pack.shard import PackShard
 
     calls: list[int] = []
-    monkeypatch.setattr(read_ahead, "_COLD_FACTOR", factor)
-    monkeypatch.setattr(read_ahead, "ADVISED_BATCHES", 2)
+    monkeypatch.setattr(page_advice, "_COLD_FACTOR", factor)
+    monkeypatch.setattr(page_advice, "ADVISED_BATCHES", 2)
     real = PackShard.advise
     monkeypatch.setattr(
         PackShard,

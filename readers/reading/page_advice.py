@@ -14,10 +14,11 @@ _COLD_FACTOR = 5.0
 ADVISED_BATCHES = 16
 
 
-class ReadAhead:
+class PageAdvice:
     """Remembers for the next batches whether the last ones waited for the disk.
 
-    Threads that note at once may count a batch twice, which changes no result."""
+    Threads that note at once may count a batch twice, which changes no result.
+    """
 
     def __init__(self) -> None:
         self._batches = ADVISED_BATCHES  # until enough batches say otherwise
@@ -28,7 +29,7 @@ class ReadAhead:
         return bool(self._batches)
 
     def note(self, *, samples: int, size_bytes: int, seconds: float) -> None:
-        """A batch took so long to be read and checked."""
+        """Take into account how long a batch took to be read and checked."""
         warm_s = size_bytes / _WARM_BYTES_PER_S + samples * _WARM_SAMPLE_S
         is_cold = seconds > _COLD_FACTOR * warm_s
         self._batches = ADVISED_BATCHES if is_cold else max(0, self._batches - 1)

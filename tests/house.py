@@ -75,10 +75,17 @@ def modules() -> dict[str, Path]:
     """Every module of the four floors by its dotted name without `penstock.`."""
     found = {}
     for floor in FLOORS:
-        for path in sorted((ROOT / floor).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
+        # By the package: an unpacked sdist has its floors there alone.
+        for path in sorted((ROOT / PACKAGE / floor).rglob("*.py")):
+            parts = path.relative_to(ROOT / PACKAGE).with_suffix("").parts
             found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
+
+
+def all_sources() -> list[Path]:
+    """Every Python file of the repository."""
+    others = (path for top in ("tests", "benchmarks") for path in ROOT.glob(f"{top}/**/*.py"))
+    return [ROOT / PACKAGE / "__init__.py", *modules().values(), *sorted(others)]
 
 
 def imported_names(path: Path) -> Iterator[tuple[str, int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.house import FLOORS, ROOT
+from tests.house import FLOORS, ROOT, modules
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def test_the_wheel_brings_one_package_and_all_of_it(wheel: Path) -> None:
     there = held(wheel)
     assert {name.split("/")[0] for name in there} == {"penstock", "penstock-0.1.0.dist-info"}
     ours = {"penstock/__init__.py", "penstock/py.typed"} | {
-        f"penstock/{path.relative_to(ROOT)}"
-        for floor in FLOORS
-        for path in (ROOT / floor).rglob("*.py")
+        str(path.relative_to(ROOT)) for path in modules().values()
     }
     assert {name for name in there if name.startswith("penstock/")} == ours
 

@@ -42,8 +42,8 @@ def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
         return only_batch(buffer, columns, optional=frozenset(("label",)))
     except FileNotFoundError:
         raise IndexChangedError(
-            f"{printable(path)}: part of the index is gone; it was built anew while this dataset "
-            f"was open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
+            f"{printable(path)}: part of the index is gone; it was rebuilt while this dataset was "
+            f"open, or deleted. Open the dataset again. If that doesn't help: {REINDEX}"
         ) from None
     except BROKEN as error:
         raise torn(path, error) from error

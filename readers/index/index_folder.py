@@ -36,7 +36,7 @@ def read_index(place: bytes) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except CorruptShardError as error:
-        _log.warning("%s It is built anew.", error)
+        _log.warning("%s It is rebuilt.", error)
         return None
     if manifest.format.indexing is None:
         raise ConfigError(
@@ -44,7 +44,7 @@ def read_index(place: bytes) -> Manifest | None:
             "index= another folder."
         )
     if is_kept(place) and not _is_whole(manifest, place):
-        _log.warning("%s: a part of the index is torn. It is built anew.", printable(place))
+        _log.warning("%s: a part of the index is damaged. It is rebuilt.", printable(place))
         return None
     return manifest
 
@@ -74,10 +74,10 @@ def _is_whole(manifest: Manifest, place: bytes) -> bool:
 
 
 def warn_of_damage(url: str, error: Exception) -> None:
-    """Tell that a part of an index in the cache was damaged."""
+    """Warn that a part of an index in the cache was damaged."""
     warnings.warn(
-        f"{url}: a part of its index in the cache was damaged or removed, and is fetched or made "
-        f"anew; the job goes on. {error}",
+        f"{url}: a part of its index in the cache was damaged or removed, and is fetched or "
+        f"rebuilt; the job goes on. {error}",
         PenstockWarning,
         stacklevel=6,
     )

@@ -35,12 +35,12 @@ class Chunk:
 def cut(sizes: NDArray[np.int64]) -> Iterator[slice]:
     """Cut a list into slices of at most 256 samples and 32 MiB (or one sample). sizes: bytes, shape
     (n,)."""
-    start, held = 0, 0
+    start, slice_bytes = 0, 0
     for i, size_bytes in enumerate(sizes.tolist()):
-        if i > start and (held + size_bytes > _CHUNK_BYTES or i - start == _CHUNK_SAMPLES):
+        if i > start and (slice_bytes + size_bytes > _CHUNK_BYTES or i - start == _CHUNK_SAMPLES):
             yield slice(start, i)
-            start, held = i, 0
-        held += size_bytes
+            start, slice_bytes = i, 0
+        slice_bytes += size_bytes
     if start < len(sizes):
         yield slice(start, len(sizes))
 

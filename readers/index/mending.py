@@ -84,7 +84,7 @@ class Mender:
             return sidecar
 
     def _warn(self, error: Exception) -> None:
-        _log.info("A part of the index is made anew: %s", error)
+        _log.info("A part of the index is rebuilt: %s", error)
         if not self._has_warned:
             self._has_warned = True
             warn_of_damage(self._origin.url, error)
@@ -105,7 +105,7 @@ class Mender:
         raise IndexChangedError(
             f"{printable(os.path.join(self._place, manifest.names[shard]))}: this part of the "
             f"index was damaged or removed, and {self._origin.url} isn't what was indexed any "
-            f"more, so it can't be made anew. Open the dataset again, or: {REINDEX}"
+            f"more, so it can't be rebuilt. Open the dataset again, or: {REINDEX}"
         )
 
     def _attempts(self, shard: int) -> Iterator[tuple[Sidecar, ShardSummary]]:

@@ -127,7 +127,7 @@ class Places:
                 "can be written, so its index isn't kept. Pass index= or cache=, a folder that can "
                 "be written; or run `penstock index` with --out.",
                 PenstockWarning,
-                stacklevel=7,
+                stacklevel=6,
             )
         return place
 

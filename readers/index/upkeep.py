@@ -154,7 +154,7 @@ class Upkeep:
         try:
             return candidates.prior(sidecars)
         except DatasetError:
-            _log.warning("%s: parts of the index are damaged; it is built anew", printable(place))
+            _log.warning("%s: parts of the index are damaged; it is rebuilt", printable(place))
             return None
 
     def _refresh(self, manifest: Manifest, place: bytes, snapshot: Snapshot) -> Manifest:

@@ -256,7 +256,7 @@ def _refuse_more(read: ReadAt, at: int, size_bytes: int, shown: str) -> None:
             return
         if part.count(0) != len(part):
             raise DatasetError(
-                f"{shown}: after byte {at}: more stands behind the archive's end mark, such as a "
+                f"{shown}: after byte {at}: there is more behind the archive's end mark, such as a "
                 "second archive. Join archives with `tar --concatenate`, or keep them apart."
             )
         at += len(part)

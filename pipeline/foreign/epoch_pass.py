@@ -40,6 +40,8 @@ class Pass:
     number: of the pass. setup: of this pass to its end: what is set meanwhile counts for the next.
     """
 
+    _iterator: TorchIterator  # there is none yet while it forks its first worker
+
     def __init__(
         self,
         setup: PassSetup,
@@ -60,14 +62,15 @@ class Pass:
         self._handed_out_at: float | None = None
         self._news: list[WorkerMessage] = []  # by workers, in front of the next batch that is read
         self._in_dali: deque[tuple[list[WorkerMessage], WorkerMessage]] = deque()
+        self._tracks_workers = setup.tracks_workers
+        self._is_of_this_process = setup.num_workers > 0 or setup.augmenter is not None
         self._pid = os.getpid()
-        self._iterator: TorchIterator | None = None
         watch(self)
         self._start(bookmark.mark, restored=bookmark.is_restored)
 
     def disown(self) -> None:
         """In a forked child: torch's workers are the parent's, and must live on."""
-        if self._setup.num_workers and self._iterator is not None:
+        if self._setup.num_workers and hasattr(self, "_iterator"):
             self._iterator.disown()
 
     def _start(self, mark: Mark, *, restored: bool) -> None:
@@ -86,7 +89,7 @@ class Pass:
         self._failure: Exception | None = None
         if mark.base_seed is None:
             mark = replace(mark, base_seed=self._iterator.base_seed)
-        if not mark.workers and setup.tracks_workers:
+        if not mark.workers and self._tracks_workers:
             mark = replace(mark, workers=(WorkerPosition(),) * setup.streams)
         self._mark = mark
         self._bookmark.began(self.number, self.mark(), made.source)
@@ -118,8 +121,7 @@ class Pass:
     def stop(self) -> None:
         """Drop torch's iterator, and end its workers."""
         self.is_over = True
-        if self._iterator is not None:
-            self._iterator.stop()
+        self._iterator.stop()
 
     def __iter__(self) -> Pass:
         return self
@@ -128,7 +130,7 @@ class Pass:
         return self._setup.length()
 
     def __next__(self) -> Any:
-        if self._setup.num_workers or self._setup.augmenter is not None:
+        if self._is_of_this_process:
             check_process(self._pid, "This iterator")
         meter = self._meter
         if self._handed_out_at is not None:
@@ -184,7 +186,6 @@ class Pass:
 
     def _received(self) -> WorkerMessage:
         """The next batch; what workers say in front of it is kept."""
-        assert self._iterator is not None
         message = self._iterator.next_message(self._mark)
         while message.void:
             self._news.append(message)
@@ -193,7 +194,7 @@ class Pass:
 
     def _note(self, news: list[WorkerMessage]) -> None:
         """Note what workers said in front of a batch that is handed out now."""
-        if not news or not self._setup.tracks_workers:
+        if not news or not self._tracks_workers:
             return
         workers = list(self._mark.workers)
         for message in news:
@@ -201,27 +202,28 @@ class Pass:
         self._mark = replace(self._mark, workers=tuple(workers))
 
     def _note_all(self) -> None:
-        self._note(self._news)
-        self._news = []
+        if self._news:
+            self._note(self._news)
+            self._news = []
 
     def _moved(self, message: WorkerMessage) -> Any:
         setup, mark = self._setup, self._mark
         batch = message.batch
         if self._stream is not None:
-            assert self._iterator is not None
-            for _ in range(self._iterator.take_failed()):  # requests whose batches never came
-                mark = self._stream.moved(mark)
+            if self._iterator.failed:
+                mark = self._behind_failed(self._stream, mark)
             valid = self._stream.valid()
             if valid is not None:
                 batch = with_valid(batch, torch.from_numpy(valid))
             mark = self._stream.moved(mark)
         else:
             mark = replace(mark, batches=mark.batches + 1)
-        if setup.tracks_workers:
+        if self._tracks_workers:
             mark = setup.moved(mark, message.worker, mark.workers[message.worker].moved(message))
         self._mark = mark
         self._fresh_restore = False
-        setup.check_length(mark.batches)
+        if setup.order is None:
+            setup.check_length(mark.batches)
         if not self.is_over:
             # A stream's length is a promise: it is over when it ends.
             steps = None if setup.order is None else setup.steps()
@@ -229,6 +231,13 @@ class Pass:
             self._bookmark.moved(self.number, setup.after(mark) if self.is_over else mark)
         device = setup.options.device
         return batch if device.type == "cpu" else to_device(batch, device)
+
+    def _behind_failed(self, stream: PassRequests, mark: Mark) -> Mark:
+        """The mark behind requests whose batches never came."""
+        for _ in range(self._iterator.failed):
+            mark = stream.moved(mark)
+        self._iterator.failed = 0
+        return mark
 
     def _restart(self) -> bool:
         """At the end of torch's iterator: whether there is more, as the pass was restored at an end

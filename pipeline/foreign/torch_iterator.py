@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class TorchIterator:
     """torch's iterator of one pass, whose errors name the samples that a dead worker was reading.
 
-    base_seed: what its workers seed themselves from, if that is known.
+    base_seed: what its workers seed themselves from, if that is known. failed: batches that never
+    came, as reading raised; whoever moves the mark behind them sets it back.
     """
 
     def __init__(
@@ -35,7 +36,7 @@ class TorchIterator:
             made.requests.current = self._outstanding.recorded(requests)
         self._inner: Any = iter(made.loader)
         self.base_seed = base_seed_of(self._inner)
-        self._failed = 0  # batches that never came, since `take_failed`
+        self.failed = 0
         self._lost: WorkerError | None = None
 
     def next_message(self, mark: Mark) -> WorkerMessage:
@@ -45,14 +46,14 @@ class TorchIterator:
         reading raised: who goes on behind that goes on with the next batch.
         """
         if self._lost is not None:  # what its worker was to read will never come
-            self._failed += 1
+            self.failed += 1
             raise self._lost
         try:
             message: WorkerMessage = next(self._inner)
         except StopIteration:
             raise
         except Exception as error:  # raised again, or a better one
-            self._failed += 1
+            self.failed += 1
             better = self._better(error, mark)
             if self._outstanding is not None:
                 self._outstanding.came_back()
@@ -76,11 +77,6 @@ class TorchIterator:
             streams={number: worker.batches for number, worker in enumerate(mark.workers)},
             name=description_of(setup.dataset),
         )
-
-    def take_failed(self) -> int:
-        """How many batches never came since it was asked last."""
-        failed, self._failed = self._failed, 0
-        return failed
 
     def stop(self) -> None:
         """Drop torch's iterator, and end its workers."""

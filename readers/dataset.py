@@ -111,11 +111,11 @@ class Dataset:
                 )
                 try:
                     index = opener.open(self._format)
-                    fields = _present_fields(self._fields, index)
+                    fields = _present_fields(self._fields, index, self.url)
                 except BaseException:
                     origin.close()
                     raise
-                self._reader = SampleReader(index, has_labels="label" in fields)
+                self._reader = SampleReader(index, url=self.url, has_labels="label" in fields)
             return self._reader
 
     @property
@@ -240,13 +240,13 @@ def _check_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
     return wanted
 
 
-def _present_fields(fields: tuple[str, ...] | None, index: Index) -> tuple[str, ...]:
+def _present_fields(fields: tuple[str, ...] | None, index: Index, url: str) -> tuple[str, ...]:
     """The fields of a batch. Raises ConfigError for those that the dataset hasn't."""
     there = (*index.fields, "id")
     missing = [field for field in fields or () if field not in there]
     if missing:
         raise ConfigError(
-            f"fields: got {missing[0]!r}, and {index.url} has {list(there)}. Ask for those"
+            f"fields: got {missing[0]!r}, and {url} has {list(there)}. Ask for those"
             + ("; labels need one sub-folder a class." if "label" in missing else ".")
         )
     return index.fields if fields is None else fields

@@ -33,11 +33,12 @@ _EMPTY.flags.writeable = False
 class SampleReader:
     """Reads samples by (shard, row), each checked against its CRC-32C. Safe for several threads.
 
-    shards: those that are open. has_labels: whether batches get a column of labels.
+    url: of the dataset, for people. shards: those that are open. has_labels: whether batches get a
+    column of labels.
     """
 
-    def __init__(self, index: Index, *, has_labels: bool) -> None:
-        self.index = index
+    def __init__(self, index: Index, *, url: str, has_labels: bool) -> None:
+        self.index, self._url = index, url
         self.shards = OpenShards(index)
         self._has_labels = has_labels
         self._blocks = Blocks()
@@ -54,7 +55,7 @@ class SampleReader:
     ) -> EncodedBatch:
         """Encoded samples in the order of rows; arguments and errors as for `Dataset.read`."""
         index = self.index
-        _check_rows(rows, index, mode)
+        _check_rows(rows, index, mode, self._url)
         # One visit per shard: samples sorted by shard, results put back in the order asked for.
         order = np.argsort(rows[:, 0], kind="stable")
         visit = self._visit(rows[order])
@@ -137,12 +138,12 @@ class SampleReader:
         (shard,) = self.shards.get([number])
         if not index.is_self_contained:
             return IndexChangedError(
-                f"{shard.name(row)} (sample {sample_id} of {index.url}): its bytes aren't those "
+                f"{shard.name(row)} (sample {sample_id} of {self._url}): its bytes aren't those "
                 f"that were indexed; the file was changed in place, or the disk is failing. "
                 f"{REINDEX}"
             )
         return CorruptSampleError(
-            f"Sample {sample_id} of {index.url} ({shard.name(row)}): its checksum (CRC-32C) is "
+            f"Sample {sample_id} of {self._url} ({shard.name(row)}): its checksum (CRC-32C) is "
             "wrong. The shard was changed or the disk is failing: fetch or pack that shard again.",
             sample_id=sample_id,
         )
@@ -166,7 +167,7 @@ class SampleReader:
         )
 
 
-def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode) -> None:
+def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str) -> None:
     if rows.ndim != 2 or rows.shape[1] != 2:
         raise ConfigError(f"rows: got shape {rows.shape}, wanted (n, 2) of (shard, row).")
     if mode not in get_args(ReadMode):
@@ -179,6 +180,6 @@ def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode) -> None:
         or (row >= index.sizes[shards]).any()
     ):
         raise ConfigError(
-            f"rows: some of them don't exist; {index.url} has {len(index.sizes)} shards, row is "
+            f"rows: some of them don't exist; {url} has {len(index.sizes)} shards, row is "
             "below its shard's size. The plan was made for another dataset."
         )

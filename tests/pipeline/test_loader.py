@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 from tests.conftest import CLASSES, SAMPLES
+from tests.watchdog import PATIENCE_S
 
 # The unshuffled pack of a small folder is sorted by class, which the loader rightly warns of.
 pytestmark = pytest.mark.filterwarnings("ignore:Labels cluster inside shards")
@@ -435,3 +438,16 @@ class TestLife:
         assert found.bytes_disk > 0
         assert found.bytes_remote == 0
         assert found.limit in ("decode", "disk", "model")
+
+
+def test_a_native_loader_starts_without_the_engine_for_torch_datasets(pack: Path) -> None:
+    """Its modules would cost the first batch of every job their import."""
+    code = (
+        "import sys\n"
+        "from penstock import DataLoader, Dataset\n"
+        f"with DataLoader(Dataset({str(pack)!r}, fields=('label', 'id')), 8) as loader:\n"
+        "    next(iter(loader))\n"
+        "found = [name for name in sys.modules if name.startswith('penstock.pipeline.foreign')]\n"
+        "assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

@@ -15,7 +15,6 @@ from tests.house import FLOORS, ROOT, modules
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 BUILD = [sys.executable, "-m", "hatchling", "build"]
@@ -102,7 +101,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def their_folder(tmp_path: Path) -> Iterator[Path]:
+def their_folder(tmp_path: Path) -> Path:
     """A project whose modules have the names of our floors."""
     for name in ("cache/utils.py", "pipeline.py", "augment.py", "readers/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ sizes = st.lists(st.integers(1, 20), min_size=1, max_size=12)
 
 def ids(plan: Plan, rows: np.ndarray) -> list[int]:
     starts = np.cumsum(plan.sizes) - plan.sizes
-    return (starts[rows[:, 0]] + rows[:, 1]).tolist()
+    return [int(sample_id) for sample_id in starts[rows[:, 0]] + rows[:, 1]]
 
 
 @given(sizes=sizes, world=st.integers(1, 5), per_rank=st.integers(1, 6), lanes=st.integers(1, 4))

@@ -45,7 +45,7 @@ class ReadAhead:
         self._timeout_s = timeout_s
         self._stream: Ordered[Step, Batch] | None = None
         self._wanted = 0  # batches ahead, were the next epoch asked for
-        self.is_waiting = False  # pop() waits for a read
+        self._waited_for: Ordered[Step, Batch] | None = None
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor. Only where nothing was started since the last stop()."""
@@ -64,6 +64,11 @@ class ReadAhead:
         self._stream.fill()
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether pop() waits for a read, other than one that was left behind by stop()."""
+        return self._stream is not None and self._waited_for is self._stream
+
+    @property
     def is_ready(self) -> bool:
         """Whether pop() would not wait."""
         assert self._stream is not None
@@ -71,14 +76,16 @@ class ReadAhead:
 
     def pop(self) -> Batch | None:
         """The next batch; None behind the last one. Raises what its reading raised."""
-        assert self._stream is not None
-        self.is_waiting = True
+        stream = self._stream
+        assert stream is not None
+        self._waited_for = stream
         try:
-            return self._stream.pop()
+            return stream.pop()
         except StopIteration:
             return None
         finally:
-            self.is_waiting = False
+            if self._waited_for is stream:  # else another thread has taken this one's place
+                self._waited_for = None
 
     def go_on(self, start: Cursor, *, decoding: int) -> None:
         """The epoch that begins there was asked for: read on with what was held back. decoding:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock.cache.threads import Workers
+from penstock.cache.threads import Ordered, Workers
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.feed.read_ahead import READ_AHEAD, ReadAhead
 from penstock.pipeline.plan.steps import Cursor, Step, Walk
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 WALK = Walk(samples=50, global_batch=10, drop_last=False)
 DEPTH = 2
 FIRST = 2
+WAIT_S = 300
 
 
 class Prefetch:
@@ -121,6 +123,38 @@ def test_of_a_cold_remote_one_of_an_epoch_that_was_not_asked_for(pool: Workers) 
     position.ask()
     ahead.go_on(Cursor(1, 0), decoding=0)
     assert road.begun[-1] > Cursor(1, 20)
+
+
+def test_a_read_that_was_left_behind_is_not_waited_for(
+    pool: Workers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does its end hide that its successor waits."""
+    ahead, _, _ = read_ahead(pool, None)
+    pops = [(threading.Event(), threading.Event()) for _ in range(2)]
+    rest = iter(pops)
+
+    def hangs(_: object) -> None:
+        entered, gate = next(rest)
+        entered.set()
+        assert gate.wait(WAIT_S)
+
+    monkeypatch.setattr(Ordered, "pop", hangs)
+    decoders = [Workers(1, name="decode") for _ in pops]
+    outcomes = []
+    for decoder, (entered, _) in zip(decoders, pops, strict=True):
+        ahead.cancel(timeout_s=0)
+        ahead.stop()
+        assert not ahead.is_waiting
+        ahead.start(Cursor(3, 0))
+        outcomes.append(decoder.submit(lambda _: ahead.pop(), None))
+        assert entered.wait(WAIT_S)
+        assert ahead.is_waiting
+    for (_, gate), outcome, waits in zip(pops, outcomes, (True, False), strict=True):
+        gate.set()
+        outcome.result(WAIT_S)
+        assert ahead.is_waiting == waits
+    for decoder in decoders:
+        decoder.close()
 
 
 def test_where_nothing_was_held_back_nothing_is_caught_up(pool: Workers) -> None:

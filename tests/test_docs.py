@@ -1,0 +1,89 @@
+"""What the documents name in the repository is there: files, folders, classes."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import penstock
+from tests.house import ROOT, all_sources
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SOURCES: dict[str, list[Path]] = {}
+for _path in all_sources():
+    SOURCES.setdefault(_path.name, []).append(_path)
+TOPS = ("augment", "benchmarks", "cache", "docs", "penstock", "pipeline", "readers", "tests")
+
+
+def named(document: Path) -> list[str]:
+    """What stands in backticks, outside of code blocks."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
+    return re.findall(r"`([^`\n]+)`", text)
+
+
+def is_there(name: str) -> bool:
+    """Whether a file, a folder or a class of this name is ours; true of what names neither."""
+    if re.fullmatch(r"[a-z_][\w/]*\.py", name):
+        return (ROOT / name).exists() or ("/" not in name and name in SOURCES) or _ends_a_path(name)
+    if re.fullmatch(r"[a-z_][\w/]*/", name) and name.split("/")[0] in TOPS:
+        return (ROOT / name).is_dir()
+    if found := re.fullmatch(r"penstock\.([A-Z]\w+)", name):
+        return found[1] in penstock.__all__
+    if found := re.fullmatch(r"(?!torch\.)(?:[a-z_]+\.)*([a-z_]+)\.([A-Z]\w+)", name):
+        module, attribute = found.groups()
+        defined = re.compile(rf"^(class {attribute}\b|{attribute}\b.*=)", re.M)
+        places = SOURCES.get(f"{module}.py")
+        return places is None or any(defined.search(path.read_text()) for path in places)
+    return True
+
+
+def _ends_a_path(name: str) -> bool:
+    places = SOURCES.get(name.rpartition("/")[2], [])
+    return any(str(path).endswith(f"/{name}") for path in places)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_what_a_document_names_is_there(document: Path) -> None:
+    assert [name for name in named(document) if not is_there(name)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "cache/gone.py",
+        "gone.py",
+        "pipeline/gone/",
+        "steps.Gone",
+        "plan.steps.Gone",
+        "penstock.Gone",
+    ],
+)
+def test_what_is_gone_is_found(name: str) -> None:
+    assert not is_there(name)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere(document: Path) -> None:
+    """Of this repository; an address of somebody else's is not asked for."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        file, _, place = target.partition("#")
+        found = (document.parent / file).resolve() if file else document
+        assert found.exists(), target
+        if place and found.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", found.read_text(), re.M)
+            anchors = {
+                re.sub(r"[^\w\- ]", "", h).strip().lower().replace(" ", "-") for h in headings
+            }
+            assert place in anchors, target
+
+
+def anchor(heading: str) -> str:
+    """As forges name it."""
+    return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")

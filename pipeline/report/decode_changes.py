@@ -11,7 +11,7 @@ from penstock.pipeline.report.facts import SLOW_CORE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.pipeline.report.facts import ImageFacts, LoaderFacts
+    from penstock.pipeline.report.facts import ImageFigures, LoaderFacts
 
 # With fewer progressive images than this it doesn't matter what they cost, where that isn't known.
 _MANY_PROGRESSIVE = 0.1
@@ -86,7 +86,7 @@ def _speedup(time_share: float, *, of_work: float | None) -> float:
     return 1 / (1 - part + part * time_share)
 
 
-def _progressive(facts: LoaderFacts, images: ImageFacts, share: float | None) -> Iterator[Change]:
+def _progressive(facts: LoaderFacts, images: ImageFigures, share: float | None) -> Iterator[Change]:
     measured = facts.ceilings.progressive if facts.ceilings is not None else None
     found = (
         f"{images.progressive:.0%} of the images are progressive JPEGs ({images.seen} looked "
@@ -117,7 +117,7 @@ def _progressive(facts: LoaderFacts, images: ImageFacts, share: float | None) ->
     )
 
 
-def _smaller(facts: LoaderFacts, images: ImageFacts, share: float | None) -> Iterator[Change]:
+def _smaller(facts: LoaderFacts, images: ImageFigures, share: float | None) -> Iterator[Change]:
     ratio = images.mean_pixels / images.mean_short_pixels
     factor = _speedup(1 / ratio, of_work=share)
     if factor < LEAST_GAIN:

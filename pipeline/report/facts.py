@@ -65,7 +65,7 @@ class ResidentFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageFacts:
+class ImageFigures:
     """What the images are like that the run has read; some of them were looked at.
 
     seen: how many. mean_bytes: encoded; mean_pixels: upright height times width. progressive: share
@@ -134,7 +134,7 @@ class LoaderFacts:
     workers: int | None = None
     remote: TierFacts | None = None
     shards: ShardFacts | None = None
-    images: ImageFacts | None = None
+    images: ImageFigures | None = None
     cores: CoreSpeeds | None = None
     ceilings: Ceilings | None = None
 

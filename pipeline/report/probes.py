@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.report.facts import ImageFacts
+from penstock.pipeline.report.facts import ImageFigures
 from penstock.readers.fields.sniff import is_progressive
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class ReadProbe:
             return 0.0, 0.0
         return len(late) / len(tries), sum(late) / len(late)
 
-    def images(self, out: tuple[int, int]) -> ImageFacts | None:
+    def images(self, out: tuple[int, int]) -> ImageFigures | None:
         """What the images are like, for a recipe that hands out `out` (height, width); None where
         none was seen."""
         seen = [one for one in list(self._seen) if one.size_bytes and one.height]
@@ -106,7 +106,7 @@ class ReadProbe:
             n * min(1.0, pack_short / short) ** 2 for n, short in zip(pixels, shorts, strict=True)
         ]
         count = len(seen)
-        return ImageFacts(
+        return ImageFigures(
             seen=count,
             mean_bytes=sum(one.size_bytes for one in seen) / count,
             mean_pixels=sum(pixels) / count,

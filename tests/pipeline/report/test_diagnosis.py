@@ -16,7 +16,7 @@ from penstock.pipeline.report.ceilings import Ceilings, ProgressiveCost, Rate
 from penstock.pipeline.report.diagnosis import diagnose
 from penstock.pipeline.report.facts import (
     CoreSpeeds,
-    ImageFacts,
+    ImageFigures,
     LoaderFacts,
     ShardFacts,
     TierFacts,
@@ -51,7 +51,7 @@ def facts(**more: Any) -> LoaderFacts:
     return LoaderFacts(**{**usual, **more})
 
 
-def images(**more: Any) -> ImageFacts:
+def images(**more: Any) -> ImageFigures:
     usual: dict[str, Any] = {
         "seen": 200,
         "mean_bytes": 1e5,
@@ -61,7 +61,7 @@ def images(**more: Any) -> ImageFacts:
         "pack_short": 256,
         "mean_short_pixels": 85_000.0,
     }
-    return ImageFacts(**{**usual, **more})
+    return ImageFigures(**{**usual, **more})
 
 
 def remote(**more: Any) -> TierFacts:
@@ -312,7 +312,7 @@ def test_any_run_has_a_verdict_that_gains(
     workers: int | None,
     far: TierFacts | None,
     shards: ShardFacts | None,
-    images: ImageFacts | None,
+    images: ImageFigures | None,
     cores: CoreSpeeds | None,
     ceilings: Ceilings | None,
 ) -> None:

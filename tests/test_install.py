@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import sysconfig
@@ -53,8 +54,15 @@ if __name__ == "__main__":
 
 
 def run(*command: str | Path, cwd: Path) -> str:
+    # Without PYTHONPATH, by which a checkout would stand before what is installed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, capture_output=True, text=True, timeout=2 * PATIENCE_S
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=2 * PATIENCE_S,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

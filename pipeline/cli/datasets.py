@@ -11,7 +11,6 @@ from rich.console import Console
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
-from penstock.pipeline.cli.index_report import warn_of_labels
 from penstock.pipeline.cli.options import (
     Baseline,
     CacheFolder,
@@ -79,6 +78,8 @@ def pack(
         )
     _report(asdict(summary), as_json=as_json, place=f"{dst.rstrip('/')}/_penstock")
     if summary.complete:
+        from penstock.pipeline.cli.index_report import warn_of_labels
+
         warn_of_labels(open_index(dst))
 
 

@@ -7,8 +7,6 @@ import json
 import typer
 
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.cli.index_report import index_values, show_index, warn_of_labels
-from penstock.pipeline.cli.inspect_batch import look, open_with_ids, show
 from penstock.pipeline.cli.options import (
     CacheFolder,
     ContactSheet,
@@ -43,7 +41,10 @@ def inspect(
     """Tell what a dataset holds and how a job would walk it; with --batch, show what comes out."""
     if batch is None and out is not None:
         raise ConfigError("--out writes the contact sheet of --batch N: pass --batch too.")
+    # Here, as everywhere in the command line: no command waits for what another one imports.
     if batch is not None:
+        from penstock.pipeline.cli.inspect_batch import look, open_with_ids, show
+
         options = parse_storage_options(storage_option)
         with open_with_ids(
             url, format=format, index=index_folder, cache=cache, options=options
@@ -51,6 +52,7 @@ def inspect(
             report, images = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
         show(url, report, images, out=out, as_json=as_json)
         return
+    from penstock.pipeline.cli.index_report import index_values, show_index, warn_of_labels
     from penstock.readers import open_index
 
     found = open_index(

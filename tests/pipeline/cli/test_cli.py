@@ -131,3 +131,13 @@ sys.exit(main(["pack", sys.argv[1], sys.argv[2]]))
 
 def test_version() -> None:
     assert penstock("--version").stdout == "penstock 0.1.0\n"
+
+
+def test_the_command_starts_without_what_only_some_commands_need():
+    """Completion in a shell and --help wait for all that is imported."""
+    code = (
+        "import sys, penstock.pipeline.cli\n"
+        "heavy = {'numpy', 'torch', 'pyarrow', 'obstore', 'PIL', 'fsspec'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)

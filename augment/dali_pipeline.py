@@ -44,7 +44,7 @@ class DaliPipeline:
         watch(self)
 
     def disown(self) -> None:
-        """In a forked child: DALI's threads aren't there."""
+        """Leave the pipeline alone in a forked child, where DALI's threads aren't."""
         disown_pipeline(self._pipe)
 
     def schedule(self, batch: EncodedBatch, draws: Draws) -> tuple[Any, ...]:

@@ -86,8 +86,8 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
 
 
 def finished_dtype(recipe: CheckedRecipe) -> DType:
-    """Of the images behind the last pass: on the GPU DALI's Erase knows no float16, so what is
-    erased becomes that behind it."""
+    """The dtype of the images behind the last pass: on the GPU DALI's Erase knows no float16, so
+    what is erased becomes that behind it."""
     return "float32" if recipe.erasing and recipe.dtype == "float16" else recipe.dtype
 
 

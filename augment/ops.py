@@ -73,7 +73,7 @@ class Decode:
 
     @property
     def channels(self) -> int:
-        """3 or 1."""
+        """How many channels an image has: 3 or 1."""
         return 3 if self.color == "rgb" else 1
 
 

@@ -22,7 +22,7 @@ _SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, 6 f
 
 
 def flip(images: Any, mirror: Any) -> Any:
-    """Mirrored left to right where `mirror` is 1."""
+    """Mirror images left to right where `mirror` is 1."""
     from nvidia.dali import fn
 
     return fn.flip(images, horizontal=mirror, vertical=0)
@@ -47,7 +47,7 @@ def jitter(_: ColorJitter, images: Any, inputs: Nodes, shape: Shape) -> Any:
 
 
 def contrast(images: Any, factor: Any, gray: Any) -> Any:
-    """Towards, or away from, the mean of the grey image. factor: on the CPU."""
+    """Blend with the mean of the grey image, or away from it. factor: on the CPU."""
     from nvidia.dali import fn
 
     if images.device == "gpu":
@@ -148,12 +148,12 @@ def _only(nodes: Nodes, which: Any, change: Any) -> Any:
 
 
 def grayscale(_: Any, images: Any, inputs: Nodes, __: Shape) -> Any:
-    """Luma in all three channels, where "on"."""
+    """Put the luma into all three channels, where "on"."""
     return _only({"images": images}, inputs["on"], lambda images: _rgb(_gray(images)))
 
 
 def blur(_: GaussianBlur, images: Any, inputs: Nodes, __: Shape) -> Any:
-    """A Gaussian; the image is mirrored beyond its edge, the edge itself not repeated."""
+    """Blur by a Gaussian; beyond its edge an image is mirrored, the edge itself not repeated."""
     from nvidia.dali import fn
 
     def change(images: Any, sigma: Any, window: Any) -> Any:
@@ -164,7 +164,7 @@ def blur(_: GaussianBlur, images: Any, inputs: Nodes, __: Shape) -> Any:
 
 
 def rotate(op: RandomRotation, images: Any, inputs: Nodes, _: Shape) -> Any:
-    """Counter-clockwise about the middle."""
+    """Turn images counter-clockwise about the middle."""
     from nvidia.dali import fn, types
 
     kinds = {"nearest": types.INTERP_NN, "bilinear": types.INTERP_LINEAR}
@@ -178,7 +178,7 @@ def rotate(op: RandomRotation, images: Any, inputs: Nodes, _: Shape) -> Any:
 
 
 def erase(op: RandomErasing, images: Any, inputs: Nodes, _: Shape) -> Any:
-    """Windows of `value`; CHW in and out, any dtype. A window of no size erases nothing."""
+    """Fill windows with `value`; CHW in and out, any dtype. A window of no size erases nothing."""
     from nvidia.dali import fn
 
     value = list(op.value) if isinstance(op.value, tuple) else [op.value]

@@ -62,7 +62,8 @@ class SpaceEntry:
     whole: bool = False
 
     def strength(self, bins: NDArray[np.int64], count: int) -> Floats:
-        """Of these bins out of `count` evenly spaced ones; multiplied first: 32 * 15 / 30 is 16."""
+        """The strengths of these bins out of `count` evenly spaced ones; multiplied first: 32 * 15
+        / 30 is 16."""
         value: Floats = self.low + (self.high - self.low) * bins / (count - 1)
         return np.rint(value) if self.whole else value
 

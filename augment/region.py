@@ -35,7 +35,7 @@ _finding = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of trying it. works: the child ended well; report: what happened, in words."""
+    """What a trial of window decoding showed. works: the child ended well; report: in words."""
 
     works: bool
     report: str

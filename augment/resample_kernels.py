@@ -223,7 +223,7 @@ def to_planes(
     in_ndims: Any,
     ins: Any,
 ) -> None:
-    """One sample to float32 CHW, normalised."""
+    """Turn one sample into float32 CHW, normalised."""
     given, shapes = _words(in_addresses, ins), _words(in_shapes, ins)
     dims = _words(shapes[_LIKE], 3)
     size = (dims[0], dims[1], dims[2])
@@ -247,7 +247,7 @@ def to_pixels(
     in_ndims: Any,
     ins: Any,
 ) -> None:
-    """One sample to uint8 HWC."""
+    """Turn one sample into uint8 HWC."""
     given, shapes = _words(in_addresses, ins), _words(in_shapes, ins)
     dims = _words(shapes[_LIKE], 3)
     size = (dims[0], dims[1] * dims[2])

@@ -73,7 +73,7 @@ def planes(
     mirror: Any,
     normalize: Normalize | None,
 ) -> Any:
-    """Resized, mirrored, normalised: (channels, height, width) of `shape`, float32.
+    """Resize, mirror and normalise: (channels, height, width) of `shape`, float32.
 
     images: uint8, HWC, on the CPU. region: (low, high), float32 (y, x) in pixels; None: all.
     filtered: antialias, a bool or a bool node. mirror: an int32 node, or None.
@@ -90,7 +90,7 @@ def planes(
 def pixels(
     images: Any, shape: tuple[int, int, int], *, region: tuple[Any, Any] | None, filtered: Any
 ) -> Any:
-    """Resized: (height, width, channels) of `shape`, uint8, half up; else as `planes`."""
+    """Resize: (height, width, channels) of `shape`, uint8, rounded half up; else as `planes`."""
     from nvidia.dali import fn
 
     like = np.zeros(shape, np.uint8)

@@ -54,7 +54,7 @@ class ImageVerifier:
         watch(self)
 
     def disown(self) -> None:
-        """In a forked child this verifier is closed."""
+        """Close this verifier in a forked child, where DALI's threads aren't."""
         pipe, self._pipe = self._pipe, None
         disown_pipeline(pipe)
 

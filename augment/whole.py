@@ -68,7 +68,7 @@ class WholeDecoder:
         watch(self)
 
     def disown(self) -> None:
-        """In a forked child: DALI's threads aren't there."""
+        """Leave the pipeline alone in a forked child, where DALI's threads aren't."""
         disown_pipeline(self._pipe)
 
     def __call__(

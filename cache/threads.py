@@ -281,7 +281,7 @@ class Ordered(Generic[T, U]):
         return not self._in_flight or self._in_flight[0].done()
 
     def ready_share(self) -> float:
-        """Of what is in flight, how much could be popped without a wait; 1.0 for nothing."""
+        """The share of what is in flight that could be popped at once; 1.0 where nothing is."""
         count = 0
         for outcome in self._in_flight:
             if not outcome.done():

@@ -371,7 +371,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors lie."""
+        """The device on which the tensors lie."""
         return self._arguments.device
 
 

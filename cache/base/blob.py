@@ -68,7 +68,7 @@ class Blob(Protocol):
 
     @property
     def source(self) -> BlobSource:
-        """What it is."""
+        """What the blob is, and where its bytes are."""
 
     @property
     def is_cached(self) -> bool:
@@ -76,7 +76,7 @@ class Blob(Protocol):
 
     @property
     def path(self) -> bytes | None:
-        """Of the local file; None if passing."""
+        """The path of the local file; None if passing."""
 
     @property
     def is_whole(self) -> bool:

@@ -68,7 +68,7 @@ class Folder:
         return folder
 
     def folder(self, name: str, *, make: bool = False) -> Folder:
-        """A folder in it."""
+        """Open a folder in it."""
         path = os.path.join(self.path, name)
         if make:
             with contextlib.suppress(FileExistsError):
@@ -104,7 +104,7 @@ class Folder:
     # -- files
 
     def open(self, name: str, flags: int = os.O_RDONLY) -> int:
-        """Descriptor of a file that is there."""
+        """Open a file that is there; returns its descriptor."""
         try:
             fd = os.open(name, flags | _FILE, dir_fd=self.fd)
         except OSError as error:
@@ -120,14 +120,14 @@ class Folder:
         return fd
 
     def create(self, name: str, flags: int = os.O_RDWR) -> int:
-        """Descriptor of a new file. Raises FileExistsError."""
+        """Make a new file; returns its descriptor. Raises FileExistsError."""
         fd = os.open(name, flags | os.O_CREAT | os.O_EXCL | _FILE, 0o600, dir_fd=self.fd)
         if self._mode & 0o077:
             os.fchmod(fd, self._mode & 0o666)
         return fd
 
     def open_or_create(self, name: str, flags: int = os.O_RDWR) -> int:
-        """Descriptor of a file that is there, or is made empty."""
+        """Open a file, made empty if it isn't there; returns its descriptor."""
         for _ in range(100):  # others may make and remove it at the same time
             with contextlib.suppress(FileNotFoundError):
                 return self.open(name, flags)
@@ -143,7 +143,7 @@ class Folder:
             self._trust.check_file(self.stat(name), path, writes=True)
 
     def stat(self, name: str) -> os.stat_result:
-        """Of the entry itself, never of what a link points at. Raises FileNotFoundError."""
+        """The status of the entry itself, never of a link's target. Raises FileNotFoundError."""
         return os.stat(name, dir_fd=self.fd, follow_symlinks=False)
 
     def has(self, name: str) -> bool:
@@ -161,7 +161,7 @@ class Folder:
             return False
 
     def names(self) -> list[str]:
-        """Of all entries."""
+        """The names of all entries."""
         return os.listdir(self.fd)
 
     def files(self) -> dict[str, os.stat_result]:

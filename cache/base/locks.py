@@ -73,7 +73,7 @@ class ByteLocks:
 
     @property
     def is_open(self) -> bool:
-        """Whether close() wasn't called."""
+        """Whether it can still be used: close() wasn't called."""
         return self._fd >= 0
 
     def close(self) -> None:

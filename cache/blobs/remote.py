@@ -161,11 +161,11 @@ class Remote:
 
     @property
     def jobs(self) -> int:
-        """How many were joined and not left."""
+        """How many jobs were joined and not left."""
         return len(self._memberships)
 
     def traffic(self) -> Traffic:
-        """What was counted so far."""
+        """The traffic that was counted so far."""
         return self.fetcher.meter.snapshot()
 
     def close(self) -> None:

@@ -46,14 +46,14 @@ class FolderAccess:
         self.owner = os.getpid()
 
     def use(self, act: Callable[[Shelf], Any]) -> Any:
-        """act(shelf), or None where the folder can't be written. Raises what act raises beside what
-        a disk does."""
+        """Return act(shelf), or None where the folder can't be written. Raises what act raises
+        beside what a disk does."""
         shelf = self._writable() if time.monotonic() >= self._no_writes_until_s else None
         return None if shelf is None else self._try(act, shelf, shelf)
 
     def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """act(lookup) for what a folder may still do that is full or can't be written; None where
-        it can't be read. Raises as `use` does."""
+        """Return act(lookup) for what a folder may still do that is full or can't be written; None
+        where it can't be read. Raises as `use` does."""
         if time.monotonic() < self._no_reads_until_s:
             return None
         shelf, lookup = self._readable_now()

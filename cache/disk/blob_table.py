@@ -60,7 +60,7 @@ class BlobTable:
 
     @property
     def used_bytes(self) -> int:
-        """Counted into the limit now. Raises UncountedError."""
+        """Bytes that count towards the limit now. Raises UncountedError."""
         used = self._numbers.get("used")
         if used is None:
             raise UncountedError("what is used wasn't counted")
@@ -71,7 +71,7 @@ class BlobTable:
             self._numbers.set("used", max(0, used + more))
 
     def recount(self) -> int:
-        """Sum up anew; returns the bytes."""
+        """Sum up what all rows take again; returns the bytes."""
         with self._books.writing():
             total = self._total("SELECT COALESCE(SUM(disk), 0) FROM blobs")
             self._numbers.set("used", total)

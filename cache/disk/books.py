@@ -136,7 +136,7 @@ class Books:
                     enter()
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the file and its lock. Safe to call twice."""
         with self._mutex:
             if self._lock >= 0:
                 self._db.close()

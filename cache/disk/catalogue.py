@@ -54,5 +54,5 @@ class Catalogue:
         return self._books.size_bytes()
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the books. Safe to call twice."""
         self._books.close()

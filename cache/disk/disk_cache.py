@@ -86,13 +86,13 @@ class DiskCache:
         self._access.open()
 
     def use(self, act: Callable[[Shelf], Any]) -> Any:
-        """act(shelf), or None where the folder can't be written. Raises what act raises beside what
-        a disk does."""
+        """Return act(shelf), or None where the folder can't be written. Raises what act raises
+        beside what a disk does."""
         return self._access.use(act)
 
     def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """act(lookup) for what a folder may still do that is full or can't be written; None where
-        it can't be read. Raises as `use` does."""
+        """Return act(lookup) for what a folder may still do that is full or can't be written; None
+        where it can't be read. Raises as `use` does."""
         return self._access.look(act)
 
     def give_up(self, error: BaseException, *, reads: bool = False) -> None:

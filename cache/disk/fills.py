@@ -100,8 +100,8 @@ class Fill:
 
     @property
     def version(self) -> str | None:
-        """Of the object that all pieces are from; None before the first, and where it can't be read
-        any more: then the next answer decides, and samples are checked."""
+        """The version of the object that all pieces are from; None before the first, and where it
+        can't be read any more: then the next answer decides, and samples are checked."""
         length = int.from_bytes(self._memory[:2], "little")
         text = self._memory[_TEXT : _TEXT + length]
         if not length or int.from_bytes(self._memory[2:_TEXT], "little") != crc32c(text):
@@ -138,7 +138,7 @@ class Fill:
         self.marks[span[0] : span[1]] = 1
 
     def claims(self) -> Claims:
-        """For locking pieces while they are fetched."""
+        """The locks that hold pieces while they are fetched."""
         return Claims(self.fd)
 
     def close(self) -> None:

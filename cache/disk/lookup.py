@@ -37,8 +37,8 @@ class Lookup:
 
     @classmethod
     def at(cls, root: str, *, mode: int = 0o700) -> Lookup | None:
-        """Of a folder of this user's, or of root's alone; None if it isn't a cache or can't be
-        read. Raises ConfigError for a newer format."""
+        """The lookup of a folder of this user's, or of root's alone; None if it isn't a cache or
+        can't be read. Raises ConfigError for a newer format."""
         try:
             layout = Layout(root, mode=mode, reads_roots=True)
             layout.check_format()

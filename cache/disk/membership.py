@@ -46,12 +46,12 @@ class Membership:
 
     @property
     def wanted_bytes(self) -> int:
-        """All that this node reads in an epoch."""
+        """Bytes of all that this node reads in an epoch."""
         return self._read_set.disk_bytes
 
     @property
     def pinned_bytes(self) -> int:
-        """Of that, what is or will be kept."""
+        """Those of `wanted_bytes` that the cache keeps or will keep."""
         return self._read_set.bytes_below(self._below)
 
     def pins(self, key: str) -> bool:

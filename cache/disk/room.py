@@ -54,7 +54,7 @@ class Room:
 
     @property
     def budget_bytes(self) -> int:
-        """For blobs: the limit less what the folder needs itself."""
+        """Bytes that blobs may take: the limit less what the folder needs itself."""
         return max(0, self.max_bytes - self._own_bytes())
 
     @property

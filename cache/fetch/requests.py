@@ -64,7 +64,7 @@ class Call:
     last_failure: RequestError | None = None
 
     def begun(self) -> Iterator[Request]:
-        """Those that were sent at least once and aren't done."""
+        """The requests that were sent at least once and aren't done."""
         yield from self.in_flight.values()
         for _, _, request in self.retries:
             yield request

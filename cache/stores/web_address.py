@@ -33,7 +33,7 @@ class WebOrigin(NamedTuple):
 
     @property
     def url(self) -> str:
-        """As in a URL."""
+        """The origin as it stands in a URL."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 

@@ -174,7 +174,7 @@ class Connection:
         return request_failure(error, origin, read_timeout_s=self._timeouts.read_s)
 
     def abort(self) -> None:
-        """End it from any thread: who waits for it gets an error."""
+        """End the connection from any thread: who waits for it gets an error."""
         self._is_aborted = True
         with contextlib.suppress(OSError):
             # The plain socket's method: that of a TLS one isn't for other threads.

@@ -26,7 +26,7 @@ class ChildFailedError(PenstockError, RuntimeError):
 
 
 def tell(message: Mapping[str, Any]) -> None:
-    """In a child: say one thing to the parent."""
+    """Say one thing to the parent; a child calls this."""
     sys.stdout.write(f"{MARK}{json.dumps(message)}\n")
     sys.stdout.flush()
 

@@ -47,7 +47,7 @@ class Clock:
         return self.spent(sum(mark[0] <= until for mark in self.marks[:-1]) - 1)
 
     def spent(self, first: int) -> Usage:
-        """From a mark to the last one."""
+        """What was spent from a mark to the last one."""
         begin, rest = self.marks[first], self.marks[first + 1 :]
         return Usage(
             seconds=rest[-1][0] - begin[0],
@@ -68,7 +68,7 @@ class Usage:
 
 
 def rate_of(parts: Sequence[Usage]) -> Rate:
-    """Over all parts."""
+    """The rate over all parts."""
     seconds, samples = sum(part.seconds for part in parts), sum(part.samples for part in parts)
     return Rate(
         samples_per_s=samples / seconds,
@@ -132,7 +132,7 @@ class RecipeTimer:
         self._graph.drain()
 
     def rate(self) -> Rate:
-        """Over all that was played, from the first run of each turn on."""
+        """The rate over all that was played, from the first run of each turn on."""
         return rate_of([clock.spent(1) for clock in self._clocks])
 
     def close(self) -> None:
@@ -150,12 +150,12 @@ class RecipeTimer:
 
 
 def first_of(batch: EncodedBatch, size: int) -> EncodedBatch:
-    """So many of its samples, or all."""
+    """So many samples of a batch, or all."""
     return batch if size >= len(batch.encoded) else some_of(batch, range(size))
 
 
 def some_of(batch: EncodedBatch, rows: Sequence[int]) -> EncodedBatch:
-    """These samples of it, without their columns."""
+    """These samples of a batch, without their columns."""
     return replace(
         batch,
         ids=batch.ids[list(rows)],
@@ -174,7 +174,7 @@ def play_in_turns(stages: Sequence[RecipeTimer], seconds: float) -> list[Rate]:
 
 
 def wait_for(device: str) -> None:
-    """Until what was asked of a GPU is done."""
+    """Wait until a GPU has done what was asked of it."""
     if device.startswith("cuda"):
         import torch
 

@@ -88,7 +88,7 @@ def differences(
 
 
 def pool(looks: Sequence[TensorFacts]) -> TensorFacts:
-    """Of all rounds together, from what each round saw of equally many samples."""
+    """The statistics of all rounds, from what each saw of equally many samples."""
 
     def mean(rows: Sequence[tuple[float, ...]]) -> tuple[float, ...]:
         return tuple(statistics.fmean(column) for column in zip(*rows, strict=True))

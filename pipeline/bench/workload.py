@@ -52,7 +52,7 @@ class Workload:
         return show(self.url)
 
     def dataset(self) -> Dataset:
-        """Not open yet; the caller closes it."""
+        """The dataset, not open yet; the caller closes it."""
         from penstock.readers import Dataset
 
         return Dataset(

@@ -17,7 +17,7 @@ _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "9p")
 
 
 def folder_checks(folder: FolderFacts) -> Iterator[Check]:
-    """Judge a folder; more than that it is there where it is."""
+    """Judge a folder: whether it is there, and if so, the rest."""
     yield _folder(folder)
     if folder.is_folder:
         yield _space(folder)

@@ -60,7 +60,7 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
 
     @property
     def num_samples(self) -> int:  # type: ignore[override]  # an attribute of torch's
-        """Samples of an epoch on this rank."""
+        """How many samples this rank has in an epoch."""
         return len(self)
 
     def __iter__(self) -> Iterator[int]:
@@ -73,7 +73,7 @@ class PlanSampler(torch.utils.data.DistributedSampler[int]):
         return iter(()) if engine is None else engine.epoch_batches()
 
     def steps(self) -> int:
-        """Batches of an epoch."""
+        """How many batches an epoch has."""
         engine = self._order()
         return 0 if engine is None else len(engine)
 

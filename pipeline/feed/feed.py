@@ -84,7 +84,7 @@ class Feed:
         watch(self)
 
     def disown(self) -> None:
-        """In a forked child: there is nothing to stop, and to close what is there would hang."""
+        """Stop nothing in a forked child: the threads aren't there, and to close would hang."""
         self._closed = True
         not_at_exit(self.close)
 

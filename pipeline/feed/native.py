@@ -56,12 +56,12 @@ class NativeEngine:
 
     @property
     def options(self) -> NativeOptions:
-        """What it works by: the user's, as far as a state leaves them so."""
+        """The options that it works by: the user's, but for what a state overrules."""
         return self._setup.options
 
     @property
     def batch_size(self) -> int:
-        """Of the largest rank; a state may have brought it."""
+        """The batch size of the largest rank; a state may have brought it."""
         return self.options.sizes.per_rank
 
     @property

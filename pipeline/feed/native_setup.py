@@ -47,7 +47,7 @@ class NativeSetup:
 
     @property
     def fingerprint(self) -> str:
-        """Of dataset and order, hex."""
+        """The fingerprint of dataset and order, as hex."""
         return self.order.fingerprint() if self.assembly is None else self.assembly.fingerprint
 
     def bad_before_position(self) -> int:

@@ -101,7 +101,7 @@ class NodeShare:
 
     @property
     def kept_bytes(self) -> int:
-        """Of `node_bytes`, what the cache keeps or will keep."""
+        """Those of `node_bytes` that the cache keeps or will keep."""
         mine = self._mine
         return min(mine.pinned_bytes, self.node_bytes) if mine is not None else 0
 

@@ -85,7 +85,7 @@ class ShareFills:
         self._failed: list[tuple[str, str]] = []
 
     def result(self, seconds: float) -> WarmResult:
-        """What came of it, in so many seconds."""
+        """What the fills came to, in so many seconds."""
         return WarmResult(
             bytes=self._fetched_bytes,
             objects=self._count["fetched"],

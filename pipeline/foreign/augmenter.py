@@ -63,7 +63,7 @@ class Augmenter:
         watch(self)
 
     def disown(self) -> None:
-        """In a forked child: the graph is the parent's; the next batch gets one of its own."""
+        """Leave the graph to the parent, in a forked child; the next batch gets a new one."""
         self._graph = None
 
     def feed(self, split: SplitBatch, *, ids: NDArray[np.int64], epoch: int) -> None:
@@ -79,7 +79,7 @@ class Augmenter:
         self._graph.feed(batch, draws)
 
     def outputs(self, split: SplitBatch) -> Any:
-        """The oldest batch that was fed, joined with its rest. Raises CorruptSampleError."""
+        """The oldest batch that was fed, put together again. Raises CorruptSampleError."""
         assert self._graph is not None
         return split.joined(self._graph.outputs())
 

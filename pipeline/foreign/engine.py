@@ -67,7 +67,7 @@ class ForeignEngine:
         watch(self)
 
     def disown(self) -> None:
-        """In a forked child: passes and persistent workers are the parent's; new ones may begin."""
+        """Leave passes and workers to the parent, in a forked child; new ones may begin."""
         self._loaders.let_go()
         self._latest = None
 
@@ -93,7 +93,7 @@ class ForeignEngine:
 
     @property
     def batch_size(self) -> int | None:
-        """Of this rank's largest batch, where torch batches by a number."""
+        """The size of this rank's largest batch, where torch batches by a number."""
         return self._setup.options.batch_size
 
     @property

@@ -69,7 +69,7 @@ class Pass:
         self._start(bookmark.mark, restored=bookmark.is_restored)
 
     def disown(self) -> None:
-        """In a forked child: torch's workers are the parent's, and must live on."""
+        """Leave torch's workers to the parent, in a forked child: they must live on."""
         if self._setup.num_workers and hasattr(self, "_iterator"):
             self._iterator.disown()
 

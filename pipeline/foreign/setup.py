@@ -108,7 +108,7 @@ class PassSetup:
     # -- what is wrong with it
 
     def check_length(self, batches: int) -> None:
-        """As torch: warn where an iterable dataset has more than its length says."""
+        """Warn, as torch does, where an iterable dataset has more than its length says."""
         steps = self.promised_steps()
         if steps is not None and batches == steps + 1:
             warnings.warn(
@@ -120,7 +120,7 @@ class PassSetup:
             )
 
     def check_short(self, batches: int) -> None:
-        """An iterable dataset that ends before its length would leave other ranks waiting."""
+        """Refuse an iterable dataset that ends before its length: other ranks would wait."""
         steps = self.promised_steps()
         if steps is not None and batches < steps and self.world.size > 1:
             raise DatasetError(

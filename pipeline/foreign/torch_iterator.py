@@ -84,6 +84,6 @@ class TorchIterator:
         end_workers(inner)
 
     def disown(self) -> None:
-        """In a forked child: drop torch's iterator, and let its workers live on."""
+        """Drop torch's iterator in a forked child, and let its workers live on."""
         inner, self._inner = self._inner, iter(())
         disown(inner)

@@ -43,7 +43,7 @@ class TorchOrder:
 
     @property
     def sampler(self) -> Any:
-        """What draws indices: below torch's BatchSampler its sampler."""
+        """The sampler that draws indices: of torch's BatchSampler, the one inside it."""
         if type(self.indices) is torch.utils.data.BatchSampler:
             return self.indices.sampler
         return self.indices

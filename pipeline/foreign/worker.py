@@ -67,7 +67,7 @@ class WorkerMessage:
     rng: dict[str, str] | None = None
 
     def pin_memory(self) -> WorkerMessage:
-        """The same with its batch in pinned memory; torch's pinning thread calls this."""
+        """This message with its batch in pinned memory; torch's pinning thread calls this."""
         return replace(self, batch=pinned(self.batch))
 
 

@@ -35,7 +35,7 @@ class OutstandingRequests:
         self._sent = self._back = 0
 
     def recorded(self, requests: Iterator[Request]) -> Iterator[Request]:
-        """The same requests, each kept until `came_back`."""
+        """Yield these requests, each kept until `came_back`."""
         for request in requests:
             self._requests[self._sent] = request
             self._sent += 1

@@ -32,7 +32,7 @@ def readers_per_shard(lanes: int, nodes: int) -> float:
 
 
 def shards_of_a_rank(open_shards: float, *, lanes: int, ranks: int) -> float:
-    """Of the shards that are mixed at a time, those that one rank mixes: of its lanes, or of the
+    """How many of the shards that are mixed at a time one rank mixes: of its lanes, or of the
     one that it has a part of."""
     return max(1.0, open_shards / min(lanes, ranks))
 

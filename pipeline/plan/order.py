@@ -269,7 +269,7 @@ def default_lanes(global_batch: int, shards: int) -> int:
 
 
 def most_lanes(global_batch: int, shards: int) -> int:
-    """As many lanes as a batch with many divisors would get; at least 1."""
+    """The number of lanes that a batch with many divisors would get; at least 1."""
     return max(1, min(shards // SHARDS_PER_LANE, global_batch // SAMPLES_PER_LANE))
 
 

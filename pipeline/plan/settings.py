@@ -1,4 +1,4 @@
-"""From what a job says of its order to a frozen plan: its settings, the plan, a fingerprint."""
+"""Freezes what a job says of its order into a plan: its settings, the plan, a fingerprint."""
 
 from __future__ import annotations
 

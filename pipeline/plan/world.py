@@ -76,7 +76,7 @@ class World:
 
     @classmethod
     def find(cls, environ: Mapping[str, str] | None = None) -> World | None:
-        """As `detect`, but None where neither a group nor a launcher says anything."""
+        """The world as `detect` finds it; None where neither a group nor a launcher names one."""
         environ = os.environ if environ is None else environ
         group = _process_group()
         if group is None:
@@ -101,7 +101,7 @@ class World:
 
 
 def local_rank(environ: Mapping[str, str] | None = None) -> int:
-    """Place among the processes of this node, also where a launcher tells no more than that.
+    """The place of this process on its node, also where a launcher says no more than that.
 
     environ: instead of os.environ.
     """

@@ -55,7 +55,7 @@ class Ceilings:
     progressive: ProgressiveCost | None = None
 
     def stages(self) -> dict[Stage, Rate]:
-        """Those that were measured."""
+        """The stages that were measured."""
         found: dict[Stage, Rate | None] = {
             "remote": self.remote,
             "read": self.read,
@@ -68,7 +68,7 @@ class Ceilings:
 
     @property
     def decode_share(self) -> float | None:
-        """Of the time to decode and augment, the part that is decoding; None if not measured."""
+        """The share of decoding in the time to decode and augment; None if not measured."""
         if self.decode is None or self.augment is None:
             return None
         if self.device == "cpu":  # CPU time drifts less than the clock's on a busy machine

@@ -70,7 +70,7 @@ class ReadProbe:
         self._due_s = 0.0
 
     def sample(self, batch: EncodedBatch | None = None) -> None:
-        """Called by a reading thread with each batch that it has read."""
+        """Note a batch that was read; each reading thread calls this for its own."""
         now = time.perf_counter()
         if now >= self._due_s:
             self._due_s = now + _EVERY_S

@@ -24,7 +24,7 @@ _NOTHING_FETCHED = "nothing has to be fetched any more"
 
 
 def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where a local disk is waited for."""
+    """What could be changed where batches wait for a local disk."""
     yield from _tiny_shards(facts)
     are_files = facts.shards is not None and facts.shards.are_files
     pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`) on a local NVMe would move it."
@@ -42,7 +42,7 @@ def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
 
 
 def remote_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where the store is waited for."""
+    """What could be changed where batches wait for the store."""
     remote = facts.remote
     assert remote is not None
     fetched, traffic = _fetched_words(facts, remote), remote.traffic

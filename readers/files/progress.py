@@ -31,7 +31,7 @@ class Reporter:
         return time.monotonic() - self._began
 
     def done(self, samples: int, size_bytes: int) -> None:
-        """So many more."""
+        """Count so many more."""
         self._samples += samples
         self._bytes += size_bytes
         if self._progress is not None:

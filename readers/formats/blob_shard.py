@@ -79,5 +79,5 @@ class FilesBlob(BlobShard):
         return printable(self._above + self._names[row])
 
     def source_names(self) -> list[bytes] | None:
-        """None, since these are the data themselves."""
+        """Always None: these are the data themselves."""
         return None

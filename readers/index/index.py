@@ -52,12 +52,12 @@ class Index:
 
     @property
     def about(self) -> About:
-        """What is true of all shards."""
+        """The facts that hold for all shards."""
         return self.manifest.about
 
     @property
     def format(self) -> Format:
-        """How the dataset lies in storage."""
+        """The format in which the dataset lies in storage."""
         return self.manifest.format
 
     @property

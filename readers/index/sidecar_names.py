@@ -14,8 +14,8 @@ _GENERATION_DIGITS = 16
 
 
 def sidecar_name(fingerprint: str, number: int, suffix: bytes) -> bytes:
-    """Below the index's folder. Each generation has names of its own: a process that has the old
-    manifest open never reads new sidecars as if they were the old ones.
+    """Name a sidecar below the index's folder. Each generation has names of its own: a process that
+    has the old manifest open never reads new sidecars as if they were the old ones.
 
     fingerprint: of the listing that is indexed; suffix: see `Sidecar`.
     """

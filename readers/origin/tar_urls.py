@@ -38,7 +38,7 @@ class TarSelection:
 
     @property
     def index_name(self) -> bytes:
-        """Of the folder, beside the files, for their index: "a.tar.penstock" for one file,
+        """The name of the folder for their index, beside the files: "a.tar.penstock" for one file,
         "train-<key>.penstock" for "train-{000..009}.tar"."""
         if len(self.names) == 1 and len(self.names[0]) + len(INDEX_SUFFIX) <= _LONGEST_NAME:
             return self.names[0] + INDEX_SUFFIX

@@ -44,7 +44,7 @@ class SampleGroup:
 
 
 class PackSource(Protocol):
-    """What a pack is made from.
+    """A source is what a pack is made from.
 
     sizes: bytes of each sample, int64, shape (n,). labels: int64, shape (n,), or None.
     fingerprint: changes when anything about the source does. has_ids: the ids are known, no sample

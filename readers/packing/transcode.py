@@ -38,7 +38,7 @@ _TARGETS = {"1": "L", "L": "L", "LA": "L", "P": "RGB", "PA": "RGB", "RGB": "RGB"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcode:
-    """How images are rewritten on their way into a pack. Raises ConfigError.
+    """Says how images are rewritten on their way into a pack. Raises ConfigError.
 
     short_side: those with a longer one are resized to it, in pixels; quality: of what is rewritten,
     1 to 100; without short_side all images are rewritten. baseline: progressive JPEGs that stay

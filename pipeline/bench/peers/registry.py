@@ -59,7 +59,7 @@ def adapter(name: str) -> Adapter:
 
 
 def split_installed(names: Iterable[str]) -> tuple[list[str], dict[str, str]]:
-    """Those that can play here, in order, and how to install each of the others.
+    """The peers that can play here, in order, and how to install each of the others.
 
     Raises ConfigError for a name that nobody has."""
     adapters = [adapter(name) for name in dict.fromkeys(names)]

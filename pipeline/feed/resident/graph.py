@@ -57,7 +57,7 @@ class ResidentGraph:
     def feed(
         self, batch: EncodedBatch, draws: Draws, *, bad: Mapping[int, str] | None = None
     ) -> None:
-        """As `Graph.feed`."""
+        """Feed a batch, as `Graph.feed` does."""
         marks = dict(bad or {})
         shares = self._by_graph(batch, marks)
         for graph, rows, share in shares:
@@ -92,7 +92,7 @@ class ResidentGraph:
         self._hit_bytes += int(self._images.decoded_bytes(batch.dims[hits]).sum())
 
     def outputs_marked(self) -> DecodedBatch:
-        """As `Graph.outputs_marked`."""
+        """Take the oldest batch, as `Graph.outputs_marked` does."""
         if not self._batches:
             return self._from_memory.outputs_marked()  # which knows what to say
         split = self._batches.popleft()
@@ -108,7 +108,7 @@ class ResidentGraph:
         return _joined(split.samples, shares)
 
     def decode(self, batch: EncodedBatch, draws: Draws) -> DecodedBatch:
-        """As `Graph.decode`."""
+        """Decode samples at once, as `Graph.decode` does."""
         shares = [
             (rows, graph.decode(share, _draws_of(draws, rows, batch)))
             for graph, rows, share in self._by_graph(batch, {})

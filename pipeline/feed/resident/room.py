@@ -103,7 +103,7 @@ def dali_needs_bytes(recipe: CheckedRecipe, *, batch_size: int, depth: int) -> i
 
 
 def share_of_rank(settings: PlanSettings, *, global_batch: int, world: World) -> float:
-    """Of all samples, those that a rank reads in some epoch: its own lanes where these are fixed
+    """The share of all samples that a rank reads in some epoch: its own lanes where these are fixed
     and whole, its own places where samples come in index order, else all. Of the largest rank."""
     if not settings.shuffle:
         return -(-global_batch // world.size) / global_batch

@@ -28,7 +28,7 @@ class FolderShard:
         self._root, self._names, self.table = root, names, table
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
-        """Never: mapping a small file costs more than reading it. Raises TypeError."""
+        """Raise TypeError: small files aren't mapped, as reading costs less."""
         del starts, ends
         raise TypeError("a folder's files are read, not mapped")
 
@@ -47,5 +47,5 @@ class FolderShard:
         return printable(self._names[row])
 
     def source_names(self) -> list[bytes] | None:
-        """None, since these are the data themselves."""
+        """Always None: these are the data themselves."""
         return None

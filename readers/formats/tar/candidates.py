@@ -115,6 +115,6 @@ class TarCandidates:
         )
 
     def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:
-        """Never asked, since a label more or less may concern every sample. Raises TypeError."""
+        """Raise TypeError: nobody asks, as one label more or less may concern every sample."""
         del sidecars
         raise TypeError("tar files are indexed anew as a whole")

@@ -74,5 +74,5 @@ class TarShard:
         return printable(self._archive.name + b"/" + self._names[row])
 
     def source_names(self) -> list[bytes] | None:
-        """None, since these are the data themselves."""
+        """Always None: these are the data themselves."""
         return None

@@ -203,7 +203,7 @@ def _called(op: Apply, images: Any, draws: Any) -> Any:
     if isinstance(changed, type(images)):
         return changed
     raise RecipeError(
-        f"{op}: the function gave back {changed!r}, wanted the changed images: one DALI node, "
+        f"{op}: the function returned {changed!r}, wanted the changed images: one DALI node, "
         "uint8, (height, width, channels)."
     )
 

@@ -111,7 +111,7 @@ def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> Checked
     geometries, out = plan_geometries(groups.geometric, images)
     if out.fixed is None:
         raise RecipeError(
-            f"The recipe leaves images of different sizes: heights {out.min_height} to "
+            f"The recipe makes images of different sizes: heights {out.min_height} to "
             f"{out.max_height}, widths {out.min_width} to {out.max_width}. A batch needs one size: "
             "add RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
         )
@@ -141,13 +141,13 @@ def _check_uint8(recipe: CheckedRecipe) -> None:
         return
     if recipe.mixing:
         raise RecipeError(
-            f"{recipe.mixing[0]} blends numbers and labels, and the recipe leaves uint8. Add "
+            f"{recipe.mixing[0]} blends numbers and labels, and the recipe ends in uint8. Add "
             'Normalize() or Cast("float32") in front of it.'
         )
     for erasing in recipe.erasing:
         if not all(0 <= value <= 255 and value == int(value) for value in erasing.op.value):
             raise RecipeError(
-                f"RandomErasing(value=...): got {erasing.op.value} in a recipe that leaves uint8, "
+                f"RandomErasing(value=...): got {erasing.op.value} in a recipe that ends in uint8, "
                 "wanted whole numbers from 0 to 255."
             )
 

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 def object_changed(source: BlobSource) -> ObjectChangedError:
     """Make the error of a blob whose bytes came from another object than was indexed."""
     return ObjectChangedError(
-        f"{source.uri}: it was replaced while it was being read, or isn't what was indexed. No "
-        "versions were mixed: run the job again, and don't write to a dataset while jobs read it.",
+        f"{source.uri}: the object was replaced while it was being read, or isn't the one that was "
+        "indexed. No versions were mixed: run the job again, and don't write to a dataset while "
+        "jobs read it.",
         uri=source.uri,
     )
 

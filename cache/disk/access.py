@@ -120,7 +120,7 @@ class FolderAccess:
         if exposed is not None:
             self._warn(
                 f"{exposed}: other users may write into this cache, so they can take files out of "
-                "it and put others in. Files of theirs aren't used. `chmod go-w` mends it; for a "
+                "it and put others in. Their files aren't used. `chmod go-w` mends it; for a "
                 "cache that a group shares pass mode=0o770."
             )
 
@@ -137,7 +137,7 @@ class FolderAccess:
             reason = f"{error.filename}: {reason}"
         self._warn(
             f"{self._path}: the cache can't be used ({reason}): what isn't in it comes from the "
-            "remote each time. Look at the disk's space, inodes and rights (`penstock doctor "
+            "remote each time. Check the disk's space, inodes and rights (`penstock doctor "
             f"{self._path}`); it is tried again every {_RETRY_DISK_S:.0f} s."
         )
 
@@ -147,7 +147,7 @@ class FolderAccess:
             self._warned_of_damage = True
             self._warn(
                 f"{self._path}: the cache's own notes were damaged ({'; '.join(damage)}), and were "
-                "made anew from its files. If that happens again, check the disk."
+                "rebuilt from its files. If that happens again, check the disk."
             )
 
     def _warn(self, text: str) -> None:

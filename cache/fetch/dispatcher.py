@@ -96,8 +96,8 @@ class Dispatcher:
             done = self._signal.wait_for(lambda: not call.delivering, timeout_s=STALL_TIMEOUT_S)
         if not done:
             raise StalledError(
-                f"{self._url}: what was fetched could not be stored for "
-                f"{STALL_TIMEOUT_S:.0f} s. The local disk hangs: try to list the cache folder."
+                f"{self._url}: bytes that were fetched could not be stored for "
+                f"{STALL_TIMEOUT_S:.0f} s. The local disk may hang: try to list the cache folder."
             )
 
     # -- a fetch thread

@@ -120,7 +120,7 @@ def read_options(
         elif name not in _NO_MEANING and name not in OURS:
             known = sorted({*special, *aliases, *names, *OURS})
             raise ConfigError(
-                f"storage_options: {name!r} is unknown for {scheme}://. Known are "
+                f"storage_options: {name!r} is unknown for {scheme}://. Known names: "
                 f"{', '.join(known)}."
             )
     for name in _ENDPOINTS:
@@ -167,7 +167,7 @@ def mapping(value: Any, name: str) -> dict[str, Any]:
 
 def unknown(where: str, name: str, known: str) -> ConfigError:
     """The error for a name inside another option that nobody knows."""
-    return ConfigError(f"storage_options: {where}[{name!r}] is unknown. Known are {known}.")
+    return ConfigError(f"storage_options: {where}[{name!r}] is unknown. Known names: {known}.")
 
 
 def client_options(found: StoreOptions, value: Any) -> None:

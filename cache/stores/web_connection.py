@@ -43,7 +43,7 @@ class Timeouts:
         """How long one call may take. Raises RequestError behind the deadline."""
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise RequestError("transient", f"no whole answer came in {self.whole_s:.0f} s")
+            raise RequestError("transient", f"no complete answer came in {self.whole_s:.0f} s")
         return min(self.read_s, left_s)
 
 

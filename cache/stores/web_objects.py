@@ -150,7 +150,7 @@ class WebObjects:
             found = _CONTENT_RANGE.fullmatch(reply.headers.get("content-range", ""))
             if found is None:
                 raise RequestError(
-                    "transient", "the server answered with a range, but not with which"
+                    "transient", "the server answered with a range, but didn't say which"
                 )
             start, end, size_bytes = int(found[1]), int(found[2]) + 1, int(found[3])
             if start == span[0] and end == size_bytes < span[1]:

@@ -125,8 +125,8 @@ def _peers(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str
         raise ConfigError(f"--against: got nothing, wanted some of {', '.join(PEERS)}, or all.")
     if device != "cpu":
         raise ConfigError(
-            f"--against: others are played on the CPU, and got --device {device}. Leave out one "
-            "of them."
+            f"--against: got --device {device}, but the peers run on the CPU. Leave out one of "
+            "the two."
         )
     crop_of(recipe.operations or ())
     if names == ["all"]:

@@ -35,16 +35,17 @@ def check_dataset(dataset: Any) -> None:
         shown = os.fsdecode(dataset)
         raise ConfigError(
             f"dataset: got the path {shown!r}, wanted a dataset. Pass "
-            f"DataLoader(Dataset({shown!r}), ...), with Dataset from readers."
+            f"DataLoader(Dataset({shown!r}), ...), with penstock's Dataset."
         )
     if isinstance(dataset, type):
         raise ConfigError(
-            f"dataset: got the class {dataset.__name__}, wanted one of its objects. Pass "
+            f"dataset: got the class {dataset.__name__}, wanted an instance of it. Pass "
             f"{dataset.__name__}(...)."
         )
     if isinstance(dataset, torch.utils.data.DataLoader):
         raise ConfigError(
-            f"dataset: got a {type(dataset).__name__}, wanted what it reads. Pass its .dataset."
+            f"dataset: got a {type(dataset).__name__}, wanted the dataset that it reads. Pass its "
+            ".dataset."
         )
     _refuse_wrapped(dataset)
     is_known = isinstance(dataset, torch.utils.data.Dataset)

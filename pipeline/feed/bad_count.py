@@ -163,8 +163,8 @@ class BadCount:
         where = f", listed in {self._report.path}" if self._report.path else ""
         warnings.warn(
             f"Sample {sample_id} is bad: {reason}. It and others like it are replaced by other "
-            f'samples (pad="mask": valid=False){where}. More than max_bad={self._max_bad} of '
-            "an epoch stop the job.",
+            f'samples (pad="mask": valid=False){where}. The job stops when more than '
+            f"max_bad={self._max_bad} of an epoch are bad.",
             PenstockWarning,
             stacklevel=5,
         )

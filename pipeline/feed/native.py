@@ -48,7 +48,7 @@ class NativeEngine:
     def __getstate__(self) -> NoReturn:
         """Always raises NotPicklableError."""
         raise NotPicklableError(
-            "A DataLoader over a native dataset can't be pickled (nor deep-copied): its threads "
+            "A DataLoader over a native dataset can't be pickled (or deep-copied): its threads "
             "and DALI's belong to this process. Pickle its dataset and its state_dict(), and make "
             'the loader where it is used: with a trainer that spawns (strategy="ddp_spawn"), in '
             "train_dataloader()."

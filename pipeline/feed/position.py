@@ -80,8 +80,8 @@ class Position:
         """Raise ConfigError unless this is the pass that may go on."""
         if begun.number != self._passes:
             raise ConfigError(
-                "This iterator was overtaken: another one of the same loader was begun, or the "
-                "loader's position was set. Use one loader for each concurrent loop."
+                "This iterator was overtaken: another iterator of the same loader was started, or "
+                "the loader's position was set. Use one loader for each concurrent loop."
             )
 
     def hand_over(self, step: Step) -> None:

@@ -106,8 +106,8 @@ def image_key(sample: Any) -> Any:
         found = []
     if not found:
         raise ConfigError(
-            f"augment=: no image in a sample of type {type(sample).__name__}; {_WANTED}. Let the "
-            "dataset give the image as it was read, without a transform."
+            f"augment=: no image in a sample of type {type(sample).__name__}; {_WANTED}. Make the "
+            "dataset return the image as it was read, without a transform."
         )
     return found[0]
 
@@ -150,7 +150,7 @@ def _encoded_dims(data: NDArray[np.uint8]) -> tuple[int, int]:
             turned = image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8)
     except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
         raise DatasetError(
-            f"augment=: a sample's {len(data)} bytes are no image ({error}). Take it out of the "
-            "dataset."
+            f"augment=: a sample's {len(data)} bytes are not an image ({error}). Take it out of "
+            "the dataset."
         ) from error
     return (width, height) if turned else (height, width)

@@ -130,7 +130,7 @@ def with_dataset_state(setup: PassSetup, mark: Mark, source: Any, *, is_live: bo
 def _warn_of_mixed(setup: PassSetup, name: str) -> None:
     warnings.warn(
         f"{type(setup.dataset).__name__} draws from {NAMES[name]} as it is read, and others drew "
-        "from it in between. Behind a resume its random numbers differ, and so do its samples if "
+        "from it in between. After a resume its random numbers differ, and so do its samples if "
         "it draws their order there: give it a generator of its own that its state_dict() keeps, "
         "or num_workers=1.",
         PenstockWarning,

@@ -112,7 +112,7 @@ class PassSetup:
         steps = self.promised_steps()
         if steps is not None and batches == steps + 1:
             warnings.warn(
-                f"{type(self.dataset).__name__} has {steps} batches by its __len__, and "
+                f"{type(self.dataset).__name__} has {steps} batches by its __len__, but "
                 "more have come. With several workers each iterates a copy of the dataset: share "
                 "the samples out by torch.utils.data.get_worker_info().",
                 PenstockWarning,
@@ -126,7 +126,7 @@ class PassSetup:
             raise DatasetError(
                 f"{type(self.dataset).__name__} ended after {batches} batches on rank "
                 f"{self.world.rank}; its __len__ promises {steps}, and the other ranks would "
-                "wait for the rest for ever. Let __len__ say what this rank really gives."
+                "wait for ever for the rest. Make __len__ return what this rank really gives."
             )
 
     def warn_if_unsharded(self) -> None:

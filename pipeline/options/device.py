@@ -25,12 +25,12 @@ def parse_device(device: object, *, local_rank: int = 0) -> torch.device:
         parsed = torch.device(device)  # type: ignore[call-overload]
     except (RuntimeError, TypeError) as error:
         raise ConfigError(
-            f'device={device!r} is no torch device. Pass "cpu", "cuda" or "cuda:1".'
+            f'device={device!r} is not a torch device. Pass "cpu", "cuda" or "cuda:1".'
         ) from error
     if parsed.type == "cpu":
         return torch.device("cpu")
     if parsed.type != "cuda":
-        raise ConfigError(f'device={device!r}: DALI decodes on "cpu" or "cuda", not on this.')
+        raise ConfigError(f'device={device!r}: DALI decodes on "cpu" or "cuda" only.')
     if not torch.cuda.is_available():
         raise ConfigError(
             f'device={device!r}, but torch sees no CUDA device here. Pass device="cpu", or install '

@@ -91,7 +91,7 @@ def planned_batch_size(
     if torch_options.batch_size is None:
         if own.global_batch_size is not None or own.pad is not None:
             raise ConfigError(
-                "batch_size=None (single samples) allows no global_batch_size=, no pad=."
+                "batch_size=None (single samples) allows no global_batch_size= and no pad=."
             )
         return None
     return batch_sizes(torch_options.batch_size, own.global_batch_size, world).per_rank

@@ -139,7 +139,7 @@ def check_resumable(
         if saved != value:
             raise ResumeError(
                 f"State was saved with {name}={saved!r}, this loader was built with "
-                f"{name}={value!r}, which is another order. Pass {name}={saved!r} to go on "
+                f"{name}={value!r}, which gives another order. Pass {name}={saved!r} to go on "
                 "exactly, or start without a state."
             )
 

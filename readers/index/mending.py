@@ -141,7 +141,7 @@ class Mender:
                     return False
                 return sidecar.write(path) == etag
         except (CorruptShardError, DestinationError, WriteError, OSError) as error:
-            _log.info("What was made anew stays in memory: %s", error)
+            _log.info("The rebuilt part of the index stays in memory: %s", error)
             return False
 
     def _is_ours(self, shard: int) -> bool:

@@ -181,11 +181,13 @@ class Opener:
         """Build the index anew; see build_index."""
         check_format(format)
         if format != AUTO and format_named(format).indexing is None:
-            raise ConfigError(f'format: got "{format}", which is a pack, and a pack has its index.')
+            raise ConfigError(
+                f'format: got "{format}", which is a pack, and a pack has its own index.'
+            )
         manifests = self._recognition().manifests
         if manifests.own is not None or manifests.is_begun:
             raise ConfigError(
-                f"{self.origin.url} is a pack, and a pack has its index: nothing to do."
+                f"{self.origin.url} is a pack, and a pack has its own index: nothing to do."
             )
         places, to = self.places.for_upload()
         # What is at `index=` now is replaced, whatever it is.

@@ -17,7 +17,7 @@ known: taken for nothing, it would change the dataset, or its index."""
 def not_seen(path: bytes, error: OSError) -> DatasetError:
     """The error for a path of which the file system doesn't say whether it is there."""
     return DatasetError(
-        f"{printable(path)}: can't be looked at ({error.strerror or error}). Check that the mount "
+        f"{printable(path)}: can't be examined ({error.strerror or error}). Check that the mount "
         "works, and that this user may read the file and the folders above it."
     )
 

@@ -96,7 +96,7 @@ def check_layout(url: str, names: Sequence[bytes], classes: Sequence[str]) -> Co
     if pictures and masks and folders <= _PICTURE_FOLDERS | _MASK_FOLDERS:
         raise DatasetError(
             f"{url}: the folders {', '.join(sorted(folders))} hold images and what belongs to "
-            f"them, and aren't classes. For the images alone give "
+            f"them; they aren't classes. For the images alone give "
             f"{url.rstrip('/')}/{min(pictures)}; masks and the like aren't read yet. {REMEDY}"
         )
     if len(folders) > 1 and folders <= _SPLITS:

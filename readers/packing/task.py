@@ -63,7 +63,7 @@ class PackTask:
         folder = PackFolder(root, self.settings(source))
         manifest = folder.finished()
         if manifest is not None:
-            _log.info("%s is this very pack already, complete: nothing to do", printable(root))
+            _log.info("%s already holds this pack, complete: nothing to do", printable(root))
             with locked(folder.own):
                 folder.tidy()
             return PackSummary.of_manifest(manifest, self._seconds())

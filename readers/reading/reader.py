@@ -180,6 +180,6 @@ def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str)
         or (row >= index.sizes[shards]).any()
     ):
         raise ConfigError(
-            f"rows: some of them don't exist; {url} has {len(index.sizes)} shards, row is "
-            "below its shard's size. The plan was made for another dataset."
+            f"rows: some of them don't exist; {url} has {len(index.sizes)} shards, and a row must "
+            "be below its shard's size. The plan was made for another dataset."
         )

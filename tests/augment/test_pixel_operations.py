@@ -237,7 +237,7 @@ def test_a_users_function_gets_images_and_draws(pictures, encoded):
 
 @pytest.mark.parametrize("give", [lambda *_: None, lambda images, _: [images]])
 def test_a_users_function_must_give_back_a_node(encoded, give):
-    with pytest.raises(RecipeError, match=r"Apply.*gave back.*one DALI node"):
+    with pytest.raises(RecipeError, match=r"Apply.*returned.*one DALI node"):
         run((Apply(give),), encoded)
 
 

@@ -85,5 +85,5 @@ def test_a_file_that_cant_be_looked_at_is_not_missing(
 
     monkeypatch.setattr("os.stat", stat)
     for ask in (origin.find, origin.entry):
-        with pytest.raises(DatasetError, match=r"x\.tar: can't be looked at"):
+        with pytest.raises(DatasetError, match=r"x\.tar: can't be examined"):
             ask(b"x.tar")

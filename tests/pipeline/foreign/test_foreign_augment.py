@@ -143,7 +143,7 @@ def test_what_is_no_image_is_named(folder: Path) -> None:
     with pytest.raises(ConfigError, match="no image"):
         next(iter(DataLoader([(1, 2), (3, 4)], augment=imagenet_train(32))))
     data = [b"these bytes are no image at all"]
-    with pytest.raises((DatasetError, CorruptSampleError), match="no image"):
+    with pytest.raises((DatasetError, CorruptSampleError), match="not an image"):
         next(iter(DataLoader(data, augment=imagenet_train(32))))
     cut = [next(folder.glob("0/*.jpg")).read_bytes()[:900]]
     with pytest.raises(CorruptSampleError) as caught:

@@ -78,7 +78,7 @@ def test_a_damaged_catalogue_is_made_anew(
     catalogue = Path(cache_of(remote).path) / "catalogue.db"
     catalogue.write_bytes(b"not a database at all" * 300)
     again = remotes(store)
-    with pytest.warns(PenstockWarning, match=r"damaged \(catalogue.db .*made anew") as told:
+    with pytest.warns(PenstockWarning, match=r"damaged \(catalogue.db .*rebuilt") as told:
         assert again.is_whole(single(store, 0))
     assert len(told) == 1
     assert admin.stat(cache_of(again).path).used_bytes >= SIZES[0]

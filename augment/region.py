@@ -44,9 +44,9 @@ class Trial:
 def window_decoding(recipe: CheckedRecipe, *, device: str, device_id: int | None) -> WindowDecoding:
     """How windows of this recipe are decoded: as `Decode(windows=)` says, "auto" by a trial at the
     first use on each GPU; on the CPU by the decoder, which is well there."""
-    asked = recipe.decode.windows
-    if asked != "auto":
-        return asked
+    choice = recipe.decode.windows
+    if choice != "auto":
+        return choice
     return usable_decoding(device_id or 0) if device == "cuda" else "decoder"
 
 
@@ -72,12 +72,12 @@ def try_out(
     device_id: int, *, child: Sequence[str] = (str(_CHILD),), timeout_s: float = TIMEOUT_S
 ) -> Trial:
     """Let a process of its own decode windows on a GPU. child: what Python runs there."""
-    asked = json.dumps({"path": sys.path, "device_id": device_id})
+    request = json.dumps({"path": sys.path, "device_id": device_id})
     # -P: our modules' folder isn't to be where the child looks first.
     command = [sys.executable, "-P", *child]
     try:
         done = subprocess.run(
-            command, input=asked, capture_output=True, text=True, timeout=timeout_s, check=False
+            command, input=request, capture_output=True, text=True, timeout=timeout_s, check=False
         )
     except subprocess.TimeoutExpired:
         return Trial(False, f"a process that tried it didn't end within {timeout_s:g} s")

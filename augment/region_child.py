@@ -52,13 +52,13 @@ def windows(numpy: Any, seed: int) -> tuple[Any, Any]:
 def main() -> int:
     """Decode both ways and compare."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it may well crash: that's what it is for
-    asked = json.loads(sys.stdin.read())
-    sys.path[:] = asked["path"]
+    request = json.loads(sys.stdin.read())
+    sys.path[:] = request["path"]
     import numpy
     from nvidia.dali import Pipeline, fn, types
     from PIL import Image
 
-    device_id = asked["device_id"]
+    device_id = request["device_id"]
     decoding = {"output_type": types.RGB, "adjust_orientation": True}
     if device_id is not None:
         decoding["device"] = "mixed"

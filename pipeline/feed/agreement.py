@@ -59,8 +59,8 @@ class Agreement:
         """What the first rank that came here said; this rank's own facts if it is the first."""
         mine = json.dumps(facts, sort_keys=True)
         first = self._ask(lambda store: store.compare_set(self._key("plan"), "", mine), mine)
-        told = first.decode() if isinstance(first, bytes) else first
-        theirs = json.loads(told)
+        text = first.decode() if isinstance(first, bytes) else first
+        theirs = json.loads(text)
         return theirs if isinstance(theirs, dict) else facts
 
     def add(self, name: str, count: int) -> int:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.report.meter import Meter
     from penstock.readers import Dataset
 
-TOLD_IDS = 1000  # ids that one rank tells the others
+NOTICE_IDS = 1000  # ids that a notice to the other ranks names at most
 
 _EPOCHS_KEPT = 4
 _NOTHING = [-1, 0]  # before any batch
@@ -60,7 +60,7 @@ class BadCount:
         self._stopped = False
         self._count, self._before = 0, 0  # in this epoch: in this process, and before a restart
 
-    def check(self, asked: Cursor) -> None:
+    def check(self, cursor: Cursor) -> None:
         """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError.
 
         A notice holds for what comes after the batch that it was sent with: that one every rank
@@ -69,7 +69,7 @@ class BadCount:
         notice = self._agreement.stop_notice()
         if notice is None:
             return
-        if not self._stopped and (asked.epoch, asked.position) <= tuple(notice["last"]):
+        if not self._stopped and (cursor.epoch, cursor.position) <= tuple(notice["last"]):
             return
         is_first, self._stopped = not self._stopped, True
         if (
@@ -126,8 +126,8 @@ class BadCount:
             return 0
         if self._agreement.size == 1:
             return self._count + self._before
-        told = self._agreement.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
-        return self._before + (told or 0)
+        shared = self._agreement.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
+        return self._before + (shared or 0)
 
     def restore(self, bad: int) -> None:
         """Go on in the middle of an epoch of which so many were counted before. All ranks do so
@@ -176,7 +176,7 @@ class BadCount:
             "epoch": at.epoch,
             "last": [at.epoch, at.position],
             "total": total,
-            "ids": ids[:TOLD_IDS],
+            "ids": ids[:NOTICE_IDS],
             "reasons": {str(i): self._met[i] for i in ids[:NAMED]},
             "file": self._report.path,
         }

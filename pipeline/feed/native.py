@@ -69,14 +69,14 @@ class NativeEngine:
         """Rank and size that the batches are for, as far as known."""
         return self.options.world
 
-    def take_over(self, given: NativeOptions) -> None:
+    def take_over(self, user_options: NativeOptions) -> None:
         """Work by other options from the next pass on: for another world, with other threads.
 
         What is left of a restored epoch stays what it is. Raises what building raises; the engine
         is then unchanged.
         """
         self._check_open()
-        self._setup.change(given)
+        self._setup.change(user_options)
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank; equal on all ranks."""
@@ -98,14 +98,14 @@ class NativeEngine:
         self._check_open()
         return self._position.begin_pass()
 
-    def deliver(self, begun: PassId) -> Tensors | None:
+    def deliver(self, pass_id: PassId) -> Tensors | None:
         """The next batch of a pass; None when its epoch is over."""
         self._check_open()
         feed, position = self._setup.ready.feed, self._position
         feed.check()
-        if position.is_over(begun):
+        if position.is_over(pass_id):
             return None
-        position.check(begun)
+        position.check(pass_id)
         tensors = feed.take()
         self.has_begun = True
         return tensors

@@ -30,7 +30,7 @@ class NativeSetup:
     ) -> None:
         self._dataset = dataset
         self._position = position
-        self.options = self._given = options  # given: by the user, whatever a state says
+        self.options = self._user_options = options  # as given, whatever a state says
         self._state: LoaderState | None = None  # that was loaded
         self.assembly: Assembly | None = None
         if world_is_known:
@@ -58,22 +58,25 @@ class NativeSetup:
         state = self._state
         return state.bad if state is not None and self._position.is_restored else 0
 
-    def change(self, given: NativeOptions) -> None:
+    def change(self, user_options: NativeOptions) -> None:
         """Work by other options from the next pass on: for another world, with other threads.
 
         What is left of a restored epoch stays what it is. Raises what building raises; nothing is
         changed then.
         """
-        before, state = self._given, self._state
-        if self.assembly is not None and given == before:
+        before, state = self._user_options, self._state
+        if self.assembly is not None and user_options == before:
             return
         settings = None if state is None else state.plan
-        if settings is None and (given.world, given.sizes) == (before.world, before.sizes):
+        if settings is None and (user_options.world, user_options.sizes) == (
+            before.world,
+            before.sizes,
+        ):
             settings = self.order.settings  # a plan stays, once it is made
-        self._fit(given, state, settings)
+        self._fit(user_options, state, settings)
         if state is not None and self._position.is_restored:
             self._settle(state)
-        self._given = given
+        self._user_options = user_options
 
     def resume(self, state: LoaderState) -> None:
         """Go on from a state: by its plan, behind the last batch that it counts.
@@ -92,7 +95,7 @@ class NativeSetup:
         if fingerprint != state.fingerprint:
             raise other_order(state.fingerprint, fingerprint)
         if self.assembly is not None:
-            self._fit(self._given, state, state.plan)
+            self._fit(self._user_options, state, state.plan)
         self._position.restore(Cursor(state.epoch, state.position))
         if self.assembly is not None:
             self._settle(state)
@@ -104,10 +107,10 @@ class NativeSetup:
             self._finalizer()
 
     def _fit(
-        self, given: NativeOptions, state: LoaderState | None, settings: PlanSettings | None
+        self, user_options: NativeOptions, state: LoaderState | None, settings: PlanSettings | None
     ) -> None:
         """An assembly for what the user gave, as far as a state leaves it so."""
-        options = given if state is None else given.resumed(state)
+        options = user_options if state is None else user_options.resumed(state)
         if self.assembly is None or options != self.options or settings != self.order.settings:
             assembly = build(self._dataset, options, self._position, settings=settings)
             self.stop()

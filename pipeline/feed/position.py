@@ -72,13 +72,13 @@ class Position:
         """Let no pass that has begun go on."""
         self._passes += 1
 
-    def is_over(self, begun: PassId) -> bool:
+    def is_over(self, pass_id: PassId) -> bool:
         """Whether a pass has come to the end of its epoch."""
-        return self.cursor.epoch != begun.epoch
+        return self.cursor.epoch != pass_id.epoch
 
-    def check(self, begun: PassId) -> None:
+    def check(self, pass_id: PassId) -> None:
         """Raise ConfigError unless this is the pass that may go on."""
-        if begun.number != self._passes:
+        if pass_id.number != self._passes:
             raise ConfigError(
                 "This iterator was overtaken: another iterator of the same loader was started, or "
                 "the loader's position was set. Use one loader for each concurrent loop."

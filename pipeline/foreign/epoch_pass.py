@@ -77,14 +77,14 @@ class Pass:
         setup = self._setup
         self._fresh_restore = restored and mark.batches > 0
         mark = self._with_draws(mark, restored=restored)
-        made = self._loaders.for_pass(setup, mark, behind=self._bookmark.source)
+        torch_loader = self._loaders.for_pass(setup, mark, previous=self._bookmark.source)
         self._stream: PassRequests | None = None
         requests: Iterator[Request] | None = None
-        if setup.order is not None and made.requests is not None:
+        if setup.order is not None and torch_loader.requests is not None:
             self._stream = setup.order.begin(mark)
             # Workers that go on have their datasets' states already.
             requests = restoring(self._stream, mark) if restored else iter(self._stream)
-        self._iterator = TorchIterator(made, requests, setup)
+        self._iterator = TorchIterator(torch_loader, requests, setup)
         self._is_drained = False
         self._failure: Exception | None = None
         if mark.base_seed is None:
@@ -92,7 +92,7 @@ class Pass:
         if not mark.workers and self._tracks_workers:
             mark = replace(mark, workers=(WorkerPosition(),) * setup.streams)
         self._mark = mark
-        self._bookmark.began(self.number, self.mark(), made.source)
+        self._bookmark.began(self.number, self.mark(), torch_loader.source)
 
     def _with_draws(self, mark: Mark, *, restored: bool) -> Mark:
         """The mark with what is known of the pass's order and dataset before it is drawn."""

@@ -48,7 +48,7 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
     positions: of each worker, where the first pass goes on. first: the worker whose batch is next.
     seed: None, or what a worker's random numbers are keyed by, with epoch, rank and worker.
     persistent: whether workers go on with the next epoch. draws_seeds: whether torch's loader in
-    this process draws a seed of torch's generator for each pass. behind: without workers, the
+    this process draws a seed of torch's generator for each pass. previous: without workers, the
     source of the pass before, over the same dataset.
     """
 
@@ -65,7 +65,7 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         seed: tuple[int, int] | None = None,
         persistent: bool = False,
         draws_seeds: bool = False,
-        behind: IterableSource | None = None,
+        previous: IterableSource | None = None,
     ) -> None:
         self.dataset = dataset
         self._collate = collate
@@ -89,9 +89,9 @@ class IterableSource(torch.utils.data.IterableDataset[WorkerMessage]):
         self._draws: StreamDraws | None = None  # what it draws from
         self._prepared: Any = None  # the next pass's iterator, if its state was asked for already
         self._start: WorkerPosition | None = None  # of the next pass, if that was asked for
-        if behind is not None and not self._positions:
-            self._iterator, self._owed = behind._iterator, behind._owed
-            self._past = behind._past
+        if previous is not None and not self._positions:
+            self._iterator, self._owed = previous._iterator, previous._owed
+            self._past = previous._past
 
     def tell_epoch(self, epoch: int) -> None:
         """Let workers that go on begin this epoch next."""

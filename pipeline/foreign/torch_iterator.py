@@ -26,15 +26,15 @@ class TorchIterator:
     """
 
     def __init__(
-        self, made: TorchLoader, requests: Iterator[Request] | None, setup: PassSetup
+        self, torch_loader: TorchLoader, requests: Iterator[Request] | None, setup: PassSetup
     ) -> None:
         """requests: None for an iterable dataset."""
         self._setup = setup
         self._outstanding: OutstandingRequests | None = None
-        if made.requests is not None and requests is not None:
+        if torch_loader.requests is not None and requests is not None:
             self._outstanding = OutstandingRequests()
-            made.requests.current = self._outstanding.recorded(requests)
-        self._inner: Any = iter(made.loader)
+            torch_loader.requests.current = self._outstanding.recorded(requests)
+        self._inner: Any = iter(torch_loader.loader)
         self.base_seed = base_seed_of(self._inner)
         self.failed = 0
         self._lost: WorkerError | None = None

@@ -61,24 +61,24 @@ class TorchLoaders:
         """Forget the loader with persistent workers: they end with its last pass."""
         self._kept = None
 
-    def for_pass(self, setup: PassSetup, mark: Mark, *, behind: Any) -> TorchLoader:
+    def for_pass(self, setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
         """torch's loader for a pass from a mark on; the one with persistent workers again.
 
-        behind: the source of the pass before, or None.
+        previous: the source of the pass before, or None.
         """
         if self._kept is not None:
             if setup.order is None:
                 self._kept.source.tell_epoch(mark.epoch)
             return self._kept
-        made = _make(setup, mark, behind=behind)
+        torch_loader = _make(setup, mark, previous=previous)
         if setup.options.workers.persistent_workers:
-            self._kept = made
-        return made
+            self._kept = torch_loader
+        return torch_loader
 
 
-def _make(setup: PassSetup, mark: Mark, *, behind: Any) -> TorchLoader:
+def _make(setup: PassSetup, mark: Mark, *, previous: Any) -> TorchLoader:
     workers, generator = setup.options.workers, setup.options.torch_options.generator
-    source = _make_source(setup, mark, behind=behind)
+    source = _make_source(setup, mark, previous=previous)
     arguments = workers.arguments()
     arguments["worker_init_fn"] = WorkerInit(
         worker_init_fn=workers.worker_init_fn, base_seed=mark.base_seed
@@ -102,7 +102,7 @@ def _make(setup: PassSetup, mark: Mark, *, behind: Any) -> TorchLoader:
     return TorchLoader(loader, source, requests)
 
 
-def _make_source(setup: PassSetup, mark: Mark, *, behind: Any) -> Any:
+def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
     options = setup.options
     collate: Any = options.torch_options.collate_fn
     if setup.augmenter is not None:
@@ -126,7 +126,7 @@ def _make_source(setup: PassSetup, mark: Mark, *, behind: Any) -> Any:
         seed=None if options.seed is None else (options.seed, setup.world.rank),
         persistent=bool(options.workers.persistent_workers),
         draws_seeds=not setup.num_workers and not is_ours,
-        behind=None if setup.num_workers else behind,
+        previous=None if setup.num_workers else previous,
     )
 
 

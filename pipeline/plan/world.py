@@ -83,11 +83,11 @@ class World:
             return next((w for launcher in _LAUNCHERS if (w := launcher(environ))), None)
         for launcher in _LAUNCHERS:
             try:
-                told = launcher(environ)
+                world = launcher(environ)
             except PlanError:
                 continue  # the group has what matters; the variables may be leftovers
-            if told is not None and (told.rank, told.size) == group:
-                return told
+            if world is not None and (world.rank, world.size) == group:
+                return world
         return _with_place(environ, *group)
 
     def share(self, count: int) -> int:
@@ -107,11 +107,11 @@ def local_rank(environ: Mapping[str, str] | None = None) -> int:
     """
     environ = os.environ if environ is None else environ
     try:
-        told = World.find(environ)
+        world = World.find(environ)
     except PlanError:
-        told = None
-    if told is not None and told.local_size > 1:
-        return told.local_rank
+        world = None
+    if world is not None and world.local_size > 1:
+        return world.local_rank
     alone = environ.get("LOCAL_RANK", "").strip()
     return int(alone) if alone.isdecimal() else 0
 

@@ -19,7 +19,7 @@ class Owner(Protocol):
     """An object with threads, processes or handles that a forked child doesn't have."""
 
     def disown(self) -> None:
-        """Forget them, in the child: wait for nothing and end nothing."""
+        """Forget, in a forked child, what it doesn't have: wait for nothing and end nothing."""
 
 
 _owners: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -39,7 +39,7 @@ class Settled(Generic[T]):
 
     @property
     def value(self) -> T | None:
-        """None: not settled."""
+        """The value; None while it isn't settled."""
         return self._values.get(None)
 
 
@@ -71,7 +71,7 @@ class Outcome(Generic[T]):
         self._news.put(None)
 
     def cancel(self) -> bool:
-        """Have the call never made; False if it runs or has run."""
+        """Keep the call from being made; False if it runs or has run."""
         is_cancelled = self._fate.settle("cancelled") == "cancelled"
         if is_cancelled:
             self._news.put(None)

@@ -73,7 +73,7 @@ def close_at_exit(close: Callable[[], object]) -> None:
 
 
 def not_at_exit(close: Callable[[], object]) -> None:
-    """It is closed already. Safe to call twice."""
+    """Take back `close_at_exit`: it is closed already. Safe to call twice."""
     with contextlib.suppress(ValueError):
         _closers.remove(close)
 
@@ -331,7 +331,7 @@ class Ordered(Generic[T, U]):
 
 
 def end_with_parent() -> None:
-    """Called in a child process of multiprocessing: kill it as soon as its parent is gone.
+    """Kill this child process of multiprocessing as soon as its parent is gone.
 
     A worker whose parent was killed may wait for ever for somebody to read what it has written.
     The thread is a daemon: it must never be what keeps the process alive.

@@ -41,7 +41,7 @@ class BlobReader:
         self._cache, self._meter = cache, meter
 
     def load(self, wanted: Sequence[BlobSpans], *, mode: ReadMode = "mmap") -> list[list[Bytes]]:
-        """See Remote.load."""
+        """Read the bytes of all spans, as `Remote.load` says."""
         cold = [
             number
             for number, want in enumerate(wanted)

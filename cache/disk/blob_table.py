@@ -78,7 +78,7 @@ class BlobTable:
         return total
 
     def kept_bytes(self, group: str) -> int:
-        """Manifests and sidecars of a group."""
+        """Bytes of the manifests and sidecars of a group."""
         return self._total(
             "SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE grp = ? AND kept = 1", group
         )
@@ -136,7 +136,8 @@ class BlobTable:
                 self._count(-row.disk_bytes)
 
     def to_trash(self, key: str, name: str) -> None:
-        """A blob's file became `name` in the trash; its bytes count on until it is gone."""
+        """Note that a blob's file became `name` in the trash; its bytes count on until it is
+        gone."""
         with self._books.writing():
             row = self.row(key)
             if row is not None:

@@ -55,7 +55,7 @@ class DiskCache:
 
     @classmethod
     def temporary(cls) -> DiskCache:
-        """A cache in a folder of its own, removed at close() or at the interpreter's exit."""
+        """Make a cache in a folder of its own, removed at close() or at the interpreter's exit."""
         path = tempfile.mkdtemp(prefix="penstock-")
         cache = cls.at(path)
         cache._remove = weakref.finalize(cache, remove_own_folder, path, os.getpid())

@@ -142,8 +142,8 @@ class Fill:
         return Claims(self.fd)
 
     def close(self) -> None:
-        """Safe to call twice. The marks stay readable while anything looks at them. Threads that
-        share a fill leave this to its end: one of them may be about to claim."""
+        """Close the files. Safe to call twice. The marks stay readable while anything looks at
+        them. Threads that share a fill leave this to its end: one of them may be about to claim."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -160,7 +160,7 @@ class Claims:
         self._locks = ByteLocks.on_open_file(fd)
 
     def claim(self, span: PieceSpan) -> bool:
-        """False if someone else is fetching some of these."""
+        """Claim these pieces; False if someone else is fetching some of them."""
         return self._locks.lock(span[0], span[1] - span[0])
 
     def close(self) -> None:

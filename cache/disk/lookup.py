@@ -66,7 +66,7 @@ class Lookup:
             os.close(fd)
 
     def recall(self, path: str) -> Known:
-        """What a store said of a name, see NameTable.recall."""
+        """What a store said last of a name."""
         # Read as they lie: a log that nobody has put into the books is left out.
         place = os.path.join(os.readlink(f"/proc/self/fd/{self.layout.top.fd}"), "catalogue.db")
         with contextlib.suppress(sqlite3.Error, OSError):
@@ -114,7 +114,7 @@ class LockedLookup(Lookup):
         self._drop, self._take_over = drop, take_over
 
     def recall(self, path: str) -> Known:
-        """See Lookup."""
+        """What a store said last of a name."""
         return self._catalogue.names.recall(path)
 
     def _map(self, key: str, fd: int, inode: int) -> Map | None:

@@ -59,8 +59,8 @@ class Room:
 
     @property
     def steady_budget_bytes(self) -> int:
-        """Not more than that, and the same while the folder grows a little: what is pinned by it
-        mustn't change with every blob."""
+        """At most `budget_bytes`, and the same while the folder grows a little: what is pinned by
+        it mustn't change with every blob."""
         own = max(_LEAST_OWN_BYTES, 1 << (self._own_bytes() - 1).bit_length())
         return max(0, self.max_bytes - own)
 

@@ -21,7 +21,7 @@ class UseLog:
         self._used_s: dict[str, float] = {}
 
     def note(self, key: str) -> None:
-        """A blob is used now. Books that can't be written miss it."""
+        """Note that a blob is used now. Books that can't be written miss it."""
         self._used_s[key] = time.time()
         if len(self._used_s) >= _MOST_NOTED:
             with contextlib.suppress(OSError, sqlite3.Error):

@@ -195,7 +195,7 @@ class FsspecStore:
         self._forget(path)
 
     def close(self) -> None:
-        """Nothing to do: fsspec keeps and shares its file systems."""
+        """Do nothing: fsspec keeps and shares its file systems."""
 
     def _seen(self, path: str) -> ObjectInfo:
         info = self.info(path)

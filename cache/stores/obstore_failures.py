@@ -35,7 +35,7 @@ class Throttling:
         self._last_s = -math.inf
 
     def note(self) -> None:
-        """A request was throttled now."""
+        """Note that a request was throttled now."""
         self._last_s = time.monotonic()
 
     @property
@@ -60,7 +60,7 @@ class ObstoreFailures:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """What obstore raises inside becomes a RequestError."""
+        """Turn what obstore raises inside into a RequestError."""
         try:
             with rust_errors():
                 yield

@@ -17,7 +17,7 @@ class RangeSupport:
         self._wholes = 0
 
     def note_range(self) -> None:
-        """A range was answered as it should be."""
+        """Note that a range was answered as it should be."""
         self._was_answered = True
 
     def failure(self) -> RequestError:

@@ -98,7 +98,7 @@ class Connection:
         return now_s - self._idle_since_s < _IDLE_S and not self._poll.poll(0)
 
     def rest(self) -> None:
-        """It waits for another request from now on."""
+        """Note that the connection waits for another request from now on."""
         self._idle_since_s = time.monotonic()
         self.is_kept = True
         if len(self.buffer) != _FIRST_READ:
@@ -162,7 +162,7 @@ class Connection:
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
-        """What the system says becomes a RequestError."""
+        """Turn what the system raises inside into a RequestError."""
         try:
             yield
         except (OSError, ValueError) as error:
@@ -181,7 +181,7 @@ class Connection:
             socket.socket.shutdown(self.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Safe to call twice."""
+        """Close the socket. Safe to call twice."""
         with contextlib.suppress(OSError, ValueError):
             self.sock.close()
 

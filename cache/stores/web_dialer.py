@@ -51,8 +51,8 @@ class Dialer:
         self._public = public
 
     def connect(self, origin: WebOrigin, *, only_public: bool) -> Connection:
-        """A new connection to an origin. only_public: to an address of the internet, or not at all.
-        Raises RequestError."""
+        """Open a connection to an origin. only_public: to an address of the internet, or not at
+        all. Raises RequestError."""
         deadline_s = time.monotonic() + self._timeouts.connect_s
         proxy = self._proxies.of(origin)
         if proxy is None:

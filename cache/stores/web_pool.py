@@ -28,7 +28,7 @@ class ConnectionPool:
         weakref.finalize(self, _close_all, self._idle)
 
     def take(self, origin: WebOrigin, *, only_public: bool) -> Connection | None:
-        """A kept connection that is fit; None if there is none. Raises RequestError."""
+        """Take a kept connection that still works; None if there is none. Raises RequestError."""
         now_s = time.monotonic()
         while True:
             with self._lock:
@@ -45,8 +45,8 @@ class ConnectionPool:
             self.put_back(connection, keep=False)
 
     def add(self, connection: Connection) -> None:
-        """A new connection, which may only be about to be made. Raises RequestError behind abort,
-        when it is in the pool already."""
+        """Count a new connection, which may only be about to be made. Raises RequestError behind
+        abort, when it is in the pool already."""
         with self._lock:
             self._live.add(connection)
         self.check()

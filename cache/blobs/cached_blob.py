@@ -56,7 +56,7 @@ class CachedBlob:
 
     @property
     def is_whole(self) -> bool:
-        """See Blob."""
+        """Whether every byte is here."""
         fill = self.fill
         return fill is None or fill.is_whole
 
@@ -81,19 +81,19 @@ class CachedBlob:
 
     @property
     def path(self) -> bytes | None:
-        """See Blob."""
+        """The path of the local file, whole or being filled."""
         whole, fill = self._layout.blob(self.source.key), self.fill
         if fill is None or self._layout.blobs.has(self.source.key):
             return os.fsencode(whole)
         return os.fsencode(fill.part)
 
     def buffer(self, spans: Spans) -> Any:
-        """See Blob."""
+        """A buffer in which at least these spans are filled, as `Blob.buffer` says."""
         self._ensure(self, spans)
         return self._buffer
 
     def address(self) -> int | None:
-        """See Blob."""
+        """Where the file is mapped, for madvise."""
         return self._address
 
     def views(self, starts: Sequence[int], ends: Sequence[int]) -> list[Bytes]:

@@ -27,12 +27,12 @@ class DatasetCache:
         self._closed = False
 
     def use(self, act: Callable[[Shelf], Any]) -> Any:
-        """See DiskCache.use; None without a folder. Raises ClosedError."""
+        """Act on the cache as `DiskCache.use` does; None without a folder. Raises ClosedError."""
         cache = self._open()
         return cache.use(act) if cache is not None else None
 
     def look(self, act: Callable[[Lookup], Any]) -> Any:
-        """See DiskCache.look: what a disk that is full, or can't be written, may still do."""
+        """Look into the cache as `DiskCache.look` does, even where it can't be written."""
         cache = self._open()
         return cache.look(act) if cache is not None else None
 

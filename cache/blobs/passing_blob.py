@@ -55,7 +55,7 @@ class PassingBlob:
             start, place = max(start, upto), place + 1
 
     def buffer(self, spans: Spans) -> Any:
-        """See Blob. Pages that nobody asked for take no memory."""
+        """A buffer in memory with these spans filled; pages that nobody asked for take none."""
         import pyarrow as pa
 
         if self._memory is None:
@@ -71,5 +71,5 @@ class PassingBlob:
         self._memory[start : start + len(view)] = view
 
     def address(self) -> int | None:
-        """See Blob."""
+        """Always None: nothing is mapped from a file."""
         return None

@@ -139,7 +139,7 @@ class Remote:
         return self._small_objects.path(path, size_bytes=size_bytes, version=version)
 
     def drop_object(self, path: str, *, size_bytes: int | None, version: str) -> None:
-        """Forget one whose bytes were wrong."""
+        """Forget a small object whose bytes were wrong."""
         if self._small_objects.drop(path, size_bytes=size_bytes, version=version):
             self.fetcher.meter.add(refetched=1)
 

@@ -40,7 +40,7 @@ class SmallObjects:
         self._own = ProcessFolder()
 
     def path(self, path: str, *, size_bytes: int | None, version: str) -> bytes:
-        """See Remote.object."""
+        """The local path of a small object, as `Remote.object` says."""
         source = self._source(path, size_bytes, version)
         kept: str | None = self._cache.look(
             lambda lookup: self._find(lookup, source, size_bytes)
@@ -50,7 +50,7 @@ class SmallObjects:
         return os.fsencode(kept)
 
     def drop(self, path: str, *, size_bytes: int | None, version: str) -> bool:
-        """Forget one whose bytes were wrong; whether the cache had it."""
+        """Forget a small object whose bytes were wrong; whether the cache had it."""
         source = self._source(path, size_bytes, version)
         with self._lock:
             self._held.pop(source.key, None)

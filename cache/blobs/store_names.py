@@ -24,7 +24,7 @@ class StoreNames:
         self._warned = False
 
     def find(self, path: str) -> ObjectInfo | None:
-        """See Remote.find."""
+        """Look a name up, as `Remote.find` says."""
         name = "\0".join((self._fetcher.store.scope, self._fetcher.store.url, path))
         known, before = self._cache.look(lambda lookup: lookup.recall(name)) or (False, None)
         try:

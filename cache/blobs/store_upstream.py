@@ -21,12 +21,12 @@ class StoreUpstream:
 
     @property
     def range_bytes(self) -> int:
-        """See Upstream."""
+        """How many bytes are best asked for at a time."""
         return self._fetcher.policy.range_bytes
 
     @property
     def timeout_s(self) -> float:
-        """See Upstream."""
+        """How long a range may take until it has failed."""
         return self._fetcher.policy.retry_timeout_s
 
     def fetch(
@@ -36,13 +36,13 @@ class StoreUpstream:
         *,
         urgent: bool = True,
     ) -> None:
-        """See Upstream."""
+        """Fetch ranges from the store, as `Upstream.fetch` says."""
         self._fetcher.fetch([one.stored for one in ranges], deliver, urgent=urgent)
 
     def room_for_fills(self) -> AbstractContextManager[int]:
-        """See Upstream."""
+        """Grant ranges that aren't urgent, as `Upstream.room_for_fills` says."""
         return self._fetcher.room_for_fills()
 
     def uri(self, path: str) -> str:
-        """See Upstream."""
+        """Name an object as the errors of `fetch` do."""
         return self._fetcher.uri(path)

@@ -55,7 +55,7 @@ class WholeFills:
         progress: Callable[[int], None] | None = None,
         stop: threading.Event | None = None,
     ) -> int:
-        """See Remote.fill."""
+        """Fetch a whole blob into the cache, as `Remote.fill` says."""
         if not source.size_bytes:
             return 0
         blob = self._opener.open(source)

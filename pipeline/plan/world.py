@@ -1,10 +1,10 @@
 """Finds out which rank of how many this process is.
 
-The only module of the library that asks the environment; the operating system's limits are
-`cache.base.limits`. A running process
-group knows best; before there is one, the launcher's variables say the same. What a job scheduler
-sets for a whole job isn't believed: under Slurm a batch script has SLURM_PROCID=0 and SLURM_NTASKS
-of 8 though it runs once, and a loader that took itself for rank 0 of 8 would skip most of the data.
+The only module that asks the environment about the job (the operating system's limits are
+`cache.base.limits`). A running process group knows best; before there is one, the launcher's
+variables say the same. What a job scheduler sets for a whole job isn't believed: under Slurm a
+batch script has SLURM_PROCID=0 and SLURM_NTASKS of 8 though it runs once, and a loader that took
+itself for rank 0 of 8 would skip most of the data.
 """
 
 from __future__ import annotations

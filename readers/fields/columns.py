@@ -1,0 +1,173 @@
+"""The columns of a batch: what readers hand on, one value a field, before anything is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.types import Encoded
+
+    Rows = Sequence[int] | NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedColumn:
+    """Encoded samples: n views of uint8, shape (bytes,) each, which keep their mapped file alive.
+
+    dims: of images and masks, oriented height and width, int32, shape (n, 2); None of others. A
+    sample that is missing or bad is empty.
+    """
+
+    samples: list[Encoded]
+    dims: NDArray[np.int32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.samples))
+
+    def take(self, rows: Rows) -> EncodedColumn:
+        """These rows, in this order."""
+        dims = None if self.dims is None else self.dims[rows]
+        return EncodedColumn([self.samples[row] for row in rows], dims)
+
+    def patched(self, rows: Rows, others: Column) -> EncodedColumn:
+        """A copy with other samples in some rows."""
+        assert isinstance(others, EncodedColumn)
+        samples, dims = list(self.samples), self.dims
+        for row, sample in zip(rows, others.samples, strict=True):
+            samples[row] = sample
+        if dims is not None and others.dims is not None:
+            dims = dims.copy()
+            dims[rows] = others.dims
+        return EncodedColumn(samples, dims)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseColumn:
+    """Samples of one shape. values: shape (n, *shape)."""
+
+    values: NDArray[Any]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def size_bytes(self) -> int:
+        return self.values.nbytes
+
+    def take(self, rows: Rows) -> DenseColumn:
+        """These rows, in this order."""
+        return DenseColumn(self.values[rows])
+
+    def patched(self, rows: Rows, others: Column) -> DenseColumn:
+        """A copy with other samples in some rows."""
+        assert isinstance(others, DenseColumn)
+        values = self.values.copy()
+        values[rows] = others.values
+        return DenseColumn(values)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RaggedColumn:
+    """Samples whose shapes differ, end to end.
+
+    values: shape (total, *rest) where only the first length differs, and flat, (total,), where
+    others do too. offsets: of the samples in values, int64, shape (n + 1,). shapes: of each sample,
+    int64, shape (n, dimensions); None where offsets and rest say it all.
+    """
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+    shapes: NDArray[np.int64] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def size_bytes(self) -> int:
+        return self.values.nbytes
+
+    def sample(self, row: int) -> NDArray[Any]:
+        """One sample in its shape, as a view."""
+        flat = self.values[self.offsets[row] : self.offsets[row + 1]]
+        return flat if self.shapes is None else flat.reshape(self.shapes[row])
+
+    @classmethod
+    def of(cls, samples: Sequence[NDArray[Any]], *, like: RaggedColumn) -> RaggedColumn:
+        """Join samples as another column has them."""
+        flat = [each.reshape(-1) if like.shapes is not None else each for each in samples]
+        offsets = np.zeros(len(flat) + 1, np.int64)
+        np.cumsum([len(each) for each in flat], out=offsets[1:])
+        shapes = None
+        if like.shapes is not None:
+            shapes = np.array([each.shape for each in samples], np.int64)
+            shapes = shapes.reshape(len(samples), like.shapes.shape[1])
+        return cls(np.concatenate(flat) if flat else like.values[:0], offsets, shapes)
+
+    def take(self, rows: Rows) -> RaggedColumn:
+        """These rows, in this order."""
+        return RaggedColumn.of([self.sample(row) for row in rows], like=self)
+
+    def patched(self, rows: Rows, others: Column) -> RaggedColumn:
+        """A copy with other samples in some rows."""
+        assert isinstance(others, RaggedColumn)
+        samples = [self.sample(row) for row in range(len(self))]
+        for place, row in enumerate(rows):
+            samples[row] = others.sample(place)
+        return RaggedColumn.of(samples, like=self)
+
+
+Column = EncodedColumn | DenseColumn | RaggedColumn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class SampleBatch:
+    """The samples of one batch, in the order that was asked for.
+
+    ids: sample ids, int64, shape (n,). columns: by field. present: bool, shape (n,), of those
+    fields that some samples of the dataset lack; where it is False the column has nothing, or 0.
+    """
+
+    ids: NDArray[np.int64]
+    columns: Mapping[str, Column]
+    present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all columns."""
+        return sum(column.size_bytes for column in self.columns.values())
+
+    def take(self, rows: Rows) -> SampleBatch:
+        """These rows, in this order."""
+        return replace(
+            self,
+            ids=self.ids[rows],
+            columns={name: column.take(rows) for name, column in self.columns.items()},
+            present={name: values[rows] for name, values in self.present.items()},
+        )
+
+    def patched(self, rows: Rows, others: SampleBatch) -> SampleBatch:
+        """A copy with other samples in some rows."""
+        ids = self.ids.copy()
+        ids[rows] = others.ids
+        present = {name: values.copy() for name, values in self.present.items()}
+        for name, values in present.items():
+            values[rows] = others.present[name]
+        columns = {
+            name: column.patched(rows, others.columns[name])
+            for name, column in self.columns.items()
+        }
+        return replace(self, ids=ids, columns=columns, present=present)

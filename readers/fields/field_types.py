@@ -1,0 +1,311 @@
+"""The types that a field of a sample can have: frozen values that know no I/O.
+
+Names follow Hugging Face's `Features` and torchvision's `tv_tensors` where those have one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Literal, get_args
+
+import numpy as np
+
+from penstock.cache.errors import ConfigError
+
+BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
+
+AUTO_DTYPE = "auto"
+"""Stands for the dtype that the data have, until an index has seen them all."""
+
+_DTYPES = frozenset(
+    (
+        "bool",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float32",
+        "float64",
+        "complex64",
+        "complex128",
+    )
+)
+_MAX_NAMES, _MAX_NAME_LENGTH, _MAX_DIMENSIONS, _MAX_LENGTH = 2**24, 4096, 32, 2**40
+_NAME = re.compile(r"[^\x00-\x1f\x7f/]{1,128}")
+
+ID = "id"
+"""The field that every sample has: its number in the dataset."""
+
+PRESENT = ".present"
+"""Behind a field's name: the field of bools that says which samples have it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """An encoded image (JPEG, PNG, …) that is decoded to pixels, turned upright."""
+
+    kind: ClassVar[str] = "image"
+
+
+@dataclass(frozen=True, slots=True)
+class Audio:
+    """An encoded piece of sound."""
+
+    kind: ClassVar[str] = "audio"
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """An encoded video."""
+
+    kind: ClassVar[str] = "video"
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """UTF-8 text, handed out as str."""
+
+    kind: ClassVar[str] = "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Bytes:
+    """Bytes as they are, handed out as bytes."""
+
+    kind: ClassVar[str] = "bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """Numbers in one or more dimensions.
+
+    dtype: numpy's name, such as "float32"; "auto": as stored. shape: of one sample; None in it is a
+    length that differs between samples, and None for it all is as stored. of: the boxes that these
+    belong to, a row each: what drops a box drops its row.
+    """
+
+    dtype: str = AUTO_DTYPE
+    shape: tuple[int | None, ...] | None = None
+    of: str | None = None
+
+    kind: ClassVar[str] = "array"
+
+    def __post_init__(self) -> None:
+        if self.dtype != AUTO_DTYPE:
+            object.__setattr__(self, "dtype", _dtype("Array", self.dtype))
+        if self.shape is not None:
+            object.__setattr__(self, "shape", _shape(self.shape))
+
+    @property
+    def is_ragged(self) -> bool:
+        """Whether samples differ in shape, or may."""
+        return self.shape is None or None in self.shape
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether dtype and number of dimensions are known."""
+        return self.dtype != AUTO_DTYPE and self.shape is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One number a sample. dtype: numpy's name, such as "float32"."""
+
+    dtype: str
+
+    kind: ClassVar[str] = "value"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _dtype("Value", self.dtype))
+        if np.dtype(self.dtype).itemsize > 8:
+            raise ConfigError(f"Value: got {self.dtype!r}, wanted a number of 8 bytes at most.")
+
+
+@dataclass(frozen=True, slots=True)
+class ClassLabel:
+    """A class by its number, int64. names: by number; empty where nobody named them."""
+
+    names: tuple[str, ...] = ()
+
+    kind: ClassVar[str] = "class_label"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _names("ClassLabel", self.names))
+
+
+@dataclass(frozen=True, slots=True)
+class MultiLabel:
+    """Any number of classes a sample, handed out as float32 of shape (len(names),), 1 where the
+    class holds. names: of the classes, at least one."""
+
+    names: tuple[str, ...]
+
+    kind: ClassVar[str] = "multi_label"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", _names("MultiLabel", self.names))
+        if not self.names:
+            raise ConfigError("MultiLabel: got no names, wanted the classes' names.")
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """A class number for each pixel of an image, in an image file without loss or an .npy file.
+
+    of: the image's field. It follows the image through a recipe, by nearest neighbours.
+    """
+
+    of: str
+
+    kind: ClassVar[str] = "mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Boxes:
+    """Boxes in an image, float32, (boxes, 4) a sample, in pixels of the upright image; handed out
+    as x1, y1, x2, y2. of: the image's field. format: in storage."""
+
+    of: str
+    format: BoxFormat = "xyxy"
+
+    kind: ClassVar[str] = "boxes"
+
+    def __post_init__(self) -> None:
+        if self.format not in get_args(BoxFormat):
+            wanted = ", ".join(get_args(BoxFormat))
+            raise ConfigError(f"Boxes: got format={self.format!r}, wanted one of {wanted}.")
+
+
+@dataclass(frozen=True, slots=True)
+class Keypoints:
+    """Points in an image, float32, (points, 2) a sample: x, y in pixels of the upright image. of:
+    the image's field."""
+
+    of: str
+
+    kind: ClassVar[str] = "keypoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A sequence of integers whose length differs between samples. dtype: numpy's name."""
+
+    dtype: str = "int64"
+
+    kind: ClassVar[str] = "tokens"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _dtype("Tokens", self.dtype))
+        if np.dtype(self.dtype).kind not in "iu":
+            raise ConfigError(f"Tokens: got dtype={self.dtype!r}, wanted integers.")
+
+
+FieldType = (
+    Image
+    | Audio
+    | Video
+    | Text
+    | Bytes
+    | Array
+    | Value
+    | ClassLabel
+    | MultiLabel
+    | Mask
+    | Boxes
+    | Keypoints
+    | Tokens
+)
+
+FIELD_TYPES: Mapping[str, type[Any]] = {kind.kind: kind for kind in get_args(FieldType)}
+"""The types by the names that a manifest has for them."""
+
+
+def is_encoded(type: FieldType) -> bool:
+    """Whether samples are bytes that somebody has to decode, text included."""
+    return isinstance(type, Image | Audio | Video | Text | Bytes | Mask)
+
+
+def to_json(type: FieldType) -> dict[str, Any]:
+    """A type as a manifest has it."""
+    values = {each.name: getattr(type, each.name) for each in fields(type)}
+    return {"kind": type.kind, **{k: v for k, v in values.items() if v is not None}}
+
+
+def from_json(value: Any) -> FieldType:
+    """The type that a manifest names; it may come from anybody. Raises ValueError."""
+    if not isinstance(value, Mapping) or value.get("kind") not in FIELD_TYPES:
+        raise ValueError(f"{str(value)[:80]!r} isn't a field's type")
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "kind"}
+    try:
+        found: FieldType = FIELD_TYPES[value["kind"]](**values)
+    except (ConfigError, TypeError) as error:
+        raise ValueError(str(error)) from error
+    of = getattr(found, "of", None)
+    if of is not None and not is_field_name(of):
+        raise ValueError(f"{str(of)[:80]!r} isn't a field's name")
+    return found
+
+
+def is_field_name(name: object) -> bool:
+    """Whether a field can have this name."""
+    return isinstance(name, str) and bool(_NAME.fullmatch(name))
+
+
+def check_field_name(name: object, *, what: str) -> str:
+    """Returns a field's name, or raises ConfigError. what: the argument, for the message."""
+    if not isinstance(name, str) or not is_field_name(name):
+        raise ConfigError(
+            f"{what}: got {name!r}, wanted a field's name: 1 to 128 characters without a slash."
+        )
+    if name == ID or name.endswith(PRESENT):
+        raise ConfigError(
+            f'{what}: got {name!r}: "{ID}" and names that end in "{PRESENT}" are given by '
+            "Penstock. Choose another name."
+        )
+    return name
+
+
+def _dtype(what: str, dtype: object) -> str:
+    try:
+        name = np.dtype(dtype).newbyteorder("=").name  # type: ignore[call-overload]
+    except TypeError:
+        name = ""
+    if name not in _DTYPES:
+        raise ConfigError(
+            f"{what}: got dtype={dtype!r}, wanted one of {', '.join(sorted(_DTYPES))}."
+        )
+    return str(name)
+
+
+def _shape(shape: object) -> tuple[int | None, ...]:
+    def is_length(one: object) -> bool:
+        return one is None or (type(one) is int and 0 <= one <= _MAX_LENGTH)
+
+    if (
+        not isinstance(shape, Sequence)
+        or isinstance(shape, str)
+        or len(shape) > _MAX_DIMENSIONS
+        or not all(map(is_length, shape))
+    ):
+        raise ConfigError(f"Array: got shape={shape!r}, wanted a tuple of lengths, None for any.")
+    return tuple(shape)
+
+
+def _names(what: str, names: object) -> tuple[str, ...]:
+    if not isinstance(names, Sequence) or isinstance(names, str):
+        raise ConfigError(f"{what}: got names={names!r}, wanted a list of class names.")
+    if not all(isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in names):
+        raise ConfigError(f"{what}: got names={str(names)[:80]}, wanted strings.")
+    if len(set(names)) < len(names):
+        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        raise ConfigError(f"{what}: got {twice!r} twice, wanted each class once.")
+    if len(names) > _MAX_NAMES:
+        raise ConfigError(f"{what}: got {len(names):,} names, wanted at most {_MAX_NAMES:,}.")
+    return tuple(names)

@@ -1,0 +1,89 @@
+"""What may be samples of a dataset, before anything of them is decoded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.schema import Schema
+    from penstock.readers.formats.grouping import Grouping
+    from penstock.readers.origin.origin import Entry
+    from penstock.readers.origin.quarantine import QuarantineEntry
+
+MISSING = -1
+"""In place of a file's number: the sample lacks the field."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Spans:
+    """Where the bytes of one field lie, for n candidates; all int64, shape (n,).
+
+    files: numbers in `Candidates.files`, MISSING where the sample lacks the field. starts, sizes:
+    bytes in that file.
+    """
+
+    files: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Candidates:
+    """What may be samples: known by names, sizes and by what is noted beside them.
+
+    schema: the fields in order; an Array's dtype and shape may be unsettled yet. files: what the
+    spans lie in. names: of the samples, below the dataset's root, for people and quarantines.
+    spans: of each field whose bytes lie in files. values: of every other field, which is known by
+    now (labels, what a table or a JSON file says). present: of values that some lack, bool, shape
+    (n,). shards: which candidates make up which shard, empty ones too. shard_bytes: the mean size
+    that these were cut to, None where they lie as the data have them. quarantined: what can't be a
+    candidate; passed_over: what is no part of a sample, by extension.
+    """
+
+    schema: Schema
+    files: Sequence[Entry]
+    names: Sequence[bytes]
+    spans: Mapping[str, Spans]
+    values: Mapping[str, Column]
+    shards: Grouping
+    shard_bytes: int | None
+    quarantined: list[QuarantineEntry]
+    passed_over: dict[str, int]
+    present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each candidate, of all its fields together, int64, shape (n,)."""
+        total = np.zeros(len(self), np.int64)
+        for spans in self.spans.values():
+            total += spans.sizes
+        for column in self.values.values():
+            total += column_bytes(column)
+        return total
+
+
+def column_bytes(column: Column) -> NDArray[np.int64]:
+    """Bytes of each sample of a column, int64, shape (n,)."""
+    if isinstance(column, EncodedColumn):
+        return np.array([len(sample) for sample in column.samples], np.int64)
+    if isinstance(column, DenseColumn):
+        return np.full(len(column), column.values[:1].nbytes, np.int64)
+    return np.diff(column.offsets) * column.values.dtype.itemsize * _row_length(column)
+
+
+def _row_length(column: RaggedColumn) -> int:
+    """Numbers in one row of the values."""
+    return int(np.prod(column.values.shape[1:], dtype=np.int64))

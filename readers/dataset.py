@@ -39,7 +39,7 @@ class Dataset:
 
     url: a local path or any fsspec URL; tar files by a pattern such as train-{000000..000009}.tar
     too. fields: of "image", "label", "id", in the order in which batches shall have them; None is
-    all that is there but "id". format: "auto", "folder", "tar" or "arrow". index: folder of the
+    all that is there but "id". format: "auto", "folder", "tar" or "pack". index: folder of the
     index of images or tar files, of remote ones also a URL of the same store; None is beside them,
     else the cache folder, else the user's cache directory. cache: a DiskCache that remote data is
     read through (data on a network mount too), or a folder for one: its limit is what it was made

@@ -40,7 +40,7 @@ class ProgressReport(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetFacts:
-    """The dataset that was read. samples, encoded bytes, kind ("arrow", "tar", "folder")."""
+    """The dataset that was read. samples, encoded bytes, kind ("pack", "tar", "folder")."""
 
     samples: int
     bytes: int

@@ -24,7 +24,7 @@ AUTO = "auto"
 # A module's FORMAT is loaded when it is first asked for: who reads a pack needs no tar files. The
 # folder comes last, as it takes whatever no other does.
 _MODULES = {
-    "arrow": "penstock.readers.formats.pack.format",
+    "pack": "penstock.readers.formats.pack.format",
     "tar": "penstock.readers.formats.tar.format",
     "folder": "penstock.readers.formats.folder.format",
 }

@@ -62,7 +62,7 @@ def pack(
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
     src: image folder, tar files or pack, local or behind a URL. format: which of them ("folder",
-    "tar", "arrow") where src holds more than one kind. shuffle: False keeps the ids of the
+    "tar", "pack") where src holds more than one kind. shuffle: False keeps the ids of the
     source's index. shard_bytes: mean bytes of a shard, counted before images are rewritten.
     short_side: images with a longer one are rewritten as baseline JPEGs of this short side (pixels,
     upright, quality 92 by default); others stay as they are. quality: of what is rewritten, 1 to

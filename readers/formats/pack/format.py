@@ -27,7 +27,7 @@ _TRACES = (OWN_FOLDER + b"/pack.json", b"shard-000000.arrow")
 class PackFormat:
     """A pack, whose manifest in its own folder names shard files instead of sidecars."""
 
-    name: ClassVar[str] = "arrow"
+    name: ClassVar[str] = "pack"
     least_sample_bytes: ClassVar[int] = 40  # what is noted of it
     is_file_per_sample: ClassVar[bool] = False
     indexing: ClassVar[Indexing | None] = None

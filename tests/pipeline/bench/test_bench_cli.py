@@ -273,7 +273,7 @@ def a_result(**changes: Any) -> BenchResult:
     fields: dict[str, Any] = {
         "workload": a_workload("/data/pack"),
         "setup": setup,
-        "dataset": DatasetFacts(samples=3072, bytes=122_000_000, kind="arrow"),
+        "dataset": DatasetFacts(samples=3072, bytes=122_000_000, kind="pack"),
         "raw": played,
         "stepped": None,
         "floor_au": None,
@@ -511,9 +511,9 @@ def test_a_remote_set_is_opened_for_each_run(
 @pytest.mark.parametrize(
     ("kind", "remote", "cache", "index", "anew"),
     [
-        ("arrow", True, None, None, True),
-        ("arrow", False, None, None, False),  # a local one
-        ("arrow", True, "there", None, False),  # the user's cache is what is asked about
+        ("pack", True, None, None, True),
+        ("pack", False, None, None, False),  # a local one
+        ("pack", True, "there", None, False),  # the user's cache is what is asked about
         ("folder", True, None, None, False),  # it would be indexed again
         ("folder", True, None, "there", True),
     ],
@@ -527,7 +527,7 @@ def test_a_set_is_opened_anew_where_that_makes_it_cold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shared: Any = SimpleNamespace(
-        index=SimpleNamespace(is_self_contained=kind == "arrow"), remote=remote or None
+        index=SimpleNamespace(is_self_contained=kind == "pack"), remote=remote or None
     )
     fresh = MagicMock()
     monkeypatch.setattr(Workload, "dataset", lambda _: fresh)

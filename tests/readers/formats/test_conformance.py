@@ -36,7 +36,7 @@ class TestTar(IndexedFormatConformance):
 
 
 class TestPack(FormatConformance):
-    name = "arrow"
+    name = "pack"
 
     def write(self, folder: Path) -> Path:
         source = images.class_folder(folder / "set", samples=SAMPLES)

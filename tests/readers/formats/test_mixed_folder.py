@@ -69,7 +69,7 @@ def test_a_format_that_is_none_is_refused(both: Path, tmp_path: Path) -> None:
 
 def test_a_pack_is_no_format_of_an_index(both: Path) -> None:
     with pytest.raises(ConfigError, match="has its own index"):
-        build_index(both, format="arrow", verify=images.verify)
+        build_index(both, format="pack", verify=images.verify)
 
 
 def test_tar_files_that_were_named_are_no_folder(both: Path, tmp_path: Path) -> None:

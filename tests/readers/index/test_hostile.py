@@ -181,7 +181,7 @@ HOSTILE = {
         "images", {"min_height": 1, "max_height": 2.5, "min_width": 1, "max_width": 1}
     ),
     "another kind": says("kind", "zip"),
-    "a kind of no name": says("kind", ["arrow"]),
+    "a kind of no name": says("kind", ["pack"]),
     "fields of others": says("fields", ["image", "__class__"]),
     "fields of text": says("fields", "image"),
     "classes of numbers": says("classes", [1, 2]),

@@ -292,7 +292,7 @@ def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None
 def test_packs_are_told_from_folders(folder: Path, tmp_path: Path) -> None:
     pack(folder, tmp_path / "pack", verify=images.verify)
     index = open_index(tmp_path / "pack")
-    assert (index.kind, index.shuffled, index.seed) == ("arrow", True, 0)
+    assert (index.kind, index.shuffled, index.seed) == ("pack", True, 0)
     with pytest.raises(ConfigError, match="drop index="):
         open_index(tmp_path / "pack", index=tmp_path / "index")
     with pytest.raises(ConfigError, match="pack"):
@@ -300,7 +300,7 @@ def test_packs_are_told_from_folders(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="format"):
         open_index(folder, format="zip")
     with pytest.raises(DatasetNotFoundError, match="manifest"):
-        open_index(folder, format="arrow")
+        open_index(folder, format="pack")
 
 
 @pytest.mark.parametrize("damage", ["gone", "torn"])

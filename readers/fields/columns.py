@@ -127,7 +127,37 @@ class RaggedColumn:
         return RaggedColumn.of(samples, like=self)
 
 
-Column = EncodedColumn | DenseColumn | RaggedColumn
+@dataclass(frozen=True, slots=True, eq=False)
+class ListColumn:
+    """Samples as Python has them, once they are decoded: str of texts, bytes of bytes.
+
+    A sample that is missing or bad is empty.
+    """
+
+    samples: list[str] | list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(map(len, self.samples))
+
+    def take(self, rows: Rows) -> ListColumn:
+        """These rows, in this order."""
+        samples: list[Any] = [self.samples[row] for row in rows]
+        return ListColumn(samples)
+
+    def patched(self, rows: Rows, others: Column) -> ListColumn:
+        """A copy with other samples in some rows."""
+        assert isinstance(others, ListColumn)
+        samples: list[Any] = list(self.samples)
+        for row, sample in zip(rows, others.samples, strict=True):
+            samples[row] = sample
+        return ListColumn(samples)
+
+
+Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,7 +77,7 @@ class Candidates:
 
 def column_bytes(column: Column) -> NDArray[np.int64]:
     """Bytes of each sample of a column, int64, shape (n,)."""
-    if isinstance(column, EncodedColumn):
+    if isinstance(column, EncodedColumn | ListColumn):
         return np.array([len(sample) for sample in column.samples], np.int64)
     if isinstance(column, DenseColumn):
         return np.full(len(column), column.values[:1].nbytes, np.int64)

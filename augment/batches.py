@@ -94,7 +94,7 @@ def select_rows(batch: EncodedBatch, draws: Draws, rows: list[int]) -> tuple[Enc
     if len(rows) == len(batch.encoded):
         return batch, draws
     encoded = [batch.encoded[row] for row in rows]
-    some = replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows], columns={})
+    some = replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows])
     return some, {name: values[rows] for name, values in draws.items()}
 
 

@@ -128,7 +128,11 @@ def _canary(case: Case) -> dict[str, Any]:
 
     with Dataset(case["pack"]) as dataset:
         n = min(case["batch_size"], int(dataset.index.sizes[0]))
-        samples = dataset.read(np.array([(0, row) for row in range(n)], np.int64)).encoded
+        samples = (
+            dataset.read(np.array([(0, row) for row in range(n)], np.int64))
+            .encoded("image")
+            .encoded
+        )
     device_id = 0 if case["device"].startswith("cuda") else None
     pipe = Pipeline(batch_size=n, num_threads=4, device_id=device_id, prefetch_queue_depth=1)
     with pipe:
@@ -248,7 +252,7 @@ def _undecoded(case: Case) -> Iterator[Any]:
         )
         try:
             for epoch in itertools.count():
-                batch = dataset.read(rows)
+                batch = dataset.read(rows).encoded("image")
                 draws = draw(recipe, ids=batch.ids, dims=batch.dims, seed=7, epoch=epoch)
                 graph.feed(batch, draws)
                 yield graph.outputs(), batch.ids

@@ -118,7 +118,7 @@ def _checksum_us(prepared: Prepared, *, samples: int = 256) -> float:
 
     dataset = Dataset(str(prepared.pack))
     rows = Plan(dataset.index.sizes, seed=7, lanes=1, window=1).batch(0, 0, samples)
-    encoded = dataset.read(rows).encoded
+    encoded = dataset.read(rows).encoded("image").encoded
     began = time.thread_time()
     for view in encoded:
         crc32c(view)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from penstock.readers.dataset import Dataset
+    from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import IndexSummary, build_index, open_index
     from penstock.readers.packing.packing import pack
@@ -22,6 +23,7 @@ __all__ = [
     "IndexSummary",
     "PackSummary",
     "Rejection",
+    "SampleBatch",
     "build_index",
     "open_index",
     "pack",
@@ -37,6 +39,7 @@ _HOME = {
     "IndexSummary": "penstock.readers.index.opening",
     "PackSummary": "penstock.readers.packing.summary",
     "Rejection": "penstock.readers.types",
+    "SampleBatch": "penstock.readers.fields.columns",
     "build_index": "penstock.readers.index.opening",
     "open_index": "penstock.readers.index.opening",
     "pack": "penstock.readers.packing.packing",

@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 
     from penstock.cache.blobs.remote import Remote
     from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url
-    from penstock.readers.types import EncodedBatch, Verify
+    from penstock.readers.types import Verify
 
 
 class Dataset:
@@ -187,7 +188,7 @@ class Dataset:
         *,
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
-    ) -> EncodedBatch:
+    ) -> SampleBatch:
         """Encoded samples in the order of rows, each checked against its CRC-32C.
 
         rows: (shard, row), int64, shape (n, 2), n ≥ 0. mode: "copy" copies each sample out of

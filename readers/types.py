@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,15 +55,13 @@ Verify = Callable[[Sequence[Encoded]], list[ImageFacts | Rejection]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBatch:
-    """Encoded samples of one batch, in the order that was asked for.
+    """The encoded images of one field of a batch, in the batch's order: what a graph decodes.
 
     ids: sample ids, int64, shape (n,).
     encoded: n views of uint8, shape (bytes,) each; they keep their mapped file alive.
     dims: oriented height and width, int32, shape (n, 2).
-    columns: further fields by name ("label": int64, shape (n,)).
     """
 
     ids: NDArray[np.int64]
     encoded: list[Encoded]
     dims: NDArray[np.int32]
-    columns: Mapping[str, NDArray[np.int64]]

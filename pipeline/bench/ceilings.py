@@ -85,7 +85,8 @@ def measure_ceilings(
         return Ceilings(remote=remote, read=read, is_cold=is_cold)
     threads = threads or usable_cores()
     # From a remote only as few as it takes.
-    batch = dataset.read(next(rows) if read is not None else next(rows)[: _FEW * threads])
+    some = next(rows) if read is not None else next(rows)[: _FEW * threads]
+    batch = dataset.read(some).encoded("image")
     bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images)
     stages = [RecipeTimer(bare), RecipeTimer(recipe), RecipeTimer(recipe, constant=True)]
     with contextlib.ExitStack() as open_ones:
@@ -163,8 +164,8 @@ def _read(dataset: Dataset, rows: Iterator[NDArray[np.int64]], seconds: float) -
     blocks = _blocks()
 
     def read(some: NDArray[np.int64]) -> tuple[int, int]:
-        encoded = dataset.read(some).encoded
-        return len(encoded), sum(map(len, encoded))
+        read = dataset.read(some)
+        return len(read), read.size_bytes
 
     pool = Workers(workers, name="ceiling")
     stream = Ordered(read, rows, pool=pool, ahead=2 * workers)

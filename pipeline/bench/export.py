@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import DatasetError
+from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.types import Rejection
 
@@ -43,8 +44,9 @@ def export_files(dataset: Dataset, folder: Path, *, most_samples: int | None = N
     has_labels = "label" in index.fields
     seen: set[int] = set()
     for start in range(0, count, _CHUNK):
-        batch = dataset.read(_rows(index.starts, np.arange(start, min(count, start + _CHUNK))))
-        labels = batch.columns["label"].tolist() if has_labels else [0] * len(batch.ids)
+        read = dataset.read(_rows(index.starts, np.arange(start, min(count, start + _CHUNK))))
+        batch, column = read.encoded("image"), read.columns.get("label")
+        labels = column.values.tolist() if isinstance(column, DenseColumn) else [0] * len(read)
         for number, label, encoded in zip(batch.ids.tolist(), labels, batch.encoded, strict=True):
             place = folder / f"{label:0{_DIGITS}d}"
             if label not in seen:

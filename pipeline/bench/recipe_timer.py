@@ -155,13 +155,12 @@ def first_of(batch: EncodedBatch, size: int) -> EncodedBatch:
 
 
 def some_of(batch: EncodedBatch, rows: Sequence[int]) -> EncodedBatch:
-    """These samples of a batch, without their columns."""
+    """These samples of a batch."""
     return replace(
         batch,
         ids=batch.ids[list(rows)],
         encoded=[batch.encoded[row] for row in rows],
         dims=batch.dims[list(rows)],
-        columns={},
     )
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.augment.mixing import Mix
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
-    from penstock.readers.types import EncodedBatch
+    from penstock.readers.fields.columns import SampleBatch
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -28,8 +28,9 @@ class Batch:
     ordered:
         step: which positions of the stream. slots: which samples of them this rank reads.
     read:
-        own: ids that the plan gave, int64, shape (n,). encoded: their bytes; where a sample is bad,
-        its substitute's, or none in a padded batch. bad: rows whose own sample is bad, and why.
+        own: ids that the plan gave, int64, shape (n,). content: their columns; where a sample is
+        bad, its substitute's, or nothing in a padded batch. bad: rows whose own sample is bad, and
+        why.
         valid: bool, shape (n,), False where a padded slot holds a stand-in or a bad sample; None
         without padding.
     drawn:
@@ -47,7 +48,7 @@ class Batch:
     step: Step
     slots: Slots
     own: NDArray[np.int64]
-    encoded: EncodedBatch
+    content: SampleBatch
     bad: Mapping[int, str]
     valid: NDArray[np.bool_] | None
     draws: Draws | None = None
@@ -71,8 +72,8 @@ class Batch:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its encoded samples."""
-        return sum(map(len, self.encoded.encoded))
+        """Bytes of its samples as they were read."""
+        return self.content.size_bytes
 
     @property
     def left_out(self) -> Mapping[int, str]:

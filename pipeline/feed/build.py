@@ -106,6 +106,7 @@ def _road(
 ) -> Road:
     """The stages of the loader's batches."""
     seed, walk = order.settings.seed, order.walk
+    image = "image" if recipe is not None else None
     mixer = make_mixer(dataset, options, recipe, seed=seed)
     resident = make_resident(dataset, options, order.settings, recipe, walk=walk, threads=threads)
     graph = make_graph(recipe, options, threads, resident) if recipe else None
@@ -128,13 +129,15 @@ def _road(
         reader=BatchReader(
             dataset=dataset,
             recipe=recipe,
+            image=image,
             mode=options.read,
             bad_samples=bad_samples,
             probe=meter.probe,
             resident=resident,
         ),
-        draws=BatchDraws(recipe=recipe, seed=seed, mixer=mixer),
+        draws=BatchDraws(recipe=recipe, image=image, seed=seed, mixer=mixer),
         graph=graph,
+        image=image,
         finisher=Finisher(
             dataset.fields, mixer=mixer, device=options.device, pins=options.pin_memory
         ),

@@ -11,24 +11,27 @@ if TYPE_CHECKING:
     from penstock.augment.mixing import Mix, Mixer
     from penstock.augment.recipe import CheckedRecipe
     from penstock.pipeline.feed.batch import Batch
-    from penstock.readers.types import EncodedBatch
+    from penstock.readers.fields.columns import SampleBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDraws:
     """Draws random numbers for a recipe: pure functions of (seed, epoch, sample id), on any thread.
 
-    recipe: None without images. mixer: of MixUp and CutMix; None without them.
+    recipe: of the images in the field `image`; both None without images. mixer: of MixUp and
+    CutMix; None without them.
     """
 
     recipe: CheckedRecipe | None
+    image: str | None
     seed: int
     mixer: Mixer | None
 
-    def draws(self, encoded: EncodedBatch, epoch: int) -> Draws | None:
+    def draws(self, content: SampleBatch, epoch: int) -> Draws | None:
         """The numbers of each sample of a batch; a substitute has those of its own id."""
-        if self.recipe is None:
+        if self.recipe is None or self.image is None:
             return None
+        encoded = content.encoded(self.image)
         return draw(self.recipe, ids=encoded.ids, dims=encoded.dims, seed=self.seed, epoch=epoch)
 
     def mix(self, batch: Batch) -> Mix | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from penstock.augment.mixing import mix_images, soft_targets
+from penstock.readers.fields.columns import DenseColumn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,14 +43,14 @@ class Finisher:
 
     def __call__(self, batch: Batch) -> Tensors:
         """The tensors of a decoded batch."""
-        encoded, mix, images = batch.encoded, batch.mix, batch.images
-        columns: dict[str, Any] = {**encoded.columns, "id": encoded.ids}
+        content, mix, images = batch.content, batch.mix, batch.images
+        columns: dict[str, Any] = {"id": content.ids}
+        columns |= {k: v.values for k, v in content.columns.items() if isinstance(v, DenseColumn)}
         if mix is not None and self._mixer is not None and images is not None:
             images = mix_images(images, mix)
+            labels = columns["label"]
             columns = {name: values[: len(images)] for name, values in columns.items()}
-            columns["label"] = soft_targets(
-                encoded.columns["label"], mix, classes=self._mixer.classes
-            )
+            columns["label"] = soft_targets(labels, mix, classes=self._mixer.classes)
         tensors = [
             images if field == "image" else self._place(torch.from_numpy(columns[field]))
             for field in self._fields

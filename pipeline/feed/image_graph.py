@@ -98,6 +98,7 @@ def make_resident(
         return None
     return ResidentImages(
         recipe,
+        image="image",
         samples=dataset.index.samples,
         max_bytes=max_bytes,
         threads=threads,

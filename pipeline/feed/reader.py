@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.augment.draws import decodes_window
@@ -23,19 +23,21 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
     from penstock.readers import Dataset
-    from penstock.readers.types import EncodedBatch
+    from penstock.readers.fields.columns import SampleBatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReader:
     """Reads the samples of a batch, and finds others for those that are bad; on any thread.
 
-    recipe: that they are decoded by; None without images. resident: what keeps decoded images in
-    memory; None where each sample is read each time. probe: is shown what was read.
+    recipe: that images in the field `image` are decoded by; both None without images. resident:
+    what keeps decoded images in memory; None where each sample is read each time. probe: is shown
+    what was read.
     """
 
     dataset: Dataset
     recipe: CheckedRecipe | None
+    image: str | None
     mode: ReadMode
     bad_samples: BadSamples
     probe: ReadProbe = field(default_factory=ReadProbe)
@@ -48,17 +50,17 @@ class BatchReader:
         own = self.dataset.index.starts[rows[:, 0]] + rows[:, 1]
         bad = self.bad_samples.reasons(epoch, own)
         if valid is None:
-            encoded = self._read(own, epoch, bad=bad)
+            content = self._read(own, epoch, bad=bad)
         else:
             found: dict[int, str] = {}
-            encoded = self._read_once(own, found)
+            content = self._read_once(own, found)
             for row, why in found.items():
                 self.bad_samples.learn(epoch, int(own[row]), why, lasting=True)
             bad |= found
             valid = valid.copy()
             valid[list(bad)] = False
-        self.probe.sample(encoded)
-        return Batch(step=step, slots=slots, own=own, encoded=encoded, bad=bad, valid=valid)
+        self.probe.sample(content.encoded(self.image) if self.image is not None else None)
+        return Batch(step=step, slots=slots, own=own, content=content, bad=bad, valid=valid)
 
     def mark(self, batch: Batch, undecodable: Mapping[int, str]) -> None:
         """Mark the rows of a padded batch that don't decode as not valid."""
@@ -68,14 +70,14 @@ class BatchReader:
         valid[list(undecodable)] = False
         batch.valid, batch.bad = valid, {**batch.bad, **undecodable}
 
-    def replace(self, batch: Batch, undecodable: Mapping[int, str]) -> EncodedBatch:
+    def replace(self, batch: Batch, undecodable: Mapping[int, str]) -> SampleBatch:
         """Put other samples into the rows that don't decode, and return these, in the rows' order.
         Raises TooManyBadSamplesError."""
         self._learn_undecodable(batch, undecodable)
         rows = sorted(undecodable)
         bad = self.bad_samples.reasons(batch.epoch, batch.own[rows])
         substitutes = self._read(batch.own[rows], batch.epoch, bad=bad)
-        batch.encoded = _patched(batch.encoded, rows, substitutes)
+        batch.content = batch.content.patched(rows, substitutes)
         batch.bad = {**batch.bad, **{rows[place]: why for place, why in bad.items()}}
         return substitutes
 
@@ -83,63 +85,41 @@ class BatchReader:
         # A random window may miss the damage in another epoch.
         lasting = self.recipe is None or not (self.recipe.random and decodes_window(self.recipe))
         for row, why in rows.items():
-            sample_id = int(batch.encoded.ids[row])
+            sample_id = int(batch.content.ids[row])
             self.bad_samples.learn(batch.epoch, sample_id, why, lasting=lasting)
 
-    def _read(self, own: NDArray[np.int64], epoch: int, *, bad: dict[int, str]) -> EncodedBatch:
+    def _read(self, own: NDArray[np.int64], epoch: int, *, bad: dict[int, str]) -> SampleBatch:
         """Samples by id, with substitutes for bad ones. bad: rows known to be bad; those whose
         bytes or headers turn out so are added."""
         ids = own.copy()
         for row in bad:
             ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
         found: dict[int, str] = {}
-        encoded = self._read_once(ids, found)
+        content = self._read_once(ids, found)
         while found:
             for row, why in found.items():
                 self.bad_samples.learn(epoch, int(ids[row]), why, lasting=True)
                 bad.setdefault(row, why)  # the first that was tried was the row's own
                 ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
             rows, again = sorted(found), dict[int, str]()
-            encoded = _patched(encoded, rows, self._read_once(ids[rows], again))
+            content = content.patched(rows, self._read_once(ids[rows], again))
             found = {rows[place]: why for place, why in again.items()}
-        return encoded
+        return content
 
-    def _read_once(self, ids: NDArray[np.int64], bad: dict[int, str]) -> EncodedBatch:
+    def _read_once(self, ids: NDArray[np.int64], bad: dict[int, str]) -> SampleBatch:
         """From memory what is there, the rest from its files. bad: is told rows and reasons."""
         if self.resident is not None:
             return self.resident.read(ids, bad, self._read_files)
         return self._read_files(ids, bad)
 
-    def _read_files(self, ids: NDArray[np.int64], bad: dict[int, str]) -> EncodedBatch:
+    def _read_files(self, ids: NDArray[np.int64], bad: dict[int, str]) -> SampleBatch:
         """Read, and look at the headers of what this process sees for the first time: DALI doesn't
         survive all of those that can't be parsed. bad: is told rows and reasons."""
         ledger = self.bad_samples
-        encoded = self.dataset.read(ledger.rows(ids), mode=self.mode, bad=bad)
-        if self.recipe is not None:
+        content = self.dataset.read(ledger.rows(ids), mode=self.mode, bad=bad)
+        if self.image is not None:
             new = [row for row in ledger.unseen(ids).tolist() if row not in bad]
-            found = bad_headers(_subset(encoded, new))
+            found = bad_headers(content.take(new).encoded(self.image))
             bad.update({new[place]: why for place, why in found.items()})
             ledger.mark_seen(ids[[row for row in new if row not in bad]])
-        return encoded
-
-
-def _subset(batch: EncodedBatch, rows: list[int]) -> EncodedBatch:
-    return replace(
-        batch,
-        ids=batch.ids[rows],
-        encoded=[batch.encoded[row] for row in rows],
-        dims=batch.dims[rows],
-        columns={name: values[rows] for name, values in batch.columns.items()},
-    )
-
-
-def _patched(batch: EncodedBatch, rows: list[int], others: EncodedBatch) -> EncodedBatch:
-    """A batch with other samples in some rows."""
-    ids, dims, encoded = batch.ids.copy(), batch.dims.copy(), list(batch.encoded)
-    columns = {name: values.copy() for name, values in batch.columns.items()}
-    ids[rows], dims[rows] = others.ids, others.dims
-    for row, sample in zip(rows, others.encoded, strict=True):
-        encoded[row] = sample
-    for name, values in columns.items():
-        values[rows] = others.columns[name]
-    return replace(batch, ids=ids, encoded=encoded, dims=dims, columns=columns)
+        return content

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 class Road:
     """Says what happens to each batch of a loader, stage by stage; it has no thread and no place.
 
-    endless: it goes on into the next epoch. graph: None where no image is decoded.
+    endless: it goes on into the next epoch. graph: decodes the images of the field
+    `image`; both None where none is decoded.
     """
 
     walk: Walk
@@ -55,6 +56,7 @@ class Road:
     reader: BatchReader
     draws: BatchDraws
     graph: Graph | ResidentGraph | None
+    image: str | None
     finisher: Finisher
     bad_count: BadCount
     meter: Meter
@@ -82,15 +84,15 @@ class Road:
 
     def draw(self, batch: Batch) -> None:
         """Draw the random numbers of its samples: functions of seed, epoch and sample id."""
-        batch.draws = self.draws.draws(batch.encoded, batch.epoch)
+        batch.draws = self.draws.draws(batch.content, batch.epoch)
         batch.mix = self.draws.mix(batch)
 
     # -- decoded: one thread at a time
 
     def begin_decode(self, batch: Batch) -> None:
         """Give a batch to DALI, which works on several at once."""
-        if self.graph is not None and batch.draws is not None:
-            self.graph.feed(batch.encoded, batch.draws, bad=batch.left_out)
+        if self.graph is not None and self.image is not None and batch.draws is not None:
+            self.graph.feed(batch.content.encoded(self.image), batch.draws, bad=batch.left_out)
 
     def decode(self, batch: Batch) -> None:
         """Take the images of the oldest batch from DALI, which must be this one."""
@@ -104,6 +106,7 @@ class Road:
     def _mend(self, batch: Batch, decoded: DecodedBatch) -> None:
         """Put substitutes in the place of what didn't decode (in the images too), or mark it."""
         assert self.graph is not None
+        assert self.image is not None
         if batch.valid is not None:
             self.reader.mark(batch, decoded.bad)
             return
@@ -113,7 +116,7 @@ class Road:
             substitutes = self.reader.replace(batch, bad)
             draws = self.draws.draws(substitutes, batch.epoch)
             assert draws is not None
-            again = self.graph.decode(substitutes, draws)
+            again = self.graph.decode(substitutes.encoded(self.image), draws)
             decoded.images[rows] = again.images
             bad = {rows[place]: why for place, why in again.bad.items()}
 

@@ -75,7 +75,7 @@ class Augmenter:
             self._graph = Graph(self.recipe, pixels=pixels, check_headers=not pixels, **options)
             self._pixels = pixels
         draws = draw(self.recipe, ids=ids, dims=split.dims, seed=self.seed, epoch=epoch)
-        batch = EncodedBatch(ids=ids, encoded=split.arrays, dims=split.dims, columns={})
+        batch = EncodedBatch(ids=ids, encoded=split.arrays, dims=split.dims)
         self._graph.feed(batch, draws)
 
     def outputs(self, split: SplitBatch) -> Any:

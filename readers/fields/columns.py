@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.readers.types import EncodedBatch
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -179,6 +181,13 @@ class SampleBatch:
     def size_bytes(self) -> int:
         """Bytes of all columns."""
         return sum(column.size_bytes for column in self.columns.values())
+
+    def encoded(self, name: str) -> EncodedBatch:
+        """The encoded images of one field."""
+        column = self.columns[name]
+        assert isinstance(column, EncodedColumn), name
+        assert column.dims is not None, name
+        return EncodedBatch(ids=self.ids, encoded=column.samples, dims=column.dims)
 
     def take(self, rows: Rows) -> SampleBatch:
         """These rows, in this order."""

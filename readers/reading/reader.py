@@ -10,6 +10,7 @@ import numpy as np
 from penstock.cache.base.blob import ReadMode
 from penstock.cache.base.counters import Traffic, TrafficMeter
 from penstock.cache.errors import ConfigError, CorruptSampleError, IndexChangedError
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, SampleBatch
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.reading.blocks import Blocks
@@ -18,11 +19,11 @@ from penstock.readers.reading.loading import load_blobs, load_local
 from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.reading.page_advice import PageAdvice
 from penstock.readers.reading.visit import Visit
-from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.columns import Column
     from penstock.readers.index.index import Index
     from penstock.readers.types import Encoded
 
@@ -52,7 +53,7 @@ class SampleReader:
 
     def read(
         self, rows: NDArray[np.int64], *, mode: ReadMode, bad: dict[int, str] | None
-    ) -> EncodedBatch:
+    ) -> SampleBatch:
         """Encoded samples in the order of rows; arguments and errors as for `Dataset.read`."""
         index = self.index
         _check_rows(rows, index, mode, self._url)
@@ -154,17 +155,17 @@ class SampleReader:
         order: NDArray[np.int64],
         table: NDArray[np.int64],
         encoded: list[Encoded],
-    ) -> EncodedBatch:
+    ) -> SampleBatch:
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         table = table[back]
-        columns = {"label": table[:, LABEL].copy()} if self._has_labels else {}
-        return EncodedBatch(
-            ids=self.index.starts[rows[:, 0]] + rows[:, 1],
-            encoded=[encoded[i] for i in back.tolist()],
-            dims=table[:, HEIGHT : WIDTH + 1].astype(np.int32),
-            columns=columns,
+        images = EncodedColumn(
+            [encoded[i] for i in back.tolist()], table[:, HEIGHT : WIDTH + 1].astype(np.int32)
         )
+        columns: dict[str, Column] = {"image": images}
+        if self._has_labels:
+            columns["label"] = DenseColumn(table[:, LABEL].copy())
+        return SampleBatch(ids=self.index.starts[rows[:, 0]] + rows[:, 1], columns=columns)
 
 
 def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str) -> None:

@@ -15,7 +15,6 @@ def batch(samples: int) -> EncodedBatch:
         ids=np.arange(samples) + 100,
         encoded=[np.full(4, row, np.uint8) for row in range(samples)],
         dims=np.arange(2 * samples, dtype=np.int32).reshape(samples, 2),
-        columns={"label": np.arange(samples)},
     )
 
 

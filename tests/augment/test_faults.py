@@ -132,7 +132,6 @@ def batch() -> EncodedBatch:
         ids=np.arange(8) + 100,
         encoded=[encode(picture, quality=90) for picture in pictures],
         dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
-        columns={},
     )
 
 

@@ -144,7 +144,6 @@ def batch() -> EncodedBatch:
         ids=np.arange(16),
         encoded=[encode(picture, quality=90) for picture in pictures],
         dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
-        columns={},
     )
 
 

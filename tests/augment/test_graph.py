@@ -56,17 +56,13 @@ def samples():
             for i, p in enumerate(pictures)
         ],
         dims=np.array([p.shape[:2] for p in pictures], np.int32),
-        columns={},
     )
 
 
 def take(batch, rows):
     rows = np.asarray(rows, np.int64)
     return EncodedBatch(
-        ids=batch.ids[rows],
-        encoded=[batch.encoded[row] for row in rows],
-        dims=batch.dims[rows],
-        columns={},
+        ids=batch.ids[rows], encoded=[batch.encoded[row] for row in rows], dims=batch.dims[rows]
     )
 
 

@@ -125,7 +125,7 @@ def test_unverified_bytes_of_a_batch_are_held_back_too(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(headers, "read_header", read)
     batch = EncodedBatch(
-        ids=np.arange(2), encoded=samples, dims=np.full((2, 2), (24, 32), np.int32), columns={}
+        ids=np.arange(2), encoded=samples, dims=np.full((2, 2), (24, 32), np.int32)
     )
     assert list(bad_headers(batch)) == [1]
     assert "Pillow" in bad_headers(batch)[1]

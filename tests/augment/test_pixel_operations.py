@@ -79,9 +79,7 @@ def run(recipe, encoded, *, rows=None, batch_size=SAMPLES, threads=2, seed=1, ep
         part = rows[start : start + batch_size]
         dims = np.full((len(part), 2), (HEIGHT, WIDTH), np.int32)
         draws = draw(checked, ids=part * 7 + 5, dims=dims, seed=seed, epoch=epoch)
-        batch = EncodedBatch(
-            ids=part * 7 + 5, encoded=[encoded[row] for row in part], dims=dims, columns={}
-        )
+        batch = EncodedBatch(ids=part * 7 + 5, encoded=[encoded[row] for row in part], dims=dims)
         graph.feed(batch, draws)
         parts.append(graph.outputs().cpu().numpy())
         drawn.append(draws)

@@ -68,7 +68,7 @@ def run(recipe, files, *, batch_size=64):
     for begin in range(0, len(files), batch_size):
         part = slice(begin, begin + batch_size)
         encoded = [np.frombuffer(file, np.uint8) for file in files[part]]
-        batch = EncodedBatch(ids=ids[part], encoded=encoded, dims=dims[part], columns={})
+        batch = EncodedBatch(ids=ids[part], encoded=encoded, dims=dims[part])
         graph.feed(batch, {name: values[part] for name, values in draws.items()})
         pixels.append(graph.outputs().float().numpy())
     graph.close()

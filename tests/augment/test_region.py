@@ -193,7 +193,6 @@ def test_both_ways_give_the_same_bits_on_the_cpu(color: Any) -> None:
         ids=np.arange(24),
         encoded=[encode(picture, quality=90) for picture in pictures],
         dims=np.array([picture.shape[:2] for picture in pictures], np.int32),
-        columns={},
     )
     found = []
     for windows in ("decoder", "slice"):

@@ -171,7 +171,6 @@ def photographs() -> EncodedBatch:
         ids=np.arange(len(files)),
         encoded=[np.frombuffer(file, np.uint8) for file in files],
         dims=np.array(sizes, np.int32),
-        columns={},
     )
 
 

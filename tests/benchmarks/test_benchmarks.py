@@ -353,8 +353,8 @@ def test_short_side_256_gives_peers_the_packs_own_bytes(prepared: Prepared, tmp_
     case = compare.short_side_256(prepared, tmp_path / "short")
     with Dataset(case.pack) as dataset:
         rows = np.array([[0, row] for row in range(4)])
-        stored = {sample.tobytes() for sample in dataset.read(rows).encoded}
-        assert min(dataset.read(rows).dims.min(axis=1)) == compare.SHORT_SIDE
+        stored = {sample.tobytes() for sample in dataset.read(rows).columns["image"].samples}
+        assert min(dataset.read(rows).columns["image"].dims.min(axis=1)) == compare.SHORT_SIDE
     files = [path.read_bytes() for path in case.folder.rglob("*.jpg")]
     assert len(files) == prepared.images.train_images
     assert stored <= set(files)

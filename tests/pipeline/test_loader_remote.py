@@ -197,7 +197,7 @@ class Reading(torch.utils.data.Dataset[int]):
         if isinstance(self.dataset, str):  # made in the worker, as the advice says
             self.dataset = Dataset(self.dataset, cache=DiskCache(self.cache, max_bytes="64MiB"))
         batch = self.dataset.read(np.array([[0, number]]))
-        return len(batch.encoded[0])
+        return len(batch.columns["image"].samples[0])
 
 
 CHILD = """
@@ -252,7 +252,7 @@ def test_torch_workers_beside_a_used_store_work_or_are_refused(
             import numpy as np
 
             rows = np.array([[0, i] for i in range(4)])
-            lengths = [len(sample) for sample in dataset.read(rows).encoded]
+            lengths = [len(sample) for sample in dataset.read(rows).columns["image"].samples]
         assert f"lengths {lengths}" in done.stdout, done.stderr
     else:
         assert done.returncode != 0

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.types import EncodedBatch
+    from penstock.readers.fields.columns import SampleBatch
 
 SAMPLES = 24
 KINDS = {"set": "set", "pack": "pack", "tars": "tars/train-{000000..000002}.tar"}
@@ -32,10 +32,10 @@ def rows_of(dataset: Dataset) -> NDArray[np.int64]:
     return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
 
 
-def samples_of(batch: EncodedBatch) -> list[tuple[bytes, int, list[int]]]:
+def samples_of(batch: SampleBatch) -> list[tuple[bytes, int, list[int]]]:
     """What a batch says of each sample."""
-    labels, dims = batch.columns["label"].tolist(), batch.dims.tolist()
-    return list(zip(map(bytes, batch.encoded), labels, dims, strict=True))
+    labels, dims = batch.columns["label"].values.tolist(), batch.columns["image"].dims.tolist()
+    return list(zip(map(bytes, batch.columns["image"].samples), labels, dims, strict=True))
 
 
 def everything(dataset: Dataset, mode: Any = "copy") -> list[tuple[bytes, int, list[int]]]:

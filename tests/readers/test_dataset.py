@@ -32,7 +32,7 @@ from tests import images
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.types import EncodedBatch
+    from penstock.readers.fields.columns import SampleBatch
 
 SAMPLES = 24
 SHARD_BYTES = 3000
@@ -62,8 +62,8 @@ def rows_of(dataset: Dataset) -> NDArray[np.int64]:
     return np.array([(shard, row) for shard, n in enumerate(sizes) for row in range(n)], np.int64)
 
 
-def contents(batch: EncodedBatch) -> list[bytes]:
-    return [bytes(sample) for sample in batch.encoded]
+def contents(batch: SampleBatch) -> list[bytes]:
+    return [bytes(sample) for sample in batch.columns["image"].samples]
 
 
 def first_byte(shard: Path) -> int:
@@ -87,12 +87,14 @@ def test_samples_are_the_files_bytes(built: Path, kind: str, mode: str) -> None:
         names = Dataset(built / "set").names(range(SAMPLES))
         assert contents(batch) == [(built / "set" / name).read_bytes() for name in names]
         assert batch.ids.tolist() == list(range(SAMPLES))
-        assert batch.columns["label"].tolist() == [int(name[6]) for name in names]
-        assert batch.columns["label"].dtype == np.int64
-        assert batch.dims.dtype == np.int32
-        sizes = [images.verify([sample])[0] for sample in batch.encoded]
-        assert batch.dims.tolist() == [[f.height, f.width] for f in sizes]  # type: ignore[union-attr]
-        assert all(s.dtype == np.uint8 and not s.flags.writeable for s in batch.encoded)
+        assert batch.columns["label"].values.tolist() == [int(name[6]) for name in names]
+        assert batch.columns["label"].values.dtype == np.int64
+        assert batch.columns["image"].dims.dtype == np.int32
+        sizes = [images.verify([sample])[0] for sample in batch.columns["image"].samples]
+        assert batch.columns["image"].dims.tolist() == [[f.height, f.width] for f in sizes]  # type: ignore[union-attr]
+        assert all(
+            s.dtype == np.uint8 and not s.flags.writeable for s in batch.columns["image"].samples
+        )
 
 
 @settings(max_examples=40, deadline=None)
@@ -105,13 +107,17 @@ def test_any_rows_come_in_the_order_asked_for(built: Path, picks: list[int]) -> 
             batch = dataset.read(rows[np.array(picks, np.int64)])
             assert batch.ids.tolist() == picks
             assert contents(batch) == [whole[i] for i in picks]
-            assert batch.dims.shape == (len(picks), 2)
+            assert batch.columns["image"].dims.shape == (len(picks), 2)
 
 
 def test_no_rows(built: Path) -> None:
     with Dataset(built / "pack") as dataset:
         batch = dataset.read(np.empty((0, 2), np.int64))
-    assert (len(batch.ids), batch.encoded, batch.dims.shape) == (0, [], (0, 2))
+    assert (len(batch.ids), batch.columns["image"].samples, batch.columns["image"].dims.shape) == (
+        0,
+        [],
+        (0, 2),
+    )
 
 
 def test_many_threads_read_at_once(built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,7 +144,10 @@ def test_open_maps_are_bounded_and_hold_no_descriptor(
     descriptors = len(os.listdir("/proc/self/fd"))
     with Dataset(built / "pack") as dataset:
         assert len(dataset.index.sizes) > 4
-        held = [dataset.read(rows_of(dataset)[i : i + 1]).encoded[0] for i in range(SAMPLES)]
+        held = [
+            dataset.read(rows_of(dataset)[i : i + 1]).columns["image"].samples[0]
+            for i in range(SAMPLES)
+        ]
         assert len(os.listdir("/proc/self/fd")) == descriptors
         last = bytes(held[0])
         del held[1:]
@@ -224,7 +233,7 @@ def test_a_flipped_bit_in_a_pack_is_found_and_named(own: Path, mode: str) -> Non
             dataset.read(rows_of(dataset), mode=mode)  # type: ignore[arg-type]
         assert caught.value.sample_id == wrong
         good = np.delete(rows_of(dataset), wrong, axis=0)
-        assert len(dataset.read(good).encoded) == SAMPLES - 1
+        assert len(dataset.read(good).columns["image"].samples) == SAMPLES - 1
 
 
 @pytest.mark.parametrize(
@@ -278,8 +287,8 @@ def test_a_shard_with_a_flipped_byte_is_refused_or_reads_the_same(
         except DatasetError:
             return
     assert contents(got) == contents(expected)
-    assert got.dims.tolist() == expected.dims.tolist()
-    assert got.columns["label"].tolist() == expected.columns["label"].tolist()
+    assert got.columns["image"].dims.tolist() == expected.columns["image"].dims.tolist()
+    assert got.columns["label"].values.tolist() == expected.columns["label"].values.tolist()
 
 
 @pytest.mark.parametrize("change", ["grown", "shrunk", "gone", "same size"])

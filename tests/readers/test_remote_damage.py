@@ -194,8 +194,11 @@ def test_a_remote_that_is_wrong_itself_is_bad_and_an_error(built: Path, tmp_path
         assert caught.value.sample_id == wrong
         batch = dataset.read(rows, bad=bad)
         assert list(bad) == [wrong]
-        assert len(batch.encoded[wrong]) == 0
-        assert len(dataset.read(np.delete(rows, wrong, axis=0)).encoded) == SAMPLES - 1
+        assert len(batch.columns["image"].samples[wrong]) == 0
+        assert (
+            len(dataset.read(np.delete(rows, wrong, axis=0)).columns["image"].samples)
+            == SAMPLES - 1
+        )
 
 
 @pytest.mark.parametrize("kind", list(KINDS))

@@ -140,7 +140,7 @@ class ResidentGraph:
 def _subset(batch: EncodedBatch, rows: list[int], encoded: list[Any]) -> EncodedBatch:
     if len(rows) == len(batch.ids):
         return replace(batch, encoded=encoded)
-    return replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows], columns={})
+    return replace(batch, ids=batch.ids[rows], encoded=encoded, dims=batch.dims[rows])
 
 
 def _draws_of(draws: Draws, rows: list[int], batch: EncodedBatch) -> Draws:

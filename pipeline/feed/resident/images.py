@@ -26,17 +26,19 @@ import numpy as np
 from penstock.augment.whole import WholeDecoder, resident_tensor
 from penstock.cache.base.sizes import format_size
 from penstock.pipeline.report.facts import ResidentFacts
-from penstock.readers.types import EncodedBatch
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, SampleBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import torch
     from numpy.typing import NDArray
 
     from penstock.augment.recipe import CheckedRecipe
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.types import EncodedBatch
 
-    Read = Callable[[NDArray[np.int64], dict[int, str]], EncodedBatch]
+    Read = Callable[[NDArray[np.int64], dict[int, str]], SampleBatch]
 
 _LOG = logging.getLogger("penstock")
 
@@ -59,14 +61,16 @@ class ResidentImages:
         self,
         recipe: CheckedRecipe,
         *,
+        image: str,
         samples: int,
         max_bytes: int,
         threads: int,
         device: torch.device,
         deterministic: bool,
     ) -> None:
-        """samples: of the dataset. max_bytes: of pixels; never passed. threads: that decode."""
-        self._recipe = recipe
+        """image: the field. samples: of the dataset. max_bytes: of pixels; never passed. threads:
+        that decode."""
+        self._recipe, self._image = recipe, image
         self._samples, self._max_bytes, self._threads = samples, max_bytes, threads
         self._device, self._deterministic = device, deterministic
         self._channels = recipe.decode.channels
@@ -76,13 +80,13 @@ class ResidentImages:
         self._stream: Any = None
         self._begin = np.full(samples, _ABSENT, np.int64)
         self._dims = np.zeros((samples, 2), np.int32)
-        self._columns: dict[str, NDArray[np.int64]] = {}
+        self._values: dict[str, NDArray[Any]] = {}
         self._wrapped: dict[int, Any] = {}  # on CUDA: wrapping anew costs more than keeping
         self._kept, self._used, self._fill_s = 0, 0, 0.0
         self._idle = 0
         self._is_full = self._closed = False
 
-    def read(self, ids: NDArray[np.int64], bad: dict[int, str], read: Read) -> EncodedBatch:
+    def read(self, ids: NDArray[np.int64], bad: dict[int, str], read: Read) -> SampleBatch:
         """Samples by id; resident ones come without bytes, the others are read and then kept.
 
         read: gives encoded samples by ids and tells the rows of bad ones, as `bad` is told.
@@ -93,7 +97,7 @@ class ResidentImages:
             batch = read(ids, bad)
             self._fill(batch, bad)
             return batch
-        part: EncodedBatch | None = None
+        part: SampleBatch | None = None
         if len(new):
             found: dict[int, str] = {}
             part = read(ids[new], found)
@@ -136,23 +140,19 @@ class ResidentImages:
             self._wrapped.clear()
 
     def _joined(
-        self, ids: NDArray[np.int64], new: NDArray[np.int64], part: EncodedBatch | None
-    ) -> EncodedBatch:
+        self, ids: NDArray[np.int64], new: NDArray[np.int64], part: SampleBatch | None
+    ) -> SampleBatch:
         """A batch of samples that are here, with those of part in the rows `new`."""
         encoded = [NO_BYTES] * len(ids)
         dims = self._dims[ids]
-        columns = {name: values[ids] for name, values in self._columns.items()}
-        if part is not None:
-            for row, sample in zip(new.tolist(), part.encoded, strict=True):
-                encoded[row] = sample
-            dims[new] = part.dims
-            for name, values in columns.items():
-                values[new] = part.columns[name]
-        return EncodedBatch(ids=ids.copy(), encoded=encoded, dims=dims, columns=columns)
+        columns: dict[str, Column] = {self._image: EncodedColumn(encoded, dims)}
+        columns |= {name: DenseColumn(values[ids]) for name, values in self._values.items()}
+        batch = SampleBatch(ids=ids.copy(), columns=columns)
+        return batch if part is None else batch.patched(new, part)
 
-    def _fill(self, batch: EncodedBatch, bad: Iterable[int]) -> None:
+    def _fill(self, content: SampleBatch, bad: Iterable[int]) -> None:
         """Keep what was read, but for bad rows, what is here by now and what has no room."""
-        left_out = set(bad)
+        batch, left_out = content.encoded(self._image), set(bad)
         with self._filling:
             if self._closed:
                 return
@@ -164,7 +164,7 @@ class ResidentImages:
             decoder = self._decoder or self._make_decoder()
             self._decoder = None  # whatever interrupts us leaves it out of step
             try:
-                self._decode(decoder, batch, rows)
+                self._decode(decoder, content, rows)
             finally:
                 self._fill_s += time.perf_counter() - began
             self._decoder = decoder
@@ -189,10 +189,11 @@ class ResidentImages:
         sizes: NDArray[np.int64] = dims.astype(np.int64).prod(axis=1) * self._channels
         return sizes
 
-    def _decode(self, decoder: WholeDecoder, batch: EncodedBatch, rows: list[int]) -> None:
-        for name, values in batch.columns.items():
-            if name not in self._columns:
-                self._columns[name] = np.zeros(self._samples, values.dtype)
+    def _decode(self, decoder: WholeDecoder, content: SampleBatch, rows: list[int]) -> None:
+        batch, dense = content.encoded(self._image), _dense(content)
+        for name, values in dense.items():
+            if name not in self._values:
+                self._values[name] = np.zeros((self._samples, *values.shape[1:]), values.dtype)
         pixels = [int(height) * int(width) for height, width in batch.dims[rows].tolist()]
         kept: set[int] = set()
         with self._on_stream():
@@ -202,13 +203,18 @@ class ResidentImages:
                     for place, image in run
                     if tuple(image.shape) == (*batch.dims[rows[place]].tolist(), self._channels)
                 ]
-                self._keep(batch, fitting)
+                self._keep(batch, dense, fitting)
                 kept.update(row for row, _ in fitting)
         for row in rows:
             if row not in kept:
                 self._begin[batch.ids[row]] = _REFUSED
 
-    def _keep(self, batch: EncodedBatch, run: list[tuple[int, torch.Tensor]]) -> None:
+    def _keep(
+        self,
+        batch: EncodedBatch,
+        dense: Mapping[str, NDArray[Any]],
+        run: list[tuple[int, torch.Tensor]],
+    ) -> None:
         """Copy a run's images, by row, into the arena; then they are there for other threads."""
         begins: list[int] = []
         for _, image in run:
@@ -222,8 +228,8 @@ class ResidentImages:
                 place = self._arena[begin : begin + image.numel()].view(image.shape)
                 self._wrapped[sample_id] = resident_tensor(place)
             self._dims[sample_id] = batch.dims[row]
-            for name, values in batch.columns.items():
-                self._columns[name][sample_id] = values[row]
+            for name, values in dense.items():
+                self._values[name][sample_id] = values[row]
             self._begin[sample_id] = begin  # last: from here on other threads take it as there
         self._kept += len(run)
 
@@ -299,3 +305,9 @@ class ResidentImages:
                 "resident: the %s are full; what isn't there is decoded in each epoch",
                 format_size(self._max_bytes),
             )
+
+
+def _dense(content: SampleBatch) -> dict[str, NDArray[Any]]:
+    """The values of the columns that aren't encoded."""
+    columns = content.columns.items()
+    return {name: column.values for name, column in columns if isinstance(column, DenseColumn)}

@@ -436,7 +436,13 @@ def test_an_index_in_the_cache_is_made_anew_from_right_bytes(tmp_path: Path, kin
             rows = np.array([(shard, row) for shard, count in sizes for row in range(count)])
             found = dataset.read(rows)
         cache.close()
-        return list(zip(map(bytes, found.encoded), found.columns["label"].tolist(), strict=True))
+        return list(
+            zip(
+                map(bytes, found.columns["image"].samples),
+                found.columns["label"].values.tolist(),
+                strict=True,
+            )
+        )
 
     wanted = everything()
     assert len(wanted) > 35

@@ -386,8 +386,8 @@ def rows_of(dataset: Dataset) -> NDArray[np.int64]:
 def samples_of(dataset: Dataset, rows: NDArray[np.int64], mode: Any = "copy") -> list[Any]:
     """All that a batch says of each sample."""
     batch = dataset.read(rows, mode=mode)
-    labels, dims = batch.columns["label"].tolist(), batch.dims.tolist()
-    return list(zip(map(bytes, batch.encoded), labels, dims, strict=True))
+    labels, dims = batch.columns["label"].values.tolist(), batch.columns["image"].dims.tolist()
+    return list(zip(map(bytes, batch.columns["image"].samples), labels, dims, strict=True))
 
 
 @pytest.fixture(scope="module")

@@ -257,7 +257,7 @@ class TestKinds:
         )
         with Dataset(str(tmp_path / "pack")) as dataset:
             rows = np.array([(0, 3)], np.int64)
-            wanted = bytes(dataset.read(rows).encoded[0])
+            wanted = bytes(dataset.read(rows).columns["image"].samples[0])
         shard = sorted((tmp_path / "pack").glob("*.arrow"))[0]
         data = bytearray(shard.read_bytes())
         data[data.index(wanted) + 60] ^= 1

@@ -26,6 +26,7 @@ from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.pipeline.plan.world import World
 from penstock.pipeline.report.meter import Meter
+from penstock.readers.fields.columns import EncodedColumn, SampleBatch
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
@@ -76,15 +77,15 @@ class Reader:
             step=step,
             slots=slots,
             own=ids,
-            encoded=EncodedBatch(ids=ids, encoded=encoded, dims=dims, columns={}),
+            content=SampleBatch(ids=ids, columns={"image": EncodedColumn(encoded, dims)}),
             bad={},
             valid=None,
         )
 
 
 class NoDraws:
-    def draws(self, encoded: EncodedBatch, epoch: int) -> dict[str, Any]:
-        del encoded, epoch
+    def draws(self, content: SampleBatch, epoch: int) -> dict[str, Any]:
+        del content, epoch
         return {}
 
     def mix(self, batch: Batch) -> None: ...
@@ -139,6 +140,7 @@ class User:
             "reader": reader,
             "draws": NoDraws(),
             "graph": graph,
+            "image": "image",
             "finisher": ImagesAlone(),
             "bad_count": reader.bad_count,
         }

@@ -21,7 +21,6 @@ def batch(samples: list[bytes], dims: list[tuple[int, int]]) -> EncodedBatch:
         ids=np.arange(len(samples)),
         encoded=[np.frombuffer(sample, np.uint8) for sample in samples],
         dims=np.array(dims, np.int32).reshape(-1, 2),
-        columns={},
     )
 
 

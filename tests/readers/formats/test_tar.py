@@ -48,8 +48,12 @@ def everything(dataset: Dataset, mode: str = "copy") -> tuple[list[str], list[in
     ]
     batch = dataset.read(np.array(rows, np.int64), mode=mode)  # type: ignore[arg-type]
     assert batch.ids.tolist() == list(range(len(dataset)))
-    labels = batch.columns["label"].tolist() if "label" in batch.columns else []
-    return dataset.names(batch.ids), labels, [bytes(sample) for sample in batch.encoded]
+    labels = batch.columns["label"].values.tolist() if "label" in batch.columns else []
+    return (
+        dataset.names(batch.ids),
+        labels,
+        [bytes(sample) for sample in batch.columns["image"].samples],
+    )
 
 
 def by_tarfile(*paths: Path) -> tuple[list[str], list[int], list[bytes]]:
@@ -163,7 +167,7 @@ def test_an_archive_that_changes_is_indexed_anew_or_found_when_it_is_read(folder
         everything(dataset)
     bad: dict[int, str] = {}
     batch = dataset.read(np.array([(0, 1), (0, 0)], np.int64), bad=bad)
-    assert (list(bad), batch.columns["label"].tolist()) == ([1], [1, 0])
+    assert (list(bad), batch.columns["label"].values.tolist()) == ([1], [1, 0])
     index = opened(folder).index
     path.write_bytes(data[:-512])
     with pytest.raises(IndexChangedError, match=r"train-000000\.tar: changed.*bytes"):

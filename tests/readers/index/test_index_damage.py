@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from penstock.readers.types import EncodedBatch
+    from penstock.readers.fields.columns import SampleBatch
 
 MIB = 2**20
 SAMPLES = 60
@@ -80,9 +80,11 @@ class Job:
         self.cache.close()
 
 
-def told(batch: EncodedBatch) -> Told:
-    labels = batch.columns["label"].tolist()
-    return list(zip(batch.ids.tolist(), map(bytes, batch.encoded), labels, strict=True))
+def told(batch: SampleBatch) -> Told:
+    labels = batch.columns["label"].values.tolist()
+    return list(
+        zip(batch.ids.tolist(), map(bytes, batch.columns["image"].samples), labels, strict=True)
+    )
 
 
 @pytest.fixture(params=["folder", "tar"])

@@ -64,8 +64,10 @@ def samples(path: Path) -> list[tuple[bytes, int]]:
         sizes = dataset.index.sizes
         rows = [(shard, row) for shard, n in enumerate(sizes) for row in range(n)]
         batch = dataset.read(np.array(rows, np.int64))
-    labels = batch.columns["label"].tolist()
-    return [(bytes(e), label) for e, label in zip(batch.encoded, labels, strict=True)]
+    labels = batch.columns["label"].values.tolist()
+    return [
+        (bytes(e), label) for e, label in zip(batch.columns["image"].samples, labels, strict=True)
+    ]
 
 
 def sources(path: Path) -> list[int]:
@@ -483,4 +485,4 @@ def test_a_pack_tells_the_names_of_its_source_and_so_does_a_pack_of_it(
 def contents(dataset: Dataset) -> list[bytes]:
     sizes = dataset.index.sizes.tolist()
     rows = np.array([(s, r) for s, n in enumerate(sizes) for r in range(n)], np.int64)
-    return [bytes(sample) for sample in dataset.read(rows).encoded]
+    return [bytes(sample) for sample in dataset.read(rows).columns["image"].samples]

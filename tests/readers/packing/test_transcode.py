@@ -27,9 +27,11 @@ def samples(folder: Path) -> list[Encoded]:
     dataset = Dataset(folder)
     rows = np.array([(0, row) for row in range(len(dataset))], np.int64)
     batch = dataset.read(rows)
-    for sample, dims in zip(batch.encoded, batch.dims.tolist(), strict=True):
+    for sample, dims in zip(
+        batch.columns["image"].samples, batch.columns["image"].dims.tolist(), strict=True
+    ):
         assert upright(sample).size == tuple(reversed(dims))
-    return batch.encoded
+    return batch.columns["image"].samples
 
 
 def upright(data: Encoded | bytes) -> Image.Image:

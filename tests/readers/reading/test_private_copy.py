@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from penstock.readers.types import EncodedBatch
+    from penstock.readers.fields.columns import SampleBatch
 
 SAMPLES = 24
 KINDS = ("pack", "tar", "cached pack", "cached folder", "cached tar")
@@ -49,14 +49,14 @@ class Place:
     def open(self) -> Dataset:
         return Dataset(self.url, fields=("image", "id"), cache=self.cache)
 
-    def flip(self, batch: EncodedBatch) -> int:
+    def flip(self, batch: SampleBatch) -> int:
         """Flip a bit in the middle of each sample, in place; how many were found."""
         found = 0
         for path in sorted(self._folder.rglob("*")):
             if not path.is_file():
                 continue
             data = path.read_bytes()
-            for sample in batch.encoded:
+            for sample in batch.columns["image"].samples:
                 at = data.find(bytes(sample))
                 if at >= 0:
                     found += 1
@@ -103,15 +103,15 @@ def test_a_bit_that_flips_behind_the_check_is_not_delivered(
 ) -> None:
     with place.open() as dataset:
         rows = rows_of(dataset)
-        wanted = list(map(bytes, dataset.read(rows).encoded))
+        wanted = list(map(bytes, dataset.read(rows).columns["image"].samples))
         batch = dataset.read(rows, **options)
         assert place.flip(batch) == SAMPLES
-        delivered = list(map(bytes, batch.encoded))
+        delivered = list(map(bytes, batch.columns["image"].samples))
     if options.get("mode") == "mmap":  # what views promise: the file as it is now
         assert all(mine != clean for mine, clean in zip(delivered, wanted, strict=True))
     else:
         assert delivered == wanted
-    assert all(not sample.flags.writeable for sample in batch.encoded)
+    assert all(not sample.flags.writeable for sample in batch.columns["image"].samples)
 
 
 @pytest.mark.parametrize("place", KINDS, indirect=True)
@@ -129,7 +129,7 @@ def test_a_loaders_pixels_are_those_that_were_checked(
     wanted = all_images()
     read, flipped = Dataset.read, []
 
-    def flips(self: Dataset, rows: Any, **options: Any) -> EncodedBatch:
+    def flips(self: Dataset, rows: Any, **options: Any) -> SampleBatch:
         batch = read(self, rows, **options)
         flipped.append(place.flip(batch))
         return batch
@@ -144,10 +144,10 @@ def test_a_bit_that_flips_before_the_check_is_found(place: Place) -> None:
     with place.open() as dataset:
         rows = rows_of(dataset)
         clean = dataset.read(rows)
-        wanted = list(map(bytes, clean.encoded))
+        wanted = list(map(bytes, clean.columns["image"].samples))
         place.flip(clean)
         bad: dict[int, str] = {}
-        delivered = list(map(bytes, dataset.read(rows, bad=bad).encoded))
+        delivered = list(map(bytes, dataset.read(rows, bad=bad).columns["image"].samples))
         if place.cache is None:
             assert sorted(bad) == list(range(SAMPLES))
         else:  # fetched again

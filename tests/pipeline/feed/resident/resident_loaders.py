@@ -20,7 +20,8 @@ from penstock.augment import (
 )
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
-from penstock.readers.types import EncodedBatch, ImageFacts, Rejection
+from penstock.readers.fields.columns import SampleBatch
+from penstock.readers.types import ImageFacts, Rejection
 from tests.conftest import SAMPLES, photograph
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-    from penstock.readers.types import Encoded
+    from penstock.readers.fields.columns import SampleBatch
+from penstock.readers.types import Encoded
 
 FIELDS = ("image", "label", "id")
 
@@ -81,14 +83,14 @@ def epochs(path: Path, count: int, **options: Any) -> tuple[list[Any], list[Any]
     return [batches for batches, _ in found], [told for _, told in found]
 
 
-def read_batch(path: Path, ids: Sequence[int]) -> EncodedBatch:
+def read_batch(path: Path, ids: Sequence[int]) -> SampleBatch:
     dataset = Dataset(str(path), fields=FIELDS)
     starts, wanted = dataset.index.starts, np.array(ids, np.int64)
     shards = np.searchsorted(starts, wanted, side="right") - 1
     return dataset.read(np.stack([shards, wanted - starts[shards]], axis=1))
 
 
-def reading(path: Path) -> Callable[..., EncodedBatch]:
+def reading(path: Path) -> Callable[..., SampleBatch]:
     return lambda ids, _: read_batch(path, ids.tolist())
 
 

@@ -20,7 +20,8 @@ from penstock.augment.recipe import check_recipe
 from penstock.augment.whole import RUN_PIXELS, RUN_SAMPLES, WholeDecoder, runs
 from penstock.pipeline.feed.resident.images import ResidentImages
 from penstock.readers import Dataset
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.readers.fields.columns import SampleBatch
+from penstock.readers.types import ImageRange
 from tests.conftest import SAMPLES
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def resident_images(path: Path, max_bytes: int) -> ResidentImages:
     index = Dataset(str(path)).index
     return ResidentImages(
         check_recipe(RECIPES["train"], images=index.images),
+        image="image",
         samples=index.samples,
         max_bytes=max_bytes,
         threads=1,
@@ -67,7 +69,7 @@ class TestResidentImages:
     ) -> None:
         store, asked = resident_images(pack, max_bytes), list[int]()
 
-        def read(ids: Any, _: dict[int, str]) -> EncodedBatch:
+        def read(ids: Any, _: dict[int, str]) -> SampleBatch:
             asked.extend(ids.tolist())
             return read_batch(pack, ids.tolist())
 
@@ -80,11 +82,13 @@ class TestResidentImages:
             ]
             wanted = read_batch(pack, ids)
             assert batch.ids.tolist() == ids
-            assert (batch.dims == wanted.dims).all()
-            assert (batch.columns["label"] == wanted.columns["label"]).all()
+            encoded, there = batch.encoded("image"), wanted.encoded("image")
+            assert (encoded.dims == there.dims).all()
+            labels = batch.columns["label"].values, wanted.columns["label"].values
+            assert (labels[0] == labels[1]).all()
             for row, image in enumerate(store.images(batch.ids)):
-                assert image is None or image.shape == (*wanted.dims[row], 3)
-                assert bool(len(batch.encoded[row])) != here[row]
+                assert image is None or image.shape == (*there.dims[row], 3)
+                assert bool(len(encoded.encoded[row])) != here[row]
         facts = store.facts(hits=0, bytes_memory=0)
         assert facts.size_bytes <= max_bytes
         assert facts.samples == sum(image is not None for image in store.images(np.arange(SAMPLES)))
@@ -186,7 +190,7 @@ class TestResidentImages:
         store.read(np.arange(150), {}, reading(pack))
         for sample_id, image in enumerate(store.images(np.arange(150))):
             with Image.open(
-                io.BytesIO(bytes(read_batch(pack, [sample_id]).encoded[0]))
+                io.BytesIO(bytes(read_batch(pack, [sample_id]).columns["image"].samples[0]))
             ) as picture_:
                 assert image.shape[:2] == (picture_.height, picture_.width)
                 pillow = np.asarray(picture_.convert("RGB")).astype(int)
@@ -204,7 +208,7 @@ class TestWholeDecoder:
             assert len(run) == 1 or sum(pixels[row] for row in run) <= RUN_PIXELS
 
     def test_good_ones_beside_bad_ones(self, pack: Path) -> None:
-        batch = read_batch(pack, range(90))
+        batch = read_batch(pack, range(90)).encoded("image")
         recipe = check_recipe(
             RECIPES["eval"],
             images=ImageRange(min_height=1, max_height=200, min_width=1, max_width=200),

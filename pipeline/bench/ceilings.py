@@ -165,7 +165,7 @@ def _read(dataset: Dataset, rows: Iterator[NDArray[np.int64]], seconds: float) -
 
     def read(some: NDArray[np.int64]) -> tuple[int, int]:
         read = dataset.read(some)
-        return len(read), read.size_bytes
+        return len(read), read.bytes_read
 
     pool = Workers(workers, name="ceiling")
     stream = Ordered(read, rows, pool=pool, ahead=2 * workers)

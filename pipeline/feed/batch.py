@@ -72,8 +72,8 @@ class Batch:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of its samples as they were read."""
-        return self.content.size_bytes
+        """Bytes that were read for its samples."""
+        return self.content.bytes_read
 
     @property
     def left_out(self) -> Mapping[int, str]:

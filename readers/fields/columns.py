@@ -168,19 +168,16 @@ class SampleBatch:
 
     ids: sample ids, int64, shape (n,). columns: by field. present: bool, shape (n,), of those
     fields that some samples of the dataset lack; where it is False the column has nothing, or 0.
+    bytes_read: of the spans that were read for it.
     """
 
     ids: NDArray[np.int64]
     columns: Mapping[str, Column]
     present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    bytes_read: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of all columns."""
-        return sum(column.size_bytes for column in self.columns.values())
 
     def encoded(self, name: str) -> EncodedBatch:
         """The encoded images of one field."""
@@ -209,4 +206,10 @@ class SampleBatch:
             name: column.patched(rows, others.columns[name])
             for name, column in self.columns.items()
         }
-        return replace(self, ids=ids, columns=columns, present=present)
+        return replace(
+            self,
+            ids=ids,
+            columns=columns,
+            present=present,
+            bytes_read=self.bytes_read + others.bytes_read,
+        )

@@ -165,7 +165,11 @@ class SampleReader:
         columns: dict[str, Column] = {"image": images}
         if self._has_labels:
             columns["label"] = DenseColumn(table[:, LABEL].copy())
-        return SampleBatch(ids=self.index.starts[rows[:, 0]] + rows[:, 1], columns=columns)
+        return SampleBatch(
+            ids=self.index.starts[rows[:, 0]] + rows[:, 1],
+            columns=columns,
+            bytes_read=int((table[:, END] - table[:, START]).sum()),
+        )
 
 
 def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str) -> None:

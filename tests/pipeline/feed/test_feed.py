@@ -27,13 +27,13 @@ from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.pipeline.plan.world import World
 from penstock.pipeline.report.meter import Meter
 from penstock.readers.fields.columns import EncodedColumn, SampleBatch
-from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
+    from penstock.readers.types import EncodedBatch
 
 WALK = Walk(samples=40, global_batch=10, drop_last=False)
 WAIT_S = 300

@@ -20,12 +20,13 @@ from penstock.augment.recipe import check_recipe
 from penstock.augment.whole import RUN_PIXELS, RUN_SAMPLES, WholeDecoder, runs
 from penstock.pipeline.feed.resident.images import ResidentImages
 from penstock.readers import Dataset
-from penstock.readers.fields.columns import SampleBatch
 from penstock.readers.types import ImageRange
 from tests.conftest import SAMPLES
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from penstock.readers.fields.columns import SampleBatch
 
 from tests.pipeline.feed.resident.resident_loaders import (
     RECIPES,

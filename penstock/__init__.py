@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.augment.presets import imagenet_train as imagenet_train
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
     from penstock.cache.errors import PenstockError as PenstockError
+    from penstock.pipeline.feed.ragged import Ragged as Ragged
     from penstock.pipeline.feed.warm import warm as warm
     from penstock.pipeline.loader import DataLoader as DataLoader
     from penstock.pipeline.plan.world import World as World
@@ -60,6 +61,7 @@ __all__ = [
     "Normalize",
     "Operation",
     "PenstockError",
+    "Ragged",
     "RandAugment",
     "RandomErasing",
     "RandomGrayscale",
@@ -97,6 +99,7 @@ _HOME = {
     "Normalize": "penstock.augment.ops",
     "Operation": "penstock.augment.ops",
     "PenstockError": "penstock.cache.errors",
+    "Ragged": "penstock.pipeline.feed.ragged",
     "RandAugment": "penstock.augment.ops",
     "RandomErasing": "penstock.augment.ops",
     "RandomGrayscale": "penstock.augment.ops",

@@ -25,6 +25,7 @@ from penstock.augment.ops import (
     Resize,
     TrivialAugmentWide,
 )
+from penstock.augment.pad import Pad
 from penstock.augment.presets import imagenet_eval, imagenet_train
 
 __all__ = [
@@ -41,6 +42,7 @@ __all__ = [
     "MixUp",
     "Normalize",
     "Operation",
+    "Pad",
     "RandAugment",
     "RandomErasing",
     "RandomGrayscale",

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.augment.ops import RandomRotation as RandomRotation
     from penstock.augment.ops import Resize as Resize
     from penstock.augment.ops import TrivialAugmentWide as TrivialAugmentWide
+    from penstock.augment.pad import Pad as Pad
     from penstock.augment.presets import imagenet_eval as imagenet_eval
     from penstock.augment.presets import imagenet_train as imagenet_train
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
@@ -60,6 +61,7 @@ __all__ = [
     "MixUp",
     "Normalize",
     "Operation",
+    "Pad",
     "PenstockError",
     "Ragged",
     "RandAugment",
@@ -98,6 +100,7 @@ _HOME = {
     "MixUp": "penstock.augment.ops",
     "Normalize": "penstock.augment.ops",
     "Operation": "penstock.augment.ops",
+    "Pad": "penstock.augment.pad",
     "PenstockError": "penstock.cache.errors",
     "Ragged": "penstock.pipeline.feed.ragged",
     "RandAugment": "penstock.augment.ops",

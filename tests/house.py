@@ -46,7 +46,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
             frozenset({"region", "region_child"}),
         ),
         (frozenset({"draws", "crops", "keyed", "pixel_draws", "policies", "mixing"}),),
-        (frozenset({"presets", "recipe", "geometry", "pixels", "ops", "checks"}),),
+        (frozenset({"presets", "recipe", "geometry", "pixels", "ops", "pad", "checks"}),),
         (frozenset({"verify", "headers", "dali", "culprits", "jpeg2000"}),),
     ),
     "readers": (

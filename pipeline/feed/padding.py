@@ -1,0 +1,69 @@
+"""Ragged columns filled up to dense ones, as Pad says: on the reading threads, in numpy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.errors import ConfigError, RecipeError
+from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+
+if TYPE_CHECKING:
+    from penstock.augment.pad import Pad
+
+
+@dataclass(frozen=True, slots=True)
+class TooLong:
+    """A sample of a column that doesn't fit. row: in the batch. shape: of the sample."""
+
+    row: int
+    shape: tuple[int, ...]
+
+
+def padded(column: RaggedColumn, pad: Pad) -> DenseColumn | TooLong:
+    """The samples of a column, each filled up at its end; or the first that is too long."""
+    several = column.shapes
+    shapes = np.diff(column.offsets)[:, None] if several is None else several
+    longest = shapes.max(axis=0, initial=0).tolist()
+    wanted = pad.shape(shapes.shape[1])
+    to = [long if each is None else each for each, long in zip(wanted, longest, strict=True)]
+    longer = np.flatnonzero((shapes > to).any(axis=1))
+    if len(longer):
+        row = int(longer[0])
+        return TooLong(row, column.sample(row).shape)
+    rest = column.values.shape[1:]
+    dtype = column.values.dtype
+    out = np.full((len(column), *to, *rest), fill_value(pad, dtype), dtype)
+    if several is not None:
+        for row, shape in enumerate(shapes.tolist()):
+            out[row][tuple(map(slice, shape))] = column.sample(row)
+        return DenseColumn(out)
+    lengths = shapes[:, 0]
+    rows = np.repeat(np.arange(len(column)), lengths)
+    out[rows, np.arange(len(rows)) - np.repeat(column.offsets[:-1], lengths)] = column.values
+    return DenseColumn(out)
+
+
+def fill_value(pad: Pad, dtype: np.dtype[Any]) -> Any:
+    """What Pad fills with, in a column's dtype. Raises RecipeError where that can't hold it."""
+    with np.errstate(all="ignore"):
+        try:
+            value = np.array(pad.value).astype(dtype)
+        except OverflowError:
+            value = None
+    if value is None or (dtype.kind in "biu" and value != pad.value):
+        raise RecipeError(
+            f"{pad}: {dtype} can't hold value={pad.value!r}. Choose another value, or store "
+            f"{pad.field!r} in a wider type."
+        )
+    return value
+
+
+def too_long(pad: Pad, found: TooLong, *, sample_id: int) -> ConfigError:
+    """The error for a sample that doesn't fit."""
+    return ConfigError(
+        f"{pad}: sample {sample_id} is longer: its shape is {found.shape}. Nothing is cut off: "
+        "pass a larger to=, or to=None for the longest of each batch."
+    )

@@ -1,0 +1,100 @@
+"""Pad: ragged columns become dense, and nothing is cut off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock
+from penstock.augment.pad import Pad
+from penstock.cache.errors import RecipeError
+from penstock.pipeline.feed.padding import TooLong, padded, too_long
+from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+
+
+def ragged(samples: list[np.ndarray[Any, Any]], *, several: bool) -> RaggedColumn:
+    rest = samples[0].shape[1:] if samples and not several else ()
+    dimensions = samples[0].ndim if samples else 2
+    shapes = np.empty((0, dimensions), np.int64) if several else None
+    dtype = samples[0].dtype if samples else np.float32
+    like = RaggedColumn(np.empty((0, *rest), dtype), np.zeros(1, np.int64), shapes)
+    return RaggedColumn.of(samples, like=like)
+
+
+@settings(deadline=None)
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4)), max_size=6),
+    more=st.none() | st.integers(0, 3),
+    value=st.sampled_from([0, -1, 7]),
+)
+def test_each_sample_is_there_and_the_rest_is_the_value(
+    shapes: list[tuple[int, int]], more: int | None, value: int
+) -> None:
+    samples = [np.arange(1, 1 + h * w).reshape(h, w) for h, w in shapes]
+    longest = np.array(shapes, np.int64).reshape(-1, 2).max(axis=0, initial=1)
+    to = None if more is None else tuple((longest + more).tolist())
+    found = padded(ragged(samples, several=True), Pad("x", to=to, value=value))
+    assert isinstance(found, DenseColumn)
+    if to is not None:
+        assert found.values.shape[1:] == to
+    for row, sample in enumerate(samples):
+        h, w = sample.shape
+        assert np.array_equal(found.values[row, :h, :w], sample)
+        outside = np.ones(found.values.shape[1:], bool)
+        outside[:h, :w] = False
+        assert (found.values[row][outside] == value).all()
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(0, 6), max_size=8), to=st.none() | st.integers(1, 6))
+def test_where_the_first_length_differs(lengths: list[int], to: int | None) -> None:
+    samples = [np.random.default_rng(n).random((n, 4), np.float32) for n in lengths]
+    found = padded(ragged(samples, several=False), Pad("boxes", to=to, value=-1))
+    longest = max(lengths, default=0)
+    if to is not None and longest > to:
+        first = next(row for row, n in enumerate(lengths) if n > to)
+        assert found == TooLong(first, (lengths[first], 4))
+        return
+    assert isinstance(found, DenseColumn)
+    rest = (4,) if samples else ()
+    assert found.values.shape == (len(lengths), longest if to is None else to, *rest)
+    for row, sample in enumerate(samples):
+        assert np.array_equal(found.values[row, : len(sample)], sample)
+        assert (found.values[row, len(sample) :] == -1).all()
+
+
+def test_a_sample_that_is_too_long_is_named() -> None:
+    message = str(too_long(Pad("tokens", to=4), TooLong(2, (9,)), sample_id=17))
+    assert "sample 17" in message
+    assert "(9,)" in message
+    assert "to=None" in message
+
+
+@pytest.mark.parametrize("value", [-1, 256, 0.5])
+def test_a_value_that_the_dtype_cannot_hold_is_refused(value: float) -> None:
+    column = ragged([np.zeros(2, np.uint8)], several=False)
+    with pytest.raises(RecipeError, match="can't hold"):
+        padded(column, Pad("x", value=value))
+
+
+def test_to_must_fit_the_lengths_that_differ() -> None:
+    one = ragged([np.zeros((2, 4))], several=False)
+    two = ragged([np.zeros((2, 4))], several=True)
+    with pytest.raises(RecipeError, match="pass one number"):
+        padded(one, Pad("x", to=(3, 3)))
+    with pytest.raises(RecipeError, match="pass a tuple of 2"):
+        padded(two, Pad("x", to=3))
+
+
+@pytest.mark.parametrize("to", [0, -1, 1.5, True, (), (3, 0)])
+def test_lengths_are_checked(to: Any) -> None:
+    with pytest.raises(RecipeError, match="got to="):
+        Pad("x", to=to)
+
+
+def test_it_is_public() -> None:
+    assert penstock.Pad is Pad

@@ -18,7 +18,7 @@ from penstock.pipeline.plan.needs import (
 if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
     from penstock.cache.disk.membership import Membership
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.world import World
     from penstock.readers import Dataset
 
@@ -38,7 +38,7 @@ class NodeShare:
         self,
         remote: Remote,
         dataset: Dataset,
-        plan: Plan,
+        plan: JobPlan,
         *,
         global_batch: int,
         world: World,
@@ -63,7 +63,7 @@ class NodeShare:
         self._keys = [keys[shard] for shard in self.shards.tolist()]
         self._mine: Membership | None = None
 
-    def _warn_of_room(self, needed_bytes: int, plan: Plan, *, speaks: bool) -> None:
+    def _warn_of_room(self, needed_bytes: int, plan: JobPlan, *, speaks: bool) -> None:
         """Say what the order opens here: in the log, or where that is too much in a warning.
 
         speaks: by this rank; one of a node does.

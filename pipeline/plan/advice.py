@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.plan.order import default_lanes, default_window, label_spread, most_lanes
 
 if TYPE_CHECKING:
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.job_plan import JobPlan
 
 # Per-batch label counts vary this much more than in a full shuffle before we speak of it: below
 # that, BatchNorm's statistics move less than between two batches anyway.
@@ -79,7 +79,7 @@ def _is_few(cost: BatchCost, shards: int) -> bool:
 
 
 def advice(
-    plan: Plan,
+    plan: JobPlan,
     *,
     icc: float | None,
     global_batch: int,

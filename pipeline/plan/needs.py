@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.steps import Cursor, Walk
     from penstock.pipeline.plan.world import World
 
@@ -102,7 +102,7 @@ class Needs:
     Walks with a plan of its own, a step at a time, so that whoever asks bounds what it costs.
     """
 
-    def __init__(self, plan: Plan, walk: Walk, *, first: int, end: int, world: int) -> None:
+    def __init__(self, plan: JobPlan, walk: Walk, *, first: int, end: int, world: int) -> None:
         self._plan, self._walk = plan, walk
         count = end - first
         # Ranks in a row that make whole slices are one rank of a smaller world.

@@ -29,14 +29,16 @@ import hashlib
 import math
 import operator
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache.base.hashing import keyed_hash, unit
 from penstock.cache.errors import PlanError
+from penstock.pipeline.plan.job_plan import Places
 from penstock.pipeline.plan.lanes import LaneLayout, StrandPieces, cut, deal, lanes_of_slots, lay
+from penstock.pipeline.plan.units import units_of
 from penstock.pipeline.plan.windows import Windows, window_count
 
 if TYPE_CHECKING:
@@ -69,9 +71,12 @@ class Plan:
     lanes: L, at least 1. window: W, at least 1: mean shards that a lane mixes at a time. What is
     left of a lane widens its windows, up to twice; W of a lane's shards or more is the whole lane.
     reshuffle: share of the shards, 0 to 1, that take another place among the lanes in each epoch.
+    units: of shards that are decoded in parts, the rows of each part, in order, for every shard:
+    what lanes permute and windows mix are then the units, W of them at a time, and the rows of one
+    lie in one window or in two that follow one another. None: each shard is one.
 
-    Memory is O(shards + lanes), plus 9 bytes for each sample of W·L mean shards. The layouts
-    of two epochs and two windows a strand are kept: walkers that are further apart in the stream
+    Memory is O(shards + units + lanes), plus 9 bytes for each sample of W·L mean shards. Layouts of
+    two epochs and two windows a strand are kept: walkers that are further apart in the stream
     should have a Plan each, lest they recompute one another's. Raises PlanError for values out of
     range.
 
@@ -80,7 +85,14 @@ class Plan:
     """
 
     def __init__(
-        self, sizes: ArrayLike, *, seed: int | None, lanes: int, window: int, reshuffle: float = 0.0
+        self,
+        sizes: ArrayLike,
+        *,
+        seed: int | None,
+        lanes: int,
+        window: int,
+        reshuffle: float = 0.0,
+        units: Sequence[ArrayLike] | None = None,
     ) -> None:
         lanes = _whole("lanes", lanes, at_least=1)
         window = _whole("window", window, at_least=1)
@@ -93,7 +105,9 @@ class Plan:
         self.lanes = 1 if ordered else lanes
         self.window = 1 if ordered else window
         self.reshuffle = 0.0 if ordered else float(reshuffle)
+        self._units = None if ordered else units_of(self.sizes, units)
         self._filled = int(np.count_nonzero(self.sizes))
+        self._mixed = self._filled if self._units is None else len(self._units)
         split = not ordered and self._filled >= SHARDS_PER_LANE * self.lanes
         self._lanes = np.array(self.lanes, dtype=np.int64)
         self.strands = 2 * self.lanes if split else self.lanes
@@ -114,15 +128,19 @@ class Plan:
         settings = (ORDER_VERSION, self.seed, self.lanes, self.window, self.reshuffle)
         digest = hashlib.sha256(repr((*settings, len(self.sizes))).encode())
         digest.update(self.sizes.astype("<i8", copy=False).data)
+        if self._units is not None:
+            digest.update(self._units.rows.astype("<i8", copy=False).data)
+            digest.update(self._units.first.astype("<i8", copy=False).data)
         return digest.hexdigest()
 
     @property
     def open_shards(self) -> float:
         """Mean shards that all lanes together mix at a time: W·L, or more where what is left of a
-        lane widens its windows. 1 in index order."""
+        lane widens its windows; never more than there are. 1 in index order."""
         if self.seed is None:
             return 1.0
-        return self._filled / window_count(self.samples // self.strands, self._window_rows())
+        mixed = self._mixed / window_count(self.samples // self.strands, self._window_rows())
+        return min(mixed, self._filled)
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """(shard, row) of one rank's samples of the global batch [position, position + size).
@@ -133,10 +151,32 @@ class Plan:
         place. Returns int64, shape (slots, 2), the caller's own. Raises PlanError for a position
         beyond the end, negative values, size < world, and a rank outside [0, world).
         """
+        world = _whole("world", world, at_least=1)
+        rank = _whole("rank", rank, at_least=0)
+        if rank >= world:
+            raise PlanError(f"rank must be in [0, {world}), got {rank}.")
+        size = _whole("size", size, at_least=1)
+        if size < world:
+            raise PlanError(
+                f"A global batch of {size} can't give each of {world} ranks a sample. Raise the "
+                f"global batch to {world} or more, or use fewer ranks."
+            )
+        count = self._count(position, size)
+        low, high = rank * count // world, (rank + 1) * count // world
+        return self.places(epoch, position, size, low=low, high=high).rows
+
+    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Places:
+        """Slots [low, high) of the global batch [position, position + size), as `batch` has them.
+
+        Raises PlanError for slots that the batch, clipped at the end of the epoch, hasn't.
+        """
         epoch = _whole("epoch", epoch, at_least=0)
-        lane, offset = self._slots(position, size, rank, world)
+        count = self._count(position, size)
+        if not 0 <= low <= high <= count:
+            raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
+        lane, offset = _lane_slots(position, count, self.lanes, low=low, high=high)
         if not len(lane):
-            return np.empty((0, 2), dtype=np.int64)
+            return Places(rows=np.empty((0, 2), dtype=np.int64))
         strand = lane
         if self.strands > self.lanes:
             strand = offset & _ONE
@@ -147,7 +187,7 @@ class Plan:
             state = self._epoch(epoch)
             if state.windows is not None:
                 offset = state.windows.shuffled(strand, offset)
-        return state.layout.rows(state.strand_start[strand] + offset)
+        return Places(rows=state.layout.rows(state.strand_start[strand] + offset))
 
     def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """Sample ids of what `batch` gives: samples of the shards before, plus row.
@@ -177,26 +217,16 @@ class Plan:
         runs = [self._cut.shard[bounds[begin + s] : bounds[stop + s]] for s in strands]
         return np.unique(np.concatenate(runs))
 
-    def _slots(self, position: int, size: int, rank: int, world: int) -> tuple[Ints, Ints]:
+    def _count(self, position: int, size: int) -> int:
+        """Slots of a global batch: fewer than its size at the end of the epoch."""
         position = _whole("position", position, at_least=0)
         size = _whole("size", size, at_least=1)
-        world = _whole("world", world, at_least=1)
-        rank = _whole("rank", rank, at_least=0)
-        if rank >= world:
-            raise PlanError(f"rank must be in [0, {world}), got {rank}.")
-        if size < world:
-            raise PlanError(
-                f"A global batch of {size} can't give each of {world} ranks a sample. Raise the "
-                f"global batch to {world} or more, or use fewer ranks."
-            )
         if position > self.samples:
             raise PlanError(
                 f"position {position} is beyond the epoch's {self.samples} samples. A state of "
                 "another dataset? Start the next epoch at position 0."
             )
-        count = min(size, self.samples - position)
-        low, high = rank * count // world, (rank + 1) * count // world
-        return _lane_slots(position, count, self.lanes, low=low, high=high)
+        return min(size, self.samples - position)
 
     def _epoch(self, number: int) -> _Epoch:
         """The epoch's layout and windows; the two that were asked for last are kept."""
@@ -223,9 +253,9 @@ class Plan:
         return np.flatnonzero(self.sizes).astype(np.int64, copy=False)
 
     def _window_rows(self) -> int:
-        """Rows of a strand that W mean shards of its lane stand for."""
+        """Rows of a strand that W mean shards (or units) of its lane stand for."""
         mixed = self.window * self.samples * self.lanes
-        return max(1, mixed // (max(1, self._filled) * self.strands))
+        return max(1, mixed // (max(1, self._mixed) * self.strands))
 
     def _cut_shards(self, epoch: int | None) -> StrandPieces:
         """Strands from the shards' order: of the job (None), or of an epoch that moves some.
@@ -248,7 +278,11 @@ class Plan:
             movers = shards[moves]
             keys = keyed_hash(self.seed, _MOVED, epoch, movers)
             shards[moves] = movers[np.argsort(keys, kind="stable")]
-        return cut(self.sizes, shards, strands=self.strands)
+        if (units := self._units) is None:
+            return cut(self.sizes, shards, strands=self.strands)
+        pieces = cut(units.rows, units.of_shards(shards), strands=self.strands)
+        first_row = pieces.first_row + units.first_row[pieces.shard]
+        return replace(pieces, shard=units.shard[pieces.shard], first_row=first_row)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

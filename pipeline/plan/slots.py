@@ -12,7 +12,7 @@ from penstock.pipeline.plan.partners import with_partners
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.steps import Step
     from penstock.pipeline.plan.world import World
 
@@ -41,7 +41,7 @@ class RankOrder:
     padding.
     """
 
-    plan: Plan
+    plan: JobPlan
     world: World
     global_batch: int
     padded_size: int | None = None
@@ -77,8 +77,7 @@ class RankOrder:
             low, low + len(rows), position=position, size=size, lanes=lanes
         )
         elsewhere = [
-            # One slot is what a rank gets where there are as many ranks as slots.
-            self.plan.batch(step.start.epoch, position, size, rank=slot, world=size)
+            self.plan.places(step.start.epoch, position, size, low=slot, high=slot + 1).rows
             for slot in slots[len(rows) :].tolist()
         ]
         return np.concatenate([rows, *elsewhere]), partner

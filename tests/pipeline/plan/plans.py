@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from hypothesis import strategies as st
 
 from penstock.pipeline.plan.order import (
     Plan,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 PRIMES_AND_POWERS = (1, 2, 3, 5, 7, 8, 16, 31, 64, 96)
 
@@ -20,7 +25,7 @@ seeds = st.one_of(st.integers(-(2**70), 2**70), st.integers(0, 9))
 
 
 @st.composite
-def plans(draw):
+def plans(draw: st.DrawFn) -> Plan:
     return Plan(
         draw(sizes_lists),
         seed=draw(st.one_of(seeds, st.none())) if draw(st.booleans()) else draw(seeds),
@@ -30,7 +35,7 @@ def plans(draw):
     )
 
 
-def fresh(plan):
+def fresh(plan: Plan) -> Plan:
     """An equal plan without anything cached."""
     return Plan(
         plan.sizes,
@@ -41,7 +46,7 @@ def fresh(plan):
     )
 
 
-def whole(plan, epoch, size):
+def whole(plan: Plan, epoch: int, size: int) -> NDArray[np.int64]:
     """Ids of an epoch walked in global batches of `size`."""
     steps = [plan.ids(epoch, p, size) for p in range(0, plan.samples, size)]
     return np.concatenate([*steps, np.empty(0, dtype=np.int64)])

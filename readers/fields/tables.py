@@ -1,0 +1,353 @@
+"""The columns of a table as fields: a type for each, its values, and which rows don't fit.
+
+Types follow the values, the same way for every table (`_inferred`), unless a schema names them.
+A row that doesn't fit its schema is rejected; a column that holds two kinds of values without a
+schema is an error, as nothing says which kind is meant.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.errors import ConfigError, DatasetError
+from penstock.readers.fields.cells import COLUMN_TYPES, array_of, cell, fits, number_of, shown
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fields.field_types import (
+    AUTO_DTYPE,
+    ID,
+    PRESENT,
+    Array,
+    Boxes,
+    ClassLabel,
+    Keypoints,
+    MultiLabel,
+    Text,
+    Tokens,
+    Value,
+    is_field_name,
+)
+from penstock.readers.types import Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields.rows import Table
+
+LABEL = "label"
+"""The column whose integers or texts are classes."""
+
+_NAMES_SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Fields:
+    """The fields of a table's n rows.
+
+    types: in the table's order, settled. values: of each. present: of those that some rows lack,
+    bool, shape (n,). rejected: by row, why it doesn't fit; its values are empty. left_out: columns
+    that no field can hold, by name, and why. notes: what was decided, a sentence each.
+    """
+
+    types: dict[str, FieldType] = field(default_factory=dict)
+    values: dict[str, Column] = field(default_factory=dict)
+    present: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    rejected: dict[int, str] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def fields_of(table: Table, schema: Mapping[str, FieldType] | None = None) -> Fields:
+    """The fields that a table's columns are. schema: types that are given, of some columns.
+
+    Raises DatasetError for a column of two kinds, ConfigError for a type that no table can hold.
+    """
+    found = Fields()
+    for name, values in table.columns.items():
+        given = (schema or {}).get(name)
+        if given is not None and not isinstance(given, COLUMN_TYPES):
+            raise ConfigError(
+                f'schema["{name}"]: got {given!r}, and {table.source} holds values, not files, in '
+                f"that column. Wanted one of {', '.join(t.__name__ for t in COLUMN_TYPES)}."
+            )
+        if not is_field_name(name) or name == ID or name.endswith(PRESENT):
+            found.left_out[name] = "no field can have this name"
+            continue
+        type = given or _inferred(table, name, values, found)
+        if type is not None:
+            _add(found, table, name, values, type)
+    return found
+
+
+def _inferred(table: Table, name: str, values: Sequence[Any], found: Fields) -> FieldType | None:
+    """The type of a column that no schema has; None where it is left out."""
+    if table.is_text:
+        return _of_text(table, name, values, found)
+    rows: dict[str, list[int]] = {}
+    for row, value in enumerate(values):
+        if value is not None:
+            rows.setdefault(_kind(value), []).append(row)
+    if rows.keys() == {"integers", "fractions"}:
+        return Value(_float_of(np.array([v for v in values if v is not None], np.float64), values))
+    if len(rows) > 1:
+        first, other = sorted(rows, key=lambda kind: (-len(rows[kind]), kind))[:2]
+        a, b = rows[first][0], rows[other][0]
+        raise DatasetError(
+            f'{table.source}: the column "{name}" holds {first} ({shown(values[a])}, '
+            f"{table.place(a)}) and {other} ({shown(values[b])}, {table.place(b)}). Mend it, or "
+            f'say which is meant, such as schema={{"{name}": {_EXAMPLES[first]}}}: rows that '
+            "don't fit are then left out, by name."
+        )
+    return _of_kind(name, next(iter(rows), ""), values, found)
+
+
+_EXAMPLES = {
+    "integers": 'Value("int64")',
+    "fractions": 'Value("float32")',
+    "true or false": 'Value("bool")',
+    "text": "Text()",
+    "lists": "Array()",
+    "objects": "Text()",
+}
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int):
+        return "integers"
+    if isinstance(value, float):
+        return "fractions"
+    if isinstance(value, str):
+        return "text"
+    return "lists" if isinstance(value, list) else "objects"
+
+
+def _of_kind(name: str, kind: str, values: Sequence[Any], found: Fields) -> FieldType | None:
+    """The type of values of one kind."""
+    if kind == "text":
+        return ClassLabel() if name == LABEL else Text()
+    if kind == "true or false":
+        return Value("bool")
+    if kind == "integers":
+        numbers = [value for value in values if value is not None]
+        if min(numbers) < -(2**63) or max(numbers) >= 2**63:
+            found.left_out[name] = "it has integers beyond 64 bits"
+            return None
+        return ClassLabel() if name == LABEL else Value("int64")
+    if kind == "fractions":
+        return Value(_float_of(np.array([v for v in values if v is not None], np.float64), ()))
+    if kind == "lists":
+        return _of_lists(name, values, found)
+    found.left_out[name] = "no row has a value" if not kind else "it holds objects without keys"
+    return None
+
+
+def _of_text(
+    table: Table, name: str, cells: Sequence[str | None], found: Fields
+) -> FieldType | None:
+    """A CSV's column: integers if all cells are, else numbers if all are, else text."""
+    numbers = [None if each is None else number_of(each) for each in cells]
+    there = sum(each is not None for each in cells)
+    good = sum(number is not None for number in numbers)
+    if not there:
+        found.left_out[name] = "no row has a value"
+        return None
+    if good < there:
+        if good > there - good:
+            odd = next(i for i, c in enumerate(cells) if c is not None and numbers[i] is None)
+            found.notes.append(
+                f'{table.source}: the column "{name}" is read as text: {good:,} of {there:,} cells '
+                f"are numbers, {shown(cells[odd])} in {table.place(odd)} isn't. For numbers say "
+                f'schema={{"{name}": Value("float32")}}: rows that don\'t fit are then left out.'
+            )
+        return ClassLabel() if name == LABEL else Text()
+    if all(number is None or isinstance(number, int) for number in numbers):
+        return ClassLabel() if name == LABEL else Value("int64")
+    return Value(_float_of(np.array([n for n in numbers if n is not None], np.float64), numbers))
+
+
+def _float_of(numbers: NDArray[np.float64], values: Sequence[Any]) -> str:
+    """float32, or float64 where that would change an integer or make a number infinite."""
+    whole = [v for v in values if isinstance(v, int) and abs(v) > 2**24]
+    exact = all(int(np.float32(v)) == v for v in whole if abs(v) < 2**127)
+    return "float32" if exact and fits(np.dtype(np.float32), numbers) else "float64"
+
+
+def _of_lists(name: str, values: Sequence[Any], found: Fields) -> Array | None:
+    kinds: set[type] = set()
+    dimensions: set[int] = set()
+    wide = False
+    for value in values:
+        if value is None:
+            continue
+        made = array_of(value)
+        if isinstance(made, Rejection):
+            advice = "; for classes give schema={…: MultiLabel(names)}" if name == LABEL else ""
+            found.left_out[name] = f"{made.reason}{advice}"
+            return None
+        array, kind = made
+        if array.size:
+            kinds.add(kind)
+            dimensions.add(array.ndim)
+            wide = wide or (kind is float and not fits(np.dtype(np.float32), array))
+    if len(dimensions) > 1:
+        found.left_out[name] = "its lists differ in depth"
+        return None
+    if bool in kinds and len(kinds) > 1:
+        found.left_out[name] = "it holds true or false in some rows, and numbers in others"
+        return None
+    if kinds == {bool}:
+        dtype = "bool"
+    elif kinds == {int}:
+        dtype = "int64"
+    else:
+        dtype = "float64" if wide else "float32"
+    return Array(dtype)
+
+
+def _add(found: Fields, table: Table, name: str, values: Sequence[Any], type: FieldType) -> None:
+    """Add a column as a field of a type; a row that doesn't fit is rejected."""
+    is_numbered = isinstance(type, ClassLabel) and not type.names
+    if is_numbered:
+        type = _named(table, values, name, found)
+    names = type.names if isinstance(type, ClassLabel | MultiLabel) else ()
+    numbers = {each: number for number, each in enumerate(names)}
+    cells: list[Any] = [None] * len(values)
+    present = np.zeros(len(values), np.bool_)
+    for row, value in enumerate(values):
+        if value is None:
+            continue
+        made = cell(type, value, is_text=table.is_text, numbers=numbers)
+        if is_numbered and names and not isinstance(value, str):
+            made = Rejection(f"{shown(value)} is no class name, and other rows have names")
+        if isinstance(made, Rejection):
+            found.rejected.setdefault(row, f"{name}: {made.reason} ({table.place(row)})")
+        else:
+            cells[row] = made
+            present[row] = True
+    if isinstance(type, Array) and not type.is_settled:
+        for row in _odd_ones(cells):
+            reason = f"{name}: {shown(values[row])} differs in kind or depth from most rows"
+            found.rejected.setdefault(row, f"{reason} ({table.place(row)})")
+            cells[row], present[row] = None, False
+    found.types[name], found.values[name] = _column(type, cells)
+    if any(value is None for value in values):
+        found.present[name] = present
+
+
+def _odd_ones(cells: Sequence[NDArray[Any] | None]) -> list[int]:
+    """Rows whose arrays are of another kind or depth than most."""
+    kinds = [
+        None if each is None or not each.size else (each.dtype.kind == "b", each.ndim)
+        for each in cells
+    ]
+    counts = Counter(kind for kind in kinds if kind is not None)
+    if len(counts) < 2:
+        return []
+    usual = counts.most_common(1)[0][0]
+    return [row for row, kind in enumerate(kinds) if kind not in (None, usual)]
+
+
+def _named(table: Table, values: Sequence[Any], name: str, found: Fields) -> ClassLabel:
+    """Classes by name, sorted, where the values are texts."""
+    texts = {value for value in values if isinstance(value, str)}
+    if table.is_text and all(isinstance(number_of(text), int) for text in texts):
+        return ClassLabel()
+    names = sorted(text for text in texts if _is_utf8(text))
+    if not names:
+        return ClassLabel()
+    listed = ", ".join(names[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
+    found.notes.append(
+        f'{table.source}: "{name}" is {len(names):,} classes, numbered by sorted name ({listed}).'
+    )
+    return ClassLabel(tuple(names))
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _column(type: FieldType, cells: list[Any]) -> tuple[FieldType, Column]:
+    """A field's settled type and its column. cells: as `cell` makes them; None where there is
+    nothing."""
+    if isinstance(type, Text):
+        return type, text_column([each or b"" for each in cells])
+    if isinstance(type, Value | ClassLabel):
+        dtype = np.dtype(type.dtype if isinstance(type, Value) else np.int64)
+        return type, DenseColumn(np.array([each or 0 for each in cells], dtype))
+    if isinstance(type, MultiLabel):
+        empty = np.zeros(len(type.names), np.float32)
+        stacked = [empty if each is None else each for each in cells]
+        return type, DenseColumn(np.array(stacked, np.float32).reshape(-1, len(type.names)))
+    if isinstance(type, Boxes | Keypoints):
+        width = 4 if isinstance(type, Boxes) else 2
+        return type, _joined(cells, np.dtype(np.float32), (None, width))
+    if isinstance(type, Tokens):
+        return type, _joined(cells, np.dtype(type.dtype), (None,))
+    assert isinstance(type, Array)
+    return _array_column(type, cells)
+
+
+def text_column(texts: Sequence[bytes]) -> EncodedColumn:
+    """Texts in UTF-8 as a column, all views of one buffer."""
+    ends = np.cumsum([0, *map(len, texts)], dtype=np.int64).tolist()
+    joined = np.frombuffer(b"".join(texts), np.uint8)
+    return EncodedColumn([joined[ends[i] : ends[i + 1]] for i in range(len(texts))])
+
+
+def _array_column(type: Array, cells: list[Any]) -> tuple[Array, Column]:
+    there = [each for each in cells if each is not None]
+    full = [each for each in there if each.shape != (0,)] or there
+    shape = type.shape
+    if shape is None:
+        depth = max((each.ndim for each in full), default=1)
+        lengths = [
+            {each.shape[axis] for each in full if each.ndim == depth} for axis in range(depth)
+        ]
+        if len(full) < len(there) or 0 in lengths[0]:
+            lengths[0] = set()
+        shape = tuple(each.pop() if len(each) == 1 else None for each in lengths)
+    dtype = np.dtype(np.float32)
+    if type.dtype != AUTO_DTYPE:
+        dtype = np.dtype(type.dtype)
+    elif full:
+        dtype = np.result_type(*{each.dtype for each in full if each.size} or {dtype})
+        if dtype == np.float64 and all(fits(np.dtype(np.float32), each) for each in full):
+            dtype = np.dtype(np.float32)
+    settled = replace(type, dtype=dtype.name, shape=shape)
+    if not settled.is_ragged:
+        wanted = [length for length in shape if length is not None]
+        empty = np.zeros(wanted, dtype)
+        stacked = [empty if each is None else each for each in cells]
+        return settled, DenseColumn(np.array(stacked, dtype).reshape(-1, *wanted))
+    return settled, _joined(cells, dtype, shape)
+
+
+def _joined(cells: list[Any], dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> RaggedColumn:
+    """A ragged column; shapes are noted where more than the first length differs."""
+    empty = np.zeros([length or 0 for length in shape], dtype)
+    if empty.size:
+        empty = np.zeros([0] * len(shape), dtype)
+    is_flat = None in shape[1:] or shape[0] is not None
+    arrays = [
+        empty if each is None or (each.size == 0 and each.ndim < len(shape)) else each
+        for each in cells
+    ]
+    like = RaggedColumn(
+        np.zeros(0 if is_flat else (0, *empty.shape[1:]), dtype),
+        np.zeros(1, np.int64),
+        np.zeros((0, len(shape)), np.int64) if is_flat else None,
+    )
+    return RaggedColumn.of([each.astype(dtype, copy=False) for each in arrays], like=like)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.augment.map import Map
 from penstock.augment.ops import (
     IMAGENET_MEAN,
     IMAGENET_STD,
@@ -39,6 +40,7 @@ __all__ = [
     "CutMix",
     "Decode",
     "GaussianBlur",
+    "Map",
     "MixUp",
     "Normalize",
     "Operation",

@@ -4,11 +4,13 @@
     ├── ConfigError (ValueError)         an argument, or two that contradict each other
     │   ├── PlanError                    sizes, lanes, window, batch and world don't fit
     │   └── RecipeError                  operations don't fit their data
+    │       └── MapError                 a function didn't return what it said; carries .sample_id
     ├── DatasetError (ValueError)        the dataset can't be used as it is
     │   ├── DatasetNotFoundError (FileNotFoundError)   nothing there, or nothing in it
     │   ├── IndexChangedError            files no longer match the index
     │   ├── CorruptShardError            bytes came, but aren't what the index promised
     │   │   └── CorruptSampleError       one sample of a shard; carries .sample_id
+    │   ├── BadSampleError               a user's code says so of the sample at hand
     │   └── TooManyBadSamplesError       more than max_bad of an epoch; carries .sample_ids
     ├── FetchError (OSError)             a remote object was not fetched; carries .uri, .missing
     │   └── ObjectChangedError           it isn't the version that was indexed any more
@@ -61,6 +63,17 @@ class RecipeError(ConfigError):
     """Operations of a recipe don't fit one another or the data."""
 
 
+class MapError(RecipeError):
+    """A function of a recipe's Map returned what it didn't declare, or changed what it was given.
+
+    sample_id: position in the index; None where it isn't one sample's.
+    """
+
+    def __init__(self, message: str, *, sample_id: int | None = None) -> None:
+        super().__init__(message)
+        self.sample_id = sample_id
+
+
 class DatasetError(PenstockError, ValueError):
     """The dataset can't be used as it is."""
 
@@ -91,6 +104,13 @@ class CorruptSampleError(CorruptShardError):
         self.sample_id = sample_id
 
 
+class BadSampleError(DatasetError):
+    """Code of the user's, a Map's function or a torch dataset, says that a sample can't be used.
+
+    The loader takes another in its place, within max_bad. The message says why.
+    """
+
+
 class TooManyBadSamplesError(DatasetError):
     """More samples of an epoch were bad than `max_bad` allows.
 
@@ -99,7 +119,7 @@ class TooManyBadSamplesError(DatasetError):
 
     _has_lines = True
 
-    def __init__(self, message: str, *, sample_ids: tuple[int, ...]) -> None:
+    def __init__(self, message: str, *, sample_ids: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.sample_ids = sample_ids
 

@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.augment.map import Map as Map
     from penstock.augment.ops import IMAGENET_MEAN as IMAGENET_MEAN
     from penstock.augment.ops import IMAGENET_STD as IMAGENET_STD
     from penstock.augment.ops import Apply as Apply
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.augment.presets import imagenet_eval as imagenet_eval
     from penstock.augment.presets import imagenet_train as imagenet_train
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
+    from penstock.cache.errors import BadSampleError as BadSampleError
     from penstock.cache.errors import PenstockError as PenstockError
     from penstock.pipeline.feed.ragged import Ragged as Ragged
     from penstock.pipeline.feed.warm import warm as warm
@@ -49,6 +51,7 @@ __all__ = [
     "IMAGENET_STD",
     "Apply",
     "AutoAugment",
+    "BadSampleError",
     "Cast",
     "CenterCrop",
     "ColorJitter",
@@ -58,6 +61,7 @@ __all__ = [
     "Decode",
     "DiskCache",
     "GaussianBlur",
+    "Map",
     "MixUp",
     "Normalize",
     "Operation",
@@ -88,6 +92,7 @@ _HOME = {
     "IMAGENET_STD": "penstock.augment.ops",
     "Apply": "penstock.augment.ops",
     "AutoAugment": "penstock.augment.ops",
+    "BadSampleError": "penstock.cache.errors",
     "Cast": "penstock.augment.ops",
     "CenterCrop": "penstock.augment.ops",
     "ColorJitter": "penstock.augment.ops",
@@ -97,6 +102,7 @@ _HOME = {
     "Decode": "penstock.augment.ops",
     "DiskCache": "penstock.cache.disk.disk_cache",
     "GaussianBlur": "penstock.augment.ops",
+    "Map": "penstock.augment.map",
     "MixUp": "penstock.augment.ops",
     "Normalize": "penstock.augment.ops",
     "Operation": "penstock.augment.ops",

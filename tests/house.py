@@ -46,7 +46,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
             frozenset({"region", "region_child"}),
         ),
         (frozenset({"draws", "crops", "keyed", "pixel_draws", "policies", "mixing"}),),
-        (frozenset({"presets", "recipe", "geometry", "pixels", "ops", "pad", "checks"}),),
+        (frozenset({"presets", "recipe", "geometry", "pixels", "ops", "map", "pad", "checks"}),),
         (frozenset({"verify", "headers", "dali", "culprits", "jpeg2000"}),),
     ),
     "readers": (
@@ -65,7 +65,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"fetch"}),),
         (frozenset({"stores"}),),
         (frozenset({"base"}),),
-        (frozenset({"threads", "outcomes", "forks"}),),
+        (frozenset({"processes", "threads", "outcomes", "forks"}),),
         (frozenset({"errors", "secrets"}),),
     ),
 }

@@ -1,0 +1,236 @@
+"""The operation that calls a user's function, as a frozen value, and what fields it leaves.
+
+It sees what storage holds, before anything is decoded or resized. So it stands in front of all
+other operations: behind a crop it would look as if it saw the crop.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any
+
+from penstock.augment.checks import flag, whole
+from penstock.cache.errors import RecipeError
+from penstock.readers.fields.field_types import (
+    ID,
+    PRESENT,
+    Array,
+    Audio,
+    FieldType,
+    Image,
+    Value,
+    Video,
+)
+from penstock.readers.fields.schema import Schema
+
+MAX_PROCESSES = 1024
+_ENCODED = (Image, Audio, Video)
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """A function of yours on fields of each sample; it stands in front of all other operations.
+
+    fn: gets a positional argument a field: str of Text; bytes of Bytes and of encoded images; a
+    read-only array of Array, Mask, Boxes (as stored), Keypoints, MultiLabel and Tokens; a numpy
+    scalar of Value, ClassLabel and "id". What it returns takes their place: the value, or of
+    several fields a tuple in their order or a dict by name. With a parameter `rng` it also gets the
+    sample's own numpy.random.Generator, keyed by (seed, epoch, sample id, place among the Maps):
+    random numbers from elsewhere differ after a resume. A `BadSampleError` from it makes the sample
+    a bad one; anything else that it raises stops the loader.
+    fields: a name or several; None in the list of a field stands for that field. A field that some
+    samples lack is empty there; "<name>.present" says which.
+    returns: {name: type} of what it returns, where fields are new or change their type; None keeps
+    the types of `fields`. Other fields stay as they are; new ones come last in a batch.
+    batched: it gets all samples of a batch at once, a list or a stacked array an argument (`rngs`:
+    a list), and returns as many; it must treat each sample alone, else resuming isn't exact.
+    processes: that call it, for this loader alone; 0: the reading threads do. fn must be picklable.
+
+    Raises RecipeError for arguments that can't be.
+    """
+
+    fn: Callable[..., Any]
+    fields: str | Sequence[str] | None = None
+    _: KW_ONLY
+    returns: Mapping[str, FieldType] | None = field(default=None, hash=False)
+    batched: bool = False
+    processes: int = 0
+
+    def __post_init__(self) -> None:
+        if not callable(self.fn):
+            raise RecipeError(f"Map(fn=...): got {self.fn!r}, wanted a function.")
+        if self.fields is not None:
+            object.__setattr__(self, "fields", _names(self.fields))
+        flag("Map(batched=...)", self.batched)
+        whole("Map(processes=...)", self.processes, low=0, high=MAX_PROCESSES)
+        if self.returns is not None:
+            if not isinstance(self.returns, Mapping) or not self.returns:
+                raise RecipeError(
+                    f"Map(returns=...): got {self.returns!r}, wanted the type of each "
+                    'field that fn returns: {"tokens": Tokens("int64")}, say.'
+                )
+            object.__setattr__(self, "returns", dict(self.returns))
+
+    @property
+    def name(self) -> str:
+        """The operation in messages, by its function's name."""
+        named = getattr(self.fn, "__qualname__", None) or type(self.fn).__qualname__
+        return f"Map({named})"
+
+    @property
+    def takes_rng(self) -> bool:
+        """Whether fn has a parameter for random numbers: `rng`, or `rngs` if it is batched."""
+        try:
+            parameters = inspect.signature(self.fn).parameters
+        except (TypeError, ValueError):  # compiled: it has no signature to look at
+            return False
+        found = parameters.get("rngs" if self.batched else "rng")
+        return found is not None and found.kind in (found.KEYWORD_ONLY, found.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedMap:
+    """A Map whose fields are known. index: its place among a recipe's Maps, which keys its random
+    numbers. takes: what fn gets, in order, each with its type; returns: what comes back."""
+
+    op: Map
+    index: int
+    takes: Mapping[str, FieldType]
+    returns: Mapping[str, FieldType]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedMaps:
+    """A recipe's Maps, in order, that fit their dataset. schema: of samples behind all of them."""
+
+    maps: tuple[PlacedMap, ...]
+    schema: Schema
+
+    def added(self, before: Schema) -> tuple[str, ...]:
+        """The fields that a dataset doesn't have by itself, in order."""
+        return tuple(name for name in self.schema if name not in before)
+
+    def needed(self, before: Schema) -> tuple[str, ...]:
+        """The dataset's own fields that the functions get, in the order of the schema."""
+        taken = {name for each in self.maps for name in each.takes}
+        return tuple(name for name in before if name in taken)
+
+
+def split_maps(recipe: Any) -> tuple[tuple[Map, ...], Any]:
+    """The Maps of a recipe with their fields, and the recipe without them.
+
+    recipe: a list of operations, or a mapping from field to list, in which lists of Maps alone are
+    left out of what remains. What is neither comes back as it is: others judge it. Raises
+    RecipeError for a Map behind another operation, or without fields.
+    """
+    if isinstance(recipe, Map):
+        recipe = (recipe,)
+    if isinstance(recipe, Mapping):
+        found: list[Map] = []
+        rest: dict[Any, Any] = {}
+        for name, operations in recipe.items():
+            maps, others = _front(operations, of=name)
+            found += maps
+            if others or not maps:
+                rest[name] = others
+        return tuple(found), rest
+    maps, others = _front(recipe, of=None)
+    return tuple(maps), others
+
+
+def _front(operations: Any, *, of: str | None) -> tuple[list[Map], Any]:
+    """The Maps at the front of a list of operations, and the others. of: the list's field."""
+    if isinstance(operations, Map):
+        operations = (operations,)
+    if not isinstance(operations, Sequence) or isinstance(operations, str):
+        return [], operations
+    count = 0
+    while count < len(operations) and isinstance(operations[count], Map):
+        count += 1
+    for place, late in enumerate(operations[count:], start=count):
+        if isinstance(late, Map):
+            raise RecipeError(
+                f"{late.name} stands after {operations[place - 1]}: a Map works on what storage "
+                "holds, before images are decoded. Put it in front of all other operations; what "
+                "works on pixels is Apply, or code of yours on the batch."
+            )
+    maps = [_with_fields(each, of) for each in operations[:count]]
+    return maps, operations[count:] if maps else operations
+
+
+def _with_fields(op: Map, of: str | None) -> Map:
+    if op.fields is None:
+        if of is None:
+            raise RecipeError(
+                f'{op.name}: got no fields, wanted fields="caption", say: what its function gets.'
+            )
+        return Map(op.fn, (of,), returns=op.returns, batched=op.batched, processes=op.processes)
+    if of is not None and of not in op.fields:
+        raise RecipeError(
+            f'{op.name} has fields={list(op.fields)} and stands in the list of "{of}". Leave its '
+            "fields out, or put it into a list of its own fields."
+        )
+    return op
+
+
+def check_maps(maps: Sequence[Map], schema: Schema) -> CheckedMaps:
+    """Give each Map of `split_maps` the types of its fields.
+
+    schema: of the dataset. Raises RecipeError for fields that aren't there and types that no
+    function can return; ConfigError for masks or boxes of what is no image any more.
+    """
+    placed: list[PlacedMap] = []
+    for index, op in enumerate(maps):
+        names = op.fields
+        assert names is not None
+        takes = {name: _type_of(name, op, schema) for name in names}
+        returns = takes if op.returns is None else op.returns
+        for name, type in returns.items():
+            _check_returned(op, name, type)
+        placed.append(PlacedMap(op=op, index=index, takes=takes, returns=returns))
+        schema = Schema({**schema, **returns})
+    return CheckedMaps(maps=tuple(placed), schema=schema)
+
+
+def _type_of(name: str, op: Map, schema: Schema) -> FieldType:
+    if name == ID:
+        return Value("int64")
+    if name.endswith(PRESENT) and name.removesuffix(PRESENT) in schema:
+        return Value("bool")
+    if name not in schema:
+        raise RecipeError(
+            f'{op.name} wants the field "{name}", and there is {", ".join(schema) or "none"} (and '
+            f'"{ID}"). Name one of these.'
+        )
+    return schema[name]
+
+
+def _check_returned(op: Map, name: str, type: FieldType) -> None:
+    if name == ID or name.endswith(PRESENT):
+        raise RecipeError(
+            f'{op.name} would replace "{name}", which Penstock gives. Say what it returns: '
+            'returns={"tokens": Tokens("int64")}, for instance.'
+        )
+    if isinstance(type, _ENCODED):
+        kind = type.__class__.__name__
+        raise RecipeError(
+            f'{op.name} would put other {kind} bytes into "{name}", and those of storage were '
+            "checked and measured when the dataset was indexed. Say what else it returns, such as "
+            f'returns={{"{name}": Array("uint8", (None, None, 3))}} for pixels.'
+        )
+    if isinstance(type, Array) and not type.is_settled:
+        raise RecipeError(
+            f'{op.name} returns "{name}" as {type}, wanted an Array with dtype and shape (None in '
+            'it for lengths that differ): Array("float32", (None, 3)), say.'
+        )
+
+
+def _names(fields: Any) -> tuple[str, ...]:
+    names = (fields,) if isinstance(fields, str) else fields
+    if not isinstance(names, Sequence) or not names or not all(isinstance(n, str) for n in names):
+        raise RecipeError(f"Map(fields=...): got {fields!r}, wanted a field's name, or several.")
+    if len(set(names)) < len(names):
+        raise RecipeError(f"Map(fields=...): got {list(names)}, wanted each field once.")
+    return tuple(names)

@@ -1,0 +1,98 @@
+"""Which fields batches have: what users name, or what is chosen where they don't."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.field_types import ID, PRESENT, Audio, ClassLabel, Image, Video
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from penstock.readers.fields.schema import Schema
+
+LABEL = "label"
+"""The classes that are handed out beside images where nobody chooses."""
+
+_UNDECODABLE = (Audio, Video)  # by anything that is built yet
+
+
+def base_name(field: str) -> str:
+    """The field that a companion such as "caption.present" belongs to; others are their own."""
+    return field.removesuffix(PRESENT)
+
+
+def stored_fields(fields: Iterable[str]) -> tuple[str, ...]:
+    """The fields of a schema that these are made of, each once, in order."""
+    return tuple(dict.fromkeys(base_name(field) for field in fields if field != ID))
+
+
+def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...]:
+    """The fields of a batch where nobody chose any.
+
+    The first images and the classes named "label" where both are there; a caption that is found
+    too must not break `for images, labels in loader`. Else all that can be handed out. What some
+    samples lack isn't chosen. lacking: how many samples lack a field, of those that some lack.
+    """
+    whole = [name for name in schema if not lacking.get(name)]
+    image = next((name for name in whole if isinstance(schema[name], Image)), None)
+    if image is not None and LABEL in whole and isinstance(schema[LABEL], ClassLabel):
+        return image, LABEL
+    return tuple(name for name in whole if not isinstance(schema[name], _UNDECODABLE))
+
+
+def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    """The names that a user gave, as a tuple; None: they are left open. Whether they are there is
+    checked once the schema is known. Raises ConfigError."""
+    if fields is None:
+        return None
+    wanted = (fields,) if isinstance(fields, str) else tuple(fields)
+    if not wanted or not all(isinstance(field, str) for field in wanted):
+        raise ConfigError(
+            f'fields: got {fields!r}, wanted names of fields, such as ("image", "label", "id").'
+        )
+    for place, field in enumerate(wanted):
+        if field in wanted[:place]:
+            raise ConfigError(f"fields: got {field!r} twice in {list(wanted)}: name it once.")
+    return wanted
+
+
+def check_selection(
+    fields: tuple[str, ...] | None, schema: Schema, lacking: Mapping[str, int], *, url: str
+) -> tuple[str, ...]:
+    """The fields of a batch, in order.
+
+    fields: as `check_names` gives them. lacking: as for `default_fields`. Raises ConfigError for
+    those that the dataset hasn't, that nothing decodes, and that some samples lack where nobody
+    asked which; and where there is nothing that can be chosen.
+    """
+    there = [*schema, ID]
+    if fields is None:
+        chosen = default_fields(schema, lacking)
+        if not chosen:
+            raise ConfigError(
+                f"{url} has no field that all samples have and that can be handed out, so name "
+                f"what you want by fields=. Its fields: {there}."
+            )
+        return chosen
+    for field in fields:
+        name = base_name(field)
+        if name not in schema and field != ID:
+            hint = "; labels need one sub-folder a class" if field == LABEL else ""
+            raise ConfigError(f"fields: got {field!r}, and {url} has {there}. Ask for those{hint}.")
+        if field == ID or field.endswith(PRESENT):
+            continue
+        if isinstance(schema[name], _UNDECODABLE):
+            kind = type(schema[name]).__name__
+            raise ConfigError(
+                f"fields: {field!r} is {kind}, which nothing decodes yet. Leave it out, or declare "
+                f'it as Bytes, schema={{"{field}": Bytes()}}, and decode it yourself.'
+            )
+        if lacking.get(name) and name + PRESENT not in fields:
+            raise ConfigError(
+                f"fields: {lacking[name]:,} samples of {url} have no {field!r}. Either add "
+                f'"{name}{PRESENT}" to fields=, a bool a sample that says which have it (the '
+                "others are empty or zeros), or leave the field out and give those samples one."
+            )
+    return fields

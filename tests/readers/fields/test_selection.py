@@ -1,0 +1,118 @@
+"""Which fields batches have."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.field_types import (
+    Array,
+    Audio,
+    Boxes,
+    Bytes,
+    ClassLabel,
+    Image,
+    Mask,
+    Text,
+    Value,
+    Video,
+)
+from penstock.readers.fields.schema import Schema
+from penstock.readers.fields.selection import (
+    check_names,
+    check_selection,
+    default_fields,
+    stored_fields,
+)
+
+if TYPE_CHECKING:
+    from penstock.readers.fields.field_types import FieldType
+
+EVERYTHING: dict[str, FieldType] = {
+    "caption": Text(),
+    "left": Image(),
+    "right": Image(),
+    "label": ClassLabel(("a", "b")),
+    "boxes": Boxes(of="left"),
+    "clip": Video(),
+}
+
+
+def select(
+    fields: Any, schema: dict[str, FieldType] = EVERYTHING, **lacking: int
+) -> tuple[str, ...]:
+    return check_selection(check_names(fields), Schema(schema), lacking, url="set")
+
+
+@pytest.mark.parametrize(
+    ("schema", "lacking", "wanted"),
+    [
+        (EVERYTHING, {}, ("left", "label")),
+        (EVERYTHING, {"left": 1}, ("right", "label")),
+        ({"x": Image(), "label": Value("float32"), "t": Text()}, {}, ("x", "label", "t")),
+        ({"x": Image(), "class": ClassLabel()}, {}, ("x", "class")),
+        ({"x": Image(), "m": Mask(of="x"), "t": Text()}, {"t": 3}, ("x", "m")),
+        ({"v": Array("float32", (3,)), "label": ClassLabel()}, {}, ("v", "label")),
+        ({"sound": Audio(), "raw": Bytes(), "v": Value("int8")}, {}, ("raw", "v")),
+    ],
+)
+def test_what_is_chosen_where_nobody_chooses(
+    schema: dict[str, FieldType], lacking: dict[str, int], wanted: tuple[str, ...]
+) -> None:
+    assert default_fields(Schema(schema), lacking) == wanted
+    assert select(None, schema, **lacking) == wanted
+
+
+@given(
+    names=st.permutations(["id", "label", "caption", "left", "caption.present", "boxes.present"]),
+    count=st.integers(1, 6),
+)
+def test_the_order_is_the_users(names: list[str], count: int) -> None:
+    assert select(names[:count]) == tuple(names[:count])
+
+
+def test_what_has_to_be_read_for_them() -> None:
+    fields = ("caption.present", "id", "left", "caption", "boxes.present")
+    assert stored_fields(fields) == ("caption", "left", "boxes")
+
+
+def test_a_name_alone_will_do() -> None:
+    assert select("left") == ("left",)
+
+
+def test_a_field_that_some_lack_needs_its_companion() -> None:
+    with pytest.raises(ConfigError, match=r'1,200 samples of set.*"caption.present"'):
+        select(("left", "caption"), caption=1200)
+    chosen = ("left", "caption", "caption.present")
+    assert select(chosen, caption=1200) == chosen
+    assert select(("caption.present",), caption=1200) == ("caption.present",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ((), "wanted names"),
+        ((3,), "wanted names"),
+        (("left", "left"), "'left' twice"),
+        (("depth",), "got 'depth', and set has"),
+        (("depth.present",), "got 'depth.present', and set has"),
+        (("clip",), "Video, which nothing decodes"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        select(fields)
+
+
+def test_nothing_to_choose_is_said() -> None:
+    with pytest.raises(ConfigError, match="name what you want"):
+        select(None, {"sound": Audio()})
+
+
+def test_a_label_that_is_missing_says_where_labels_come_from() -> None:
+    with pytest.raises(ConfigError, match="one sub-folder a class"):
+        select(("x", "label"), {"x": Image()})

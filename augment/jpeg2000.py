@@ -7,16 +7,14 @@ be given to it.
 
 from __future__ import annotations
 
-import contextlib
 import io
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import MissingDependencyError
+from penstock.readers.fields.strictly import strictly
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.readers.types import Encoded
 
 _HEAD_BYTES = 8
@@ -51,7 +49,7 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
                 return Rejection(
                     f"its header says {width} x {height} pixels; wanted 1 to {max_pixels:,} in all"
                 )
-            with _strictly():
+            with strictly():
                 image.load()
     except MemoryError:
         raise
@@ -62,20 +60,3 @@ def jpeg2000_refusal(sample: Encoded, *, max_pixels: int) -> Rejection | None:
             f"({type(error).__name__}: {reason})"
         )
     return None
-
-
-@contextlib.contextmanager
-def _strictly() -> Iterator[None]:
-    """Pillow passes over what is missing where a program says so, as many training scripts do:
-    not here. Pillow knows no other way than its module's own switch."""
-    from PIL import ImageFile
-
-    allowed = ImageFile.LOAD_TRUNCATED_IMAGES
-    if not allowed:  # nothing is written where nothing need be: other threads read it
-        yield
-        return
-    ImageFile.LOAD_TRUNCATED_IMAGES = False
-    try:
-        yield
-    finally:
-        ImageFile.LOAD_TRUNCATED_IMAGES = allowed

@@ -1,2 +1,2 @@
-"""What is known of one kind of field; today of images: what their bytes say, and whether they are
-good."""
+"""What is known of one kind of field: its type, what its bytes say, whether they are good, and how
+they become values."""

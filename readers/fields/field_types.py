@@ -159,12 +159,23 @@ class MultiLabel:
 class Mask:
     """A class number for each pixel of an image, in an image file without loss or an .npy file.
 
-    of: the image's field. It follows the image through a recipe, by nearest neighbours.
+    of: the image's field. It follows the image through a recipe, by nearest neighbours. dtype: it
+    is handed out as, "uint8" or "int32"; "auto": uint8 where that holds all that the files can.
     """
 
     of: str
+    dtype: str = AUTO_DTYPE
 
     kind: ClassVar[str] = "mask"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in (AUTO_DTYPE, "uint8", "int32"):
+            raise ConfigError(f'Mask: got dtype={self.dtype!r}, wanted "uint8" or "int32".')
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the dtype is known."""
+        return self.dtype != AUTO_DTYPE
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,19 +55,30 @@ def find_verify(*, workers: int | None = None) -> Verify:
     return functools.partial(verify, threads=workers or usable_cores())
 
 
+def image_verdicts(
+    samples: Sequence[Encoded | Rejection], verify: Verify
+) -> list[ImageFacts | Rejection]:
+    """Check structure and fully decode each image; what came in rejected stays so, in place."""
+    results: list[ImageFacts | Rejection | None] = [_structure(sample) for sample in samples]
+    good = [i for i, result in enumerate(results) if result is None]
+    encoded = [sample for i in good if not isinstance(sample := samples[i], Rejection)]
+    for i, verdict in zip(good, _verdicts(encoded, verify), strict=True):
+        results[i] = verdict
+    return [result for result in results if result is not None]
+
+
 def examine(
     samples: Sequence[Encoded | Rejection], verify: Verify
 ) -> list[SampleFacts | Rejection]:
-    """Check structure and fully decode each sample; what came in rejected stays so, in place."""
-    results = [_structure(sample) for sample in samples]
-    good = [i for i, result in enumerate(results) if result is None]
-    encoded = [sample for i in good if not isinstance(sample := samples[i], Rejection)]
-    for i, sample, verdict in zip(good, encoded, _verdicts(encoded, verify), strict=True):
-        if isinstance(verdict, ImageFacts):
-            results[i] = SampleFacts(crc32c=crc32c(sample), image=verdict)
+    """Check images alone; what came in rejected stays so, in place."""
+    results: list[SampleFacts | Rejection] = []
+    for sample, verdict in zip(samples, image_verdicts(samples, verify), strict=True):
+        if isinstance(verdict, ImageFacts) and not isinstance(sample, Rejection):
+            results.append(SampleFacts(crc32c=crc32c(sample), image=verdict))
         else:
-            results[i] = verdict
-    return [result for result in results if result is not None]
+            assert isinstance(verdict, Rejection)
+            results.append(verdict)
+    return results
 
 
 def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | Rejection]:
@@ -87,7 +98,7 @@ def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | R
     return [*_verdicts(encoded[:half], verify), *_verdicts(encoded[half:], verify)]
 
 
-def _structure(sample: Encoded | Rejection) -> SampleFacts | Rejection | None:
+def _structure(sample: Encoded | Rejection) -> Rejection | None:
     if isinstance(sample, Rejection):
         return sample
     codec = sniff(sample[:HEAD_BYTES].tobytes())

@@ -1,0 +1,98 @@
+"""Payloads to values at read time: pure functions of bytes that were checked when they were
+indexed.
+
+Codecs and shapes may come from anybody's index. What doesn't fit its payload is a ValueError whose
+words are a reason against the sample.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers.fields.boxes import to_xyxy
+from penstock.readers.fields.facts import array_codec
+from penstock.readers.fields.masks import narrow, read_mask
+from penstock.readers.types import Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.field_types import BoxFormat
+    from penstock.readers.types import Encoded
+
+_INT32 = np.dtype(np.int32)
+
+
+def decode_text(payload: Encoded) -> str:
+    """Text as it stands, with its line ends. Raises ValueError (not UTF-8)."""
+    try:
+        return str(payload.data, "utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"not UTF-8 text at byte {error.start}") from error
+
+
+def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[Any]:
+    """An array in this machine's byte order, rows first: a view of the payload where that is how it
+    is stored. codec, shape: as facts have them. Raises ValueError."""
+    found = array_codec(codec)
+    if found is None:
+        raise ValueError(f"{codec[:80]!r} is no codec of an array")
+    if min(shape, default=0) < 0 or math.prod(shape) * found.dtype.itemsize != len(payload):
+        raise ValueError(
+            f"{found.name} of shape {tuple(shape)} doesn't take {len(payload):,} bytes"
+        )
+    values = payload.view(found.dtype)
+    if not found.dtype.isnative:
+        values = values.astype(found.dtype.newbyteorder("="))
+    if not found.is_fortran:
+        return values.reshape(shape)
+    return np.ascontiguousarray(values.reshape(shape[::-1]).T)
+
+
+def decode_mask(
+    payload: Encoded, codec: str, shape: Sequence[int], dtype: str = "auto"
+) -> NDArray[Any]:
+    """The class numbers of a mask, shape (height, width): uint8 or int32.
+
+    codec, shape: as facts have them; dtype: of the settled `Mask`. Raises ValueError.
+    """
+    if array_codec(codec) is not None:
+        classes = narrow(decode_array(payload, codec, shape[:2]))
+    else:
+        classes = read_mask(payload, codec)
+    if isinstance(classes, Rejection):
+        raise ValueError(classes.reason)
+    if classes.shape != tuple(shape[:2]):
+        raise ValueError(f"a mask of {classes.shape} pixels, and {tuple(shape[:2])} was stored")
+    if dtype == "uint8" and classes.dtype != np.uint8:
+        raise ValueError("a mask of more than 8 bits, and the schema says uint8")
+    return classes.astype(_INT32) if dtype == "int32" and classes.dtype != _INT32 else classes
+
+
+def decode_boxes(
+    payload: Encoded, codec: str, shape: Sequence[int], format: BoxFormat
+) -> NDArray[np.float32]:
+    """Boxes as x1, y1, x2, y2: float32, shape (k, 4). Raises ValueError."""
+    return to_xyxy(decode_array(payload, codec, shape), format)
+
+
+def decode_keypoints(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[np.float32]:
+    """Points: float32, shape (k, 2). Raises ValueError."""
+    return decode_array(payload, codec, shape).astype(np.float32).reshape(-1, 2)
+
+
+def multi_hot(
+    numbers: NDArray[np.int64], offsets: NDArray[np.int64], classes: int
+) -> NDArray[np.float32]:
+    """Class numbers of n samples, end to end, as float32 of shape (n, classes), 1 where a class
+    holds. offsets: of the samples, int64, shape (n + 1,). Raises ValueError for numbers beyond."""
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < classes:
+        raise ValueError(f"class numbers {numbers.min()} to {numbers.max()}, and {classes} classes")
+    found = np.zeros((len(offsets) - 1, classes), np.float32)
+    found[np.repeat(np.arange(len(found)), np.diff(offsets)), numbers] = 1
+    return found

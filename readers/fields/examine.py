@@ -1,0 +1,296 @@
+"""Checking samples before they may enter a dataset: every field once, wholly.
+
+Images are decoded by whoever is plugged in (`verify`), masks by Pillow; of everything else the
+structure is checked. What a field is in the schema says what is asked of it; nothing is guessed
+from its bytes. Sound and video are known by their first bytes only: nobody decodes them yet.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from crc32c import crc32c
+
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.boxes import check_boxes, check_keypoints
+from penstock.readers.fields.decode import decode_array
+from penstock.readers.fields.facts import Facts
+from penstock.readers.fields.field_types import (
+    Array,
+    Audio,
+    Boxes,
+    Bytes,
+    Image,
+    Keypoints,
+    Mask,
+    Text,
+    Tokens,
+    Video,
+)
+from penstock.readers.fields.fit import array_misfit
+from penstock.readers.fields.masks import (
+    mask_codec,
+    mask_dtype,
+    narrow,
+    npy_mask,
+    read_mask,
+    sniff_mask,
+)
+from penstock.readers.fields.media import HEAD_BYTES, sniff_audio, sniff_video
+from penstock.readers.fields.npy import read_npy_header
+from penstock.readers.fields.verify import find_verify, image_verdicts
+from penstock.readers.types import ImageFacts, Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields.npy import NpyHeader
+    from penstock.readers.fields.schema import Schema
+    from penstock.readers.types import Encoded, Verify
+
+    Spans = Mapping[str, Sequence[Encoded | Rejection | None]]
+    Noted = Mapping[str, Sequence[NDArray[Any] | None]]
+
+_BOM = b"\xef\xbb\xbf"
+_WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
+
+
+def verify_for(schema: Schema, verify: Verify | None, *, workers: int) -> Verify | None:
+    """What decodes a dataset's images: `verify`, else the installed decoder; None where there are
+    no images, so that nobody needs one. Raises MissingDependencyError."""
+    if not schema.of_type(Image):
+        return None
+    return verify or find_verify(workers=workers)
+
+
+def examine(
+    samples: Spans, schema: Schema, verify: Verify | None, *, noted: Noted | None = None
+) -> list[Mapping[str, Facts] | Rejection]:
+    """Check each sample, all fields of it: the facts of those that it has, or why it is bad.
+
+    samples: by field, bytes of every field that lies in files, or why they couldn't be read; None
+    where the sample lacks the field. noted: what a table says of boxes, keypoints and the arrays
+    that belong to boxes, as stored; None where it says nothing. verify: decodes images; None where
+    the schema has none. Raises ConfigError for fields that can't lie in files.
+    """
+    columns = _Columns(samples, schema, _images(samples, schema, verify), noted or {})
+    return [columns.check(row) for row in range(max(map(len, samples.values()), default=0))]
+
+
+class _Columns:
+    """The fields of some samples, while these are checked one by one."""
+
+    def __init__(
+        self,
+        samples: Spans,
+        schema: Schema,
+        images: Mapping[str, Sequence[Facts | Rejection | None]],
+        noted: Noted,
+    ) -> None:
+        self._samples, self._schema, self._images, self._noted = samples, schema, images, noted
+        self._spans = [name for name in schema if name in samples and name not in images]
+        self._is_prefixed = len(samples) + len(noted) > 1
+        self._is_images_only = not self._spans and not noted
+
+    def check(self, row: int) -> Mapping[str, Facts] | Rejection:
+        """The facts of one sample, in the schema's order; or the first reason against it."""
+        facts: dict[str, Facts] = {}
+        for name, images in self._images.items():  # first: others are compared with them
+            found = images[row]
+            if isinstance(found, Rejection):
+                return self._refuse(name, found)
+            if found is not None:
+                facts[name] = found
+        if self._is_images_only:
+            return facts
+        for name in self._spans:
+            sample = self._samples[name][row]
+            if sample is None:
+                continue
+            checked = (
+                sample
+                if isinstance(sample, Rejection)
+                else _check(name, self._schema[name], sample, facts)
+            )
+            if isinstance(checked, Rejection):
+                return self._refuse(name, checked)
+            facts[name] = checked
+        refusal = self._check_noted(row, facts)
+        return refusal or {name: facts[name] for name in self._schema if name in facts}
+
+    def _check_noted(self, row: int, facts: Mapping[str, Facts]) -> Rejection | None:
+        """What is known of boxes and points, against the image; and rows against their boxes."""
+        lengths = {name: each.shape[0] for name, each in facts.items() if each.shape}
+        for name, values in self._noted.items():
+            value = values[row]
+            if value is None:
+                continue
+            lengths[name] = len(value)
+            refusal = _check_points(self._schema[name], value, facts)
+            if refusal is not None:
+                return self._refuse(name, refusal)
+        for name, type in self._schema.of_type(Array).items():
+            if type.of is None or name not in lengths or type.of not in lengths:
+                continue
+            if lengths[name] != lengths[type.of]:
+                reason = f'{lengths[name]} rows for the {lengths[type.of]} boxes of "{type.of}"'
+                return self._refuse(name, Rejection(reason))
+        return None
+
+    def _refuse(self, name: str, refusal: Rejection) -> Rejection:
+        return Rejection(f"{name}: {refusal.reason}") if self._is_prefixed else refusal
+
+
+def _images(
+    samples: Spans, schema: Schema, verify: Verify | None
+) -> dict[str, list[Facts | Rejection | None]]:
+    """Facts of all image fields, decoded together."""
+    names = [name for name in schema.of_type(Image) if name in samples]
+    places = [
+        (name, row, sample)
+        for name in names
+        for row, sample in enumerate(samples[name])
+        if sample is not None
+    ]
+    found: dict[str, list[Facts | Rejection | None]] = {
+        name: [None] * len(samples[name]) for name in names
+    }
+    if not places:
+        return found
+    if verify is None:
+        raise TypeError("examine: images, and nothing that decodes them")
+    verdicts = image_verdicts([sample for _, _, sample in places], verify)
+    for (name, row, sample), verdict in zip(places, verdicts, strict=True):
+        if isinstance(verdict, ImageFacts) and not isinstance(sample, Rejection):
+            shape = (verdict.height, verdict.width, verdict.channels)
+            found[name][row] = _payload(sample, 0, shape, verdict.codec)
+        else:
+            assert isinstance(verdict, Rejection)
+            found[name][row] = verdict
+    return found
+
+
+def _check(
+    name: str, type: FieldType, data: Encoded, facts: Mapping[str, Facts]
+) -> Facts | Rejection:
+    """One field of one sample, but images. facts: of its other fields, images among them."""
+    match type:
+        case Text():
+            return _text(data)
+        case Bytes():
+            return _payload(data, 0, (), "bytes")
+        case Audio() | Video():
+            sniff = sniff_audio if isinstance(type, Audio) else sniff_video
+            container = sniff(data[:HEAD_BYTES].tobytes())
+            if isinstance(container, Rejection):
+                return container
+            return _payload(data, 0, (), container)
+        case Mask():
+            return _mask(data, type, facts)
+        case Array():
+            return _array(name, data, type)
+        case Tokens():
+            return _array(name, data, Array(type.dtype, (None,)))
+        case Boxes() | Keypoints():
+            return _points(data, type, facts)
+    raise ConfigError(
+        f'schema["{name}"]: {type!r} is a value of a table or a JSON file. What lies in a file of '
+        'its own (.npy) is an Array, such as Array("float32", ()).'
+    )
+
+
+def _payload(data: Encoded, start: int, shape: tuple[int, ...], codec: str) -> Facts:
+    return Facts(crc32c(data[start:]), start, len(data) - start, shape, codec)
+
+
+def _text(data: Encoded) -> Facts | Rejection:
+    """UTF-8; a byte order mark before it is no part of the text."""
+    head = data[: len(_BOM)].tobytes()
+    if head.startswith(_WIDE_BOMS):
+        return Rejection("not UTF-8 text but UTF-16: convert it (iconv -f UTF-16 -t UTF-8)")
+    start = len(_BOM) if head == _BOM else 0
+    try:
+        str(data.data[start:], "utf-8")
+    except UnicodeDecodeError as error:
+        at = start + error.start
+        return Rejection(f"not UTF-8 text (0x{int(data[at]):02X} at byte {at}): convert it")
+    return _payload(data, start, (), "utf-8")
+
+
+def _values(data: Encoded, header: NpyHeader) -> NDArray[Any]:
+    return decode_array(data[header.start :], str(header.codec), header.shape)
+
+
+def _array(name: str, data: Encoded, type: Array) -> Facts | Rejection:
+    header = read_npy_header(data)
+    if isinstance(header, Rejection):
+        return header
+    misfit = array_misfit(header.codec.name, header.shape, type, field=name)
+    if misfit is not None:
+        return misfit
+    is_bool = header.codec.dtype.kind == "b"
+    if is_bool and len(data) > header.start and data[header.start :].max() > 1:
+        return Rejection("damaged: booleans that are neither 0 nor 1")
+    return _payload(data, header.start, header.shape, str(header.codec))
+
+
+def _mask(data: Encoded, type: Mask, facts: Mapping[str, Facts]) -> Facts | Rejection:
+    """A mask of its image's size."""
+    codec = sniff_mask(data)
+    if isinstance(codec, Rejection):
+        return codec
+    if codec == "npy":
+        header = read_npy_header(data)
+        if isinstance(header, Rejection):
+            return header
+        if (refusal := npy_mask(header)) is not None:
+            return refusal
+        classes, start, codec = narrow(_values(data, header)), header.start, str(header.codec)
+    else:
+        classes, start = read_mask(data, codec), 0
+        if not isinstance(classes, Rejection):
+            codec = mask_codec(codec, classes)
+    if isinstance(classes, Rejection):
+        return classes
+    if type.dtype == "uint8" and mask_dtype(codec) != "uint8":
+        return Rejection("class numbers of more than 8 bits, and the schema says uint8")
+    image = facts.get(type.of)
+    if image is None:
+        return Rejection(f'a mask without its image ("{type.of}")')
+    if classes.shape != image.shape[:2]:
+        height, width = classes.shape
+        return Rejection(
+            f"it is {width} wide and {height} high, and its image is {image.shape[1]} wide and "
+            f"{image.shape[0]} high"
+        )
+    return _payload(data, start, (*classes.shape, 1), codec)
+
+
+def _points(
+    data: Encoded, type: Boxes | Keypoints, facts: Mapping[str, Facts]
+) -> Facts | Rejection:
+    header = read_npy_header(data)
+    if isinstance(header, Rejection):
+        return header
+    refusal = _check_points(type, _values(data, header), facts)
+    if refusal is not None:
+        return refusal
+    columns = 4 if isinstance(type, Boxes) else 2
+    shape = header.shape if len(header.shape) == 2 else (0, columns)
+    return _payload(data, header.start, shape, str(header.codec))
+
+
+def _check_points(
+    type: FieldType, values: NDArray[Any], facts: Mapping[str, Facts]
+) -> Rejection | None:
+    """Boxes against their image, points by themselves."""
+    if isinstance(type, Keypoints):
+        return check_keypoints(values)
+    if not isinstance(type, Boxes):
+        return None
+    image = facts.get(type.of)
+    size = None if image is None else (image.shape[0], image.shape[1])
+    return check_boxes(values, type.format, size=size)

@@ -1,0 +1,168 @@
+"""Masks: a class number for each pixel, decoded by Pillow, which keeps palettes and 16 bits.
+
+DALI would turn a palette to luma and 16 bits to 8, and each is another class. What Pillow itself
+would scale (grey PNG and TIFF of 2 and 4 bits) is scaled back; what it would invert or guess is
+refused.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers.fields.facts import array_codec
+from penstock.readers.fields.npy import MAGIC
+from penstock.readers.fields.strictly import strictly
+from penstock.readers.types import Rejection
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.npy import NpyHeader
+    from penstock.readers.types import Encoded
+
+MAX_PIXELS = 2**27
+"""Pixels of the largest mask that is decoded, as of images."""
+
+_REASON_CHARACTERS = 200
+_TO_PNG = "write class numbers as a grey or palette PNG, or as integers in an .npy file"
+_SIGNATURES = (
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"II*\x00", "tiff"),
+    (b"MM\x00*", "tiff"),
+    (b"BM", "bmp"),
+)
+_UNFIT = (
+    (b"\xff\xd8\xff", "JPEG, which blurs class numbers"),
+    (b"RIFF", "WebP, which has colours only"),
+    (b"GIF8", "GIF, whose writers number colours anew"),
+)
+_BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 259, 262, 0
+_TIFF_JPEG = (6, 7, 34892)
+_PNG_BIT_DEPTH = 24  # where IHDR has it
+_WIDE = ":i4"
+_SMALL = np.dtype(np.uint8), np.dtype(np.bool_)
+
+
+def sniff_mask(data: Encoded) -> str | Rejection:
+    """The codec of a mask by its first bytes, "npy" among them, or why it can't be one."""
+    head = data[:16].tobytes()
+    if not head:
+        return Rejection("empty file")
+    if head.startswith(MAGIC):
+        return "npy"
+    for magic, codec in _SIGNATURES:
+        if head.startswith(magic):
+            return codec
+    for magic, what in _UNFIT:
+        if head.startswith(magic):
+            return Rejection(f"a mask in {what}: {_TO_PNG}")
+    return Rejection(f"not a mask (its first bytes are of no format for one): {_TO_PNG}")
+
+
+def read_mask(data: Encoded, codec: str) -> NDArray[Any] | Rejection:
+    """Decode a mask from an image file, upright: uint8 where 8 bits do, else int32, shape (height,
+    width); or why it is none. codec: as `sniff_mask` told, or as facts have it."""
+    try:
+        with strictly(), _open(io.BytesIO(data.data), codec := codec.removesuffix(_WIDE)) as image:
+            width, height = image.size
+            if not 1 <= width * height <= MAX_PIXELS:
+                return Rejection(
+                    f"its header says {width} x {height} pixels; wanted 1 to {MAX_PIXELS:,} in all"
+                )
+            return _classes(image, data, codec)
+    except MemoryError:
+        raise
+    except Exception as error:  # each layer of Pillow raises its own kinds
+        reason = " ".join(str(error).split())[:_REASON_CHARACTERS]
+        return Rejection(
+            f"truncated or damaged: a mask that doesn't decode ({type(error).__name__}: {reason})"
+        )
+
+
+def mask_codec(codec: str, classes: NDArray[Any]) -> str:
+    """A mask's codec as facts have it: of an image file that takes more than 8 bits with ":i4"
+    behind it, so that nobody has to decode it to know."""
+    return codec if classes.dtype == np.uint8 else codec + _WIDE
+
+
+def mask_dtype(codec: str) -> str:
+    """What a mask decodes to, by its codec in its facts: "uint8" or "int32"."""
+    array = array_codec(codec)
+    if array is not None:
+        return "uint8" if array.dtype in _SMALL else "int32"
+    return "int32" if codec.endswith(_WIDE) else "uint8"
+
+
+def npy_mask(header: NpyHeader) -> Rejection | None:
+    """Why an array is no mask, or None."""
+    if header.codec.dtype.kind not in "biu":
+        return Rejection(f"a mask of {header.codec.name}: class numbers are integers")
+    if len(header.shape) != 2 or not 1 <= header.shape[0] * header.shape[1] <= MAX_PIXELS:
+        return Rejection(
+            f"a mask of shape {header.shape}: wanted (height, width) of the image"
+            + (", one class a pixel" if len(header.shape) == 3 else "")
+        )
+    return None
+
+
+def narrow(classes: NDArray[Any]) -> NDArray[Any] | Rejection:
+    """Class numbers as masks have them: uint8 where they are stored in 8 bits, else int32."""
+    if classes.dtype in _SMALL:
+        return np.ascontiguousarray(classes, np.uint8)
+    if classes.dtype.itemsize > 4 or classes.dtype == np.uint32:
+        limits = np.iinfo(np.int32)
+        if classes.size and not limits.min <= classes.min() <= classes.max() <= limits.max:
+            return Rejection(
+                f"class numbers {classes.min()} to {classes.max()}: at most 32 bits are kept"
+            )
+    return np.ascontiguousarray(classes, np.int32)
+
+
+def _open(file: io.BytesIO, codec: str) -> Any:
+    """The plugin itself: Image.open would let other formats try, and warn of large images."""
+    from PIL import BmpImagePlugin, PngImagePlugin, TiffImagePlugin
+
+    plugins: dict[str, Any] = {
+        "png": PngImagePlugin.PngImageFile,
+        "tiff": TiffImagePlugin.TiffImageFile,
+        "bmp": BmpImagePlugin.BmpImageFile,
+    }
+    return plugins[codec](file)
+
+
+def _classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
+    from PIL import ImageOps
+
+    mode = image.mode
+    if mode not in ("1", "L", "P", "I") and not mode.startswith("I;16"):
+        kind = "floats" if mode == "F" else f"several channels ({mode})"
+        return Rejection(f"a mask of {kind}, not of class numbers: {_TO_PNG}")
+    bits = 8
+    if codec == "png":
+        bits = int(data[_PNG_BIT_DEPTH])
+    elif codec == "tiff":
+        tags = image.tag_v2
+        bits = int(tags.get(_BITS_PER_SAMPLE, (1,))[0])
+        if tags.get(_COMPRESSION) in _TIFF_JPEG:
+            return Rejection(f"a mask in JPEG, which blurs class numbers: {_TO_PNG}")
+        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO:
+            return Rejection(f"a TIFF in which 0 is white, which decoders invert: {_TO_PNG}")
+    image.load()
+    classes = np.array(ImageOps.exif_transpose(image))
+    if codec == "tiff" and _has_more(image):
+        return Rejection(f"several pictures in one file: {_TO_PNG}")
+    if mode == "L" and bits in (2, 4):  # Pillow spreads them over 0 to 255
+        classes = classes // (255 // (2**bits - 1))
+    return narrow(classes)
+
+
+def _has_more(image: Any) -> bool:
+    """Whether there is a second picture in the file."""
+    try:
+        image.seek(1)
+    except EOFError:
+        return False
+    return True

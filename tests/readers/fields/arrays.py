@@ -1,0 +1,46 @@
+"""Small .npy files and masks, good and bad."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.readers.types import Encoded
+
+
+def encoded(data: bytes) -> Encoded:
+    """Bytes as readers have them."""
+    return np.frombuffer(data, np.uint8)
+
+
+def npy(array: Any, *, version: tuple[int, int] | None = None, **options: Any) -> bytes:
+    """An array as an .npy file."""
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.asanyarray(array), version=version, **options)
+    return buffer.getvalue()
+
+
+def npy_with(header: str, payload: bytes = b"") -> bytes:
+    """An .npy file with any header."""
+    text = header.encode("latin-1")
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + payload
+
+
+def palette(classes: NDArray[np.uint8]) -> Image.Image:
+    """A picture of mirrored greys, so that luma would tell other classes."""
+    image = Image.fromarray(classes)
+    image.putpalette([255 - value // 3 for value in range(768)])
+    return image
+
+
+def picture(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """A picture as a file."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()

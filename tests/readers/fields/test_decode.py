@@ -1,0 +1,193 @@
+"""What was stored is what is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from PIL import Image as Picture
+
+from penstock.readers.fields.decode import (
+    decode_array,
+    decode_boxes,
+    decode_keypoints,
+    decode_mask,
+    decode_text,
+    multi_hot,
+)
+from penstock.readers.fields.examine import examine
+from penstock.readers.fields.field_types import Array, Boxes, Image, Mask, Text
+from penstock.readers.fields.schema import Schema
+from tests import images
+from tests.readers.fields.arrays import encoded, npy, palette, picture
+
+DTYPES = [f"{order}{kind}" for order in "<>" for kind in ("i2", "i8", "u4", "f2", "f8", "c16")]
+
+
+def read(type, data, name="x"):
+    """The payload, codec and shape of one field of one good sample."""
+    fields, samples = {name: type}, {name: [encoded(data)]}
+    if isinstance(type, Mask | Boxes):
+        fields["image"], samples["image"] = Image(), [encoded(images.jpeg(0, 8, 6))]
+    (facts,) = examine(samples, Schema(fields), images.verify)
+    found = facts[name]
+    payload = encoded(data)[found.start : found.start + found.size]
+    return payload, found.codec, found.shape
+
+
+arrays = st.sampled_from([*DTYPES, "|b1", "|i1", "|u1"]).flatmap(
+    lambda dtype: hnp.arrays(
+        dtype, hnp.array_shapes(min_dims=0, max_dims=4, min_side=0, max_side=4)
+    )
+)
+
+
+@given(array=arrays, is_fortran=st.booleans())
+def test_arrays_of_any_dtype_shape_and_order_come_back(array, is_fortran):
+    stored = np.asfortranarray(array) if is_fortran and array.ndim else array
+    found = decode_array(*read(Array(), npy(stored)))
+    assert found.dtype == array.dtype.newbyteorder("=")
+    assert found.shape == array.shape
+    assert found.flags.c_contiguous
+    assert found.tobytes() == array.astype(found.dtype).tobytes()
+
+
+@given(codec=st.text(max_size=6), shape=st.lists(st.integers(-3, 2**62), max_size=3))
+def test_any_codec_and_shape_is_an_answer_or_a_value_error(codec, shape):
+    for decode in (decode_array, decode_mask):
+        try:
+            decode(encoded(b"12345678"), codec, shape)
+        except ValueError:
+            continue
+
+
+masks = st.sampled_from([1, 2, 4, 8, 16]).flatmap(
+    lambda bits: st.tuples(
+        st.just(bits), hnp.arrays(np.uint16, (8, 6), elements=st.integers(0, 2**bits - 1))
+    )
+)
+
+
+def grey_png(classes, bits):
+    """A grey PNG of so many bits: Pillow writes those of 2 and 4 bits as palettes only."""
+    import struct
+    import zlib
+
+    height, width = classes.shape
+    places = (classes[..., None] >> np.arange(bits - 1, -1, -1)) & 1
+    rows = np.packbits(places.reshape(height, -1).astype(np.uint8), axis=1)
+    raw = b"".join(b"\0" + row.tobytes() for row in rows)
+
+    def chunk(kind, data):
+        crc = struct.pack(">I", zlib.crc32(kind + data))
+        return struct.pack(">I", len(data)) + kind + data + crc
+
+    head = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    body = chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(raw)) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
+
+
+@settings(max_examples=60)
+@given(mask=masks)
+def test_grey_masks_of_any_depth_come_back(mask):
+    bits, classes = mask
+    found = decode_mask(*read(Mask(of="image"), grey_png(classes, bits)))
+    assert found.dtype == (np.int32 if bits == 16 else np.uint8)
+    assert np.array_equal(found, classes)
+
+
+@settings(max_examples=60)
+@given(
+    classes=hnp.arrays(np.uint8, (8, 6)),
+    kind=st.sampled_from(["PNG", "TIFF", "BMP"]),
+    bits=st.sampled_from([1, 2, 4, 8]),
+)
+def test_palettes_keep_their_numbers(classes, kind, bits):
+    classes = classes & (2**bits - 1)
+    options = {"bits": bits} if kind == "PNG" else {}
+    data = picture(palette(classes), kind, **options)
+    assert np.array_equal(decode_mask(*read(Mask(of="image"), data)), classes)
+
+
+@given(
+    classes=st.sampled_from(["|b1", "|i1", "|u1", ">u2", "<i8"]).flatmap(
+        lambda dtype: hnp.arrays(dtype, (8, 6), elements=st.integers(0, 1))
+    )
+)
+def test_array_masks_come_back_and_may_be_widened(classes):
+    payload, codec, shape = read(Mask(of="image"), npy(classes))
+    found = decode_mask(payload, codec, shape)
+    assert found.dtype == (np.uint8 if classes.dtype.str in ("|b1", "|u1") else np.int32)
+    assert np.array_equal(found, classes)
+    assert decode_mask(payload, codec, shape, "int32").dtype == np.int32
+
+
+def test_a_turned_mask_is_turned_upright():
+    exif = Picture.Exif()
+    exif[0x0112] = 6
+    classes = np.arange(48, dtype=np.uint8).reshape(6, 8)
+    data = picture(palette(classes), exif=exif)
+    assert np.array_equal(decode_mask(*read(Mask(of="image"), data)), np.rot90(classes, -1))
+
+
+def test_a_mask_that_isnt_what_was_stored_is_a_value_error():
+    payload, codec, shape = read(Mask(of="image"), picture(palette(np.zeros((8, 6), np.uint8))))
+    for bad in ((payload, codec, (6, 8, 1)), (payload[:-30], codec, shape), (payload, "x", shape)):
+        with pytest.raises(ValueError, match="mask"):
+            decode_mask(*bad)
+    deep = read(Mask(of="image"), npy(np.zeros((8, 6), np.int32)))
+    with pytest.raises(ValueError, match="8 bits"):
+        decode_mask(*deep, "uint8")
+
+
+@given(text=st.text(st.characters(exclude_categories=["Cs"])), is_marked=st.booleans())
+def test_texts_come_back_as_they_stand(text, is_marked):
+    is_marked = is_marked or text.startswith("\ufeff")  # one mark goes
+    payload, _, _ = read(Text(), ("\ufeff" * is_marked + text).encode())
+    assert decode_text(payload) == text
+    with pytest.raises(ValueError, match="UTF-8"):
+        decode_text(encoded(text.encode() + b"\xc3"))
+
+
+corners = hnp.arrays(np.int16, (3, 4), elements=st.integers(-2, 5))
+
+
+@given(corners=corners)
+def test_boxes_of_each_format_are_the_same_boxes(corners):
+    low, high = (
+        np.minimum(corners[:, :2], corners[:, 2:]),
+        np.maximum(corners[:, :2], corners[:, 2:]),
+    )
+    high = np.maximum(high, 0)
+    wanted = np.concatenate((low, high), axis=1)
+    forms = {
+        "xyxy": wanted,
+        "xywh": np.concatenate((low, high - low), axis=1),
+        "cxcywh": np.concatenate(((low + high) / 2, high - low), axis=1),
+    }
+    for format, stored in forms.items():
+        payload, codec, shape = read(Boxes(of="image", format=format), npy(stored))
+        found = decode_boxes(payload, codec, shape, format)
+        assert found.dtype == np.float32
+        assert np.array_equal(found, wanted)
+
+
+def test_points_are_float32():
+    stored = np.array([[1, 2], [3, 4]], ">i2")
+    found = decode_keypoints(encoded(stored.tobytes()), ">i2", (2, 2))
+    assert found.dtype == np.float32
+    assert np.array_equal(found, stored)
+
+
+@given(st.lists(st.sets(st.integers(0, 4)), max_size=5))
+def test_class_numbers_become_a_vector_of_zeros_and_ones(samples):
+    numbers = np.array([n for each in samples for n in sorted(each)], np.int64)
+    offsets = np.cumsum([0, *map(len, samples)])
+    found = multi_hot(numbers, offsets, 5)
+    assert found.dtype == np.float32
+    assert [set(np.flatnonzero(row).tolist()) for row in found] == samples
+    if len(numbers):
+        with pytest.raises(ValueError, match="class numbers"):
+            multi_hot(numbers, offsets, int(numbers.max()))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.disk.mounts import is_network
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import redact
-from penstock.readers.origin.arrangement import AS_IT_LIES
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.remote import RemoteFolder, dataset_key
 from penstock.readers.origin.tar_urls import TarSelection, select_tars
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.origin.urls import Url
@@ -31,10 +29,8 @@ def locate(
     storage_options: Mapping[str, Any] | None,
     scratch: Scratch,
     filesystem: Any | None = None,
-    arrangement: Arrangement = AS_IT_LIES,
 ) -> Origin:
     """The origin behind a URL. filesystem: an fsspec file system, of which url is a path then.
-    arrangement: how its files make up samples, where the user says so.
 
     A local path on a network file system is read through the cache, if the user has given one.
     Raises ConfigError, MissingDependencyError, FetchError."""
@@ -42,9 +38,7 @@ def locate(
     if path is None:
         text = os.fsdecode(url) if filesystem is not None else str(url)
         root, selection = select_tars(text) or (text, None)
-        return _open_remote(
-            root, storage_options or {}, scratch, selection, filesystem, arrangement=arrangement
-        )
+        return _open_remote(root, storage_options or {}, scratch, selection, filesystem)
     if not path or b"\0" in path:
         raise ConfigError(f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set.")
     root_path, picked = path, None
@@ -54,12 +48,10 @@ def locate(
         from fsspec.implementations.local import LocalFileSystem
 
         mount = os.path.abspath(root_path)
-        mounted = _open_remote(
-            os.fsdecode(mount), {}, scratch, picked, LocalFileSystem(), arrangement=arrangement
-        )
+        mounted = _open_remote(os.fsdecode(mount), {}, scratch, picked, LocalFileSystem())
         mounted.mount = mount
         return mounted
-    return LocalFolder(root_path, picked, arrangement)
+    return LocalFolder(root_path, picked)
 
 
 def _open_remote(
@@ -69,7 +61,6 @@ def _open_remote(
     selection: TarSelection | None,
     filesystem: Any | None,
     of: Remote | None = None,
-    arrangement: Arrangement = AS_IT_LIES,
 ) -> RemoteFolder:
     """of: the dataset that this folder belongs to, where it is none itself."""
     from penstock.cache.blobs.remote import Remote
@@ -80,8 +71,7 @@ def _open_remote(
     meter = None if of is None else of.fetcher.meter
     fetcher = Fetcher(store, policy=fetch_policy(options), meter=meter)
     shown = redact(url) if filesystem is None else store.url
-    variant = arrangement.key_with_content()
-    key = dataset_key(store.scope, shown.rstrip("/"), selection, variant)
+    key = dataset_key(store.scope, shown.rstrip("/"), selection)
     label = shown if selection is None else f"{shown.rstrip('/')}/{selection.pattern}"
     remote = Remote(
         fetcher,
@@ -98,7 +88,7 @@ def _open_remote(
             )
         return _open_remote(other, options, scratch, None, filesystem, remote)
 
-    place = index_url(url, selection, is_path=filesystem is not None, variant=variant)
+    place = index_url(url, selection, is_path=filesystem is not None)
     return RemoteFolder(
         remote,
         shown,
@@ -107,7 +97,6 @@ def _open_remote(
         folder_at=folder_at,
         # Memory is this process's own, and a file system object may be anything.
         is_known_by_url=filesystem is None and not url.startswith("memory:"),
-        arrangement=arrangement,
     )
 
 

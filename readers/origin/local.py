@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import DatasetError
 from penstock.readers.files.names import INDEX_SUFFIX
 from penstock.readers.origin.absent import NOT_THERE, not_seen
+from penstock.readers.origin.arrangement import AS_IT_LIES
 from penstock.readers.origin.origin import Entry, TopLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.tar_urls import TarSelection
 
 
@@ -23,7 +25,12 @@ class LocalFolder:
 
     is_local = True
 
-    def __init__(self, root: bytes, selection: TarSelection | None = None) -> None:
+    def __init__(
+        self,
+        root: bytes,
+        selection: TarSelection | None = None,
+        arrangement: Arrangement = AS_IT_LIES,
+    ) -> None:
         self.root = os.path.abspath(root)
         self.url = self.key = os.fsdecode(self.root)
         self.selection: tuple[bytes, ...] | None = None
@@ -32,14 +39,23 @@ class LocalFolder:
             self.selection, self._index_name = selection.names, selection.index_name
             self.url = os.path.join(self.url, selection.pattern)
             self.key = f"{self.key}\0{selection.key}"
+        self.arrangement, self._variant = arrangement, os.fsencode(arrangement.key)
+        if self._variant:
+            self.key = f"{self.key}\0{arrangement.key}"
 
     def index_folders(self) -> list[bytes]:
         """Folders beside the data for their index, best first: beside the name that was given, and
         if that is a link, beside what it leads to."""
         roots = dict.fromkeys((self.root, os.path.realpath(self.root)))
         if self._index_name is not None:
-            return [os.path.join(root, self._index_name) for root in roots]
-        return [root + INDEX_SUFFIX for root in roots if os.path.basename(root)]
+            folders = [os.path.join(root, self._index_name) for root in roots]
+        else:
+            folders = [root + INDEX_SUFFIX for root in roots if os.path.basename(root)]
+        if not self._variant:
+            return folders
+        return [
+            b"%s-%s%s" % (f[: -len(INDEX_SUFFIX)], self._variant, INDEX_SUFFIX) for f in folders
+        ]
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         del size_bytes, version

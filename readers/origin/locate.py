@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.disk.mounts import is_network
 from penstock.cache.errors import ConfigError
 from penstock.cache.secrets import redact
+from penstock.readers.origin.arrangement import AS_IT_LIES
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.remote import RemoteFolder, dataset_key
 from penstock.readers.origin.tar_urls import TarSelection, select_tars
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.cache.blobs.remote import Remote
+    from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.scratch import Scratch
     from penstock.readers.origin.urls import Url
@@ -29,8 +31,10 @@ def locate(
     storage_options: Mapping[str, Any] | None,
     scratch: Scratch,
     filesystem: Any | None = None,
+    arrangement: Arrangement = AS_IT_LIES,
 ) -> Origin:
     """The origin behind a URL. filesystem: an fsspec file system, of which url is a path then.
+    arrangement: how its files make up samples, where the user says so.
 
     A local path on a network file system is read through the cache, if the user has given one.
     Raises ConfigError, MissingDependencyError, FetchError."""
@@ -38,7 +42,9 @@ def locate(
     if path is None:
         text = os.fsdecode(url) if filesystem is not None else str(url)
         root, selection = select_tars(text) or (text, None)
-        return _open_remote(root, storage_options or {}, scratch, selection, filesystem)
+        return _open_remote(
+            root, storage_options or {}, scratch, selection, filesystem, arrangement=arrangement
+        )
     if not path or b"\0" in path:
         raise ConfigError(f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set.")
     root_path, picked = path, None
@@ -48,10 +54,12 @@ def locate(
         from fsspec.implementations.local import LocalFileSystem
 
         mount = os.path.abspath(root_path)
-        mounted = _open_remote(os.fsdecode(mount), {}, scratch, picked, LocalFileSystem())
+        mounted = _open_remote(
+            os.fsdecode(mount), {}, scratch, picked, LocalFileSystem(), arrangement=arrangement
+        )
         mounted.mount = mount
         return mounted
-    return LocalFolder(root_path, picked)
+    return LocalFolder(root_path, picked, arrangement)
 
 
 def _open_remote(
@@ -61,6 +69,7 @@ def _open_remote(
     selection: TarSelection | None,
     filesystem: Any | None,
     of: Remote | None = None,
+    arrangement: Arrangement = AS_IT_LIES,
 ) -> RemoteFolder:
     """of: the dataset that this folder belongs to, where it is none itself."""
     from penstock.cache.blobs.remote import Remote
@@ -71,7 +80,8 @@ def _open_remote(
     meter = None if of is None else of.fetcher.meter
     fetcher = Fetcher(store, policy=fetch_policy(options), meter=meter)
     shown = redact(url) if filesystem is None else store.url
-    key = dataset_key(store.scope, shown.rstrip("/"), selection)
+    variant = arrangement.key_with_content()
+    key = dataset_key(store.scope, shown.rstrip("/"), selection, variant)
     label = shown if selection is None else f"{shown.rstrip('/')}/{selection.pattern}"
     remote = Remote(
         fetcher,
@@ -88,7 +98,7 @@ def _open_remote(
             )
         return _open_remote(other, options, scratch, None, filesystem, remote)
 
-    place = index_url(url, selection, is_path=filesystem is not None)
+    place = index_url(url, selection, is_path=filesystem is not None, variant=variant)
     return RemoteFolder(
         remote,
         shown,
@@ -97,6 +107,7 @@ def _open_remote(
         folder_at=folder_at,
         # Memory is this process's own, and a file system object may be anything.
         is_known_by_url=filesystem is None and not url.startswith("memory:"),
+        arrangement=arrangement,
     )
 
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.readers.origin.arrangement import Arrangement
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
@@ -47,12 +49,14 @@ class Origin(Protocol):
 
     url: for people, without credentials; key: names this dataset in a cache.
     selection: names below the root that were asked for, in order, None for all that is there.
+    arrangement: what the user says of how the files make up samples.
     """
 
     url: str
     key: str
     is_local: bool
     selection: tuple[bytes, ...] | None
+    arrangement: Arrangement
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         """Local path of a file below the root; a small remote one is fetched whole. Raises

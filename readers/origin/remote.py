@@ -11,6 +11,7 @@ from penstock.cache.base.blob import BlobSource, Segment, blob_key
 from penstock.cache.errors import ConfigError, DatasetNotFoundError
 from penstock.readers.files.names import printable
 from penstock.readers.origin.absent import not_a_folder, nothing_there
+from penstock.readers.origin.arrangement import AS_IT_LIES
 from penstock.readers.origin.origin import Entry, TopLevel
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.store import Answer
     from penstock.cache.blobs.remote import Remote
+    from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.tar_urls import TarSelection
     from penstock.readers.types import Encoded
 
@@ -43,6 +45,7 @@ class RemoteFolder:
         index_url: str | None = None,
         folder_at: Callable[[str], RemoteFolder] | None = None,
         is_known_by_url: bool = True,
+        arrangement: Arrangement = AS_IT_LIES,
     ) -> None:
         self.remote = remote
         self.index_url, self.is_known_by_url = index_url, is_known_by_url
@@ -50,7 +53,9 @@ class RemoteFolder:
         self._others: dict[str, RemoteFolder] = {}
         self._root_url = self.url = shown.rstrip("/")
         self._scope = remote.fetcher.store.scope
-        self.key = dataset_key(self._scope, self._root_url, selection)
+        self.arrangement = arrangement
+        variant = arrangement.key_with_content()
+        self.key = dataset_key(self._scope, self._root_url, selection, variant)
         self.selection: tuple[bytes, ...] | None = None
         if selection is not None:
             self.selection = selection.names
@@ -181,7 +186,7 @@ def segment(name: bytes, size_bytes: int, version: str) -> Segment:
     return Segment(path=os.fsdecode(name), size_bytes=size_bytes, version=version or None)
 
 
-def dataset_key(scope: str, url: str, selection: TarSelection | None) -> str:
-    """The name of a remote dataset in a cache."""
+def dataset_key(scope: str, url: str, selection: TarSelection | None, variant: str = "") -> str:
+    """The name of a remote dataset in a cache. variant: its arrangement's key."""
     chosen = "" if selection is None else f"\0{selection.key}"
-    return f"{scope}\0{url}{chosen}"
+    return f"{scope}\0{url}{chosen}" + (f"\0{variant}" if variant else "")

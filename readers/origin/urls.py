@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 Url = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
+_SUFFIX = os.fsdecode(INDEX_SUFFIX)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://")
 
 
@@ -42,15 +43,18 @@ def options_scope(url: str) -> str:
     return f"{scheme.lower()}://{host}" if scheme.lower() in ("http", "https") else scheme.lower()
 
 
-def index_url(url: str, selection: TarSelection | None, *, is_path: bool = False) -> str | None:
+def index_url(
+    url: str, selection: TarSelection | None, *, is_path: bool = False, variant: str = ""
+) -> str | None:
     """The URL of the folder for a remote dataset's index: `s3://bucket/photos.penstock`.
 
     None where no place lies beside the data: a bucket's, host's or repository's root (another
     bucket of that name may be anybody's), a chain of file systems. is_path: of a file system
-    object, not a URL.
+    object, not a URL. variant: the key of an arrangement.
     """
     if selection is not None:
-        return f"{url.rstrip('/')}/{os.fsdecode(selection.index_name)}"
+        name = os.fsdecode(selection.index_name).removesuffix(_SUFFIX)
+        return f"{url.rstrip('/')}/{name}{f'-{variant}' * bool(variant)}{_SUFFIX}"
     if "::" in url:
         return None
     scheme, mark, rest = ("", "", url) if is_path else url.partition("://")
@@ -61,4 +65,4 @@ def index_url(url: str, selection: TarSelection | None, *, is_path: bool = False
         roots = 3 if path.startswith(("datasets/", "spaces/", "buckets/")) else 2
     if not path or path.count("/") < roots:
         return None
-    return f"{scheme}{mark}{path}{os.fsdecode(INDEX_SUFFIX)}{question}{query}"
+    return f"{scheme}{mark}{path}{f'-{variant}' * bool(variant)}{_SUFFIX}{question}{query}"

@@ -1,0 +1,68 @@
+"""What a user says of how a dataset lies, beside its URL: another arrangement is another dataset.
+
+A field's type is known above this room, so a schema comes as JSON here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+
+from penstock.cache.errors import ConfigError
+
+MAX_MANIFEST_BYTES = 2**30
+"""As large a local table is read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """How the files of a dataset make up samples, as far as a user says so.
+
+    manifest: a table of samples: a name below the dataset's root, or a local path; None is what
+    lies there. places: fields and where each lies (folders, patterns or a table's columns), in
+    order. schema: types of some fields, as `Schema.to_json` writes them in JSON; "" is none.
+    """
+
+    manifest: str | None = None
+    places: tuple[tuple[str, str], ...] = ()
+    schema: str = ""
+
+    @property
+    def key(self) -> str:
+        """Names this arrangement among those of one dataset: 16 hex digits, "" for what lies
+        there."""
+        if self == AS_IT_LIES:
+            return ""
+        told = json.dumps([self.manifest, self.places, self.schema])
+        return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+
+    def key_with_content(self) -> str:
+        """As `key`, and it changes with the bytes of a local table: for remote data, whose index is
+        kept without asking each time whether it is still true. Raises ConfigError."""
+        path = self.local_manifest()
+        if path is None:
+            return self.key
+        try:
+            if os.path.getsize(path) > MAX_MANIFEST_BYTES:
+                raise ConfigError(
+                    f"manifest: {self.manifest} is larger than {MAX_MANIFEST_BYTES:,} bytes. Split "
+                    "the dataset, or pack it."
+                )
+            with open(path, "rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise ConfigError(
+                f"manifest: {self.manifest} can't be read ({error.strerror})."
+            ) from error
+        return hashlib.sha256(f"{self.key}{content}".encode()).hexdigest()[:16]
+
+    def local_manifest(self) -> str | None:
+        """The manifest's path on this machine; None where it lies below the dataset's root."""
+        is_path = self.manifest is not None and os.path.isabs(self.manifest)
+        return self.manifest if is_path else None
+
+
+AS_IT_LIES = Arrangement()
+"""Nothing is said: files make up samples by their names."""

@@ -151,9 +151,7 @@ def _draw(
     return inputs
 
 
-def _note_late_flips(
-    recipe: CheckedRecipe, inputs: Draws, view: _View, moves: list[Move]
-) -> None:
+def _note_late_flips(recipe: CheckedRecipe, inputs: Draws, view: _View, moves: list[Move]) -> None:
     """Note the flips behind the windows: all that are made in the end, without the windows' own."""
     mirrors = [each for each in drawn_operations(recipe) if isinstance(each, Mirror)]
     if any(mirror.flips for mirror in mirrors):

@@ -117,7 +117,7 @@ def move_masks(
     moves: Moves,
     masks: Sequence[NDArray[Any]],
     *,
-    dtype: DTypeLike = None,
+    dtype: DTypeLike | None = None,
     fill: int = 0,
 ) -> NDArray[Any]:
     """The masks as their images look now: shape (n, height, width).
@@ -128,10 +128,9 @@ def move_masks(
     """
     if len(masks) != len(moves):
         raise ValueError(f"got {len(masks)} masks of {len(moves)} images")
-    kind = dtype or (np.result_type(*masks) if len(masks) else np.uint8)
-    out = np.zeros((len(masks), *moves.shape), kind)
+    out = np.zeros((len(masks), *moves.shape), dtype or common_dtype(masks))
     rows, columns = index_maps(moves)
-    fills = (rows < 0).any(axis=1), (columns < 0).any(axis=1)
+    beside: list[Any] = [(index < 0).any(axis=1) for index in (rows, columns)]
     heights, widths = (side.tolist() for side in moves.size)
     for place, mask in enumerate(masks):
         if not mask.size:
@@ -144,11 +143,17 @@ def move_masks(
         # Rows first: whole lines are copied, and what is gathered then is small.
         shown = mask.take(rows[place], axis=0, mode="clip")
         out[place] = shown.take(columns[place], axis=1, mode="clip")
-        if fills[0][place]:
+        if beside[0][place]:
             out[place][rows[place] < 0] = fill
-        if fills[1][place]:
+        if beside[1][place]:
             out[place][:, columns[place] < 0] = fill
     return out
+
+
+def common_dtype(masks: Sequence[NDArray[Any]]) -> np.dtype[Any]:
+    """What holds the numbers of all masks of a batch; uint8 where there are none."""
+    kinds = {mask.dtype for mask in masks if mask.size}
+    return np.result_type(*kinds) if kinds else np.dtype(np.uint8)
 
 
 def move_boxes(moves: Moves, boxes: NDArray[Any], owner: Ints) -> NDArray[np.float32]:

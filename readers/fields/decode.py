@@ -91,15 +91,3 @@ def decode_boxes(
 def decode_keypoints(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[np.float32]:
     """Points: float32, shape (k, 2). Raises ValueError."""
     return decode_array(payload, codec, shape).astype(np.float32).reshape(-1, 2)
-
-
-def multi_hot(
-    numbers: NDArray[np.int64], offsets: NDArray[np.int64], classes: int
-) -> NDArray[np.float32]:
-    """Class numbers of n samples, end to end, as float32 of shape (n, classes), 1 where a class
-    holds. offsets: of the samples, int64, shape (n + 1,). Raises ValueError for numbers beyond."""
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < classes:
-        raise ValueError(f"class numbers {numbers.min()} to {numbers.max()}, and {classes} classes")
-    found = np.zeros((len(offsets) - 1, classes), np.float32)
-    found[np.repeat(np.arange(len(found)), np.diff(offsets)), numbers] = 1
-    return found

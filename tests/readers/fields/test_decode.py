@@ -15,7 +15,6 @@ from penstock.readers.fields.decode import (
     decode_keypoints,
     decode_mask,
     decode_text,
-    multi_hot,
 )
 from penstock.readers.fields.examine import examine
 from penstock.readers.fields.field_types import Array, Boxes, Image, Mask, Text
@@ -190,15 +189,3 @@ def test_points_are_float32():
     found = decode_keypoints(encoded(stored.tobytes()), ">i2", (2, 2))
     assert found.dtype == np.float32
     assert np.array_equal(found, stored)
-
-
-@given(st.lists(st.sets(st.integers(0, 4)), max_size=5))
-def test_class_numbers_become_a_vector_of_zeros_and_ones(samples):
-    numbers = np.array([n for each in samples for n in sorted(each)], np.int64)
-    offsets = np.cumsum([0, *map(len, samples)])
-    found = multi_hot(numbers, offsets, 5)
-    assert found.dtype == np.float32
-    assert [set(np.flatnonzero(row).tolist()) for row in found] == samples
-    if len(numbers):
-        with pytest.raises(ValueError, match="class numbers"):
-            multi_hot(numbers, offsets, int(numbers.max()))

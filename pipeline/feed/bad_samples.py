@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import TooManyBadSamplesError
-from penstock.pipeline.feed.substitutes import ATTEMPTS, substitute
+from penstock.pipeline.plan.substitutes import ATTEMPTS, substitute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

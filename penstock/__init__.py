@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from penstock.augment.pad import Pad as Pad
     from penstock.augment.presets import imagenet_eval as imagenet_eval
     from penstock.augment.presets import imagenet_train as imagenet_train
-    from penstock.augment.sanitize import SanitizeBoxes as SanitizeBoxes
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
     from penstock.cache.errors import BadSampleError as BadSampleError
     from penstock.cache.errors import PenstockError as PenstockError
@@ -76,7 +75,6 @@ __all__ = [
     "RandomResizedCrop",
     "RandomRotation",
     "Resize",
-    "SanitizeBoxes",
     "Statistics",
     "TrivialAugmentWide",
     "World",
@@ -118,7 +116,6 @@ _HOME = {
     "RandomResizedCrop": "penstock.augment.ops",
     "RandomRotation": "penstock.augment.ops",
     "Resize": "penstock.augment.ops",
-    "SanitizeBoxes": "penstock.augment.sanitize",
     "Statistics": "penstock.pipeline.report.statistics",
     "TrivialAugmentWide": "penstock.augment.ops",
     "World": "penstock.pipeline.plan.world",

@@ -28,7 +28,7 @@ from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOpti
 from penstock.pipeline.options.refusals import no_worker_processes
 from penstock.pipeline.options.torch_options import TorchOptions
 from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
-from penstock.readers import Dataset
+from penstock.readers.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -164,7 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         )
         self._arguments = LoaderArguments(torch_options, own, world=world)
         self._engine: Engine
-        if isinstance(dataset, Dataset):
+        if isinstance(dataset, Source):
             self._init_native(dataset)
         else:
             check_dataset(dataset)
@@ -177,7 +177,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             self.use_stateful_dataloader = True
         self._is_made = True
 
-    def _init_native(self, dataset: Dataset) -> None:
+    def _init_native(self, dataset: Source) -> None:
         arguments = self._arguments
         options = arguments.torch_options
         options.check_native()

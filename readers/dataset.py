@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import threading
 from functools import partial
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.base.counters import Traffic
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
+from penstock.readers.fields.field_types import ClassLabel, Image
+from penstock.readers.fields.schema import Schema
 from penstock.readers.formats.registry import AUTO, check_format
+from penstock.readers.formats.shard import HEIGHT, WIDTH
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import show
 from penstock.readers.reading.reader import SampleReader
 from penstock.readers.reading.sample_names import sample_names
+from penstock.readers.remote_shards import RemoteShards
+from penstock.readers.source import Contents, Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.cache.blobs.remote import Remote
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.readers.types import Verify
 
 
-class Dataset:
+class Dataset(Source):
     """A dataset is a folder of images, tar files or a pack, named by a URL.
 
     It opens at first use; several threads may read.
@@ -71,6 +77,7 @@ class Dataset:
         self._storage_options, self._filesystem = storage_options, filesystem
         self._opening = threading.Lock()
         self._reader: SampleReader | None = None
+        self._contents: Contents | None = None
         self._closed = False
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -130,9 +137,12 @@ class Dataset:
         return self._fields if self._fields is not None else self.index.fields
 
     @property
-    def classes(self) -> tuple[str, ...]:
-        """Class names by label; empty without labels."""
-        return self.index.classes
+    def contents(self) -> Contents:
+        """What is there, as whoever reads by shards has to know it; opens it at first use."""
+        index = self.index
+        if self._contents is None:
+            self._contents = _contents(index)
+        return self._contents
 
     @property
     def cache_folder(self) -> str | None:
@@ -143,6 +153,14 @@ class Dataset:
     def remote(self) -> Remote | None:
         """What a remote dataset is read through; None for a local one, and before it is open."""
         return self._reader.index.remote if self._reader is not None else None
+
+    @property
+    def remote_shards(self) -> RemoteShards | None:
+        """The shards of a remote dataset; None of a local one."""
+        index = self.index
+        if index.remote is None:
+            return None
+        return RemoteShards.of_dataset(index.remote, index.shards, count=len(index.sizes))
 
     @property
     def bytes_fetched(self) -> int:
@@ -163,20 +181,6 @@ class Dataset:
         """Forget those open shards that the cache needn't keep for this dataset's loaders."""
         if self._reader is not None:
             self._reader.shards.give_back()
-
-    def __len__(self) -> int:
-        return self.index.samples
-
-    def __getitem__(self, index: object) -> NoReturn:
-        """Always raises ConfigError: samples are read by shards, through the loader."""
-        raise ConfigError(
-            f"Sample {index!r} of {self.url} was asked for by index. A native dataset is read by "
-            "shards, through Penstock's DataLoader only: loop over DataLoader(dataset, ...), and "
-            "for a part or a mixture of datasets make folders or packs of their own. If a "
-            "framework asked, it has rebuilt that loader as torch's own, which would shard again "
-            "and leave out decoding: docs/trainers.md says what to switch off, such as "
-            "`ignore_data_skip=True` in the HF Trainer."
-        )
 
     def __repr__(self) -> str:
         samples = f", {self._reader.index.samples} samples" if self._reader is not None else ""
@@ -204,6 +208,31 @@ class Dataset:
         """
         return self._open().read(rows, mode=mode, bad=bad)
 
+    def ids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Sample ids of (shard, row): positions in the index."""
+        return self.contents.places(rows)
+
+    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """(shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that don't
+        exist."""
+        contents = self.contents
+        if len(ids) and not (ids.min() >= 0 and ids.max() < contents.id_end):
+            raise ConfigError(
+                f"ids: got {ids.min()} to {ids.max()}, and {self.url} has 0 to "
+                f"{contents.id_end - 1}."
+            )
+        return contents.rows(ids)
+
+    def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
+        """Oriented height and width of the images in a shard, int32, shape (samples, 2)."""
+        del name
+        table = self.index.shards.open(shard).table
+        return table[:, HEIGHT : WIDTH + 1].astype(np.int32)
+
+    def is_near(self, shard: int) -> bool:
+        """Whether a shard's table can be had without the remote."""
+        return self.index.shards.is_near(shard)
+
     def names(self, ids: Iterable[int] | NDArray[np.int64]) -> list[str]:
         """The samples' names for people: file names below the folder; of a pack those in what it
         was made from, or where it doesn't hold them, shard and row.
@@ -223,11 +252,23 @@ class Dataset:
                 self._reader.index.origin.close()
             self._scratch.close()
 
-    def __enter__(self) -> Dataset:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+def _contents(index: Index) -> Contents:
+    schema: dict[str, Image | ClassLabel] = {"image": Image()}
+    if "label" in index.fields:
+        schema["label"] = ClassLabel(index.classes)
+    return Contents(
+        schema=Schema(schema),
+        sizes=index.sizes,
+        shard_bytes=index.shard_bytes,
+        id_end=index.samples,
+        fingerprint=index.fingerprint,
+        icc=index.icc,
+        shuffled=index.shuffled,
+        images={"image": index.images},
+        files=index.files,
+        is_file_per_sample=index.format.is_file_per_sample,
+    )
 
 
 def _check_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +46,15 @@ class Traffic:
     def hit_ratio(self) -> float:
         """hits / (hits + misses); 1.0 before the first sample."""
         return self.hits / asked if (asked := self.hits + self.misses) else 1.0
+
+
+def joined_traffic(several: Sequence[Traffic]) -> Traffic:
+    """The traffic of several counters together, at least one."""
+    if len(several) == 1:
+        return several[0]
+    total = {name: sum(getattr(each, name) for each in several) for name in _NAMES}
+    timed = sum(each.requests * each.request_s for each in several)
+    return Traffic(**total, request_s=timed / max(1, total["requests"]))
 
 
 _NAMES = frozenset(field.name for field in fields(Traffic)) - {"request_s"}

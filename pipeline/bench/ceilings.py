@@ -147,10 +147,10 @@ def _rows(
 
     near: shards to take samples of, where any is.
     """
-    index = dataset.index
-    plan = make_plan(index, shuffled_settings(index, seed=seed, global_batch=batch_size))
+    contents = dataset.contents
+    plan = make_plan(contents, shuffled_settings(contents, seed=seed, global_batch=batch_size))
     for epoch in itertools.count(1):  # the run itself has had epoch 0 in memory lately
-        for position in range(0, index.samples, batch_size):
+        for position in range(0, contents.samples, batch_size):
             rows = plan.batch(epoch, position, batch_size)
             if near is not None and near.any():
                 rows = rows[near[rows[:, 0]]]

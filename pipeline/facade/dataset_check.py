@@ -8,7 +8,7 @@ from typing import Any
 import torch.utils.data
 
 from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers import Dataset
+from penstock.readers.source import Source
 
 _LOOKED_AT = 64  # elements of a list
 _SEVERAL_OF = (
@@ -88,4 +88,4 @@ def _parts(dataset: Any) -> list[Any]:
 
 
 def _is_native(part: Any) -> bool:
-    return isinstance(part, Dataset) or any(_is_native(inner) for inner in _parts(part))
+    return isinstance(part, Source) or any(_is_native(inner) for inner in _parts(part))

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.feed.agreement import Agreement
     from penstock.pipeline.feed.bad_samples import BadSamples
+    from penstock.pipeline.feed.quarantine import QuarantineFile
     from penstock.pipeline.plan.steps import Cursor
     from penstock.pipeline.report.meter import Meter
-    from penstock.pipeline.report.quarantine import QuarantineFile
-    from penstock.readers import Dataset
+    from penstock.readers.source import Source
 
 NOTICE_IDS = 1000  # ids that a notice to the other ranks names at most
 
@@ -38,7 +38,7 @@ class BadCount:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Source,
         bad_samples: BadSamples,
         *,
         max_bad: float,
@@ -50,7 +50,7 @@ class BadCount:
         rank stops."""
         self._dataset = dataset
         self._bad_samples = bad_samples
-        self._samples = dataset.index.samples
+        self._samples = dataset.contents.samples
         self._max_bad = max_bad
         self._agreement = agreement
         self._report = report

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import TooManyBadSamplesError
-from penstock.pipeline.plan.substitutes import ATTEMPTS, substitute
+from penstock.pipeline.feed.substitutes import ATTEMPTS, substitute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from penstock.readers.index.index import Index
+    from penstock.readers.source import Source
 
 NAMED = 10  # bad samples that one message names
 REMEDY = (
@@ -38,12 +38,12 @@ def listed(reasons: Mapping[int, str]) -> str:
 class BadSamples:
     """What a loader knows of samples that can't be used. Any thread may ask and tell."""
 
-    def __init__(self, index: Index, *, seed: int) -> None:
-        self._starts, self._sizes = index.starts, index.sizes
+    def __init__(self, source: Source, *, seed: int) -> None:
+        self._source, self._contents = source, source.contents
         self._seed = seed
         self._always: dict[int, str] = {}
         self._in_epoch: dict[int, dict[int, str]] = {}
-        self._seen = np.zeros((index.samples + 7) // 8, np.uint8)
+        self._seen = np.zeros((self._contents.samples + 7) // 8, np.uint8)
 
     def reason(self, epoch: int, sample_id: int) -> str | None:
         """Why a sample can't be used in an epoch, as far as it is known."""
@@ -66,15 +66,13 @@ class BadSamples:
     def substitute(self, epoch: int, sample_id: int) -> int:
         """The first attempt that isn't known to be bad. Raises TooManyBadSamplesError when the
         attempts run out."""
+        contents, own = self._contents, self._source.rows(np.array([sample_id], np.int64))
+        place = int(contents.places(own)[0])
         for attempt in range(ATTEMPTS):
-            candidate = substitute(
-                sample_id,
-                attempt,
-                seed=self._seed,
-                epoch=epoch,
-                starts=self._starts,
-                sizes=self._sizes,
+            found = substitute(
+                sample_id, attempt, place=place, seed=self._seed, epoch=epoch, contents=contents
             )
+            candidate = int(self._source.ids(contents.rows(np.array([found], np.int64)))[0])
             if candidate != sample_id and self.reason(epoch, candidate) is None:
                 return candidate
         known = {**self._always, **self._in_epoch.get(epoch, {})}
@@ -84,21 +82,19 @@ class BadSamples:
             sample_ids=tuple(sorted(known)),
         )
 
-    def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """(shard, row) of sample ids, int64, shape (n, 2)."""
-        shards = np.searchsorted(self._starts, ids, side="right") - 1
-        return np.stack([shards, ids - self._starts[shards]], axis=1)
+    def unseen(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Which of these (shard, row) have headers that nobody has looked at in this process:
+        positions, int64."""
+        places = self._contents.places(rows)
+        return np.flatnonzero((self._seen[places >> 3] & _bits(places)) == 0)
 
-    def unseen(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The rows of these ids whose headers nobody has looked at in this process."""
-        return np.flatnonzero((self._seen[ids >> 3] & _bits(ids)) == 0)
-
-    def mark_seen(self, ids: NDArray[np.int64]) -> None:
-        """Remember that these headers can be parsed.
+    def mark_seen(self, rows: NDArray[np.int64]) -> None:
+        """Remember that the headers of these (shard, row) can be parsed.
 
         One bit a sample; one that two threads lose costs another look.
         """
-        np.bitwise_or.at(self._seen, ids >> 3, _bits(ids))
+        places = self._contents.places(rows)
+        np.bitwise_or.at(self._seen, places >> 3, _bits(places))
 
     def forget_before(self, epoch: int) -> None:
         """Drop what held for earlier epochs only."""
@@ -106,6 +102,6 @@ class BadSamples:
             del self._in_epoch[old]
 
 
-def _bits(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
-    bits: NDArray[np.uint8] = np.left_shift(1, ids & 7).astype(np.uint8)
+def _bits(places: NDArray[np.int64]) -> NDArray[np.uint8]:
+    bits: NDArray[np.uint8] = np.left_shift(1, places & 7).astype(np.uint8)
     return bits

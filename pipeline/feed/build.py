@@ -16,13 +16,13 @@ from penstock.pipeline.feed.feed import Feed
 from penstock.pipeline.feed.finisher import Finisher
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_the_order
 from penstock.pipeline.feed.image_graph import make_graph, make_mixer, make_recipe, make_resident
+from penstock.pipeline.feed.quarantine import QuarantineFile
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
 from penstock.pipeline.feed.reader import BatchReader
 from penstock.pipeline.feed.road import Road
 from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.report.facts import ShardFacts
 from penstock.pipeline.report.meter import Meter
-from penstock.pipeline.report.quarantine import QuarantineFile
 
 if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.settings import PlanSettings
-    from penstock.readers import Dataset
+    from penstock.readers.source import Source
 
 # Threads that read ahead. From a mapped pack one thread checks 4 GB/s of warm pages and reads cold
 # ones ahead; a second spends a third more CPU time to be no faster. Files and downloads wait, so
@@ -53,7 +53,7 @@ class Assembly:
 
 
 def build(
-    dataset: Dataset,
+    dataset: Source,
     options: NativeOptions,
     position: Position,
     *,
@@ -95,7 +95,7 @@ def build(
 
 
 def _road(
-    dataset: Dataset,
+    dataset: Source,
     options: NativeOptions,
     order: JobOrder,
     agreement: Agreement,
@@ -115,7 +115,7 @@ def _road(
 
         assert isinstance(graph, ResidentGraph)
         meter.resident = graph.facts
-    bad_samples = BadSamples(dataset.index, seed=seed)
+    bad_samples = BadSamples(dataset, seed=seed)
     return Road(
         walk=walk,
         endless=order.settings.shuffle,
@@ -146,7 +146,7 @@ def _road(
     )
 
 
-def check(dataset: Dataset, options: NativeOptions) -> JobOrder:
+def check(dataset: Source, options: NativeOptions) -> JobOrder:
     """The order that `build` would freeze, with every check that needs no thread, no graph and no
     other rank: for a loader whose world isn't known yet. Raises what `build` raises."""
     order = freeze_order(dataset, options)
@@ -158,18 +158,18 @@ def _agreement(order: JobOrder, options: NativeOptions) -> Agreement:
     rank, size = options.world.rank, options.world.size
     if not options.agrees:
         return Agreement(rank=rank, size=size)
-    dataset = order.index.fingerprint
+    dataset = order.source.contents.fingerprint
     return join(dataset=dataset, shuffle=order.settings.shuffle, rank=rank, size=size)
 
 
 def _bad_count(
-    dataset: Dataset,
+    dataset: Source,
     options: NativeOptions,
     bad_samples: BadSamples,
     agreement: Agreement,
     meter: Meter,
 ) -> BadCount:
-    name = f"{dataset.index.fingerprint[:16]}-rank-{options.world.rank:05d}.jsonl"
+    name = f"{dataset.contents.fingerprint[:16]}-rank-{options.world.rank:05d}.jsonl"
     return BadCount(
         dataset,
         bad_samples,
@@ -181,38 +181,39 @@ def _bad_count(
 
 
 def _meter(
-    dataset: Dataset, options: NativeOptions, recipe: CheckedRecipe | None, *, threads: int
+    dataset: Source, options: NativeOptions, recipe: CheckedRecipe | None, *, threads: int
 ) -> Meter:
-    index = dataset.index
+    contents = dataset.contents
     return Meter(
         decode_threads=threads,
         device=str(options.device),
         usable_cores=options.world.threads(usable_cores()),
         url=dataset.url,
         shards=ShardFacts(
-            count=index.files,
-            mean_bytes=float(index.shard_bytes.sum()) / index.files,
-            are_files=index.format.is_file_per_sample,
+            count=contents.files,
+            mean_bytes=float(contents.shard_bytes.sum()) / contents.files,
+            are_files=contents.is_file_per_sample,
         ),
         output=recipe.shape[1:] if recipe is not None else None,
     )
 
 
-def _read_threads(dataset: Dataset, options: NativeOptions) -> int:
-    if dataset.remote is not None:
+def _read_threads(dataset: Source, options: NativeOptions) -> int:
+    if dataset.remote_shards is not None:
         return REMOTE_READ_THREADS
-    mapped = not dataset.index.format.is_file_per_sample and options.read != "pread"
+    mapped = not dataset.contents.is_file_per_sample and options.read != "pread"
     return MAPPED_READ_THREADS if mapped else READ_THREADS
 
 
-def _prefetch(dataset: Dataset, options: NativeOptions, order: JobOrder) -> Prefetch | None:
+def _prefetch(dataset: Source, options: NativeOptions, order: JobOrder) -> Prefetch | None:
     """Joins the cache; None for a local dataset."""
-    if dataset.remote is None:
+    remote = dataset.remote_shards
+    if remote is None:
         return None
     from penstock.pipeline.feed.prefetch import Prefetch  # local data needs none of it
 
     return Prefetch(
-        dataset.remote,
+        remote,
         dataset,
         order,
         world=options.world,

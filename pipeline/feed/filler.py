@@ -24,14 +24,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.cache.base.blob import BlobSource
     from penstock.cache.base.counters import Traffic
-    from penstock.cache.blobs.remote import Remote
     from penstock.cache.outcomes import Outcome
     from penstock.pipeline.feed.node_share import NodeShare
     from penstock.pipeline.plan.needs import Needs
     from penstock.pipeline.plan.steps import Cursor
-    from penstock.readers import Dataset
+    from penstock.readers.remote_shards import RemoteShards
+    from penstock.readers.source import Source
 
 log = logging.getLogger("penstock")
 
@@ -55,8 +54,8 @@ class Filler:
 
     def __init__(
         self,
-        remote: Remote,
-        dataset: Dataset,
+        remote: RemoteShards,
+        source: Source,
         share: NodeShare,
         *,
         needs: Needs,
@@ -64,12 +63,11 @@ class Filler:
         endless: bool,
         epoch_steps: int,
     ) -> None:
-        self._remote, self._dataset, self._share = remote, dataset, share
-        policy = remote.fetcher.policy
-        mean_bytes = int(dataset.index.shard_bytes.mean())
-        held = policy.min_connections * min(policy.range_bytes, mean_bytes)
+        self._remote, self._source, self._share = remote, source, share
+        self._shard_bytes = source.contents.shard_bytes
+        mean_bytes = int(self._shard_bytes.mean())
         # The first windows open all at once; beyond a quarter of the data it would be a download.
-        most = policy.min_connections * policy.range_bytes
+        held, most = remote.in_flight_bytes(mean_bytes)
         allowance = max(held, min(most, share.node_bytes // 4))
         self._most_running = max(1, min(held // max(1, mean_bytes), _MOST_FILLS))
         self._pool = Workers(self._most_running, name="fill")
@@ -151,7 +149,7 @@ class Filler:
             with self._lock:
                 self._idle = False
         if due:
-            self._dataset.give_back()
+            self._source.give_back()
         while (shard := self._next()) is not None:
             self._fill(shard)
 
@@ -160,13 +158,13 @@ class Filler:
         with self._lock:
             if not self._may_fill(time.monotonic()):
                 return None
-        shard = self.queue.next(self._is_whole)
+        shard = self.queue.next(self._remote.is_whole)
         with self._lock:
             self._idle = shard is None and self.queue.is_empty
         return shard
 
     def _fill(self, shard: int) -> None:
-        size_bytes = int(self._dataset.index.shard_bytes[shard])
+        size_bytes = int(self._shard_bytes[shard])
         fetched = 0
 
         def progress(got: int) -> None:
@@ -178,7 +176,7 @@ class Filler:
         with self._lock:
             self._pace.spend(size_bytes)
         try:
-            got = self._remote.fill(self._source(shard), progress=progress, stop=self._stop)
+            got = self._remote.fill(shard, progress=progress, stop=self._stop)
         except PenstockError as error:
             if not self._stop.is_set():
                 self._failed(shard, error)
@@ -205,11 +203,4 @@ class Filler:
             self._retry_s = min(2 * self._retry_s, _MOST_RETRY_S)
 
     def _kept(self, shards: list[int]) -> list[int]:
-        keys = self._dataset.index.shards.keys()
-        return [shard for shard in shards if self._share.keeps(keys[shard])]
-
-    def _is_whole(self, shard: int) -> bool:
-        return self._remote.is_whole(self._source(shard))
-
-    def _source(self, shard: int) -> BlobSource:
-        return self._dataset.index.shards.source(shard)
+        return [shard for shard in shards if self._share.keeps(shard)]

@@ -14,28 +14,27 @@ from penstock.pipeline.plan.steps import Walk
 if TYPE_CHECKING:
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.settings import PlanSettings
-    from penstock.readers import Dataset
-    from penstock.readers.index.index import Index
+    from penstock.readers.source import Contents, Source
 
 
 def freeze_order(
-    dataset: Dataset, options: NativeOptions, settings: PlanSettings | None = None
+    source: Source, options: NativeOptions, settings: PlanSettings | None = None
 ) -> JobOrder:
     """The order of a job. settings: of the plan of a state, taken over as they are; None: a job's
     first start. Raises ConfigError and PlanError."""
     if settings is None:
-        settings = _first_settings(dataset.index, options)
-    return JobOrder(index=dataset.index, settings=settings, walk=_walk(dataset, options))
+        settings = _first_settings(source.contents, options)
+    return JobOrder(source=source, settings=settings, walk=_walk(source, options))
 
 
-def _first_settings(index: Index, options: NativeOptions) -> PlanSettings:
+def _first_settings(contents: Contents, options: NativeOptions) -> PlanSettings:
     """The user's, else from dataset and global batch."""
     given = options.plan
     given.check_order(shuffle=options.shuffle)
     if not options.shuffle:
         return ordered_settings(seed=options.seed)
     return shuffled_settings(
-        index,
+        contents,
         seed=options.seed,
         global_batch=options.sizes.global_batch,
         lanes=given.lanes,
@@ -44,17 +43,17 @@ def _first_settings(index: Index, options: NativeOptions) -> PlanSettings:
     )
 
 
-def _walk(dataset: Dataset, options: NativeOptions) -> Walk:
+def _walk(source: Source, options: NativeOptions) -> Walk:
     """The steps of a job's epochs. Raises PlanError where an epoch would have none."""
     walk = Walk(
-        samples=dataset.index.samples,
+        samples=source.contents.samples,
         global_batch=options.sizes.global_batch,
         drop_last=options.drop_last,
     )
     if not len(walk):
         raise PlanError(
             f"One global batch of {walk.global_batch} samples is more than the {walk.samples} of "
-            f"{dataset!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
+            f"{source!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
             "smaller batch or drop_last=False."
         )
     return walk
@@ -67,7 +66,7 @@ def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
         return
     words = advice(
         order.plan(),
-        icc=order.index.icc,
+        icc=order.source.contents.icc,
         global_batch=options.sizes.global_batch,
         ranks=world.size,
         nodes=-(-world.size // world.local_size),

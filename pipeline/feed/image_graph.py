@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.steps import Walk
-    from penstock.readers import Dataset
+    from penstock.readers.source import Source
 
 
-def make_recipe(dataset: Dataset, options: NativeOptions) -> CheckedRecipe | None:
+def make_recipe(dataset: Source, options: NativeOptions) -> CheckedRecipe | None:
     """Check the recipe against the dataset; None where its images aren't wanted."""
     if "image" not in dataset.fields:
         if options.augment is not None:
@@ -28,11 +28,11 @@ def make_recipe(dataset: Dataset, options: NativeOptions) -> CheckedRecipe | Non
                 'augment=, or add "image" to the dataset\'s fields.'
             )
         return None
-    return check_recipe(options.augment, images=dataset.index.images)
+    return check_recipe(options.augment, images=dataset.contents.images["image"])
 
 
 def make_mixer(
-    dataset: Dataset, options: NativeOptions, recipe: CheckedRecipe | None, *, seed: int
+    dataset: Source, options: NativeOptions, recipe: CheckedRecipe | None, *, seed: int
 ) -> Mixer | None:
     """Make what mixes the samples of a batch; None where the recipe doesn't."""
     if recipe is None or not recipe.mixing:
@@ -52,7 +52,7 @@ def make_mixer(
 
 
 def make_resident(
-    dataset: Dataset,
+    dataset: Source,
     options: NativeOptions,
     frozen: PlanSettings,
     recipe: CheckedRecipe | None,
@@ -88,8 +88,9 @@ def make_resident(
     max_bytes = resident_bytes(
         mode,
         room,
-        dataset.index,
+        dataset,
         recipe,
+        image="image",
         share=share_of_rank(frozen, global_batch=walk.global_batch, world=world),
         cuda=device.type == "cuda",
         fed_samples=options.sizes.per_rank * options.depth,
@@ -99,7 +100,7 @@ def make_resident(
     return ResidentImages(
         recipe,
         image="image",
-        samples=dataset.index.samples,
+        samples=dataset.contents.id_end,
         max_bytes=max_bytes,
         threads=threads,
         device=device,

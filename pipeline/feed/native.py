@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.statistics import Statistics
-    from penstock.readers import Dataset
+    from penstock.readers.source import Source
 
     Tensors = tuple[torch.Tensor, ...]
 
 
 class NativeEngine:
-    """Hands out batches of a `penstock.Dataset`. The loader's facade forwards to it.
+    """Hands out batches of a dataset or another source. The loader's facade forwards to it.
 
     Where the job is says its `Position`, what it works by its `NativeSetup`; the stages of a batch
     are in `road`. world_is_known: that of the options; otherwise these are checked, and nothing is
@@ -37,7 +37,7 @@ class NativeEngine:
 
     shards_itself = True
 
-    def __init__(self, dataset: Dataset, options: NativeOptions, *, world_is_known: bool) -> None:
+    def __init__(self, dataset: Source, options: NativeOptions, *, world_is_known: bool) -> None:
         self.dataset = dataset
         self.has_begun = False  # a batch was handed out
         self._pid = os.getpid()
@@ -139,7 +139,7 @@ class NativeEngine:
         setup, cursor = self._setup, self._position.cursor
         walk = setup.order.walk
         return LoaderState(
-            dataset=self.dataset.index.fingerprint,
+            dataset=self.dataset.contents.fingerprint,
             fingerprint=setup.fingerprint,
             samples=walk.samples,
             plan=setup.order.settings,

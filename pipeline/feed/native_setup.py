@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.settings import PlanSettings
-    from penstock.readers import Dataset
+    from penstock.readers.source import Source
 
 
 class NativeSetup:
@@ -26,7 +26,7 @@ class NativeSetup:
     """
 
     def __init__(
-        self, dataset: Dataset, options: NativeOptions, position: Position, *, world_is_known: bool
+        self, dataset: Source, options: NativeOptions, position: Position, *, world_is_known: bool
     ) -> None:
         self._dataset = dataset
         self._position = position
@@ -84,14 +84,14 @@ class NativeSetup:
         Raises ResumeError for a state of another dataset, seed or plan, and what building raises;
         nothing is changed then.
         """
-        index = self._dataset.index
+        contents = self._dataset.contents
         check_resumable(
             state,
-            dataset=index.fingerprint,
-            samples=index.samples,
+            dataset=contents.fingerprint,
+            samples=contents.samples,
             wanted={"shuffle": self.options.shuffle, **self.options.plan.spelt_out()},
         )
-        fingerprint = order_fingerprint(index, state.plan)
+        fingerprint = order_fingerprint(contents, state.plan)
         if fingerprint != state.fingerprint:
             raise other_order(state.fingerprint, fingerprint)
         if self.assembly is not None:

@@ -6,6 +6,8 @@ import logging
 import warnings
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import PenstockWarning
 from penstock.pipeline.plan.needs import (
@@ -16,11 +18,11 @@ from penstock.pipeline.plan.needs import (
 )
 
 if TYPE_CHECKING:
-    from penstock.cache.blobs.remote import Remote
-    from penstock.cache.disk.membership import Membership
+    from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.world import World
-    from penstock.readers import Dataset
+    from penstock.readers.remote_shards import RemoteJobs, RemoteShards
+    from penstock.readers.source import Contents
 
 log = logging.getLogger("penstock")
 
@@ -36,49 +38,52 @@ class NodeShare:
 
     def __init__(
         self,
-        remote: Remote,
-        dataset: Dataset,
+        remote: RemoteShards,
+        contents: Contents,
         plan: JobPlan,
         *,
         global_batch: int,
         world: World,
     ) -> None:
         self._remote = remote
-        index = dataset.index
         first, end = node_ranks(world)
         self.shards = plan.shards(global_batch, first=first, end=end, world=world.size)
-        self._sizes = index.shard_bytes[self.shards]
+        self._sizes = contents.shard_bytes[self.shards]
         self.node_bytes = int(self._sizes.sum())
-        self._warn_of_room(
-            open_windows_bytes(
-                open_shards=plan.open_shards,
-                shard_bytes=float(index.shard_bytes.mean()),
+        self._mine: RemoteJobs | None = None
+        for cache in remote.caches:
+            self._look_at_room(
+                cache,
+                contents,
+                plan,
                 share=(end - first) / world.size,
-                node_bytes=self.node_bytes,
-            ),
-            plan,
-            speaks=world.rank == first,
-        )
-        keys = index.shards.keys()
-        self._keys = [keys[shard] for shard in self.shards.tolist()]
-        self._mine: Membership | None = None
+                speaks=world.rank == first,
+            )
 
-    def _warn_of_room(self, needed_bytes: int, plan: JobPlan, *, speaks: bool) -> None:
+    def _look_at_room(
+        self, cache: DiskCache, contents: Contents, plan: JobPlan, *, share: float, speaks: bool
+    ) -> None:
         """Say what the order opens here: in the log, or where that is too much in a warning.
 
-        speaks: by this rank; one of a node does.
+        share: of the ranks, on this node; speaks: this rank does, as one of a node.
         """
-        cache = self._remote.cache
-        if cache is None:
-            return
+        kept = self._remote.kept_by(cache)
+        sizes = self._sizes[np.isin(self.shards, kept)]
+        node_bytes, shard_bytes = int(sizes.sum()), contents.shard_bytes[kept]
         if cache.max_bytes is not None:
-            check_room(cache.max_bytes, int(self._sizes.max(initial=0)))
+            check_room(cache.max_bytes, int(sizes.max(initial=0)))
         if not speaks:
             return
+        needed_bytes = open_windows_bytes(
+            open_shards=plan.open_shards * len(kept) / len(contents.sizes),
+            shard_bytes=float(shard_bytes.mean()),
+            share=share,
+            node_bytes=node_bytes,
+        )
         log.info(
             "this node keeps up to %s of its %s open (window=%d, lanes=%d)",
             format_size(needed_bytes),
-            format_size(self.node_bytes),
+            format_size(node_bytes),
             plan.window,
             plan.lanes,
         )
@@ -92,12 +97,12 @@ class NodeShare:
     @property
     def is_cached(self) -> bool:
         """Whether there is a cache at all."""
-        return self._remote.cache is not None
+        return bool(self._remote.caches)
 
     def join(self) -> None:
         """Become a job of the cache, if it isn't one."""
         if self._mine is None:
-            self._mine = self._remote.join(self._keys, self._sizes.tolist())
+            self._mine = self._remote.join(self.shards, self._sizes)
 
     @property
     def kept_bytes(self) -> int:
@@ -105,9 +110,9 @@ class NodeShare:
         mine = self._mine
         return min(mine.pinned_bytes, self.node_bytes) if mine is not None else 0
 
-    def keeps(self, key: str) -> bool:
-        """Whether the cache keeps a blob of this key for the job."""
-        return self._mine is not None and self._mine.pins(key)
+    def keeps(self, shard: int) -> bool:
+        """Whether the cache keeps a shard for the job."""
+        return self._mine is not None and self._mine.pins(shard)
 
     def refresh(self) -> bool:
         """Look again, as jobs come and go; whether what is kept has changed."""
@@ -117,4 +122,4 @@ class NodeShare:
         """End this loader's claims. Safe to call twice."""
         mine, self._mine = self._mine, None
         if mine is not None:
-            self._remote.leave(mine)
+            mine.leave()

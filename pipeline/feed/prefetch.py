@@ -16,11 +16,11 @@ from penstock.pipeline.plan.needs import LookAhead, Needs, room_for_fills
 from penstock.pipeline.report.facts import TierFacts
 
 if TYPE_CHECKING:
-    from penstock.cache.blobs.remote import Remote
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.steps import Cursor
     from penstock.pipeline.plan.world import World
-    from penstock.readers import Dataset
+    from penstock.readers.remote_shards import RemoteShards
+    from penstock.readers.source import Source
 
 
 class Prefetch:
@@ -32,8 +32,8 @@ class Prefetch:
 
     def __init__(
         self,
-        remote: Remote,
-        dataset: Dataset,
+        remote: RemoteShards,
+        source: Source,
         order: JobOrder,
         *,
         world: World,
@@ -41,7 +41,9 @@ class Prefetch:
     ) -> None:
         plan, walk = order.plan(), order.walk
         self._remote = remote
-        self._share = NodeShare(remote, dataset, plan, global_batch=walk.global_batch, world=world)
+        self._share = NodeShare(
+            remote, source.contents, plan, global_batch=walk.global_batch, world=world
+        )
         self._look_ahead = LookAhead(least=least_ahead)
         self._least = least_ahead
         self._seen = remote.traffic()
@@ -50,7 +52,7 @@ class Prefetch:
         if self._share.is_cached:
             self._filler = Filler(
                 remote,
-                dataset,
+                source,
                 self._share,
                 needs=Needs(plan, walk, first=world.rank, end=world.rank + 1, world=world.size),
                 mine=plan.shards(
@@ -93,13 +95,10 @@ class Prefetch:
                 waited_s=waited_s,
                 missed=self._seen.misses > seen.misses,
             )
-        fetcher = self._remote.fetcher
-        fetcher.fills_beside_urgent = room_for_fills(
-            fetcher.fills_beside_urgent,
-            ready_share=ready_share,
-            most=fetcher.policy.max_connections,
+        self._remote.let_fills(
+            lambda now, most: room_for_fills(now, ready_share=ready_share, most=most)
         )
-        mean_s, p99_s = fetcher.request_time()
+        mean_s, p99_s = self._remote.request_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)
 
     def fill(self, size_bytes: int) -> None:
@@ -109,14 +108,13 @@ class Prefetch:
 
     def facts(self) -> TierFacts:
         """What the statistics say of the remote and of the cache."""
-        cache = self._remote.cache
         return TierFacts(
             traffic=self._remote.traffic(),
-            connections=self._remote.fetcher.policy.max_connections,
-            request_p99_s=self._remote.fetcher.request_time()[1],
+            connections=self._remote.max_connections,
+            request_p99_s=self._remote.request_time()[1],
             wanted_bytes=self._share.node_bytes,
             kept_bytes=self._share.kept_bytes,
-            max_bytes=(cache.max_bytes or 0) if cache and not cache.is_temporary else 0,
+            max_bytes=self._remote.max_bytes,
         )
 
     def close(self) -> None:

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.resident.images import ResidentImages
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
-    from penstock.readers import Dataset
     from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.source import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class BatchReader:
     what was read.
     """
 
-    dataset: Dataset
+    dataset: Source
     recipe: CheckedRecipe | None
     image: str | None
     mode: ReadMode
@@ -47,7 +47,7 @@ class BatchReader:
         """The batch of a step with its bytes. Raises what reading raises, and
         TooManyBadSamplesError."""
         rows, epoch, valid = slots.rows, step.start.epoch, slots.valid
-        own = self.dataset.index.starts[rows[:, 0]] + rows[:, 1]
+        own = self.dataset.ids(rows)
         bad = self.bad_samples.reasons(epoch, own)
         if valid is None:
             content = self._read(own, epoch, bad=bad)
@@ -115,11 +115,11 @@ class BatchReader:
     def _read_files(self, ids: NDArray[np.int64], bad: dict[int, str]) -> SampleBatch:
         """Read, and look at the headers of what this process sees for the first time: DALI doesn't
         survive all of those that can't be parsed. bad: is told rows and reasons."""
-        ledger = self.bad_samples
-        content = self.dataset.read(ledger.rows(ids), mode=self.mode, bad=bad)
+        ledger, rows = self.bad_samples, self.dataset.rows(ids)
+        content = self.dataset.read(rows, mode=self.mode, bad=bad)
         if self.image is not None:
-            new = [row for row in ledger.unseen(ids).tolist() if row not in bad]
+            new = [row for row in ledger.unseen(rows).tolist() if row not in bad]
             found = bad_headers(content.take(new).encoded(self.image))
             bad.update({new[place]: why for place, why in found.items()})
-            ledger.mark_seen(ids[[row for row in new if row not in bad]])
+            ledger.mark_seen(rows[[row for row in new if row not in bad]])
         return content

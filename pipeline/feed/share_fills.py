@@ -12,9 +12,9 @@ from penstock.cache.threads import Ordered, Workers
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.cache.blobs.remote import Remote
     from penstock.pipeline.feed.node_share import NodeShare
-    from penstock.readers.index.index import Index
+    from penstock.readers.remote_shards import RemoteShards
+    from penstock.readers.source import Contents
 
 # An interrupted warm-up waits so long for fills to stop. A request that hangs ends by itself.
 _CLOSE_S = 2.0
@@ -63,8 +63,8 @@ class ShareFills:
 
     def __init__(
         self,
-        index: Index,
-        remote: Remote,
+        contents: Contents,
+        remote: RemoteShards,
         share: NodeShare,
         *,
         processes: int,
@@ -73,10 +73,9 @@ class ShareFills:
     ) -> None:
         """processes: of this node, which share its shards out; each reports about its own.
         dry_run: fetch nothing. progress: called from several threads."""
-        self._index, self._remote, self._share = index, remote, share
-        keys = index.shards.keys()
-        self.kept = [shard for shard in share.shards.tolist() if share.keeps(keys[shard])]
-        self._kept_bytes = int(index.shard_bytes[self.kept].sum())
+        self._shard_bytes, self._remote, self._share = contents.shard_bytes, remote, share
+        self.kept = [shard for shard in share.shards.tolist() if share.keeps(shard)]
+        self._kept_bytes = int(self._shard_bytes[self.kept].sum())
         self._processes, self._dry_run, self._progress = processes, dry_run, progress
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -124,9 +123,8 @@ class ShareFills:
         """Fill a shard; None where it was stopped."""
         if self._stop.is_set():
             return None
-        size_bytes = int(self._index.shard_bytes[shard])
-        source = self._index.shards.source(shard)
-        if self._remote.is_whole(source):
+        size_bytes = int(self._shard_bytes[shard])
+        if self._remote.is_whole(shard):
             self._tell(there_bytes=size_bytes)
             return "there"
         if self._dry_run:
@@ -140,16 +138,16 @@ class ShareFills:
             self._tell(fetched_bytes=got)
 
         try:
-            fetched = self._remote.fill(source, progress=progress, stop=self._stop)
+            fetched = self._remote.fill(shard, progress=progress, stop=self._stop)
         except ClosedError:
             raise
         except PenstockError as error:
             if self._stop.is_set():
                 return None
-            self._failed.append((source.uri, str(error)))
+            self._failed.append((self._remote.uri(shard), str(error)))
             self._tell(failed_bytes=size_bytes - came)
             return "failed"
-        if self._stop.is_set() and not self._remote.is_whole(source):
+        if self._stop.is_set() and not self._remote.is_whole(shard):
             return None
         if fetched < 0:
             return "no room"

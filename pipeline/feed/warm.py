@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.cache.blobs.remote import Remote
     from penstock.pipeline.feed.share_fills import WarmResult, WarmState
-    from penstock.readers import Dataset
+    from penstock.readers.remote_shards import RemoteShards
+    from penstock.readers.source import Source
 
 # Of one rank, where nobody says what the job's will be: as people train on images.
 BATCH_PER_RANK = 256
@@ -57,7 +57,7 @@ def node_world(world_size: int, *, nodes: int, node_rank: int) -> World:
 
 
 def warm(
-    dataset: Dataset,
+    dataset: Source,
     *,
     world: World | None = None,
     epoch: int = 0,
@@ -90,21 +90,21 @@ def warm(
     dataset raises. An object that fails doesn't end it: see WarmResult.failed.
     """
     began = time.perf_counter()
-    world, index = world or World(0, 1), dataset.index
+    world, contents = world or World(0, 1), dataset.contents
     remote = _checked_remote(dataset)
     batch = _global_batch(global_batch_size, world)
     settings = ordered_settings(seed=seed)
     if shuffle:
         settings = shuffled_settings(
-            index, seed=seed, global_batch=batch, lanes=lanes, window=window, reshuffle=reshuffle
+            contents, seed=seed, global_batch=batch, lanes=lanes, window=window, reshuffle=reshuffle
         )
-    walk = Walk(samples=index.samples, global_batch=batch, drop_last=False)
-    order = JobOrder(index=index, settings=settings, walk=walk)
-    share = NodeShare(remote, dataset, order.plan(), global_batch=batch, world=world)
+    walk = Walk(samples=contents.samples, global_batch=batch, drop_last=False)
+    order = JobOrder(source=dataset, settings=settings, walk=walk)
+    share = NodeShare(remote, contents, order.plan(), global_batch=batch, world=world)
     share.join()
     try:
         fills = ShareFills(
-            index, remote, share, processes=process[1], dry_run=dry_run, progress=progress
+            contents, remote, share, processes=process[1], dry_run=dry_run, progress=progress
         )
         shards = _in_order(_needs(order, world), fills.kept, start=Cursor(epoch, 0))
         mine = itertools.islice(shards, process[0], None, process[1])
@@ -122,21 +122,21 @@ def _global_batch(size: int | None, world: World) -> int:
     return size or BATCH_PER_RANK * world.size
 
 
-def _checked_remote(dataset: Dataset) -> Remote:
-    remote = dataset.remote
+def _checked_remote(dataset: Source) -> RemoteShards:
+    remote = dataset.remote_shards
     if remote is None:
         raise ConfigError(
             f"{dataset.url} is local: there is nothing to warm. Read it where it is; for data on a "
             "network mount pass cache= to the Dataset."
         )
-    if remote.cache is None or remote.cache.is_temporary:
+    if any(one.cache is None or one.cache.is_temporary for one in remote.remotes):
         raise ConfigError(
             f"{dataset.url}: the dataset has no cache to warm. Pass "
             'cache=DiskCache("/nvme/penstock", max_bytes="1.5TB"), the one that the job will use.'
         )
-    if not remote.cache.can_be_used:
+    if unusable := [cache for cache in remote.caches if not cache.can_be_used]:
         raise WriteError(
-            f"{remote.cache.path}: the cache folder can't be used, so nothing can be warmed. "
+            f"{unusable[0].path}: the cache folder can't be used, so nothing can be warmed. "
             "`penstock doctor` with that folder tells why."
         )
     return remote

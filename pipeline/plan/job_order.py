@@ -11,36 +11,36 @@ from penstock.pipeline.plan.steps import Cursor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.pipeline.plan.order import Plan
+    from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.steps import Walk
     from penstock.pipeline.plan.world import World
-    from penstock.readers.index.index import Index
+    from penstock.readers.source import Source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobOrder:
     """Which samples a job reads in which steps, on any rank. Walkers take a plan each."""
 
-    index: Index
+    source: Source
     settings: PlanSettings
     walk: Walk
 
-    def plan(self) -> Plan:
+    def plan(self) -> JobPlan:
         """A plan for one walker."""
-        return make_plan(self.index, self.settings)
+        return make_plan(self.source.contents, self.settings)
 
     def fingerprint(self) -> str:
         """What a resumed job must share, of dataset and order, as hex."""
-        return order_fingerprint(self.index, self.settings)
+        return order_fingerprint(self.source.contents, self.settings)
 
     def batches(self, epoch: int, world: World) -> Iterator[list[int]]:
         """Sample ids that a rank is handed in a whole epoch, a batch at a time."""
         plan, batch = self.plan(), self.walk.global_batch
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
             at = step.start
-            ids = plan.ids(at.epoch, at.position, batch, rank=world.rank, world=world.size)
-            yield ids.tolist()
+            rows = plan.batch(at.epoch, at.position, batch, rank=world.rank, world=world.size)
+            yield self.source.ids(rows).tolist()
 
     def samples(self, world: World) -> int:
         """Samples in all `batches` of an epoch."""

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 
 if TYPE_CHECKING:
-    from penstock.readers.index.index import Index
+    from penstock.readers.source import Contents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ def ordered_settings(*, seed: int) -> PlanSettings:
 
 
 def shuffled_settings(
-    index: Index,
+    contents: Contents,
     *,
     seed: int,
     global_batch: int,
@@ -40,33 +40,35 @@ def shuffled_settings(
     reshuffle: float = 0.0,
 ) -> PlanSettings:
     """Plan settings of a shuffled job: what isn't given follows from dataset and global batch."""
-    shards = int(np.count_nonzero(index.sizes))
+    shards = int(np.count_nonzero(contents.sizes))
+    mixed = shards if contents.units is None else sum(map(len, contents.units))
     lanes = int(lanes or default_lanes(global_batch, shards))
     window = int(
         window
         or default_window(
-            shards, lanes, global_batch=global_batch, icc=index.icc, shuffled=index.shuffled
+            mixed, lanes, global_batch=global_batch, icc=contents.icc, shuffled=contents.shuffled
         )
     )
     return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
 
 
-def make_plan(index: Index, settings: PlanSettings) -> Plan:
+def make_plan(contents: Contents, settings: PlanSettings) -> Plan:
     """Make a plan from its settings, for one walker.
 
     Each takes a plan of its own: a plan remembers the windows of one place only, and two places on
     one plan would compute them over and over.
     """
     return Plan(
-        index.sizes,
+        contents.sizes,
         seed=settings.seed if settings.shuffle else None,
         lanes=settings.lanes,
         window=settings.window,
         reshuffle=settings.reshuffle,
+        units=contents.units,
     )
 
 
-def order_fingerprint(index: Index, settings: PlanSettings) -> str:
+def order_fingerprint(contents: Contents, settings: PlanSettings) -> str:
     """What a resumed job must share, of dataset and order, as hex."""
-    plan = make_plan(index, settings)
-    return hashlib.sha256(f"{index.fingerprint} {plan.fingerprint}".encode()).hexdigest()
+    plan = make_plan(contents, settings)
+    return hashlib.sha256(f"{contents.fingerprint} {plan.fingerprint}".encode()).hexdigest()

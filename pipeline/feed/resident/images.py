@@ -68,7 +68,7 @@ class ResidentImages:
         device: torch.device,
         deterministic: bool,
     ) -> None:
-        """image: the field. samples: of the dataset. max_bytes: of pixels; never passed. threads:
+        """image: the field. samples: above each id. max_bytes: of pixels; never passed. threads:
         that decode."""
         self._recipe, self._image = recipe, image
         self._samples, self._max_bytes, self._threads = samples, max_bytes, threads

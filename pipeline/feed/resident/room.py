@@ -15,11 +15,12 @@ import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.augment.whole import HELD_RUNS, IN_FLIGHT, RUN_PIXELS
 from penstock.cache.base.limits import available_memory_bytes
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import ConfigError
-from penstock.readers.formats.shard import HEIGHT, WIDTH
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options.penstock_options import ResidentMode
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.world import World
-    from penstock.readers.index.index import Index
+    from penstock.readers.source import Source
 
 AUTO_SHARE_CPU = 0.10
 AUTO_MAX_BYTES_CPU = 2 * 2**30
@@ -112,24 +113,26 @@ def share_of_rank(settings: PlanSettings, *, global_batch: int, world: World) ->
     return 1 / world.size if fixed and lanes % world.size == 0 else 1.0
 
 
-def decoded_bytes(index: Index, *, channels: int, most: float, only_near: bool) -> int | None:
+def decoded_bytes(
+    source: Source, *, image: str, channels: int, most: float, only_near: bool
+) -> int | None:
     """Bytes of all images, decoded; where it is more than `most`, something more than that.
 
     Opens shards until it knows. only_near: None if that would need the remote.
     Raises what opening a shard raises.
     """
-    images, samples = index.images, index.samples
+    contents = source.contents
+    images, samples = contents.images[image], contents.samples
     if images.fixed:
         return samples * images.min_height * images.min_width * channels
     least = samples * images.min_height * images.min_width * channels
     if least > most:
         return least
     total = 0
-    for shard in range(len(index.sizes)):
-        if only_near and not index.shards.is_near(shard):
+    for shard in range(len(contents.sizes)):
+        if only_near and not source.is_near(shard):
             return None
-        table = index.shards.open(shard).table
-        total += channels * int((table[:, HEIGHT] * table[:, WIDTH]).sum())
+        total += channels * int(source.image_dims(shard, image).astype(np.int64).prod(axis=1).sum())
         if total > most:
             break
     return total
@@ -138,9 +141,10 @@ def decoded_bytes(index: Index, *, channels: int, most: float, only_near: bool) 
 def resident_bytes(
     mode: ResidentMode,
     room: MemoryRoom,
-    index: Index,
+    source: Source,
     recipe: CheckedRecipe,
     *,
+    image: str,
     share: float,
     cuda: bool,
     fed_samples: int = 0,
@@ -151,12 +155,13 @@ def resident_bytes(
     copies their whole images into batches of its own. Raises ConfigError where that was asked for
     and doesn't fit.
     """
-    beside = index.samples * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
+    beside = source.contents.id_end * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
     left = room.most_bytes - beside
     spare = SPARE if share < 1 else 1.0
-    fed = SPARE * fed_samples / index.samples if cuda else 0.0  # of all images
+    fed = SPARE * fed_samples / source.contents.samples if cuda else 0.0  # of all images
     total = decoded_bytes(
-        index,
+        source,
+        image=image,
         channels=recipe.decode.channels,
         most=left / (min(1.0, share * spare) + fed),
         only_near=mode == "auto",

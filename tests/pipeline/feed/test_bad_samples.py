@@ -20,10 +20,11 @@ from PIL import Image
 from penstock.augment import imagenet_eval, imagenet_train
 from penstock.cache.errors import FetchError, PenstockWarning, TooManyBadSamplesError
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.plan.substitutes import SAME_SHARD_ATTEMPTS, substitute
+from penstock.pipeline.feed.substitutes import SAME_SHARD_ATTEMPTS, substitute
 from penstock.readers import Dataset, pack
 from penstock.readers.types import ImageFacts, Rejection
 from tests.conftest import photograph
+from tests.sources import values_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,15 +143,19 @@ class TestSubstitutes:
     def test_near_first_then_anywhere(
         self, sizes: list[int], seed: int, epoch: int, attempt: int, data: st.DataObject
     ) -> None:
-        counts = np.array(sizes, np.int64)
-        starts = np.cumsum(counts) - counts
-        sample = data.draw(st.integers(0, int(counts.sum()) - 1))
-        where = {"seed": seed, "epoch": epoch, "starts": starts, "sizes": counts}
-        found = substitute(sample, attempt, **where)  # type: ignore[arg-type]
-        assert found == substitute(sample, attempt, **where)  # type: ignore[arg-type]
-        assert 0 <= found < counts.sum()
+        contents = values_of(sizes)
+        place = data.draw(st.integers(0, contents.samples - 1))
+
+        def found_for(sample_id: int) -> int:
+            return substitute(
+                sample_id, attempt, place=place, seed=seed, epoch=epoch, contents=contents
+            )
+
+        found = found_for(place)
+        assert found == found_for(place)
+        assert 0 <= found < contents.samples
         if attempt < SAME_SHARD_ATTEMPTS:
-            shards = np.searchsorted(starts, [sample, found], side="right")
+            shards = np.searchsorted(contents.starts, [place, found], side="right")
             assert shards[0] == shards[1]
 
     def test_every_bad_sample_is_replaced_and_no_good_one_is(self, thirty: Path) -> None:

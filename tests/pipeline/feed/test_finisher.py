@@ -162,14 +162,22 @@ def test_a_decoded_batch_for_each_in_dali_is_left_room_for(
     """DALI copies resident images into batches of its own: only contiguous ones can be shared."""
     recipe = check_recipe(EVAL, images=ANY)
     with Dataset(pack) as dataset:
-        index = dataset.index
-        total = resident_room.decoded_bytes(index, channels=3, most=1e12, only_near=False)
+        total = resident_room.decoded_bytes(
+            dataset, image="image", channels=3, most=1e12, only_near=False
+        )
         assert total is not None
 
         def fits(most: int, *, cuda: bool) -> bool:
             room = resident_room.MemoryRoom(most_bytes=most, reason="")
             found = resident_bytes(
-                "auto", room, index, recipe, share=share, cuda=cuda, fed_samples=fed
+                "auto",
+                room,
+                dataset,
+                recipe,
+                image="image",
+                share=share,
+                cuda=cuda,
+                fed_samples=fed,
             )
             return found is not None
 
@@ -181,6 +189,6 @@ def test_a_decoded_batch_for_each_in_dali_is_left_room_for(
             return low
 
         beside = resident_room.SAMPLE_BYTES_CUDA - resident_room.SAMPLE_BYTES_CPU
-        more = least(cuda=True) - least(cuda=False) - beside * index.samples
-        mean = total / index.samples
+        more = least(cuda=True) - least(cuda=False) - beside * len(dataset)
+        mean = total / len(dataset)
         assert more == pytest.approx(fed * mean * resident_room.SPARE, abs=4)

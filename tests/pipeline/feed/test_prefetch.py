@@ -278,6 +278,6 @@ def test_loaders_of_two_worlds_share_as_two_jobs(remote: Dataset) -> None:
         shares = [prefetch_of(loader)._share for loader in (first, second)]
         keys = remote.index.shards.keys()
         for share in shares:
-            kept = [shard for shard in share.shards.tolist() if share.keeps(keys[shard])]
+            kept = [shard for shard in share.shards.tolist() if share.keeps(shard)]
             assert kept == share.shards.tolist()
         assert all(store_of(remote).keeps(key) for key in keys)

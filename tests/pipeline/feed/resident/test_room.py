@@ -119,9 +119,9 @@ class TestRoom:
     def test_decoded_bytes_are_counted_as_far_as_they_matter(
         self, pack: Path, most: int, channels: int
     ) -> None:
-        index = Dataset(str(pack)).index
+        dataset = Dataset(str(pack))
         exact = pixels_of_all() // 3 * channels
-        found = decoded_bytes(index, channels=channels, most=most, only_near=True)
+        found = decoded_bytes(dataset, image="image", channels=channels, most=most, only_near=True)
         assert found is not None
         assert found == exact if exact <= most else most < found <= exact
 
@@ -133,13 +133,19 @@ class TestRoom:
             MemoryRoom,
         )
 
-        index = Dataset(str(same_size)).index
-        recipe = check_recipe(RECIPES["train"], images=index.images)
+        dataset = Dataset(str(same_size))
+        recipe = check_recipe(RECIPES["train"], images=dataset.index.images)
         pixels = 30 * 40 * 48 * 3
         least = pixels + 30 * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
         for room, wanted in ((least, pixels), (least - 1, None)):
             got = resident_bytes(
-                "auto", MemoryRoom(most_bytes=room, reason=""), index, recipe, share=1.0, cuda=cuda
+                "auto",
+                MemoryRoom(most_bytes=room, reason=""),
+                dataset,
+                recipe,
+                image="image",
+                share=1.0,
+                cuda=cuda,
             )
             assert got == wanted
 

@@ -13,7 +13,7 @@ import numpy as np
 from penstock.cache.base.hashing import keyed_hash
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from penstock.readers.source import Contents
 
 SAME_SHARD_ATTEMPTS = 8
 ATTEMPTS = 64  # with half of a dataset bad, one sample in 10^19 finds no substitute
@@ -22,21 +22,16 @@ _SALT = 0x5AB57170  # keeps these hashes apart from those of order and draws
 
 
 def substitute(
-    sample_id: int,
-    attempt: int,
-    *,
-    seed: int,
-    epoch: int,
-    starts: NDArray[np.int64],
-    sizes: NDArray[np.int64],
+    sample_id: int, attempt: int, *, place: int, seed: int, epoch: int, contents: Contents
 ) -> int:
-    """The id that stands in for a bad sample. attempt: from 0.
+    """Where among all samples stands what takes the place of a bad one. attempt: from 0; place: of
+    the sample itself.
 
-    starts, sizes: first id and samples of each shard, shape (shards,). The first attempts stay in
-    the sample's shard, the later ones draw from all samples; ids may repeat.
+    The first attempts stay in the sample's shard, the later ones draw from all samples; places may
+    repeat.
     """
     draw = int(keyed_hash(seed, epoch, sample_id, attempt, _SALT))
     if attempt < SAME_SHARD_ATTEMPTS:
-        shard = int(np.searchsorted(starts, sample_id, side="right")) - 1
-        return int(starts[shard]) + draw % int(sizes[shard])
-    return draw % int(starts[-1] + sizes[-1])
+        shard = int(np.searchsorted(contents.starts, place, side="right")) - 1
+        return int(contents.starts[shard]) + draw % int(contents.sizes[shard])
+    return draw % contents.samples

@@ -1,0 +1,212 @@
+"""The shards of a source that come from afar: through which remote, and what the node keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.counters import joined_traffic
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base.blob import BlobSource
+    from penstock.cache.base.counters import Traffic
+    from penstock.cache.blobs.remote import Remote
+    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.disk.membership import Membership
+    from penstock.readers.index.shards import Shards
+
+    Ints = NDArray[np.int64]
+
+_ABSENT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Provider:
+    """A dataset's remote, and which shards of a source come through it.
+
+    shards: of the dataset's index. numbers: of each shard of the source its number there, -1 for
+    those from elsewhere, int64, shape (shards of the source,).
+    """
+
+    remote: Remote
+    shards: Shards
+    numbers: Ints
+
+    def taken(self, numbers: Ints) -> Provider:
+        """The same remote for a source whose shards are these."""
+        return Provider(remote=self.remote, shards=self.shards, numbers=numbers)
+
+
+class RemoteShards:
+    """Says which shards of a source are here and fetches others, by the source's own numbers.
+
+    Datasets end to end may come through several remotes and caches, and lie in part on the local
+    disk; who fills and counts asks here and needn't know.
+    """
+
+    def __init__(self, providers: Sequence[Provider]) -> None:
+        """providers: at least one, no shard in two of them."""
+        self._providers = tuple(providers)
+        self._of = np.full(len(providers[0].numbers), _ABSENT, np.int64)
+        for place, provider in enumerate(providers):
+            self._of[provider.numbers != _ABSENT] = place
+
+    @classmethod
+    def of_dataset(cls, remote: Remote, shards: Shards, *, count: int) -> RemoteShards:
+        """All shards of one dataset."""
+        numbers = np.arange(count, dtype=np.int64)
+        return cls([Provider(remote=remote, shards=shards, numbers=numbers)])
+
+    def only(self, shards: Ints) -> RemoteShards:
+        """For a source that has these shards of this one, in their order."""
+        return RemoteShards([p.taken(p.numbers[shards]) for p in self._providers])
+
+    @classmethod
+    def end_to_end(cls, parts: Sequence[tuple[RemoteShards | None, int]]) -> RemoteShards | None:
+        """For sources end to end: of each its remote shards, if any, and how many shards it has."""
+        total, before, providers = sum(count for _, count in parts), 0, list[Provider]()
+        for part, count in parts:
+            for provider in part._providers if part is not None else ():
+                numbers = np.full(total, _ABSENT, np.int64)
+                numbers[before : before + count] = provider.numbers
+                providers.append(provider.taken(numbers))
+            before += count
+        return cls(providers) if providers else None
+
+    # -- one shard
+
+    def _find(self, shard: int) -> tuple[Remote, BlobSource] | None:
+        place = int(self._of[shard])
+        if place == _ABSENT:
+            return None
+        provider = self._providers[place]
+        return provider.remote, provider.shards.source(int(provider.numbers[shard]))
+
+    def is_whole(self, shard: int) -> bool:
+        """Whether a shard is on the local disk, all of it."""
+        found = self._find(shard)
+        return found is None or found[0].is_whole(found[1])
+
+    def fill(self, shard: int, *, progress: Callable[[int], None], stop: threading.Event) -> int:
+        """Fetch a whole shard into its cache; returns and raises as `Remote.fill`."""
+        found = self._find(shard)
+        return 0 if found is None else found[0].fill(found[1], progress=progress, stop=stop)
+
+    def uri(self, shard: int) -> str:
+        """Where a remote shard lies, for people."""
+        found = self._find(shard)
+        return "" if found is None else found[1].uri
+
+    # -- all remotes
+
+    @property
+    def remotes(self) -> tuple[Remote, ...]:
+        """Each remote once."""
+        return tuple(dict.fromkeys(provider.remote for provider in self._providers))
+
+    @property
+    def caches(self) -> tuple[DiskCache, ...]:
+        """Each cache that keeps some of them once."""
+        caches = (remote.cache for remote in self.remotes)
+        return tuple(dict.fromkeys(cache for cache in caches if cache is not None))
+
+    def kept_by(self, cache: DiskCache) -> Ints:
+        """The shards that come through a cache, ascending."""
+        mine = [p.numbers != _ABSENT for p in self._providers if p.remote.cache is cache]
+        return np.flatnonzero(np.any(mine, axis=0)).astype(np.int64, copy=False)
+
+    @property
+    def max_bytes(self) -> int:
+        """What the caches may hold together; 0 without one that stays."""
+        return sum(c.max_bytes or 0 for c in self.caches if not c.is_temporary)
+
+    def traffic(self) -> Traffic:
+        """The traffic of all remotes, whoever caused it."""
+        return joined_traffic([remote.traffic() for remote in self.remotes])
+
+    @property
+    def max_connections(self) -> int:
+        """Connections of all remotes at most."""
+        return sum(remote.fetcher.policy.max_connections for remote in self.remotes)
+
+    def in_flight_bytes(self, shard_bytes: int) -> tuple[int, int]:
+        """Bytes that the least connections hold: in ranges of shards of that size, and in whole
+        ranges."""
+        policies = [remote.fetcher.policy for remote in self.remotes]
+        held = sum(p.min_connections * min(p.range_bytes, shard_bytes) for p in policies)
+        return held, sum(p.min_connections * p.range_bytes for p in policies)
+
+    def request_time(self) -> tuple[float, float]:
+        """Seconds of recent requests, mean and 99th percentile: of the slowest remote."""
+        times = [remote.fetcher.request_time() for remote in self.remotes]
+        return max(mean for mean, _ in times), max(p99 for _, p99 in times)
+
+    def let_fills(self, room: Callable[[int, int], int]) -> None:
+        """Set how many connections fills may use beside batches: room(now, most) of each remote."""
+        for remote in self.remotes:
+            fetcher = remote.fetcher
+            most = fetcher.policy.max_connections
+            fetcher.fills_beside_urgent = room(fetcher.fills_beside_urgent, most)
+
+    # -- jobs
+
+    def join(self, shards: Ints, sizes: Ints) -> RemoteJobs:
+        """Begin a job in each cache that reads these shards in each epoch. sizes: their bytes."""
+        keys = [""] * len(shards)
+        wanted: dict[Remote, dict[str, int]] = {}
+        for place, provider in self._providers_of(shards):
+            names = provider.shards.keys()
+            blobs = wanted.setdefault(provider.remote, {})
+            for at in place.tolist():
+                keys[at] = names[int(provider.numbers[shards[at]])]
+                blobs[keys[at]] = int(sizes[at])  # once, where two shards are parts of one
+        jobs = [
+            (remote, job)
+            for remote, blobs in wanted.items()
+            if (job := remote.join(list(blobs), list(blobs.values()))) is not None
+        ]
+        return RemoteJobs(shards, keys, jobs)
+
+    def _providers_of(self, shards: Ints) -> Iterator[tuple[Ints, Provider]]:
+        """Each provider, and the places of its shards among some."""
+        for number, provider in enumerate(self._providers):
+            yield np.flatnonzero(self._of[shards] == number), provider
+
+
+class RemoteJobs:
+    """A loader's claims in the caches that its shards come through, until leave()."""
+
+    def __init__(
+        self, shards: Ints, keys: Sequence[str], jobs: Sequence[tuple[Remote, Membership]]
+    ) -> None:
+        """shards: that the loader reads, ascending; keys: of each, "" where it is local."""
+        self._shards, self._keys, self._jobs = shards, tuple(keys), tuple(jobs)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes that the caches keep, or will keep, for it."""
+        return sum(job.pinned_bytes for _, job in self._jobs)
+
+    def pins(self, shard: int) -> bool:
+        """Whether a cache keeps a shard for it."""
+        place = int(np.searchsorted(self._shards, shard))
+        if place == len(self._shards) or self._shards[place] != shard:
+            return False
+        key = self._keys[place]
+        return bool(key) and any(job.pins(key) for _, job in self._jobs)
+
+    def refresh(self) -> bool:
+        """Look again, as jobs come and go; whether what is pinned has changed."""
+        return any([job.refresh() for _, job in self._jobs])
+
+    def leave(self) -> None:
+        """End the claims. Safe to call twice."""
+        for remote, job in self._jobs:
+            remote.leave(job)

@@ -1,0 +1,239 @@
+"""A folder without any table: class folders, and what lies beside each sample under its name.
+
+Class = first-level sub-folder, files below it recursively: torchvision's ImageFolder, in its order.
+Beside x.jpg, x.txt is its caption, x.json its values, x.npy its array. Two images of one sample are
+never guessed from their names.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.errors import ConfigError, DatasetError
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.fields.field_types import Array, ClassLabel, Image, Text
+from penstock.readers.fields.rows import json_object, object_table
+from penstock.readers.fields.tables import fields_of
+from penstock.readers.files.names import printable
+from penstock.readers.formats.candidates import MISSING
+from penstock.readers.formats.folder.kinds import ARRAYS, TEXTS, extension, stem
+from penstock.readers.formats.folder.samples import Samples
+from penstock.readers.origin.quarantine import QuarantineEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.origin.origin import Entry
+
+LARGEST_JSON_BYTES = 2**20
+"""As large a JSON file beside a sample is read."""
+
+_CAPTION, _ARRAY, _JSON = "caption", "array", "json"
+_ROLES = {
+    **dict.fromkeys(sorted(TEXTS), _CAPTION),
+    **dict.fromkeys(ARRAYS, _ARRAY),
+    "json": _JSON,
+}
+# What people put into any folder; of texts alone it makes no dataset.
+_PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
+
+
+def beside(
+    found: Iterable[Entry],
+    read: Callable[[Sequence[Entry]], Sequence[bytes]],
+    schema: Mapping[str, FieldType],
+) -> Samples:
+    """The samples of a folder. found: all files; read: their bytes; schema: types that were given.
+
+    Raises DatasetError (class folders that a schema doesn't name, values that fit nothing).
+    """
+    main, companions, field, type = _roles(found)
+    files = sorted(main, key=_order)
+    classes = sorted({top for file in files if (top := _class_of(file.name)) is not None})
+    stray: list[QuarantineEntry] = []
+    if classes:
+        reason = "not in a class folder (a file beside the class folders has no label)"
+        stray = [
+            QuarantineEntry(name=file.name, reason=reason)
+            for file in files
+            if _class_of(file.name) is None
+        ]
+        files = [file for file in files if _class_of(file.name) is not None]
+    types: dict[str, FieldType] = {field: type}
+    values: dict[str, Column] = {}
+    if classes:
+        types["label"], values["label"] = _labels(files, classes, schema.get("label"))
+    samples = Samples(
+        names=[file.name for file in files],
+        files=files,
+        places={field: np.arange(len(files), dtype=np.int64)},
+        types=types,
+        values=values,
+        quarantined=stray,
+    )
+    return _with_companions(samples, companions, read, schema) if companions else samples
+
+
+def _roles(
+    found: Iterable[Entry],
+) -> tuple[list[Entry], dict[tuple[bytes, str], Entry], str, FieldType]:
+    """The files that are samples, what lies beside them by stem and role, and the field that the
+    samples are."""
+    files = list(found)
+    extensions = [extension(file.name) for file in files]
+    field, type = _field(files, extensions)
+    own = {"image": "", _ARRAY: _ARRAY, "text": _CAPTION}[field]
+    roles = [_ROLES.get(each, "") for each in extensions]
+    main = [file for file, role in zip(files, roles, strict=True) if role == own]
+    if len(main) == len(files):
+        return main, {}, field, type
+    stems = {stem(file.name) for file in main}
+    companions: dict[tuple[bytes, str], Entry] = {}
+    for file, role in zip(files, roles, strict=True):
+        if role == own:
+            continue
+        key = (stem(file.name), role)
+        if role and key[0] in stems and key not in companions:
+            companions[key] = file
+        else:
+            main.append(file)  # whoever reads it says why it is no sample
+    return main, companions, field, type
+
+
+def _field(files: Sequence[Entry], extensions: Sequence[str]) -> tuple[str, FieldType]:
+    """What the samples are: images where there are any, or anything that may be one."""
+    counts = Counter(_ROLES.get(each, "image") for each in extensions)
+    if counts["image"]:
+        return "image", Image()
+    if counts[_ARRAY]:
+        return _ARRAY, Array()
+    texts = [f.name.rpartition(b"/")[2] for f in files if _ROLES[extension(f.name)] == _CAPTION]
+    if any(not os.fsdecode(base).lower().startswith(_PROSE) for base in texts):
+        return "text", Text()
+    return "image", Image()
+
+
+def _labels(
+    files: Sequence[Entry], classes: Sequence[bytes], given: FieldType | None
+) -> tuple[ClassLabel, DenseColumn]:
+    names = tuple(os.fsdecode(name) for name in classes)
+    type = ClassLabel(names)
+    if given is not None and not isinstance(given, ClassLabel):
+        raise ConfigError(
+            f'schema["label"]: got {given!r}, and labels are class folders here: wanted '
+            "ClassLabel(names), whose order numbers them."
+        )
+    if given is not None and given.names:
+        unknown = sorted(set(names) - set(given.names))
+        if unknown:
+            raise DatasetError(
+                f'schema["label"]: the class folder {unknown[0]!r} is not among its '
+                f"{len(given.names):,} names, and {len(unknown):,} folders aren't. Add the names, "
+                "or take the folders out of the dataset."
+            )
+        type = given
+    numbers = {name: number for number, name in enumerate(type.names)}
+    label_of = {name: numbers[os.fsdecode(name)] for name in classes}
+    tops = (_class_of(file.name) for file in files)
+    labels = [label_of[top] for top in tops if top is not None]
+    return type, DenseColumn(np.array(labels, np.int64))
+
+
+def _with_companions(
+    samples: Samples,
+    companions: Mapping[tuple[bytes, str], Entry],
+    read: Callable[[Sequence[Entry]], Sequence[bytes]],
+    schema: Mapping[str, FieldType],
+) -> Samples:
+    """The samples with the fields that lie beside them."""
+    stems = [stem(name) for name in samples.names]
+    used = {each for each in stems if any((each, role) in companions for role in _KINDS)}
+    files = list(samples.files)
+    types, places = dict(samples.types), dict(samples.places)
+    for role, type in ((_CAPTION, Text()), (_ARRAY, Array())):
+        numbers = _numbers(stems, role, companions, files) if used else None
+        if numbers is not None:
+            types[role], places[role] = type, numbers
+    notes: list[str] = []
+    rejected: dict[int, str] = {}
+    jsons = {row: each for row, s in enumerate(stems) if (each := companions.get((s, _JSON)))}
+    samples = replace(samples, files=files, types=types, places=places)
+    if jsons:
+        objects, rejected = _objects(jsons, len(stems), read)
+        table = object_table(
+            objects, source="json", places=[printable(n) for n in samples.names], unit="file"
+        )
+        found = fields_of(table, {n: t for n, t in schema.items() if n not in types})
+        notes += [
+            f'"{name}" of the json files is left out: {w}.' for name, w in found.left_out.items()
+        ]
+        notes += [
+            f'"{name}" of the json files is left out: a field of this name lies beside.'
+            for name in found.types
+            if name in types
+        ]
+        samples = samples.with_table(found)
+    return replace(
+        samples,
+        rejected={**samples.rejected, **rejected},
+        notes=(*samples.notes, *notes),
+    )
+
+
+_KINDS = (_CAPTION, _ARRAY, _JSON)
+
+
+def _numbers(
+    stems: Sequence[bytes],
+    role: str,
+    companions: Mapping[tuple[bytes, str], Entry],
+    files: list[Entry],
+) -> NDArray[np.int64] | None:
+    """The companion of each sample, as numbers of files, to which it is added."""
+    number_of: dict[bytes, int] = {}
+    numbers = np.full(len(stems), MISSING, np.int64)
+    for row, each in enumerate(stems):
+        file = companions.get((each, role))
+        if file is None:
+            continue
+        if each not in number_of:
+            number_of[each] = len(files)
+            files.append(file)
+        numbers[row] = number_of[each]
+    return numbers if number_of else None
+
+
+def _objects(
+    jsons: Mapping[int, Entry], count: int, read: Callable[[Sequence[Entry]], Sequence[bytes]]
+) -> tuple[list[dict[str, object] | None], dict[int, str]]:
+    """Each sample's JSON object, and why a sample's can't be one."""
+    objects: list[dict[str, object] | None] = [None] * count
+    rejected: dict[int, str] = {}
+    small = {row: file for row, file in jsons.items() if file.size_bytes <= LARGEST_JSON_BYTES}
+    for row in jsons.keys() - small.keys():
+        rejected[row] = f"its .json file has more than {LARGEST_JSON_BYTES:,} bytes"
+    for (row, file), data in zip(small.items(), read(list(small.values())), strict=True):
+        try:
+            objects[row] = json_object(data, what=printable(file.name))
+        except DatasetError as error:
+            rejected[row] = str(error)
+    return objects, rejected
+
+
+def _class_of(name: bytes) -> bytes | None:
+    top, slash, _ = name.partition(b"/")
+    return top if slash else None
+
+
+def _order(file: Entry) -> tuple[bytes, bytes, bytes]:
+    folder, _, base = file.name.rpartition(b"/")
+    return file.name.partition(b"/")[0] if folder else b"", folder, base

@@ -1,0 +1,64 @@
+"""What a file's name tells of it: its extension, its stem, and the type of field that it can be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.readers.fields.field_types import Array, Audio, Bytes, Image, Mask, Text, Video
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.readers.fields.field_types import FieldType
+
+IMAGES = frozenset(
+    ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm", "pbm", "pnm")
+)
+TEXTS = frozenset(("txt", "caption"))
+ARRAYS = frozenset(("npy",))
+_LOSSLESS = frozenset(("png", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"))
+_AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a"))
+_VIDEO = frozenset(("mp4", "mkv", "avi", "mov", "webm"))
+
+
+def extension(name: bytes) -> str:
+    """The extension of a file, in lower case without its dot; "" without one."""
+    base = name.rpartition(b"/")[2]
+    return base.rpartition(b".")[2].decode("utf-8", "replace").lower() if b"." in base else ""
+
+
+def stem(name: bytes) -> bytes:
+    """A file's name without its extension, folders included."""
+    return name.rpartition(b".")[0] if b"." in name.rpartition(b"/")[2] else name
+
+
+def type_of(name: bytes) -> FieldType:
+    """The type that a file has by its name alone; what says nothing is an image, as many have no
+    extension."""
+    found = extension(name)
+    if found in TEXTS:
+        return Text()
+    if found in ARRAYS:
+        return Array()
+    if found in _AUDIO:
+        return Audio()
+    if found in _VIDEO:
+        return Video()
+    return Bytes() if found in ("bin", "json", "xml", "pt", "npz", "mat") else Image()
+
+
+def mask_types(
+    types: Mapping[str, FieldType], names: Mapping[str, Iterable[bytes]]
+) -> dict[str, Mask]:
+    """The fields that are masks by their names, "mask" or "…_mask", and by their files, images
+    without loss; of the only other image. names: of each field's files."""
+    masks = [
+        field
+        for field, type in types.items()
+        if isinstance(type, Image)
+        and (field == "mask" or field.endswith("_mask"))
+        and all(extension(name) in _LOSSLESS for name in names[field])
+    ]
+    images = [field for field, type in types.items() if isinstance(type, Image)]
+    others = [field for field in images if field not in masks]
+    return {field: Mask(of=others[0]) for field in masks} if len(others) == 1 else {}

@@ -1,0 +1,348 @@
+"""Samples that a table lists: Hugging Face's metadata files, and manifests of the user's own.
+
+A row is a sample. Some of its columns name files; the others are values.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.errors import ConfigError, DatasetError
+from penstock.readers.fields.cells import COLUMN_TYPES
+from penstock.readers.fields.field_types import (
+    Array,
+    Audio,
+    ClassLabel,
+    Image,
+    MultiLabel,
+    Text,
+    Value,
+    Video,
+)
+from penstock.readers.fields.rows import Table, csv_table, jsonl_table
+from penstock.readers.fields.tables import fields_of
+from penstock.readers.files.names import printable
+from penstock.readers.formats.candidates import MISSING
+from penstock.readers.formats.folder.kinds import IMAGES, extension, type_of
+from penstock.readers.formats.folder.samples import Samples
+from penstock.readers.origin.quarantine import QuarantineEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.origin.origin import Entry
+
+METADATA = (b"metadata.csv", b"metadata.jsonl")
+"""Hugging Face's names of a table beside the files that it describes."""
+
+UNREAD_METADATA = b"metadata.parquet"
+_PATHS = ("path", "file_name", "file", "image")
+_SUFFIX = "_file_name"
+_OWN = {Image: "image", Array: "array", Text: "text", Audio: "audio", Video: "video"}
+_SHOWN = 8
+_MANIFESTS = ("csv", "tsv", "jsonl", "ndjson")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Listed:
+    """A table of samples.
+
+    folders: of each row, the folder that its names are relative to. paths: names that the column of
+    the sample's own file may have. files: the columns that name files, where the user says what the
+    fields are: the table's columns have the fields' names then.
+    """
+
+    table: Table
+    folders: Sequence[bytes]
+    paths: tuple[str, ...]
+    files: tuple[str, ...] | None = None
+
+
+def read_table(data: bytes, *, name: str) -> Table:
+    """A table by its extension. Raises DatasetError."""
+    found = name.rpartition(".")[2].lower()
+    if found not in _MANIFESTS:
+        raise DatasetError(
+            f"{name}: got a .{found} file, wanted a table: .csv, .tsv or .jsonl. Save it as one of "
+            "those."
+        )
+    read = csv_table if found in ("csv", "tsv") else jsonl_table
+    return read(data, source=name)
+
+
+def manifest(
+    data: bytes,
+    *,
+    name: str,
+    places: Sequence[tuple[str, str]] = (),
+    schema: Mapping[str, FieldType] | None = None,
+) -> Listed:
+    """A user's own list of samples: one of its columns is the path. places: the fields and their
+    columns, where the user says so. Raises ConfigError, DatasetError."""
+    table = read_table(data, name=name)
+    folders = [b""] * len(table)
+    if not places:
+        return Listed(table=table, folders=folders, paths=_PATHS)
+    unknown = [column for _, column in places if column not in table.columns]
+    if unknown:
+        raise ConfigError(
+            f'fields: got the column "{unknown[0]}", and {name} has {list(table.columns)[:_SHOWN]}.'
+        )
+    types = schema or {}
+    files = [
+        field
+        for field, column in places
+        if column in _PATHS
+        or column.endswith(_SUFFIX)
+        or (field in types and _is_of_files(table.columns[column], types[field]))
+    ]
+    if not files:
+        raise ConfigError(
+            f"fields: got {dict(places)}, and none of these columns names files: "
+            f"{', '.join(_PATHS)}, or names that end in {_SUFFIX}. Name one, or say which it is: "
+            f'schema={{"{places[0][0]}": Image()}}.'
+        )
+    renamed = replace(table, columns={field: table.columns[column] for field, column in places})
+    return Listed(table=renamed, folders=folders, paths=_PATHS, files=tuple(files))
+
+
+def metadata(files: Sequence[tuple[bytes, bytes]]) -> Listed:
+    """Hugging Face's metadata files, as one table. files: names and bytes, in order. Raises
+    DatasetError for files of two kinds, and in one folder."""
+    kinds = {extension(name) for name, _ in files}
+    if len(kinds) > 1:
+        raise DatasetError(
+            f"{printable(files[0][0])} and {printable(files[-1][0])}: metadata is either .csv or "
+            ".jsonl in all folders. Remove one, or convert it."
+        )
+    tables = [read_table(data, name=printable(name)) for name, data in files]
+    folders = [
+        name.rpartition(b"/")[0]
+        for (name, _), table in zip(files, tables, strict=True)
+        for _ in range(len(table))
+    ]
+    return Listed(table=_joined(tables), folders=folders, paths=("file_name",))
+
+
+def _joined(tables: Sequence[Table]) -> Table:
+    if len(tables) == 1:
+        return tables[0]
+    names = dict.fromkeys(name for table in tables for name in table.columns)
+    return Table(
+        source="metadata",
+        columns={
+            name: [
+                value for table in tables for value in table.columns.get(name, [None] * len(table))
+            ]
+            for name in names
+        },
+        places=[f"{table.source}:{place}" for table in tables for place in table.places],
+        unit="row",
+        is_text=tables[0].is_text,
+    )
+
+
+def listed_samples(
+    url: str, found: Mapping[bytes, Entry], listed: Listed, schema: Mapping[str, FieldType]
+) -> Samples:
+    """The rows as samples, in their order. found: all files by name. A row whose file isn't there
+    is quarantined by name.
+
+    Raises DatasetError: no column of paths, a path that leaves the dataset, no file is there.
+    """
+    table = listed.table
+    if listed.files is None:
+        columns = _file_columns(table, listed.paths, schema)
+    else:
+        columns = {field: field for field in listed.files}
+    names = {column: _names(table, column, listed.folders) for column in columns}
+    main = next(iter(columns))
+    if main in listed.paths and listed.files is None:
+        columns[main] = _OWN.get(type(_type([n for n in names[main] if n is not None])), "file")
+    missing = _missing(table, names, columns, main, found)
+    if len(missing) == len(table):
+        first = next(iter(missing.values()), None)
+        told = f" ({printable(first.name)}: {first.reason})" if first else ""
+        raise DatasetError(
+            f"{url}: of {len(table):,} rows of {table.source} none names a file that is there"
+            f'{told}. Paths in "{main}" are relative to the dataset\'s root; of a metadata file, '
+            "to its folder."
+        )
+    kept = [row for row in range(len(table)) if row not in missing]
+    files, places = _places(names, kept, found)
+    shown = {columns[column]: [n for n in names[column] if n is not None] for column in columns}
+    types = {field: _type(shown[field]) for field in shown}
+    types |= {name: schema[name] for name in types if name in schema}
+    values = fields_of(
+        table.without(*columns).take(kept), {n: t for n, t in schema.items() if n not in types}
+    )
+    samples = Samples(
+        names=[name for row in kept if (name := names[main][row]) is not None],
+        files=files,
+        places={columns[column]: numbers for column, numbers in places.items()},
+        types=types,
+        quarantined=list(missing.values()),
+        notes=[
+            *(
+                f'the column "{n}" of {table.source} is left out: {w}.'
+                for n, w in values.left_out.items()
+            ),
+            *_hints(table, values.types, found, listed.folders),
+        ],
+    ).with_table(values)
+    return replace(samples, types=_ordered(samples.types, table, columns))
+
+
+def _file_columns(
+    table: Table, paths: Sequence[str], schema: Mapping[str, FieldType]
+) -> dict[str, str]:
+    """The columns that name files, the sample's own first, each with its field."""
+    mains = [name for name in paths if name in table.columns]
+    others = [name for name in table.columns if name.endswith(_SUFFIX) and name != _SUFFIX]
+    others += [
+        name
+        for name, type in schema.items()
+        if name in table.columns
+        and name not in (*mains, *others)
+        and _is_of_files(table.columns[name], type)
+    ]
+    if len(mains) > 1:
+        raise DatasetError(
+            f"{table.source}: got the columns {mains}, and each could be the path. Keep one of "
+            "them, or rename the others."
+        )
+    if not mains and not others:
+        raise DatasetError(
+            f"{table.source}: got the columns {list(table.columns)[:_SHOWN]}, wanted one that "
+            f"names each row's file: {', '.join(paths)}, or names that end in {_SUFFIX}."
+        )
+    columns = {name: "image" for name in mains}  # or what the files are
+    columns |= {name: name.removesuffix(_SUFFIX) for name in others}
+    twice = [f for f, count in Counter(columns.values()).items() if count > 1]
+    taken = [f for c, f in columns.items() if f != c and f in table.columns and f not in columns]
+    if twice or taken:
+        raise DatasetError(
+            f'{table.source}: the field "{(twice or taken)[0]}" comes from two columns. Rename one.'
+        )
+    return columns
+
+
+def _is_of_files(values: Sequence[object], type: FieldType) -> bool:
+    """Whether a column that has this type names files; arrays may be either."""
+    if not isinstance(type, COLUMN_TYPES):
+        return True
+    first = next((value for value in values if value is not None), None)
+    is_array = not isinstance(type, Value | ClassLabel | MultiLabel | Text)
+    return is_array and isinstance(first, str) and first.endswith(".npy")
+
+
+def _names(table: Table, column: str, folders: Sequence[bytes]) -> list[bytes | None]:
+    """The file that each row names, below the dataset's root."""
+    names: list[bytes | None] = []
+    for row, value in enumerate(table.columns[column]):
+        if value is None:
+            names.append(None)
+            continue
+        if not isinstance(value, str):
+            raise DatasetError(
+                f'{table.source}, {table.place(row)}: "{column}" is {value!r}, wanted the name of '
+                "a file."
+            )
+        told = value.encode("utf-8", "surrogateescape")
+        path = posixpath.normpath(posixpath.join(folders[row], told))
+        if (
+            told.startswith(b"/")
+            or path.startswith(b"../")
+            or path in (b"..", b".")
+            or b"\0" in told
+        ):
+            raise DatasetError(
+                f'{table.source}, {table.place(row)}: got "{column}" = {printable(told)!r}, wanted '
+                "a path relative to the dataset's root that stays below it. Give the root that all "
+                "files share as the URL, and paths below it."
+            )
+        names.append(path)
+    return names
+
+
+def _missing(
+    table: Table,
+    names: Mapping[str, Sequence[bytes | None]],
+    columns: Mapping[str, str],
+    main: str,
+    found: Mapping[bytes, Entry],
+) -> dict[int, QuarantineEntry]:
+    """The rows that can't be samples: a file isn't there, or the sample's own isn't named."""
+    missing: dict[int, QuarantineEntry] = {}
+    for column, field in columns.items():
+        for row, name in enumerate(names[column]):
+            where = f"{table.source}, {table.place(row)}"
+            if name is not None and name not in found:
+                reason = f"{field}: the file isn't there ({where})"
+            elif name is None and column == main:
+                name, reason = where.encode(), f"the row names no file ({where})"
+            else:
+                continue
+            missing.setdefault(row, QuarantineEntry(name=name, reason=reason))
+    return missing
+
+
+def _places(
+    names: Mapping[str, Sequence[bytes | None]],
+    kept: Sequence[int],
+    found: Mapping[bytes, Entry],
+) -> tuple[list[Entry], dict[str, NDArray[np.int64]]]:
+    """The files that are named, each once, and their numbers in each kept row."""
+    number_of: dict[bytes, int] = {}
+    places = {}
+    for column, all_names in names.items():
+        numbers = np.full(len(kept), MISSING, np.int64)
+        for i, row in enumerate(kept):
+            name = all_names[row]
+            if name is not None:
+                numbers[i] = number_of.setdefault(name, len(number_of))
+        places[column] = numbers
+    return [found[name] for name in number_of], places
+
+
+def _type(names: Sequence[bytes]) -> FieldType:
+    """What most files are; checking the others says what is wrong with them."""
+    return next((type for type, _ in Counter(map(type_of, names)).most_common(1)), Image())
+
+
+def _hints(
+    table: Table,
+    types: Mapping[str, FieldType],
+    found: Mapping[bytes, Entry],
+    folders: Sequence[bytes],
+) -> list[str]:
+    """Columns of text that name images too: nothing is read of them unasked."""
+    hints = []
+    for name in types:
+        row = next((i for i, v in enumerate(table.columns[name]) if isinstance(v, str)), None)
+        if row is None:
+            continue
+        told = str(table.columns[name][row]).encode("utf-8", "surrogateescape")
+        path = posixpath.normpath(posixpath.join(folders[row], told))
+        if extension(told) in IMAGES and path in found:
+            hints.append(
+                f'the column "{name}" of {table.source} is text, and names files: to read them '
+                f'say schema={{"{name}": Image()}}, or Mask(of="image").'
+            )
+    return hints
+
+
+def _ordered(
+    types: Mapping[str, FieldType], table: Table, columns: Mapping[str, str]
+) -> dict[str, FieldType]:
+    """The fields as the table has its columns, the sample's own file first."""
+    order = [columns[next(iter(columns))], *(columns.get(name, name) for name in table.columns)]
+    return {name: types[name] for name in dict.fromkeys(order) if name in types}

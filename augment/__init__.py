@@ -28,6 +28,7 @@ from penstock.augment.ops import (
 )
 from penstock.augment.pad import Pad
 from penstock.augment.presets import imagenet_eval, imagenet_train
+from penstock.augment.sanitize import SanitizeBoxes
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -52,6 +53,7 @@ __all__ = [
     "RandomResizedCrop",
     "RandomRotation",
     "Resize",
+    "SanitizeBoxes",
     "TrivialAugmentWide",
     "imagenet_eval",
     "imagenet_train",

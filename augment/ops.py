@@ -23,6 +23,8 @@ from penstock.augment.checks import (
     spread,
     whole,
 )
+from penstock.augment.pad import Pad
+from penstock.augment.sanitize import SanitizeBoxes
 from penstock.cache.errors import RecipeError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -302,13 +304,17 @@ class Apply:
     [0, 1), that depend on (seed, epoch, sample id) only. It returns images of the same shape and
     layout; another type than uint8 is rounded and clipped to 0..255. It may have no name and is
     never pickled. draws: how many numbers a sample gets. An operator of DALI that draws by itself
-    would not repeat after a restart: use `draws`.
+    would not repeat after a restart: use `draws`. moves: whether fn may move pixels, which masks,
+    boxes and keypoints beside the image couldn't follow: False says that it leaves them in place.
     """
 
     fn: Callable[[Any, Any], Any]
     draws: int = 1
+    _: KW_ONLY
+    moves: bool = True
 
     def __post_init__(self) -> None:
+        flag("Apply(moves=...)", self.moves)
         if not callable(self.fn):
             raise RecipeError(
                 f"Apply(fn=...): got {self.fn!r}, wanted a function of DALI nodes (images, draws)."
@@ -436,5 +442,6 @@ Pixel = (
     | Apply
 )
 Mixing = MixUp | CutMix
-Operation = Decode | Geometric | Pixel | Normalize | RandomErasing | Cast | Mixing
+OfFields = SanitizeBoxes | Pad
+Operation = Decode | Geometric | Pixel | Normalize | RandomErasing | Cast | Mixing | OfFields
 Recipe = Sequence[Operation]

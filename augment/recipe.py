@@ -28,6 +28,7 @@ from penstock.augment.ops import (
     Recipe,
     Resize,
 )
+from penstock.augment.pad import Pad
 from penstock.augment.pixels import (
     PIXELS,
     Mirror,
@@ -36,6 +37,7 @@ from penstock.augment.pixels import (
     check_pixels,
     place_mirrors,
 )
+from penstock.augment.sanitize import SanitizeBoxes
 from penstock.cache.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -43,18 +45,22 @@ if TYPE_CHECKING:
 
 _GEOMETRIC = (Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip)
 _MIXING = (MixUp, CutMix)
-_KNOWN: tuple[type, ...] = (Decode, *_GEOMETRIC, *PIXELS, Normalize, RandomErasing, Cast, *_MIXING)
+_OF_FIELDS = (SanitizeBoxes, Pad)
+_KNOWN: tuple[type, ...] = (
+    *(Decode, *_GEOMETRIC, *PIXELS, Normalize, RandomErasing, Cast),
+    *(*_MIXING, *_OF_FIELDS),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedRecipe:
     """A recipe that fits its data. Made by `check_recipe` only.
 
-    ops: the recipe with Decode at its front. geometries: at least one. shape: (channels, height,
-    width) of one sample of the batch. dtype: of the batch. normalize: the Normalize of the recipe,
-    if any. pixels: what follows the geometries, with the flips that can't wait. mirror: the
-    flip of the last pass, if any. erasing: what follows that pass. mixing: what is left to do with
-    whole batches; the graph does nothing of it.
+    ops: the recipe with Decode at its front, operations on fields too. geometries: at least one.
+    shape: (channels, height, width) of one sample of the batch. dtype: of the batch. normalize: the
+    Normalize of the recipe, if any. pixels: what follows the geometries, with the flips that can't
+    wait. mirror: the flip of the last pass, if any. erasing: what follows that pass. mixing: what
+    is left to do with whole batches; the graph does nothing of it.
     """
 
     ops: tuple[Operation, ...]
@@ -98,7 +104,7 @@ def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> Checked
             f"augment={recipe!r} works on images, and this dataset has none. Leave augment= "
             "out, or check fields= of the dataset."
         )
-    ops = _operations(recipe)
+    ops = operations_of(recipe)
     decode = ops[0]
     assert isinstance(decode, Decode)
     groups = _split(ops)
@@ -152,7 +158,8 @@ def _check_uint8(recipe: CheckedRecipe) -> None:
             )
 
 
-def _operations(recipe: Recipe | None) -> tuple[Operation, ...]:
+def operations_of(recipe: Recipe | None) -> tuple[Operation, ...]:
+    """A recipe's operations with Decode at their front. Raises RecipeError for what is none."""
     if recipe is None:
         return (Decode(),)
     if isinstance(recipe, _KNOWN):  # one operation is a slip that can be understood
@@ -190,6 +197,7 @@ class _Groups:
     erasing: list[PlacedOperation] = field(default_factory=list)
     cast: Cast | None = None
     mixing: list[Mixing] = field(default_factory=list)
+    sanitize: SanitizeBoxes | None = None
 
     def latest(self) -> Operation | None:
         """Of what must stand after all that moves or changes pixels."""
@@ -201,6 +209,10 @@ def _split(ops: tuple[Operation, ...]) -> _Groups:
     """The operations in the order that a recipe must have, or RecipeError."""
     groups = _Groups()
     for index, op in enumerate(ops):
+        if isinstance(op, _OF_FIELDS):
+            if isinstance(op, SanitizeBoxes):
+                groups.sanitize = groups.sanitize or op
+            continue
         if groups.mixing and not isinstance(op, (Decode, *_MIXING)):
             raise RecipeError(
                 f"{op} stands after {groups.mixing[0]}: whole batches are mixed, so put it last."
@@ -221,6 +233,11 @@ def _split(ops: tuple[Operation, ...]) -> _Groups:
                 raise RecipeError(f"Two {type(op).__name__} in one recipe: keep one.")
             groups.mixing.append(op)
         else:
+            if isinstance(op, _GEOMETRIC) and groups.sanitize:
+                raise RecipeError(
+                    f"{op} stands after {groups.sanitize}, which looks at what is left of boxes in "
+                    "the end: put it behind all that crops, resizes and flips."
+                )
             _add_image_operation(groups, index, op)
     return groups
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.augment.pad import Pad as Pad
     from penstock.augment.presets import imagenet_eval as imagenet_eval
     from penstock.augment.presets import imagenet_train as imagenet_train
+    from penstock.augment.sanitize import SanitizeBoxes as SanitizeBoxes
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
     from penstock.cache.errors import BadSampleError as BadSampleError
     from penstock.cache.errors import PenstockError as PenstockError
@@ -75,6 +76,7 @@ __all__ = [
     "RandomResizedCrop",
     "RandomRotation",
     "Resize",
+    "SanitizeBoxes",
     "Statistics",
     "TrivialAugmentWide",
     "World",
@@ -116,6 +118,7 @@ _HOME = {
     "RandomResizedCrop": "penstock.augment.ops",
     "RandomRotation": "penstock.augment.ops",
     "Resize": "penstock.augment.ops",
+    "SanitizeBoxes": "penstock.augment.sanitize",
     "Statistics": "penstock.pipeline.report.statistics",
     "TrivialAugmentWide": "penstock.augment.ops",
     "World": "penstock.pipeline.plan.world",

@@ -45,8 +45,36 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
             ),
             frozenset({"region", "region_child"}),
         ),
-        (frozenset({"draws", "crops", "keyed", "pixel_draws", "policies", "mixing"}),),
-        (frozenset({"presets", "recipe", "geometry", "pixels", "ops", "map", "pad", "checks"}),),
+        (
+            frozenset(
+                {
+                    "draws",
+                    "crops",
+                    "keyed",
+                    "pixel_draws",
+                    "policies",
+                    "mixing",
+                    "moves",
+                    "followers",
+                }
+            ),
+        ),
+        (
+            frozenset(
+                {
+                    "presets",
+                    "field_recipes",
+                    "recipe",
+                    "geometry",
+                    "pixels",
+                    "map",
+                    "pad",
+                    "sanitize",
+                    "ops",
+                    "checks",
+                }
+            ),
+        ),
         (frozenset({"verify", "headers", "dali", "culprits", "jpeg2000"}),),
     ),
     "readers": (

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.feed.agreement import Agreement
     from penstock.pipeline.feed.bad_samples import BadSamples
-    from penstock.pipeline.feed.quarantine import QuarantineFile
     from penstock.pipeline.plan.steps import Cursor
     from penstock.pipeline.report.meter import Meter
+    from penstock.pipeline.report.quarantine import QuarantineFile
     from penstock.readers.source import Source
 
 NOTICE_IDS = 1000  # ids that a notice to the other ranks names at most

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import TooManyBadSamplesError
-from penstock.pipeline.feed.substitutes import ATTEMPTS, substitute
+from penstock.pipeline.plan.substitutes import ATTEMPTS, substitute
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -70,7 +70,13 @@ class BadSamples:
         place = int(contents.places(own)[0])
         for attempt in range(ATTEMPTS):
             found = substitute(
-                sample_id, attempt, place=place, seed=self._seed, epoch=epoch, contents=contents
+                sample_id,
+                attempt,
+                seed=self._seed,
+                epoch=epoch,
+                starts=contents.starts,
+                sizes=contents.sizes,
+                place=place,
             )
             candidate = int(self._source.ids(contents.rows(np.array([found], np.int64)))[0])
             if candidate != sample_id and self.reason(epoch, candidate) is None:

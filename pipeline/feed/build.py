@@ -16,13 +16,13 @@ from penstock.pipeline.feed.feed import Feed
 from penstock.pipeline.feed.finisher import Finisher
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_the_order
 from penstock.pipeline.feed.image_graph import make_graph, make_mixer, make_recipe, make_resident
-from penstock.pipeline.feed.quarantine import QuarantineFile
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
 from penstock.pipeline.feed.reader import BatchReader
 from penstock.pipeline.feed.road import Road
 from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.report.facts import ShardFacts
 from penstock.pipeline.report.meter import Meter
+from penstock.pipeline.report.quarantine import QuarantineFile
 
 if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe

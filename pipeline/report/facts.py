@@ -65,6 +65,20 @@ class ResidentFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MapFacts:
+    """What the functions of a recipe's Maps take.
+
+    seconds: by the clock, that reading threads spent on them, waits for processes among it. name,
+    processes, batched: of the one that took most.
+    """
+
+    name: str
+    seconds: float
+    processes: int
+    batched: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ImageFigures:
     """What the images are like that the run has read; some of them were looked at.
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.readers.fields.boxes import check_boxes, check_keypoints
 from penstock.readers.fields.field_types import (
     Array,
     Boxes,
@@ -223,7 +224,12 @@ def _array(type: FieldType, value: Any, *, is_text: bool) -> NDArray[Any] | Reje
     array, _ = found
     if isinstance(type, Boxes | Keypoints):
         width = 4 if isinstance(type, Boxes) else 2
-        return _shaped(array, value, np.dtype(np.float32), (None, width))
+        made = _shaped(array, value, np.dtype(np.float32), (None, width))
+        if isinstance(made, Rejection):
+            return made
+        if isinstance(type, Boxes):
+            return check_boxes(made, type.format) or made
+        return check_keypoints(made) or made
     if isinstance(type, Tokens):
         return _shaped(array, value, np.dtype(type.dtype), (None,))
     assert isinstance(type, Array)

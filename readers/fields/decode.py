@@ -14,7 +14,8 @@ import numpy as np
 
 from penstock.readers.fields.boxes import to_xyxy
 from penstock.readers.fields.facts import array_codec
-from penstock.readers.fields.masks import narrow, read_mask
+from penstock.readers.fields.masks import narrow, npy_mask, read_mask, sniff_mask
+from penstock.readers.fields.npy import read_npy_header
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -54,24 +55,30 @@ def decode_array(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[
     return np.ascontiguousarray(values.reshape(shape[::-1]).T)
 
 
-def decode_mask(
-    payload: Encoded, codec: str, shape: Sequence[int], dtype: str = "auto"
-) -> NDArray[Any]:
-    """The class numbers of a mask, shape (height, width): uint8 or int32.
-
-    codec, shape: as facts have them; dtype: of the settled `Mask`. Raises ValueError.
-    """
-    if array_codec(codec) is not None:
-        classes = narrow(decode_array(payload, codec, shape[:2]))
-    else:
-        classes = read_mask(payload, codec)
+def decode_mask(payload: Encoded, dtype: str = "auto") -> NDArray[Any]:
+    """The class numbers of a mask, an image file or an .npy file: uint8 or int32, shape (height,
+    width). dtype: of the settled `Mask`. Raises ValueError."""
+    codec = sniff_mask(payload)
+    classes = codec if isinstance(codec, Rejection) else _classes(payload, codec)
     if isinstance(classes, Rejection):
         raise ValueError(classes.reason)
-    if classes.shape != tuple(shape[:2]):
-        raise ValueError(f"a mask of {classes.shape} pixels, and {tuple(shape[:2])} was stored")
     if dtype == "uint8" and classes.dtype != np.uint8:
         raise ValueError("a mask of more than 8 bits, and the schema says uint8")
     return classes.astype(_INT32) if dtype == "int32" and classes.dtype != _INT32 else classes
+
+
+def _classes(payload: Encoded, codec: str) -> NDArray[Any] | Rejection:
+    if codec != "npy":
+        return read_mask(payload, codec)
+    header = read_npy_header(payload)
+    if isinstance(header, Rejection):
+        return header
+    refusal = npy_mask(header)
+    return (
+        refusal
+        if refusal is not None
+        else narrow(decode_array(payload[header.start :], str(header.codec), header.shape))
+    )
 
 
 def decode_boxes(
@@ -84,15 +91,3 @@ def decode_boxes(
 def decode_keypoints(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[np.float32]:
     """Points: float32, shape (k, 2). Raises ValueError."""
     return decode_array(payload, codec, shape).astype(np.float32).reshape(-1, 2)
-
-
-def multi_hot(
-    numbers: NDArray[np.int64], offsets: NDArray[np.int64], classes: int
-) -> NDArray[np.float32]:
-    """Class numbers of n samples, end to end, as float32 of shape (n, classes), 1 where a class
-    holds. offsets: of the samples, int64, shape (n + 1,). Raises ValueError for numbers beyond."""
-    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < classes:
-        raise ValueError(f"class numbers {numbers.min()} to {numbers.max()}, and {classes} classes")
-    found = np.zeros((len(offsets) - 1, classes), np.float32)
-    found[np.repeat(np.arange(len(found)), np.diff(offsets)), numbers] = 1
-    return found

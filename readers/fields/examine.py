@@ -248,13 +248,12 @@ def _mask(data: Encoded, type: Mask, facts: Mapping[str, Facts]) -> Facts | Reje
             return header
         if (refusal := npy_mask(header)) is not None:
             return refusal
-        classes, start, codec = narrow(_values(data, header)), header.start, str(header.codec)
+        classes = narrow(_values(data, header))
     else:
-        classes, start = read_mask(data, codec), 0
-        if not isinstance(classes, Rejection):
-            codec = mask_codec(codec, classes)
+        classes = read_mask(data, codec)
     if isinstance(classes, Rejection):
         return classes
+    codec = mask_codec(codec, classes)
     if type.dtype == "uint8" and mask_dtype(codec) != "uint8":
         return Rejection("class numbers of more than 8 bits, and the schema says uint8")
     image = facts.get(type.of)
@@ -266,7 +265,8 @@ def _mask(data: Encoded, type: Mask, facts: Mapping[str, Facts]) -> Facts | Reje
             f"it is {width} wide and {height} high, and its image is {image.shape[1]} wide and "
             f"{image.shape[0]} high"
         )
-    return _payload(data, start, (*classes.shape, 1), codec)
+    # The header of an .npy file stays: who decodes masks is told their sizes alone.
+    return _payload(data, 0, (*classes.shape, 1), codec)
 
 
 def _points(

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields.facts import array_codec
 from penstock.readers.fields.npy import MAGIC
 from penstock.readers.fields.strictly import strictly
 from penstock.readers.types import Rejection
@@ -83,16 +82,13 @@ def read_mask(data: Encoded, codec: str) -> NDArray[Any] | Rejection:
 
 
 def mask_codec(codec: str, classes: NDArray[Any]) -> str:
-    """A mask's codec as facts have it: of an image file that takes more than 8 bits with ":i4"
-    behind it, so that nobody has to decode it to know."""
+    """A mask's codec as facts have it: with ":i4" behind it where it takes more than 8 bits, so
+    that nobody has to decode it to know."""
     return codec if classes.dtype == np.uint8 else codec + _WIDE
 
 
 def mask_dtype(codec: str) -> str:
     """What a mask decodes to, by its codec in its facts: "uint8" or "int32"."""
-    array = array_codec(codec)
-    if array is not None:
-        return "uint8" if array.dtype in _SMALL else "int32"
     return "int32" if codec.endswith(_WIDE) else "uint8"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -148,7 +148,7 @@ class TestFields:
             (Map(upper, "caption", returns={"x": Array()}), "wanted an Array with dtype and shape"),
             (Map(upper, "caption", returns={"x": Image()}), 'other Image bytes into "x"'),
             (Map(upper, "caption", returns={"x": Boxes(of="y")}), '"y" is no field of type Image'),
-            (Map(upper, "caption", returns={"x": int}), "wanted a field type"),
+            (Map(upper, "caption", returns={"x": cast("Any", int)}), "wanted a field type"),
             (Map(upper, "image", returns={"image": Array("uint8", (None,))}), "no field of type"),
         ],
     )

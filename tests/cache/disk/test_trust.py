@@ -22,7 +22,7 @@ from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.disk.shelf import Shelf
 from penstock.cache.errors import PenstockWarning
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.pipeline.feed.quarantine import QuarantineFile
+from penstock.pipeline.report.quarantine import QuarantineFile
 from penstock.readers.files.atomic import temp_name, write_bytes
 from penstock.readers.origin.scratch import Scratch
 from tests.stores import MemoryStore

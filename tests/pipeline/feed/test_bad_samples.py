@@ -20,7 +20,7 @@ from PIL import Image
 from penstock.augment import imagenet_eval, imagenet_train
 from penstock.cache.errors import FetchError, PenstockWarning, TooManyBadSamplesError
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.feed.substitutes import SAME_SHARD_ATTEMPTS, substitute
+from penstock.pipeline.plan.substitutes import SAME_SHARD_ATTEMPTS, substitute
 from penstock.readers import Dataset, pack
 from penstock.readers.types import ImageFacts, Rejection
 from tests.conftest import photograph
@@ -148,7 +148,13 @@ class TestSubstitutes:
 
         def found_for(sample_id: int) -> int:
             return substitute(
-                sample_id, attempt, place=place, seed=seed, epoch=epoch, contents=contents
+                sample_id,
+                attempt,
+                seed=seed,
+                epoch=epoch,
+                starts=contents.starts,
+                sizes=contents.sizes,
+                place=place,
             )
 
         found = found_for(place)

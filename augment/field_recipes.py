@@ -1,0 +1,337 @@
+"""What a recipe does to each field of a sample: images, and what follows them.
+
+A list of operations acts on every field that it concerns: each image that is selected, and the
+masks, boxes and keypoints `of` it. One operation draws the same numbers for all of them, as a draw
+is keyed by the sample and the operation's place: images of one size get one window. A mapping has a
+list for each image that is to be changed, and other images are decoded as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.augment.ops import (
+    Apply,
+    AutoAugment,
+    Operation,
+    RandAugment,
+    RandomRotation,
+    Recipe,
+    TrivialAugmentWide,
+)
+from penstock.augment.pad import Pad
+from penstock.augment.recipe import CheckedRecipe, check_recipe, operations_of
+from penstock.augment.sanitize import SanitizeBoxes
+from penstock.cache.errors import RecipeError
+from penstock.readers.fields.field_types import (
+    Array,
+    Boxes,
+    Image,
+    Keypoints,
+    Mask,
+    Tokens,
+)
+
+if TYPE_CHECKING:
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.types import ImageRange
+
+Recipes = Recipe | Mapping[str, Recipe]
+"""What `augment=` may be: one list of operations, or a list by field."""
+
+# Operations that move pixels in a way that masks, boxes and points don't follow yet.
+_UNFOLLOWED = (RandomRotation, RandAugment, TrivialAugmentWide, AutoAugment)
+_FOLLOWING = (Mask, Boxes, Keypoints)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Follower:
+    """A field that is handed out as its image's recipe leaves it. Made by `check_recipes` only.
+
+    type: of the field. of: its image. moves: whether it follows; else the image isn't selected, and
+    the field is handed out as it is. sanitize: what drops boxes, of Boxes and of arrays `of` them.
+    boxes: the boxes that an Array has a row for each of. shape: (height, width) of a mask.
+    """
+
+    type: Mask | Boxes | Keypoints | Array
+    of: str
+    moves: bool
+    sanitize: SanitizeBoxes | None = None
+    boxes: str | None = None
+    shape: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRecipes:
+    """What is done to each selected field. Made by `check_recipes` only.
+
+    fields: the names of a batch's values, in order. images: the recipe of each image field.
+    followers: masks, boxes, keypoints, and arrays that lose rows with boxes. pads: by the ragged
+    field that they make dense. A field in none of them is handed out as it is.
+    """
+
+    fields: tuple[str, ...]
+    images: Mapping[str, CheckedRecipe]
+    followers: Mapping[str, Follower]
+    pads: Mapping[str, Pad]
+
+    @property
+    def followed(self) -> frozenset[str]:
+        """The images that something follows: these need `draws.draw_with_moves`."""
+        return frozenset(each.of for each in self.followers.values() if each.moves)
+
+    @property
+    def mixed(self) -> str | None:
+        """The image whose samples are mixed with one another."""
+        return next((name for name, recipe in self.images.items() if recipe.mixing), None)
+
+
+def check_recipes(
+    augment: Recipes | None,
+    schema: Mapping[str, FieldType],
+    fields: Sequence[str],
+    ranges: Mapping[str, ImageRange],
+) -> FieldRecipes:
+    """What a recipe does to each of the fields of a sample.
+
+    augment: without its Maps (see `map.split_maps`). schema: of the samples. fields: what is
+    selected, in order; "id" and "<name>.present" too. ranges: sizes of the images of each image
+    field, of those too that aren't selected but that a mask is `of`.
+    Raises RecipeError for operations that don't fit one another, or that a selected mask, boxes or
+    keypoints can't follow.
+    """
+    selected = {name: schema[name] for name in fields if name in schema}
+    lists = _lists(augment, schema, selected, tuple(fields))
+    images: dict[str, CheckedRecipe] = {}
+    for name, type in selected.items():
+        if isinstance(type, Image):
+            images[name] = _checked(lists.get(name), name, ranges, alone=len(lists) < 2)
+    _check_mixing(images, selected)
+    followers = {
+        name: _follower(name, type, images, ranges)
+        for name, type in selected.items()
+        if isinstance(type, _FOLLOWING)
+    }
+    for name, follower in followers.items():
+        if follower.moves:
+            _check_followed(name, follower, images[follower.of])
+    everything = [op for ops in dict.fromkeys(lists.values()) for op in ops]
+    followers = _sanitized(lists, selected, followers)
+    return FieldRecipes(
+        fields=tuple(fields), images=images, followers=followers, pads=_pads(everything, selected)
+    )
+
+
+def _lists(
+    augment: Recipes | None,
+    schema: Mapping[str, FieldType],
+    selected: Mapping[str, FieldType],
+    fields: tuple[str, ...],
+) -> dict[str, tuple[Operation, ...]]:
+    """The operations by field, with Decode in front of each image's; of fields that have some."""
+    images = [name for name, type in selected.items() if isinstance(type, Image)]
+    if not isinstance(augment, Mapping):
+        ops = operations_of(augment)
+        if augment is not None and not images and not _is_about_fields(ops[1:]):
+            raise RecipeError(
+                f"augment= needs images, but fields={fields!r} leaves them out. "
+                + _without_images(schema)
+            )
+        return {name: ops for name in images} or {"": ops}
+    lists = {}
+    for name, recipe in augment.items():
+        if name not in schema:
+            raise RecipeError(
+                f"augment: got operations for {name!r}, which is no field of this dataset. Fields: "
+                f"{list(schema)}."
+            )
+        if name not in selected:
+            raise RecipeError(
+                f"augment: got operations for {name!r}, but fields={fields!r} leaves it out. Leave "
+                "its operations out too, or select it."
+            )
+        lists[name] = operations_of(recipe)
+        if name not in images:
+            _check_alone(name, selected[name], lists[name][1:])
+    return lists
+
+
+def _is_about_fields(ops: tuple[Operation, ...]) -> bool:
+    """Whether none of the operations is one on images."""
+    return bool(ops) and all(isinstance(op, Pad | SanitizeBoxes) for op in ops)
+
+
+def _without_images(schema: Mapping[str, FieldType]) -> str:
+    images = [name for name, type in schema.items() if isinstance(type, Image)]
+    if not images:
+        return "This dataset has no image field: drop augment=."
+    return f'Drop augment=, or add "{images[0]}" to the dataset\'s fields.'
+
+
+def _check_alone(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None:
+    """Operations of a field that is no image."""
+    kind = type.__class__.__name__
+    if isinstance(type, _FOLLOWING):
+        advice = (
+            f'{kind} of "{type.of}" follows what is done to that: put them into its list, '
+            f'augment={{"{type.of}": [...]}}.'
+        )
+    else:
+        advice = f"operations work on images, and this is {kind}. Leave it out of augment=."
+    if not ops:
+        raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
+    for op in ops:
+        ours = isinstance(op, Pad) and op.field == name
+        if not ours and not (isinstance(op, SanitizeBoxes) and isinstance(type, Boxes)):
+            raise RecipeError(f'augment: got {op} for "{name}"; {advice}')
+
+
+def _checked(
+    ops: tuple[Operation, ...] | None,
+    name: str,
+    ranges: Mapping[str, ImageRange],
+    *,
+    alone: bool,
+) -> CheckedRecipe:
+    """alone: no other image has a recipe, so that messages needn't say of which they are."""
+    try:
+        return check_recipe(ops, images=ranges.get(name))
+    except RecipeError as error:
+        if alone:
+            raise
+        raise RecipeError(f'augment, of "{name}": {error}') from error
+
+
+def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Mapping[str, FieldType]) -> None:
+    for recipe in images.values():
+        if not recipe.mixing:
+            continue
+        op = type(recipe.mixing[0]).__name__
+        if len(images) > 1:
+            raise RecipeError(
+                f"{op} blends the images and labels of two samples by one share, and here are "
+                f"several images a sample ({', '.join(images)}), with one label. Select one of "
+                f"them, or leave {op} out and mix the batch in your training step."
+            )
+        beside = [other for other, type in selected.items() if isinstance(type, _FOLLOWING)]
+        if beside:
+            raise RecipeError(
+                f'{op} blends the pixels of two samples, and "{beside[0]}" would then hold for '
+                f'one of them only. Leave "{beside[0]}" out of fields=, or {op} out of the recipe.'
+            )
+
+
+def _follower(
+    name: str,
+    type: Mask | Boxes | Keypoints,
+    images: Mapping[str, CheckedRecipe],
+    ranges: Mapping[str, ImageRange],
+) -> Follower:
+    moves = type.of in images
+    shape = None
+    if isinstance(type, Mask):
+        sizes = ranges.get(type.of)
+        if moves:
+            _, height, width = images[type.of].shape
+            shape = height, width
+        elif sizes is None or sizes.fixed is None:
+            raise RecipeError(
+                f'"{name}" has different sizes, and a batch needs one: select "{type.of}" too, '
+                "whose recipe it follows, and add Resize or a crop to that."
+            )
+        else:
+            shape = sizes.fixed
+    return Follower(type=type, of=type.of, moves=moves, shape=shape)
+
+
+def _check_followed(name: str, follower: Follower, recipe: CheckedRecipe) -> None:
+    for op in recipe.ops:
+        what = type(op).__name__
+        if isinstance(op, _UNFOLLOWED):
+            why, or_else = "turns or shifts pixels, and", ""
+        elif isinstance(op, Apply) and op.moves:
+            why = "may move pixels, and"
+            or_else = ", or pass Apply(..., moves=False) if its function leaves them in place"
+        else:
+            continue
+        raise RecipeError(
+            f'{op} {why} "{name}" ({type(follower.type).__name__} of "{follower.of}") can\'t '
+            f'follow it. Leave "{name}" out of fields=, or {what} out of the recipe{or_else}.'
+        )
+
+
+def _sanitized(
+    lists: Mapping[str, tuple[Operation, ...]],
+    selected: Mapping[str, FieldType],
+    followers: Mapping[str, Follower],
+) -> dict[str, Follower]:
+    """The followers, with what drops boxes, and with the arrays that lose rows with them."""
+    found = dict(followers)
+    for key, ops in lists.items():
+        for op in ops:
+            if isinstance(op, SanitizeBoxes):
+                for name in _boxes_of(op, key, selected, followers):
+                    if found[name].sanitize not in (None, op):
+                        raise RecipeError(f'Two SanitizeBoxes for "{name}": keep one.')
+                    found[name] = replace(found[name], sanitize=op)
+    for name, type in selected.items():
+        if isinstance(type, Array) and type.of is not None:
+            boxes = found.get(type.of)
+            if boxes is not None and boxes.sanitize is not None:
+                found[name] = Follower(
+                    type=type,
+                    of=boxes.of,
+                    moves=boxes.moves,
+                    sanitize=boxes.sanitize,
+                    boxes=type.of,
+                )
+            elif boxes is None and any(
+                isinstance(op, SanitizeBoxes) for ops in lists.values() for op in ops
+            ):
+                raise RecipeError(
+                    f'SanitizeBoxes drops boxes of "{type.of}", which isn\'t selected, and '
+                    f'"{name}" has a row for each of them. Select "{type.of}" too.'
+                )
+    return found
+
+
+def _boxes_of(
+    op: SanitizeBoxes,
+    key: str,
+    selected: Mapping[str, FieldType],
+    followers: Mapping[str, Follower],
+) -> list[str]:
+    """The boxes that an operation in the list of a field acts on."""
+    boxes = [name for name, each in followers.items() if isinstance(each.type, Boxes)]
+    mine = [name for name in boxes if key in ("", name, followers[name].of)]
+    for name in op.fields or ():
+        if name not in boxes:
+            known = f"fields of boxes that are selected: {boxes}"
+            what = "isn't selected" if name not in selected else "isn't one of boxes"
+            raise RecipeError(f'{op}: "{name}" {what}; {known}. Name one of these.')
+    return [name for name in mine if op.fields is None or name in op.fields]
+
+
+def _pads(ops: Sequence[Any], selected: Mapping[str, FieldType]) -> dict[str, Pad]:
+    pads: dict[str, Pad] = {}
+    for op in ops:
+        if not isinstance(op, Pad):
+            continue
+        type = selected.get(op.field)
+        if type is None:
+            raise RecipeError(
+                f'{op}: "{op.field}" isn\'t selected. Leave Pad out, or select it. Selected: '
+                f"{list(selected)}."
+            )
+        ragged = isinstance(type, Boxes | Keypoints | Tokens)
+        if not ragged and not (isinstance(type, Array) and type.is_ragged):
+            raise RecipeError(
+                f'{op}: samples of "{op.field}" ({type.__class__.__name__}) don\'t differ in '
+                "length. Leave Pad out."
+            )
+        if op.field in pads:
+            raise RecipeError(f'Two Pad for "{op.field}": keep one.')
+        pads[op.field] = op
+    return pads

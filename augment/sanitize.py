@@ -1,0 +1,56 @@
+"""SanitizeBoxes: boxes of which a recipe leaves too little are dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.augment.checks import is_number
+from penstock.cache.errors import RecipeError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class SanitizeBoxes:
+    """Drops boxes of which too little is left, and with them their rows of fields `of` them.
+
+    It stands anywhere behind what crops, resizes and flips, and looks at the boxes in the end,
+    clipped to their image. min_area: in pixels of the result; a box of less is dropped. min_size:
+    likewise of its width and height (torchvision's default is 1.0). fields: names of the boxes;
+    None: all that follow an image of the recipe. Without this operation boxes are only clipped, and
+    keep their number.
+    """
+
+    min_area: float = 1.0
+    _: KW_ONLY
+    min_size: float = 0.0
+    fields: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("min_area", "min_size"):
+            value = getattr(self, name)
+            if not is_number(value) or value < 0:
+                raise RecipeError(
+                    f"SanitizeBoxes({name}=...): got {value!r}, wanted pixels, 0 or more."
+                )
+            object.__setattr__(self, name, float(value))
+        names: object = (self.fields,) if isinstance(self.fields, str) else self.fields
+        if names is not None and not (
+            isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names)
+        ):
+            raise RecipeError(
+                f"SanitizeBoxes(fields=...): got {names!r}, wanted names of fields of boxes, or "
+                "None for all."
+            )
+        object.__setattr__(self, "fields", None if names is None else tuple(names))
+
+    def keeps(self, boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """Which boxes stay, bool, (k,). boxes: x1, y1, x2, y2, clipped, shape (k, 4)."""
+        width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+        large = (width >= self.min_size) & (height >= self.min_size)
+        return np.asarray(large & (width * height >= self.min_area))

@@ -1,0 +1,53 @@
+"""What a user's function gets: the samples of a column as Python and numpy have them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
+from penstock.readers.fields.field_types import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.field_types import FieldType
+
+
+def plain(column: Column, type: FieldType) -> Column:
+    """A column without views on files: text as str, all else that is encoded as bytes."""
+    if not isinstance(column, EncodedColumn):
+        return column
+    if isinstance(type, Text):
+        return ListColumn([sample.tobytes().decode() for sample in column.samples])
+    return ListColumn([sample.tobytes() for sample in column.samples])
+
+
+def samples_of(column: Column) -> Sequence[Any]:
+    """Each sample: str or bytes, a read-only array, or a numpy scalar."""
+    if isinstance(column, DenseColumn):
+        values = _read_only(column.values)
+        return [values[row] for row in range(len(values))]
+    if isinstance(column, RaggedColumn):
+        return [_read_only(column.sample(row)) for row in range(len(column))]
+    return column.samples
+
+
+def stack_of(column: Column) -> Any:
+    """All samples at once: a list, or where they share a shape a read-only array of them."""
+    return _read_only(column.values) if isinstance(column, DenseColumn) else samples_of(column)
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    view = values.view()
+    view.flags.writeable = False
+    return view
+
+
+def generators(keys: NDArray[np.uint64]) -> list[np.random.Generator]:
+    """The samples' own random numbers, by their keys. keys: shape (n,)."""
+    return [np.random.Generator(np.random.Philox(key=int(key))) for key in keys]

@@ -1,0 +1,45 @@
+"""Who stands in for a sample that can't be used: a pure function of seed, epoch and sample id.
+
+So batch, world and restart don't change it: a few attempts in the same shard, whose bytes are at
+hand, then anywhere. A substitute that is bad too leads to the next attempt.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.hashing import keyed_hash
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+SAME_SHARD_ATTEMPTS = 8
+ATTEMPTS = 64  # with half of a dataset bad, one sample in 10^19 finds no substitute
+
+_SALT = 0x5AB57170  # keeps these hashes apart from those of order and draws
+
+
+def substitute(
+    sample_id: int,
+    attempt: int,
+    *,
+    seed: int,
+    epoch: int,
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    place: int | None = None,
+) -> int:
+    """Where among all samples that stands which takes the place of a bad one. attempt: from 0.
+
+    starts, sizes: samples before and in each shard, shape (shards,). place: where the bad one
+    stands; None where that is its id. The first attempts stay in the sample's shard, the later ones
+    draw from all samples; places may repeat.
+    """
+    place = sample_id if place is None else place
+    draw = int(keyed_hash(seed, epoch, sample_id, attempt, _SALT))
+    if attempt < SAME_SHARD_ATTEMPTS:
+        shard = int(np.searchsorted(starts, place, side="right")) - 1
+        return int(starts[shard]) + draw % int(sizes[shard])
+    return draw % int(starts[-1] + sizes[-1])

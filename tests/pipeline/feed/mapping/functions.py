@@ -1,0 +1,83 @@
+"""Functions for Maps: importable, as worker processes want them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+
+from penstock.cache.errors import BadSampleError
+
+
+def tokens(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def tokens_of_all(texts: list[str]) -> list[list[int]]:
+    return [list(text.encode()) for text in texts]
+
+
+def jitter(values: Any, number: Any, *, rng: np.random.Generator) -> tuple[Any, str]:
+    noise = rng.standard_normal(values.shape).astype(np.float32)
+    return values + noise, f"{number}-{rng.integers(1 << 40)}"
+
+
+def jitter_all(values: Any, rngs: list[np.random.Generator]) -> Any:
+    noise = [rng.standard_normal(values.shape[1:]) for rng in rngs]
+    return values + np.stack(noise).astype(np.float32)
+
+
+def odd_is_bad(number: Any) -> Any:
+    if number % 2:
+        raise BadSampleError(f"{number} is odd")
+    return number
+
+
+def odd_is_bad_of_all(numbers: Any) -> Any:
+    for number in numbers.tolist():
+        odd_is_bad(number)
+    return numbers
+
+
+def fail_at_seven(number: Any) -> Any:
+    if number == 7:
+        raise KeyError("seven")
+    return number
+
+
+def killed_at_seven(number: Any) -> Any:
+    if number == 7:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+class UnsendableError(Exception):
+    """Pickles, but can't be made again."""
+
+    def __init__(self, one: int, two: int) -> None:
+        super().__init__(f"{one} and {two}")
+
+
+def fail_unsendably(number: Any) -> Any:
+    raise UnsendableError(1, int(number))
+
+
+def write_into(values: Any) -> Any:
+    values += 1
+    return values
+
+
+_BUFFER = np.zeros(4, np.float32)
+
+
+def reuse(values: Any) -> Any:
+    """Returns the same memory each time, as code that saves allocations does."""
+    _BUFFER[:] = values
+    return _BUFFER
+
+
+def wait_for_ever(number: Any) -> Any:
+    signal.pause()
+    return number

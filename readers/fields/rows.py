@@ -110,19 +110,25 @@ def jsonl_table(data: bytes, *, source: str) -> Table:
 def json_object(text: str | bytes, *, what: str) -> dict[str, Any]:
     """The JSON object that a text is. Raises DatasetError for what isn't one, and for keys that
     stand in it twice."""
-    try:
-        found = json.loads(text, object_pairs_hook=_once)
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(
-            f"{what}: isn't JSON ({error}). Wanted one object, such as "
-            '{"file_name": "a.jpg", "label": 3}.'
-        ) from error
+    found = json_value(text, what=what)
     if not isinstance(found, dict):
         raise DatasetError(
             f"{what}: got {_shown(found)}, wanted a JSON object, such as "
             '{"file_name": "a.jpg", "label": 3}.'
         )
     return found
+
+
+def json_value(text: str | bytes, *, what: str) -> Any:
+    """What a text in JSON says. Raises DatasetError for what isn't JSON, and for keys that stand
+    in an object twice."""
+    try:
+        return json.loads(text, object_pairs_hook=_once)
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(
+            f"{what}: isn't JSON ({error}). Wanted one object, such as "
+            '{"file_name": "a.jpg", "label": 3}.'
+        ) from error
 
 
 def object_table(

@@ -1,0 +1,192 @@
+"""What one archive holds, by its headers: keys, and the members of each that are fields.
+
+Labels and json are read on the way, everything else is only noted. A sample is the members of one
+archive whose names share a key: the path up to the first dot of its last part (WebDataset's rule).
+Members of a key need not stand side by side.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.errors import DatasetError
+from penstock.readers.fields.rows import json_value
+from penstock.readers.files.names import printable, unsafe_reason
+from penstock.readers.formats.tar.headers import members
+from penstock.readers.formats.tar.keys import split_key
+from penstock.readers.formats.tar.member_fields import MemberField, member_field
+from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.readers.types import Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from penstock.readers.formats.tar.archive import Archive
+    from penstock.readers.formats.tar.headers import Member
+    from penstock.readers.origin.origin import Entry
+
+NO_KEY = "(no key)"
+"""Stands for the extension of members that have none."""
+
+_TAR = "tar"
+_LABEL_BYTES, _JSON_BYTES = 32, 16 * 2**20
+_INTEGER = re.compile(rb"[+-]?[0-9]{1,19}")
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The members of one key. name: of the one that it is known by; start: the byte by which
+    samples are sorted. spans: the members that are fields; values: what the others hold, by
+    field."""
+
+    key: bytes
+    name: bytes
+    start: int
+    spans: Mapping[str, Member]
+    values: Mapping[MemberField, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class ArchiveSamples:
+    """Of one archive. kinds: of the fields; extensions: that each has."""
+
+    entry: Entry
+    samples: list[Sample] = field(default_factory=list)
+    fields: dict[MemberField, set[str]] = field(default_factory=dict)
+    quarantined: list[QuarantineEntry] = field(default_factory=list)
+    passed_over: Counter[str] = field(default_factory=Counter)
+
+    def refuse(self, name: bytes, reason: str) -> None:
+        """Leave out what a member belongs to."""
+        self.quarantined.append(QuarantineEntry(name=below(self.entry, name), reason=reason))
+
+
+def below(archive: Entry, name: bytes) -> bytes:
+    """A member's name below the dataset's root: "train-000.tar/dog.jpg"."""
+    return archive.name + b"/" + name
+
+
+def archive_samples(entry: Entry, opened: Archive, *, given: Collection[str]) -> ArchiveSamples:
+    """Read an archive's headers, labels and json. given: extensions that a schema names as fields.
+
+    Raises DatasetError (it is torn, damaged or compressed), IndexChangedError, FetchError.
+    """
+    found = ArchiveSamples(entry=entry)
+    groups: dict[bytes, dict[str, list[Member]]] = {}
+    # Read as the headers are walked, since of a remote archive only what is near is at hand.
+    values: dict[int, Any] = {}
+    count = 0
+    for member in members(opened.read_at, entry.size_bytes, shown=printable(entry.name)):
+        count += 1
+        name = _without_dot(member.name)
+        reason = member.refused or unsafe_reason(name) or (None if name else "it has no name")
+        split = split_key(name)
+        extension = split[1] if split else ""
+        if reason is None and extension == _TAR:
+            reason = "a tar inside a tar: extract it, and give it as an archive of its own"
+        if reason is not None:
+            found.refuse(member.name, reason)
+        elif split is None or (name.startswith(b"__") and name.endswith(b"__")):
+            # No dot, a dot-file, or what WebDataset keeps for itself.
+            found.passed_over[NO_KEY] += 1
+        else:
+            groups.setdefault(split[0], {}).setdefault(extension, []).append(member)
+            kind = member_field(extension)
+            if kind is not None and kind.is_value:
+                values[member.start] = _read_value(member, kind, opened)
+    if count == 0:
+        reason = "an archive without members"
+        found.quarantined.append(QuarantineEntry(name=entry.name, reason=reason))
+    for key, parts in groups.items():
+        _sort_out(key, parts, found, values, given)
+    found.samples.sort(key=lambda sample: sample.start)
+    return found
+
+
+def _without_dot(name: bytes) -> bytes:
+    while name.startswith(b"./"):  # as `tar -c .` writes them
+        name = name[2:].lstrip(b"/")
+    return name
+
+
+def _sort_out(
+    key: bytes,
+    parts: Mapping[str, list[Member]],
+    found: ArchiveSamples,
+    values: Mapping[int, Any],
+    given: Collection[str],
+) -> None:
+    """One key's members: a sample, a reason against it, or nothing that is read. values: by the
+    start of the member that holds them."""
+    doubled = next((part for part, same in parts.items() if len(same) > 1), None)
+    if doubled is not None:
+        what = f"two members of one key and extension ({_shown(doubled)})"
+        found.refuse(parts[doubled][0].name, what)
+        return
+    fields: dict[MemberField, str] = {}
+    for part in parts:
+        kind = member_field(part)
+        if part in given and (kind is None or not kind.is_value):
+            kind = MemberField(part, "given" if kind is None else kind.kind)
+        if kind is None:
+            found.passed_over[_shown(part)] += 1
+            continue
+        other = next((field for field in fields if field.name == kind.name), None)
+        if other is not None:
+            what = "images" if other.kind == kind.kind == "image" else "members"
+            both = ", ".join(sorted((fields[other], part)))
+            found.refuse(
+                parts[part][0].name,
+                f'two {what} of one key ({both}), and both would be the field "{kind.name}": name '
+                f"one, such as other.{part}",
+            )
+            return
+        fields[kind] = part
+    if fields:
+        _add(key, {field: parts[part][0] for field, part in fields.items()}, found, values)
+        for kind, part in fields.items():
+            found.fields.setdefault(kind, set()).add(part)
+
+
+def _add(
+    key: bytes,
+    fields: Mapping[MemberField, Member],
+    found: ArchiveSamples,
+    values: Mapping[int, Any],
+) -> None:
+    images = [member for field, member in fields.items() if field.kind == "image"]
+    first = images[0] if images else next(iter(fields.values()))
+    noted = {field: values[member.start] for field, member in fields.items() if field.is_value}
+    bad = next((value for value in noted.values() if isinstance(value, Rejection)), None)
+    if bad is not None:
+        found.refuse(first.name, bad.reason)
+        return
+    spans = {field.name: member for field, member in fields.items() if not field.is_value}
+    found.samples.append(Sample(key, first.name, first.start, spans, noted))
+
+
+def _shown(extension: str) -> str:
+    return printable(os.fsencode(extension))[:_LABEL_BYTES]
+
+
+def _read_value(member: Member, field: MemberField, opened: Archive) -> Any:
+    """What a label or a json member holds, or why it can't be read."""
+    size_bytes = member.end - member.start
+    if field.kind == "class":
+        if size_bytes <= _LABEL_BYTES:
+            text = opened.read_at(member.start, size_bytes).strip()
+            if _INTEGER.fullmatch(text) and (label := int(text)) in _INT64:
+                return label
+        return Rejection(f"its {field.name} (cls) isn't an integer in ASCII")
+    if size_bytes > _JSON_BYTES:
+        return Rejection(f"its json has {size_bytes:,} bytes, and {_JSON_BYTES:,} are read at most")
+    try:
+        found = json_value(opened.read_at(member.start, size_bytes), what="its json")
+    except DatasetError as error:
+        return Rejection(str(error))
+    return found if isinstance(found, dict) else {"json": found}

@@ -1,0 +1,129 @@
+"""Which field of its sample a member is, by what follows its key: "left.png" is the image "left".
+
+The last part says what it holds, what stands before that is the field's name; without that it has
+the usual name of its kind. Members of any other kind are never opened: unpickling runs code.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from penstock.readers.fields.field_types import (
+    ID,
+    PRESENT,
+    Array,
+    Audio,
+    Image,
+    Mask,
+    Text,
+    Video,
+    is_field_name,
+)
+from penstock.readers.formats.tar.keys import IMAGES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from penstock.readers.fields.field_types import FieldType
+
+Kind = Literal["image", "text", "array", "audio", "video", "class", "json", "given"]
+"""What a member holds. class, json: values, which are known once it is listed. given: what a
+schema says of an extension that nothing is known of."""
+
+_AUDIO = ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "au", "wma")
+_VIDEO = ("mp4", "m4v", "webm", "mkv", "mov", "avi", "mpg", "mpeg", "flv", "wmv", "ogv")
+# By extension: the kind, and the field's name where the member has none of its own.
+_KINDS: Mapping[str, tuple[Kind, str]] = {
+    **dict.fromkeys(IMAGES, ("image", "image")),
+    **dict.fromkeys(_AUDIO, ("audio", "audio")),
+    **dict.fromkeys(_VIDEO, ("video", "video")),
+    "txt": ("text", "caption"),
+    "npy": ("array", "array"),
+    "cls": ("class", "label"),
+    "json": ("json", ""),
+}
+_TYPES: Mapping[Kind, FieldType] = {
+    "image": Image(),
+    "text": Text(),
+    "array": Array(),
+    "audio": Audio(),
+    "video": Video(),
+}
+_LOSSLESS = frozenset(("png", "tif", "tiff", "bmp"))
+_MASKS = ("mask", "seg")
+
+
+@dataclass(frozen=True, slots=True)
+class MemberField:
+    """What a member is. name: of the field; of json before its keys, with a dot, or ""."""
+
+    name: str
+    kind: Kind
+
+    @property
+    def is_value(self) -> bool:
+        """Whether it holds values, which are noted when the member is listed."""
+        return self.kind in ("class", "json")
+
+
+@functools.lru_cache(maxsize=256)
+def member_field(extension: str) -> MemberField | None:
+    """The field that a member is, by its extension in lower case; None for what isn't read."""
+    stem, _, suffix = extension.rpartition(".")
+    if suffix not in _KINDS:
+        return None
+    kind, usual = _KINDS[suffix]
+    if not stem:
+        return MemberField(usual, kind)
+    is_name = is_field_name(stem) and stem != ID and not stem.endswith(PRESENT)
+    return MemberField(stem, kind) if is_name and _is_unicode(stem) else None
+
+
+def span_types(
+    kinds: Mapping[str, Kind],
+    extensions: Mapping[str, Iterable[str]],
+    given: Mapping[str, FieldType],
+) -> tuple[dict[str, FieldType], list[str]]:
+    """The types of fields that lie in members, and what was decided, a sentence each.
+
+    kinds: by field; extensions: that each has; given: types that a schema says.
+    """
+    types = {name: given.get(name) or _TYPES[kind] for name, kind in kinds.items()}
+    likely = [
+        name
+        for name, type in types.items()
+        if isinstance(type, Image)
+        and name not in given
+        and _is_mask_name(name)
+        and all(each.rpartition(".")[2] in _LOSSLESS for each in extensions[name])
+    ]
+    images = [name for name, type in types.items() if isinstance(type, Image)]
+    others = [name for name in images if name not in likely]
+    notes: list[str] = []
+    for name in likely:
+        if len(others) == 1:
+            types[name] = Mask(of=others[0])
+            notes.append(
+                f'"{name}" is taken for masks of "{others[0]}", by its name; for pictures say '
+                f'schema={{"{name}": Image()}}'
+            )
+        elif others:
+            notes.append(
+                f'"{name}" is read as pictures: for masks say of which images, such as '
+                f'schema={{"{name}": Mask(of="{others[0]}")}}'
+            )
+    return types, notes
+
+
+def _is_mask_name(name: str) -> bool:
+    return name.rpartition("_")[2] in _MASKS
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -1,0 +1,309 @@
+"""Which fields the members of tar files are, and which keys are samples."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ConfigError, DatasetError
+from penstock.readers.fields.columns import EncodedColumn, RaggedColumn
+from penstock.readers.fields.field_types import (
+    Array,
+    Audio,
+    Bytes,
+    ClassLabel,
+    Image,
+    Mask,
+    Text,
+    Value,
+    Video,
+    is_field_name,
+)
+from penstock.readers.formats.candidates import MISSING
+from penstock.readers.formats.tar.archive_samples import archive_samples
+from penstock.readers.formats.tar.joining import join
+from penstock.readers.formats.tar.keys import IMAGES
+from penstock.readers.formats.tar.member_fields import MemberField, member_field
+from penstock.readers.origin.origin import Entry
+from tests import tars
+
+
+class Memory:
+    """An archive in memory."""
+
+    def __init__(self, data):
+        self._data = data
+
+    def read_at(self, offset, size_bytes):
+        return self._data[offset : offset + size_bytes]
+
+
+def joined(*archives, schema=None):
+    """What archives of these members hold together."""
+    given = schema or {}
+    found = []
+    for number, files in enumerate(archives):
+        data = tars.archive(files)
+        entry = Entry(name=b"%d.tar" % number, size_bytes=len(data), mtime_ns=0, version="")
+        found.append(archive_samples(entry, Memory(data), given=given))
+    return join(found, given, url="/set")
+
+
+def candidates(*archives, schema=None):
+    return joined(*archives, schema=schema).candidates
+
+
+def values(column):
+    """A column's values as lists."""
+    if isinstance(column, EncodedColumn):
+        return [bytes(each).decode() for each in column.samples]
+    if isinstance(column, RaggedColumn):
+        return [column.sample(row).tolist() for row in range(len(column))]
+    return column.values.tolist()
+
+
+def quarantine(found):
+    return {entry.name.decode(): entry.reason for entry in found.quarantined}
+
+
+KNOWN = {
+    "jpg": MemberField("image", "image"),
+    "left.png": MemberField("left", "image"),
+    "cam.0.webp": MemberField("cam.0", "image"),
+    "txt": MemberField("caption", "text"),
+    "prompt.txt": MemberField("prompt", "text"),
+    "cls": MemberField("label", "class"),
+    "fine.cls": MemberField("fine", "class"),
+    "json": MemberField("", "json"),
+    "meta.json": MemberField("meta", "json"),
+    "npy": MemberField("array", "array"),
+    "feat.npy": MemberField("feat", "array"),
+    "flac": MemberField("audio", "audio"),
+    "mp4": MemberField("video", "video"),
+}
+
+
+@pytest.mark.parametrize(("extension", "wanted"), KNOWN.items())
+def test_an_extension_names_its_field(extension, wanted):
+    assert member_field(extension) == wanted
+
+
+SUFFIXES = sorted({*IMAGES, "txt", "json", "npy", "cls", "wav", "mp4", "pkl", "pth", "pyd", "tar"})
+
+
+@given(stem=st.text(max_size=12), suffix=st.sampled_from(SUFFIXES))
+def test_every_extension_is_a_field_of_a_good_name_or_none(stem, suffix):
+    found = member_field(f"{stem}.{suffix}" if stem else suffix)
+    if suffix in ("pkl", "pth", "pyd", "tar"):
+        assert found is None
+    elif found is None:
+        assert stem == "id" or stem.endswith(".present") or not is_field_name(stem)
+    elif stem:
+        assert found.name == stem
+    else:
+        assert is_field_name(found.name) or found == MemberField("", "json")
+
+
+@settings(max_examples=60)
+@given(
+    keys=st.lists(
+        st.sets(st.sampled_from(sorted(KNOWN)), min_size=1, max_size=5), min_size=1, max_size=6
+    ),
+    cut=st.integers(0, 6),
+)
+def test_each_key_is_a_sample_of_its_members_or_is_named(keys, cut):
+    contents = {"cls": b"3", "fine.cls": b"4", "json": b'{"n": 1}', "meta.json": b'{"n": 2}'}
+    sets = [
+        {f"{i}.{part}": contents.get(part, b"data") for part in sorted(parts)}
+        for i, parts in enumerate(keys)
+    ]
+    archives = [
+        {name: data for files in some for name, data in files.items()}
+        for some in (sets[:cut], sets[cut:])
+    ]
+    found = candidates(*archives)
+    assert len(found) + len(found.quarantined) - archives.count({}) == len(keys)
+    image_names = {"jpg", "left.png", "cam.0.webp"}
+    is_pictured = any(parts & image_names for parts in keys)
+    is_labelled = any("cls" in parts for parts in keys)
+    good = [
+        i
+        for i, parts in enumerate(keys)
+        if (not is_pictured or parts & image_names) and (not is_labelled or "cls" in parts)
+    ]
+    is_labelled = "label" in found.schema
+    assert [int(name.rpartition(b"/")[2].partition(b".")[0]) for name in found.names] == good
+    for name, spans in found.spans.items():
+        wanted = [any(KNOWN[part].name == name for part in keys[i]) for i in good]
+        assert (spans.files != MISSING).tolist() == wanted
+        assert (spans.sizes == 4).tolist() == wanted
+    for name, part in (("n", "json"), ("meta.n", "meta.json"), ("fine", "fine.cls")):
+        if name in found.schema:
+            present = found.present.get(name, np.ones(len(good), np.bool_))
+            assert present.tolist() == [part in keys[i] for i in good]
+    assert found.shards.bounds.tolist() == [0, sum(i < cut for i in good), len(good)]
+
+
+def test_captions_labels_masks_and_json_have_their_types():
+    found = candidates(
+        [
+            ("a.jpg", b"1"),
+            ("a.txt", b"a dog"),
+            ("a.cls", b"7"),
+            ("a.seg.png", b"m"),
+            ("a.json", b'{"caption": "x", "w": 3, "box": {"xy": [1, 2.5]}, "label": 9}'),
+            ("b.jpg", b"2"),
+            ("b.seg.png", b"m"),
+            ("b.cls", b"-1"),
+            ("b.json", b'{"caption": "y", "w": 4, "box": {"xy": [3]}, "label": 8}'),
+        ]
+    )
+    assert dict(found.schema) == {
+        "image": Image(),
+        "seg": Mask(of="image"),
+        "label": ClassLabel(),
+        "caption": Text(),
+        "json.caption": Text(),
+        "w": Value("int64"),
+        "box.xy": Array("float32", (None,)),
+        "json.label": Value("int64"),
+    }
+    assert list(found.schema)[:3] == ["image", "seg", "label"]
+    assert {name: values(column) for name, column in found.values.items()} == {
+        "label": [7, -1],
+        "json.caption": ["x", "y"],
+        "w": [3, 4],
+        "box.xy": [[1, 2.5], [3]],
+        "json.label": [9, 8],
+    }
+    assert found.spans["caption"].files.tolist() == [0, MISSING]
+    assert found.names == [b"0.tar/a.jpg", b"0.tar/b.jpg"]
+
+
+def test_sets_without_images_have_samples_too():
+    found = candidates(
+        [("a.feat.npy", b"1"), ("a.json", b'{"y": 0.5}'), ("b.json", b'{"y": 1}')],
+        [("c.feat.npy", b"1"), ("c.json", b'{"y": 2}'), ("c.wav", b"w"), ("c.mp4", b"v")],
+    )
+    assert dict(found.schema) == {
+        "feat": Array(),
+        "audio": Audio(),
+        "video": Video(),
+        "y": Value("float32"),
+    }
+    assert found.names == [b"0.tar/a.feat.npy", b"0.tar/b.json", b"1.tar/c.feat.npy"]
+    assert found.spans["feat"].files.tolist() == [0, MISSING, 1]
+    assert values(found.values["y"]) == [0.5, 1, 2]
+    assert found.quarantined == []
+
+
+def test_two_members_for_one_field_are_named():
+    found = candidates(
+        [
+            ("a.jpg", b"1"),
+            ("a.png", b"2"),
+            ("b.jpg", b"1"),
+            ("b.jpg", b"2"),
+            ("c.jpg", b"3"),
+            ("d.jpg", b"4"),
+            ("d.caption.txt", b"t"),
+            ("d.txt", b"t"),
+        ]
+    )
+    refused = quarantine(found)
+    assert refused["0.tar/a.png"].startswith("two images of one key (jpg, png)")
+    assert "two members of one key and extension (jpg)" in refused["0.tar/b.jpg"]
+    assert '"caption"' in refused["0.tar/d.txt"]
+    assert found.names == [b"0.tar/c.jpg"]
+
+
+def test_a_mask_belongs_to_the_only_image_and_is_never_guessed_among_several():
+    mask = [("a.mask.png", b"m")]
+    assert candidates([("a.jpg", b"1"), *mask]).schema["mask"] == Mask(of="image")
+    assert candidates([("a.rgb.jpg", b"1"), *mask]).schema["mask"] == Mask(of="rgb")
+    assert candidates(mask).schema["mask"] == Image()
+    assert candidates([("a.jpg", b"1"), ("a.mask.jpg", b"m")]).schema["mask"] == Image()
+    several = joined([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), *mask])
+    assert several.candidates.schema["mask"] == Image()
+    assert 'Mask(of="left")' in several.notes[0]
+    told = candidates([("a.jpg", b"1"), *mask], schema={"mask": Image()})
+    assert told.schema["mask"] == Image()
+
+
+def test_json_that_is_not_an_object_is_a_value_and_broken_json_is_named():
+    found = candidates(
+        [
+            ("a.jpg", b"1"),
+            ("a.json", b'[{"bbox": [1, 2, 3, 4]}, {"bbox": [5, 6, 7, 8]}]'),
+            ("b.jpg", b"2"),
+            ("b.json", b"[]"),
+            ("c.jpg", b"3"),
+            ("c.json", b"{"),
+            ("d.jpg", b"4"),
+            ("d.json", b"[" * 100000),
+            ("e.jpg", b"5"),
+            ("e.json", b'{"a": 1, "a": 2}'),
+        ]
+    )
+    assert values(found.values["json.bbox"]) == [[[1, 2, 3, 4], [5, 6, 7, 8]], []]
+    refused = quarantine(found)
+    assert set(refused) == {"0.tar/c.jpg", "0.tar/d.jpg", "0.tar/e.jpg"}
+    assert all("its json: isn't JSON" in reason for reason in refused.values())
+
+
+def test_a_key_of_json_that_no_field_can_be_is_left_out_alone():
+    found = joined(
+        [
+            ("a.jpg", b"1"),
+            ("a.json", b'{"mixed": 1, "ok": 2, "id": 3}'),
+            ("b.jpg", b"1"),
+            ("b.json", b'{"mixed": "x", "ok": 2, "id": 4}'),
+        ]
+    )
+    assert list(found.candidates.schema) == ["image", "ok"]
+    assert set(found.left_out) == {"mixed", "id"}
+    assert "sample 0.tar/a.jpg" in found.left_out["mixed"]
+    with pytest.raises(DatasetError, match='"label" holds'):
+        joined(
+            [
+                ("a.jpg", b"1"),
+                ("a.json", b'{"label": 1}'),
+                ("b.jpg", b"1"),
+                ("b.json", b'{"label": "x"}'),
+            ]
+        )
+
+
+def test_labels_are_whole_or_the_sample_is_named():
+    files = [("a.jpg", b"1"), ("a.cls", b"1"), ("b.jpg", b"2"), ("c.jpg", b"3"), ("d.jpg", b"4")]
+    files += [("d.cls", b"dog")]
+    found = candidates(files, [("c.cls", b"2"), ("e.cls", b"3")])
+    assert values(found.values["label"]) == [1]
+    refused = quarantine(found)
+    assert "no label (cls, or in json)" in refused["0.tar/b.jpg"]
+    assert "lies in another archive (1.tar/c.cls)" in refused["0.tar/c.jpg"]
+    assert "isn't an integer" in refused["0.tar/d.jpg"]
+    assert refused["1.tar/c.cls"] == "label whose image lies in another archive (0.tar)"
+    assert refused["1.tar/e.cls"] == "label whose image isn't there"
+    kept = candidates(files, schema={"label": ClassLabel()})
+    assert kept.present["label"].tolist() == [True, False, False]
+    few = candidates(files[:2] + files[3:5], schema={"label": ClassLabel(("x",))})
+    assert "is no class" in quarantine(few)["0.tar/a.jpg"]
+
+
+def test_a_schema_says_what_is_not_guessed():
+    files = [("a.jpg", b"1"), ("a.pth", b"raw"), ("a.mask.npy", b"m"), ("a.x.bin", b"b")]
+    found = candidates(files, schema={"pth": Bytes(), "mask": Mask(of="image")})
+    assert dict(found.schema) == {"image": Image(), "pth": Bytes(), "mask": Mask(of="image")}
+    assert found.passed_over == {"x.bin": 1}
+    with pytest.raises(ConfigError, match=r"got 'depth'.*'image'"):
+        candidates(files, schema={"depth": Array()})
+
+
+def test_names_that_are_no_fields_end_in_one_message():
+    with pytest.raises(DatasetError, match=r"1,500 fields.*first dot"):
+        candidates([(f"photo.{i}.jpg", b"1") for i in range(1500)])
+    with pytest.raises(DatasetError, match="two kinds"):
+        candidates([("a.x.npy", b"1"), ("b.x.jpg", b"1")])

@@ -75,7 +75,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     device: "cpu", "cuda" or "cuda:1": native images are decoded there; every tensor lies there.
     world: rank and size; None reads torch's process group, else the launcher's environment, again
         with each pass until one has begun: a trainer may start the group later.
-    max_bad: native: share of the samples that may be bad in an epoch before every rank stops.
+    max_bad: share of the samples that may be bad in an epoch, replaced by others, before every rank
+        stops; None: 0.001. A map-style dataset with seed=: None makes each an error; a share lets
+        others stand in for those whose __getitem__ raises (docs/datasets.md).
     lanes, window, reshuffle: of the plan (`plan.order.Plan`); None follows dataset and batch.
     deterministic: bit-exact pixels on CUDA too, for speed.
     resident: native: keep decoded images in memory, on the device; each is read, checked and
@@ -124,7 +126,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         world: World | None = None,
         global_batch_size: int | None = None,
         pad: Literal["mask"] | None = None,
-        max_bad: float = 0.001,
+        max_bad: float | None = None,
         deterministic: bool = False,
         lanes: int | None = None,
         window: int | None = None,

@@ -15,6 +15,7 @@ import torch.utils.data
 
 from penstock.cache.errors import ClosedError
 from penstock.cache.forks import watch
+from penstock.pipeline.foreign.bad_tally import BadTally
 from penstock.pipeline.foreign.bookmark import Bookmark
 from penstock.pipeline.foreign.dataset_epoch import DatasetEpoch
 from penstock.pipeline.foreign.epoch_pass import Pass
@@ -58,6 +59,12 @@ class ForeignEngine:
             decode_threads=0 if augmenter is None else augmenter.threads,
             device=str(options.device),
             workers=self._setup.num_workers,
+        )
+        max_bad = options.own.max_bad
+        self._tally = (
+            BadTally(dataset, max_bad=max_bad, meter=self.meter)
+            if max_bad is not None and self.shards_itself
+            else None
         )
         self._bookmark = Bookmark()
         self._loaders = TorchLoaders()
@@ -122,6 +129,7 @@ class ForeignEngine:
             loaders=self._loaders,
             dataset_epoch=self._dataset_epoch,
             meter=self.meter,
+            tally=self._tally,
         )
         self._latest = weakref.ref(started)
         return started

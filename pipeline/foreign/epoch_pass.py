@@ -20,10 +20,14 @@ from penstock.pipeline.foreign.torch_iterator import TorchIterator
 from penstock.pipeline.foreign.worker import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.foreign.bad_tally import BadTally
     from penstock.pipeline.foreign.bookmark import Bookmark
     from penstock.pipeline.foreign.dataset_epoch import DatasetEpoch
+    from penstock.pipeline.foreign.faults import BadRow
     from penstock.pipeline.foreign.index_order import PassRequests
     from penstock.pipeline.foreign.mark import Mark
     from penstock.pipeline.foreign.setup import PassSetup
@@ -51,6 +55,7 @@ class Pass:
         loaders: TorchLoaders,
         dataset_epoch: DatasetEpoch,
         meter: Meter,
+        tally: BadTally | None,
     ) -> None:
         self.number = number
         self.is_over = False
@@ -59,6 +64,7 @@ class Pass:
         self._loaders = loaders
         self._dataset_epoch = dataset_epoch
         self._meter = meter
+        self._tally = tally
         self._handed_out_at: float | None = None
         self._news: list[WorkerMessage] = []  # by workers, in front of the next batch that is read
         self._in_dali: deque[tuple[list[WorkerMessage], WorkerMessage]] = deque()
@@ -133,6 +139,8 @@ class Pass:
         if self._is_of_this_process:
             check_process(self._pid, "This iterator")
         meter = self._meter
+        if self._tally is not None:
+            self._tally.check(self._mark, self._setup.world)
         if self._handed_out_at is not None:
             meter.step_s += time.perf_counter() - self._handed_out_at
             self._handed_out_at = None
@@ -213,7 +221,11 @@ class Pass:
             if self._iterator.failed:
                 mark = self._behind_failed(self._stream, mark)
             valid = self._stream.valid()
+            if message.bad:
+                mark = self._counted(message.bad, mark, valid)
             if valid is not None:
+                valid = valid.copy()
+                valid[list(message.bad)] = False
                 batch = with_valid(batch, torch.from_numpy(valid))
             mark = self._stream.moved(mark)
         else:
@@ -231,6 +243,17 @@ class Pass:
             self._bookmark.moved(self.number, setup.after(mark) if self.is_over else mark)
         device = setup.options.device
         return batch if device.type == "cpu" else to_device(batch, device)
+
+    def _counted(
+        self, bad: Mapping[int, BadRow], mark: Mark, valid: NDArray[np.bool_] | None
+    ) -> Mark:
+        """The mark with the bad samples of a batch. valid: without those that only fill it up."""
+        assert self._tally is not None
+        own = [bad[row] for row in sorted(bad) if valid is None or valid[row]]
+        if not own:
+            return mark
+        count = self._tally.count(own, epoch=mark.epoch, world=self._setup.world)
+        return replace(mark, bad=mark.bad + count)
 
     def _behind_failed(self, stream: PassRequests, mark: Mark) -> Mark:
         """The mark behind requests whose batches never came."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.pipeline.foreign.faults import Substitutes
     from penstock.pipeline.foreign.mark import Mark
     from penstock.pipeline.foreign.worker import Request
 
@@ -33,6 +34,9 @@ class IndexOrder(Protocol):
 
     def begin(self, mark: Mark) -> PassRequests:
         """The requests of a pass from a mark on."""
+
+    def substitutes(self, max_bad: float | None) -> Substitutes | None:
+        """What stands in for bad samples; None where a bad sample is an error."""
 
     def steps(self) -> int | None:
         """Batches of a whole epoch on this rank, None if nobody knows."""

@@ -27,8 +27,13 @@ def to_state(setup: PassSetup, mark: Mark) -> dict[str, Any]:
         **_identity(setup),
         "streams": setup.streams,
         "draw_seed": None if setup.augmenter is None else setup.augmenter.seed,
-        "mark": mark.to_dict(),
+        "mark": _shared(setup, mark).to_dict(),
     }
+
+
+def _shared(setup: PassSetup, mark: Mark) -> Mark:
+    """The mark as all ranks have it: they don't count bad samples together."""
+    return mark if setup.world.size == 1 else replace(mark, bad=0)
 
 
 def from_state(setup: PassSetup, state: Any) -> Mark:

@@ -76,7 +76,8 @@ class Mark:
     the sampler drew from: a seed, the states of torch's, python's and numpy's generators, or of
     the user's; mixed: that of them which can't be repeated. sampler: its own state.
     sampler_epoch, dataset_epoch: of a sampler or an iterable dataset with set_epoch. workers: of
-    each torch worker (one without workers); next_worker: whose batch is due.
+    each torch worker (one without workers); next_worker: whose batch is due. bad: samples of the
+    epoch that others stood in for.
     """
 
     epoch: int = 0
@@ -94,6 +95,7 @@ class Mark:
     dataset_epoch: int | None = None
     workers: tuple[WorkerPosition, ...] = field(default=())
     next_worker: int = 0
+    bad: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """The mark in JSON types, but for states of the user's own dataset and sampler."""
@@ -116,7 +118,7 @@ class Mark:
             mark = cls(workers=workers, **given)
             for worker in workers:
                 worker.check()
-            counts = (mark.epoch, mark.batches, mark.position, mark.next_worker)
+            counts = (mark.epoch, mark.batches, mark.position, mark.next_worker, mark.bad)
             if any(type(count) is not int or count < 0 for count in counts):
                 raise ValueError(f"counts are {counts}")
         except (TypeError, ValueError, KeyError) as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError, PlanError
+from penstock.pipeline.foreign.faults import Substitutes
 from penstock.pipeline.foreign.worker import Request
 from penstock.pipeline.options.foreign_options import planned_batch_size
 from penstock.pipeline.options.sizes import batch_sizes
@@ -35,7 +36,7 @@ class PlannedOrder:
     """Penstock's order over indices 0 to N - 1 of a map-style dataset, for one rank.
 
     per_rank: samples of the largest rank's batch; is_padded: every batch is filled up to it.
-    batched: False asks for single samples.
+    batched: False asks for single samples. seed: as the user gave it.
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class PlannedOrder:
     per_rank: int
     is_padded: bool
     batched: bool
+    seed: int
 
     @property
     def name(self) -> str:
@@ -76,6 +78,11 @@ class PlannedOrder:
 
     def steps(self) -> int | None:
         return len(self.walk)
+
+    def substitutes(self, max_bad: float | None) -> Substitutes | None:
+        if max_bad is None or not self.walk.samples:
+            return None
+        return Substitutes.among(_parts(self.walk.samples), seed=self.seed)
 
 
 class _PlannedRequests:
@@ -151,17 +158,24 @@ def planned_order(
         per_rank=sizes.per_rank,
         is_padded=own.pad is not None,
         batched=per_rank is not None,
+        seed=int(own.plan.seed or 0),
     )
+
+
+def _parts(samples: int) -> list[int]:
+    """What stands for the shards of a dataset without shards: how many samples are in each."""
+    if samples <= FULL_SHUFFLE_SAMPLES:
+        return [samples]
+    whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
+    return [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
 
 
 def index_plan(samples: int, options: PlanOptions, *, shuffle: bool, global_batch: int) -> Plan:
     """The plan over the indices of a dataset without shards."""
-    if samples <= FULL_SHUFFLE_SAMPLES:
-        sizes = [samples]
+    sizes = _parts(samples)
+    if len(sizes) == 1:
         lanes, window = 1, 1
     else:
-        whole, rest = divmod(samples, VIRTUAL_SHARD_SAMPLES)
-        sizes = [VIRTUAL_SHARD_SAMPLES] * whole + [rest] * (rest > 0)
         lanes = default_lanes(global_batch, len(sizes))
         window = default_window(
             len(sizes), lanes, global_batch=global_batch, icc=None, shuffled=False

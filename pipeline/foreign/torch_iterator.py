@@ -63,6 +63,9 @@ class TorchIterator:
             raise better from error
         if self._outstanding is not None:
             self._outstanding.came_back()
+        if message.error is not None:
+            self.failed += 1
+            raise message.error
         return message
 
     def _better(self, error: Exception, mark: Mark) -> WorkerError | None:

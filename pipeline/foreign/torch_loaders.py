@@ -109,7 +109,11 @@ def _make_source(setup: PassSetup, mark: Mark, *, previous: Any) -> Any:
         collate = SplitCollate(collate)
     if setup.order is not None:
         return MapSource(
-            setup.dataset, collate=collate, batched=options.is_batched, seed=options.seed
+            setup.dataset,
+            collate=collate,
+            batched=options.is_batched,
+            seed=options.seed,
+            substitutes=setup.order.substitutes(options.own.max_bad),
         )
     is_ours = any(
         known is not None

@@ -82,6 +82,9 @@ class TorchOrder:
         except (TypeError, NotImplementedError):
             return None
 
+    def substitutes(self, max_bad: float | None) -> None:
+        """Nothing stands in for bad samples in torch's order."""
+
 
 def _is_deterministic(sampler: Any) -> bool:
     """Samplers of torch's that don't draw from a generator's state; derived ones may."""

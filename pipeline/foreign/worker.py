@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,7 +20,9 @@ from penstock.cache.threads import end_with_parent
 from penstock.pipeline.torch_private import numpy_seed, pinned, tell_worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from penstock.pipeline.foreign.faults import BadRow
 
 # A dataset's state may be costly (seconds, for some): it is taken as often as that takes this share
 # of a worker's time; batches in between are counted, and read again and dropped after a resume.
@@ -53,7 +55,8 @@ class WorkerMessage:
     state: of the dataset; None if it wasn't taken this time. ids: of its samples: their indices; in
     a stream their places among all workers' streams. void: no batch, only news. over: its stream is
     at its end. past: the state is of the pass before, and how that ended. rng: what the stream drew
-    from (`WorkerPosition`).
+    from (`WorkerPosition`). bad: rows whose own samples are bad; ids are then of those that stand
+    in. error: what there is to raise in place of a batch.
     """
 
     batch: Any = None
@@ -65,6 +68,8 @@ class WorkerMessage:
     over: bool = False
     past: Ending | None = None
     rng: dict[str, str] | None = None
+    bad: Mapping[int, BadRow] = field(default_factory=dict)
+    error: Exception | None = None
 
     def pin_memory(self) -> WorkerMessage:
         """This message with its batch in pinned memory; torch's pinning thread calls this."""

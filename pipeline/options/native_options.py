@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.state import LoaderState
     from penstock.pipeline.plan.world import World
 
+MAX_BAD = 0.001
+"""Share of a dataset's samples that may be bad in an epoch, unless the user says otherwise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeOptions:
@@ -51,7 +54,7 @@ class NativeOptions:
     timeout_s: float
     read: ReadMode
     batch_is_default: bool = False
-    max_bad: float = 0.001
+    max_bad: float = MAX_BAD
     agrees: bool = False
     resident: ResidentMode = False
     pin_memory: bool = False
@@ -90,7 +93,7 @@ class NativeOptions:
             read=own.read,
             plan=own.plan,
             batch_is_default=torch_options.batch_size == 1 and own.global_batch_size is None,
-            max_bad=own.max_bad,
+            max_bad=MAX_BAD if own.max_bad is None else own.max_bad,
             agrees=agrees,
             resident=own.resident,
             pin_memory=bool(torch_options.pin_memory),

@@ -78,7 +78,7 @@ class PenstockOptions:
     device: str | torch.device | int = "cpu"
     global_batch_size: int | None = None
     pad: Literal["mask"] | None = None
-    max_bad: float = 0.001
+    max_bad: float | None = None
     deterministic: bool = False
     read: ReadMode = READ_MODE
     resident: ResidentMode = False
@@ -87,7 +87,8 @@ class PenstockOptions:
         check_choice("pad", self.pad, (None, "mask"))
         check_choice("read", self.read, get_args(ReadMode))
         check_resident(self.resident)
-        check_share("max_bad", self.max_bad)
+        if self.max_bad is not None:
+            check_share("max_bad", self.max_bad)
 
     def check_foreign(self) -> None:
         """Raise ConfigError for what only native datasets have a use for."""
@@ -109,6 +110,13 @@ class PenstockOptions:
                 "pad": self.pad,
                 "reshuffle": order.get("reshuffle"),
                 "global_batch_size": self.global_batch_size,
+                "max_bad": self.max_bad if is_map else None,
             },
             is_map=is_map,
         )
+        if self.max_bad is not None:
+            raise ConfigError(
+                f"max_bad={self.max_bad!r} lets others stand in for bad samples, and those of an "
+                "iterable dataset have no numbers to find others by: drop max_bad=, and let its "
+                "__iter__ leave out what it can't read."
+            )

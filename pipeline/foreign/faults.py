@@ -1,0 +1,106 @@
+"""Samples that a map-style dataset can't give: whose fault it is, and which others stand in.
+
+Only where the user asked for it (`max_bad=`): code that raises is then taken for a bad sample,
+whatever it raises, but for what no sample's bytes can be the reason of.
+"""
+
+from __future__ import annotations
+
+import errno
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from penstock.cache.errors import BadSampleError, CorruptShardError, PenstockError
+from penstock.pipeline.plan.substitutes import ATTEMPTS, substitute
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_REASON_CHARACTERS = 300
+# The program's, the machine's or the network's.
+_OTHERS_FAULT: tuple[type[BaseException], ...] = (
+    NameError,
+    ImportError,
+    SyntaxError,
+    NotImplementedError,
+    MemoryError,
+    torch.OutOfMemoryError,
+    RecursionError,
+    ConnectionError,
+    TimeoutError,
+    PermissionError,
+    StopIteration,
+)
+_MACHINES = frozenset(
+    (
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.ESTALE,
+        errno.ENOTCONN,
+        errno.ENETDOWN,
+        errno.ENETUNREACH,
+        errno.EHOSTUNREACH,
+        errno.EROFS,
+    )
+)
+
+
+def is_sample_fault(error: Exception) -> bool:
+    """Whether what reading a sample raised says that the sample is bad."""
+    if isinstance(error, BadSampleError | CorruptShardError):
+        return True
+    if isinstance(error, (PenstockError, *_OTHERS_FAULT)):
+        return False
+    return not (isinstance(error, OSError) and error.errno in _MACHINES)
+
+
+def reason_of(error: Exception) -> str:
+    """Why a sample is bad, on one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, BadSampleError) and text:
+        return text[:_REASON_CHARACTERS]
+    return f"{type(error).__name__}: {text}".removesuffix(": ")[:_REASON_CHARACTERS]
+
+
+@dataclass(frozen=True, slots=True)
+class BadRow:
+    """A place in a batch whose own sample is bad. sample_id: that one; reason: why."""
+
+    sample_id: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Substitutes:
+    """Which samples may stand in for a bad one: as for native data, functions of seed, epoch and
+    sample id. starts, sizes: first index and samples of each part, int64, shape (parts,)."""
+
+    seed: int
+    starts: Any
+    sizes: Any
+
+    @classmethod
+    def among(cls, sizes: Sequence[int], *, seed: int) -> Substitutes:
+        """Of a dataset in parts of these sizes."""
+        ends = np.cumsum(np.asarray(sizes, np.int64))
+        return cls(seed=seed, starts=ends - sizes, sizes=np.asarray(sizes, np.int64))
+
+    def of(self, sample_id: int, *, epoch: int) -> Iterator[int]:
+        """The samples to try, in order."""
+        for attempt in range(ATTEMPTS):
+            candidate = substitute(
+                sample_id,
+                attempt,
+                seed=self.seed,
+                epoch=epoch,
+                starts=self.starts,
+                sizes=self.sizes,
+            )
+            if candidate != sample_id:
+                yield candidate

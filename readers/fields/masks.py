@@ -8,6 +8,7 @@ refused.
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ _SIGNATURES = (
     (b"II*\x00", "tiff"),
     (b"MM\x00*", "tiff"),
     (b"BM", "bmp"),
+    (b"P5", "pgm"),
 )
 _UNFIT = (
     (b"\xff\xd8\xff", "JPEG, which blurs class numbers"),
@@ -40,6 +42,8 @@ _UNFIT = (
 )
 _BITS_PER_SAMPLE, _COMPRESSION, _PHOTOMETRIC, _WHITE_IS_ZERO = 258, 259, 262, 0
 _TIFF_JPEG = (6, 7, 34892)
+_PGM = re.compile(rb"P5(?:\s+(?:#[^\n]*\n\s*)*([0-9]{1,9})){3}\s")  # width, height, maximum
+_PGM_BYTES = 1024
 _PNG_BIT_DEPTH = 24  # where IHDR has it
 _WIDE = ":i4"
 _SMALL = np.dtype(np.uint8), np.dtype(np.bool_)
@@ -119,12 +123,13 @@ def narrow(classes: NDArray[Any]) -> NDArray[Any] | Rejection:
 
 def _open(file: io.BytesIO, codec: str) -> Any:
     """The plugin itself: Image.open would let other formats try, and warn of large images."""
-    from PIL import BmpImagePlugin, PngImagePlugin, TiffImagePlugin
+    from PIL import BmpImagePlugin, PngImagePlugin, PpmImagePlugin, TiffImagePlugin
 
     plugins: dict[str, Any] = {
         "png": PngImagePlugin.PngImageFile,
         "tiff": TiffImagePlugin.TiffImageFile,
         "bmp": BmpImagePlugin.BmpImageFile,
+        "pgm": PpmImagePlugin.PpmImageFile,
     }
     return plugins[codec](file)
 
@@ -137,7 +142,11 @@ def _classes(image: Any, data: Encoded, codec: str) -> NDArray[Any] | Rejection:
         kind = "floats" if mode == "F" else f"several channels ({mode})"
         return Rejection(f"a mask of {kind}, not of class numbers: {_TO_PNG}")
     bits = 8
-    if codec == "png":
+    if codec == "pgm":
+        found = _PGM.match(data[:_PGM_BYTES].tobytes())
+        if found is None or int(found[1]) not in (255, 65535):  # Pillow spreads others
+            return Rejection(f"a PGM of another maximum than 255 or 65535: {_TO_PNG}")
+    elif codec == "png":
         bits = int(data[_PNG_BIT_DEPTH])
     elif codec == "tiff":
         tags = image.tag_v2

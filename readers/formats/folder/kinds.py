@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.readers.fields.field_types import Array, Audio, Bytes, Image, Mask, Text, Video
+from penstock.readers.fields.field_types import Array, Audio, Bytes, Image, Text, Video
+from penstock.readers.fields.mask_names import masks_by_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields.field_types import FieldType, Mask
 
 IMAGES = frozenset(
     ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm", "pbm", "pnm")
 )
 TEXTS = frozenset(("txt", "caption"))
 ARRAYS = frozenset(("npy",))
-_LOSSLESS = frozenset(("png", "bmp", "tif", "tiff", "ppm", "pgm", "pbm", "pnm"))
 _AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a"))
 _VIDEO = frozenset(("mp4", "mkv", "avi", "mov", "webm"))
 
@@ -50,15 +50,7 @@ def type_of(name: bytes) -> FieldType:
 def mask_types(
     types: Mapping[str, FieldType], names: Mapping[str, Iterable[bytes]]
 ) -> dict[str, Mask]:
-    """The fields that are masks by their names, "mask" or "…_mask", and by their files, images
-    without loss; of the only other image. names: of each field's files."""
-    masks = [
-        field
-        for field, type in types.items()
-        if isinstance(type, Image)
-        and (field == "mask" or field.endswith("_mask"))
-        and all(extension(name) in _LOSSLESS for name in names[field])
-    ]
-    images = [field for field, type in types.items() if isinstance(type, Image)]
-    others = [field for field in images if field not in masks]
-    return {field: Mask(of=others[0]) for field in masks} if len(others) == 1 else {}
+    """The fields that are masks by their names and files, see `masks_by_name`. names: of each
+    field's files."""
+    extensions = {field: [extension(name) for name in names[field]] for field in types}
+    return masks_by_name(types, extensions)[0]

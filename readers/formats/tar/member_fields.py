@@ -16,11 +16,11 @@ from penstock.readers.fields.field_types import (
     Array,
     Audio,
     Image,
-    Mask,
     Text,
     Video,
     is_field_name,
 )
+from penstock.readers.fields.mask_names import masks_by_name
 from penstock.readers.formats.tar.keys import IMAGES
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ _TYPES: Mapping[Kind, FieldType] = {
     "audio": Audio(),
     "video": Video(),
 }
-_LOSSLESS = frozenset(("png", "tif", "tiff", "bmp"))
-_MASKS = ("mask", "seg")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,34 +89,9 @@ def span_types(
     kinds: by field; extensions: that each has; given: types that a schema says.
     """
     types = {name: given.get(name) or _TYPES[kind] for name, kind in kinds.items()}
-    likely = [
-        name
-        for name, type in types.items()
-        if isinstance(type, Image)
-        and name not in given
-        and _is_mask_name(name)
-        and all(each.rpartition(".")[2] in _LOSSLESS for each in extensions[name])
-    ]
-    images = [name for name, type in types.items() if isinstance(type, Image)]
-    others = [name for name in images if name not in likely]
-    notes: list[str] = []
-    for name in likely:
-        if len(others) == 1:
-            types[name] = Mask(of=others[0])
-            notes.append(
-                f'"{name}" is taken for masks of "{others[0]}", by its name; for pictures say '
-                f'schema={{"{name}": Image()}}'
-            )
-        elif others:
-            notes.append(
-                f'"{name}" is read as pictures: for masks say of which images, such as '
-                f'schema={{"{name}": Mask(of="{others[0]}")}}'
-            )
-    return types, notes
-
-
-def _is_mask_name(name: str) -> bool:
-    return name.rpartition("_")[2] in _MASKS
+    lasts = {name: [each.rpartition(".")[2] for each in extensions[name]] for name in types}
+    masks, notes = masks_by_name(types, lasts, given=given)
+    return {**types, **masks}, notes
 
 
 def _is_unicode(text: str) -> bool:

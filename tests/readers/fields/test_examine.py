@@ -7,6 +7,8 @@ import sys
 import numpy as np
 import pytest
 from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from PIL import Image as Picture
 
 from penstock.cache.errors import ConfigError
@@ -148,6 +150,7 @@ MASKS = {
     "16 bit": (Picture.fromarray(CLASSES.astype(np.uint16) * 1000), "PNG", "png:i4"),
     "32 bit": (Picture.fromarray(CLASSES.astype(np.int32) * 10**8), "TIFF", "tiff:i4"),
     "bmp": (palette(CLASSES), "BMP", "bmp"),
+    "pgm": (Picture.fromarray(CLASSES), "PPM", "pgm"),
 }
 
 
@@ -193,6 +196,7 @@ ODD_MASKS = {
         "several pictures",
     ),
     "huge": (WINDOWS[:18] + b"\x00\x00\x10\x00" * 2 + WINDOWS[26:], "1048576 x 1048576 pixels"),
+    "few greys": (b"P5 # by hand\n32 24\n7\n" + CLASSES.tobytes(), "another maximum"),
     "nothing": (b"", "empty file"),
 }
 
@@ -268,6 +272,39 @@ def test_only_images_need_a_decoder(monkeypatch):
     monkeypatch.setitem(sys.modules, "penstock.augment.verify", None)
     assert verify_for(Schema({"x": Text()}), None, workers=1) is None
     assert verify_for(Schema({"x": Image()}), images.verify, workers=1) is images.verify
+
+
+HEADS = [
+    b"",
+    b"\x89PNG\r\n\x1a\n",
+    b"II*\0",
+    b"BM",
+    b"P5 ",
+    b"\x93NUMPY\x01\0v\0{",
+    b"RIFF",
+    b"\xff",
+]
+
+
+@settings(max_examples=150)
+@given(
+    head=st.sampled_from([*HEADS, npy(np.ones((2, 4)))[:90], picture(palette(CLASSES))[:60]]),
+    data=st.binary(max_size=80),
+)
+def test_any_bytes_have_facts_or_a_reason(head, data):
+    sample = encoded(head + data)
+    types = [Text(), Bytes(), Audio(), Video(), Array(), Tokens(), Mask(of="i"), Boxes(of="i")]
+    for type in (*types, Keypoints(of="i")):
+        schema, samples = {"x": type}, {"x": [sample]}
+        if hasattr(type, "of") and type.of:
+            schema["i"], samples["i"] = Image(), [encoded(images.GOOD["one.png"])]
+        (verdict,) = examine(samples, Schema(schema), images.verify)
+        if isinstance(verdict, Rejection):
+            assert verdict.reason
+        else:
+            found = verdict["x"]
+            payload = sample[found.start : found.start + found.size]
+            assert crc32c(payload) == found.crc32c
 
 
 def test_a_label_has_no_file_of_its_own():

@@ -1,0 +1,52 @@
+"""Which fields are masks by their names alone, where nobody says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.readers.fields.field_types import Image, Mask
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from penstock.readers.fields.field_types import FieldType
+
+_LOSSLESS = frozenset(("png", "bmp", "tif", "tiff", "pgm"))
+_NAMES = ("mask", "seg")
+
+
+def masks_by_name(
+    types: Mapping[str, FieldType],
+    extensions: Mapping[str, Iterable[str]],
+    *,
+    given: Collection[str] = (),
+) -> tuple[dict[str, Mask], list[str]]:
+    """The fields that are masks, and what was decided, a sentence each: those whose name is or ends
+    in "mask" or "seg" and whose files are images without loss, of the only other image. Among
+    several images none is chosen.
+
+    extensions: that each field's files have, in lower case; given: fields whose type somebody said.
+    """
+    images = [name for name, type in types.items() if isinstance(type, Image)]
+    likely = [
+        name
+        for name in images
+        if name not in given
+        and name.rpartition("_")[2] in _NAMES
+        and all(each in _LOSSLESS for each in extensions[name])
+    ]
+    others = [name for name in images if name not in likely]
+    if len(others) == 1:
+        notes = [
+            f'"{name}" is read as masks of "{others[0]}", by its name: a class number for each '
+            f'pixel. For pictures pass schema={{"{name}": Image()}}'
+            for name in likely
+        ]
+        return {name: Mask(of=others[0]) for name in likely}, notes
+    notes = [
+        f'"{name}" is read as pictures, as there are several images: for masks say of which, '
+        f'schema={{"{name}": Mask(of="{others[0]}")}}'
+        for name in likely
+        if others
+    ]
+    return {}, notes

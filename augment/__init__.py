@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+from penstock.augment.geometric_ops import (
+    CenterCrop,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from penstock.augment.map import Map
 from penstock.augment.ops import (
     IMAGENET_MEAN,
@@ -9,7 +17,6 @@ from penstock.augment.ops import (
     Apply,
     AutoAugment,
     Cast,
-    CenterCrop,
     ColorJitter,
     CutMix,
     Decode,
@@ -20,17 +27,22 @@ from penstock.augment.ops import (
     RandAugment,
     RandomErasing,
     RandomGrayscale,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
     RandomRotation,
-    Resize,
     TrivialAugmentWide,
 )
 from penstock.augment.pad import Pad
-from penstock.augment.presets import imagenet_eval, imagenet_train
+from penstock.augment.presets import (
+    CIFAR_MEAN,
+    CIFAR_STD,
+    cifar_train,
+    imagenet_eval,
+    imagenet_train,
+)
 from penstock.augment.sanitize import SanitizeBoxes
 
 __all__ = [
+    "CIFAR_MEAN",
+    "CIFAR_STD",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "Apply",
@@ -47,14 +59,17 @@ __all__ = [
     "Operation",
     "Pad",
     "RandAugment",
+    "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomVerticalFlip",
     "Resize",
     "SanitizeBoxes",
     "TrivialAugmentWide",
+    "cifar_train",
     "imagenet_eval",
     "imagenet_train",
 ]

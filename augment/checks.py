@@ -108,3 +108,13 @@ def fill_value(what: str, value: object) -> float:
     if is_number(value) and 0 <= cast("float", value) <= 255:
         return float(cast("float", value))
     raise RecipeError(f"{what}: got {value!r}, wanted one number from 0 to 255, for all channels.")
+
+
+def field_names(what: str, names: object) -> tuple[str, ...] | None:
+    """Names of fields; one stands for a tuple of it, None for all that an operation concerns."""
+    if names is None:
+        return None
+    given = (names,) if isinstance(names, str) else names
+    if isinstance(given, Sequence) and given and all(isinstance(name, str) for name in given):
+        return tuple(given)
+    raise RecipeError(f"{what}: got {names!r}, wanted names of fields, or None for all.")

@@ -12,7 +12,7 @@ from penstock.augment.keyed import keyed_draws
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.augment.ops import CenterCrop, RandomResizedCrop
+    from penstock.augment.geometric_ops import CenterCrop, RandomCrop, RandomResizedCrop
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -26,6 +26,20 @@ def center_windows(op: CenterCrop, height: Ints, width: Ints) -> tuple[Ints, Int
     top = np.rint((height - rows) / 2).astype(np.int64)
     left = np.rint((width - columns) / 2).astype(np.int64)
     return top, left, np.full_like(height, rows), np.full_like(width, columns)
+
+
+def place_windows(
+    op: RandomCrop, height: Ints, width: Ints, base: NDArray[np.uint64], *, index: int
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Top, left, height, width of torchvision's RandomCrop: draws 0 and 1 place it. With padding a
+    window may reach outside, so that top and left may be negative."""
+    places = keyed_draws(base, index, [0, 1])
+    rows, columns = op.height_width
+    start = [
+        (place * (side + 2 * op.padding - length + 1)).astype(np.int64) - op.padding
+        for place, side, length in ((places[0], height, rows), (places[1], width, columns))
+    ]
+    return start[0], start[1], np.full_like(height, rows), np.full_like(width, columns)
 
 
 def random_windows(

@@ -17,10 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.crops import center_windows, random_windows
+from penstock.augment.crops import center_windows, place_windows, random_windows
+from penstock.augment.geometric_ops import (
+    CenterCrop,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomVerticalFlip,
+)
 from penstock.augment.keyed import keyed_draws
 from penstock.augment.moves import Crop, Flip, Move, Moves, Scale
-from penstock.augment.ops import CenterCrop, RandomHorizontalFlip
 from penstock.augment.pixel_draws import argument_inputs, argument_values
 from penstock.augment.pixels import Mirror
 from penstock.cache.base.hashing import keyed_hash
@@ -50,7 +55,9 @@ Draws = dict[str, "NDArray[Any]"]
 start, shape: window to decode, (y, x) and (height, width), int32, (n, 2), inside the upright
 image. mirror: int32, (n,). lowK, highK: region that geometry K resizes, (y, x) in pixels of its
 input, float32, (n, 2). sizeK: height and width it gets, float32, (n, 2). filterK: whether it is
-antialiased, bool, (n,). Of pixel operations: see `pixel_draws`. Only what `input_names` lists.
+antialiased, bool, (n,). anchorK, extentK: (y, x) and (height, width) of a window that may reach
+outside of geometry K's input, int32, (n, 2). Of pixel operations: see `pixel_draws`. Only what
+`input_names` lists.
 """
 
 
@@ -59,7 +66,8 @@ class _View:
     """A window on one image per sample, while the operations are walked through.
 
     top, left, height, width: the window, relative to `image`. image: its heights and widths.
-    flip: whether what the next operation sees is the mirrored window.
+    flip, upend: whether what the next operation sees is the window mirrored left to right, and
+    upside down; upend is None where no operation of the recipe does that.
     """
 
     image: tuple[Ints, Ints]
@@ -68,15 +76,28 @@ class _View:
     height: Ints
     width: Ints
     flip: NDArray[np.bool_]
+    upend: NDArray[np.bool_] | None
 
     @classmethod
-    def whole(cls, height: Ints, width: Ints, flip: NDArray[np.bool_]) -> _View:
+    def whole(
+        cls,
+        height: Ints,
+        width: Ints,
+        flip: NDArray[np.bool_],
+        upend: NDArray[np.bool_] | None = None,
+    ) -> _View:
         zero = np.zeros_like(height)
-        return cls((height, width), zero, zero, height, width, flip)
+        return cls((height, width), zero, zero, height, width, flip, upend)
+
+    def alone(self) -> _View:
+        """What the window shows, as an image of its own."""
+        return _View.whole(self.height, self.width, self.flip, self.upend)
 
     def crop(self, top: Ints, left: Ints, height: Ints, width: Ints) -> None:
         """A window relative to what the operation sees, which may be mirrored."""
         left = np.where(self.flip, self.width - left - width, left)
+        if self.upend is not None:
+            top = np.where(self.upend, self.height - top - height, top)
         self.top, self.left = self.top + top, self.left + left
         self.height, self.width = height, width
 
@@ -111,8 +132,13 @@ def draw_with_moves(
     moves: list[Move] = []
     inputs = _draw(recipe, ids, dims, seed=seed, epoch=epoch, moves=moves)
     height, width = dims[:, 0].astype(np.int64), dims[:, 1].astype(np.int64)
-    _, *shape = recipe.shape
-    return inputs, Moves(size=(height, width), moves=tuple(moves), shape=(shape[0], shape[1]))
+    found = [geometry.padding for geometry in recipe.geometries if geometry.padding]
+    return inputs, Moves(
+        size=(height, width),
+        moves=tuple(moves),
+        shape=(recipe.shape[1], recipe.shape[2]),
+        mask_fill=found[0].mask_fill if found else 0,
+    )
 
 
 def _draw(
@@ -130,41 +156,58 @@ def _draw(
     view = _View.whole(height, width, np.zeros(len(ids), np.bool_))
     inputs: Draws = {}
     for number, geometry in enumerate(recipe.geometries):
+        if number:  # its input is what the one before it has cropped
+            view = view.alone()
         _apply(view, geometry.before, base, moves)
+        if geometry.padding is not None:
+            _pad_inputs(inputs, number, view)
+            view = view.alone()
         if geometry.size is None:
-            if decodes_window(recipe):
+            if geometry.padding is None and decodes_window(recipe):
                 _set_window(inputs, view.top, view.left, view.height, view.width)
             continue
-        # A later geometry's input is what the one before it has cropped.
-        source = _View.whole(view.height, view.width, view.flip) if number else view
-        view = _View.whole(*_resized(geometry, source), source.flip)
+        source = view
+        view = _View.whole(*_resized(geometry, source), source.flip, source.upend)
         if moves is not None:
             moves.append(Scale(size=(source.height, source.width), to=view.image))
         _apply(view, geometry.after, base, moves)
         _resize_inputs(inputs, recipe, number, source, view)
     for operation in drawn_operations(recipe):
         inputs |= argument_values(
-            operation, recipe.image, flipped=view.flip, uniform=lambda index: _uniform(base, index)
+            operation,
+            recipe.image,
+            flipped=_windows_flip(view, operation),
+            uniform=lambda index: _uniform(base, index),
         )
     if moves is not None:
         _note_late_flips(recipe, inputs, view, moves)
     return inputs
 
 
+def _windows_flip(view: _View, operation: PlacedOperation | Mirror) -> NDArray[np.bool_]:
+    """Whether the windows flip a sample the way that a mirror does."""
+    if isinstance(operation, Mirror) and operation.vertical:
+        return np.zeros_like(view.flip) if view.upend is None else view.upend
+    return view.flip
+
+
 def _note_late_flips(recipe: CheckedRecipe, inputs: Draws, view: _View, moves: list[Move]) -> None:
     """Note the flips behind the windows: all that are made in the end, without the windows' own."""
     mirrors = [each for each in drawn_operations(recipe) if isinstance(each, Mirror)]
-    if any(mirror.flips for mirror in mirrors):
-        on = view.flip
-        for mirror in mirrors:
-            on = on ^ inputs[mirror.name].astype(np.bool_)
-        moves.append(Flip(size=(view.height, view.width), on=on))
+    for vertical in (False, True):
+        some = [mirror for mirror in mirrors if mirror.vertical is vertical]
+        if any(mirror.flips for mirror in some):
+            on = _windows_flip(view, some[0])
+            for mirror in some:
+                on = on ^ inputs[mirror.name].astype(np.bool_)
+            moves.append(Flip(size=(view.height, view.width), on=on, vertical=vertical))
 
 
 def input_names(recipe: CheckedRecipe) -> list[str]:
     """The names of the argument inputs that `draw` gives and the graph takes."""
     names = ["start", "shape"] if decodes_window(recipe) else []
     for number, geometry in enumerate(recipe.geometries):
+        names += [f"anchor{number}", f"extent{number}"] if geometry.padding else []
         if geometry.size is not None:
             names += [f"low{number}", f"high{number}"] if _crops(geometry.after) else []
             names += [] if geometry.out else [f"size{number}"]
@@ -196,7 +239,8 @@ def resizes_region(geometry: Geometry) -> bool:
 
 
 def _crops(windows: tuple[Window, ...]) -> bool:
-    return any(not isinstance(window.op, RandomHorizontalFlip) for window in windows)
+    flips = RandomHorizontalFlip, RandomVerticalFlip
+    return any(not isinstance(window.op, flips) for window in windows)
 
 
 def _apply(
@@ -207,18 +251,25 @@ def _apply(
 ) -> None:
     for window in windows:
         op, size = window.op, (view.height, view.width)
-        if isinstance(op, RandomHorizontalFlip):
+        if isinstance(op, RandomHorizontalFlip | RandomVerticalFlip):
             assert base is not None  # recipe.random is true: an operation that draws is here
             on = keyed_draws(base, window.index, [0])[0] < op.p
-            view.flip = view.flip ^ on
+            vertical = isinstance(op, RandomVerticalFlip)
+            if vertical:
+                view.upend = on if view.upend is None else view.upend ^ on
+            else:
+                view.flip = view.flip ^ on
             if moves is not None:
-                moves.append(Flip(size=size, on=on))
+                moves.append(Flip(size=size, on=on, vertical=vertical))
             continue
         if isinstance(op, CenterCrop):
             crop = center_windows(op, *size)
         else:
             assert base is not None
-            crop = random_windows(op, *size, base, index=window.index)
+            if isinstance(op, RandomCrop):
+                crop = place_windows(op, *size, base, index=window.index)
+            else:
+                crop = random_windows(op, *size, base, index=window.index)
         view.crop(*crop)
         if moves is not None:
             top, left, height, width = crop
@@ -245,19 +296,39 @@ def _resize_inputs(
     if geometry.antialias == "auto":
         rows, columns = (UNFILTERED_SHRINK * side for side in view.image)
         inputs[f"filter{number}"] = (source.height > rows) | (source.width > columns)
+    # What is padded is whole already; only its windows are decoded.
+    first = number == 0 and geometry.padding is None
     if not resizes_region(geometry):
-        if number == 0 and decodes_window(recipe):
+        if first and decodes_window(recipe):
             _set_window(inputs, source.top, source.left, source.height, source.width)
         return
     top, bottom = _region(source.top, source.height, view.image[0], view.top, view.height)
     left, right = _region(source.left, source.width, view.image[1], view.left, view.width)
-    if number == 0:
+    if first:
         first_y, rows = _reach(geometry, source.top, source.height, view.image[0], top, bottom)
         first_x, columns = _reach(geometry, source.left, source.width, view.image[1], left, right)
         _set_window(inputs, first_y, first_x, rows, columns)
         top, bottom, left, right = top - first_y, bottom - first_y, left - first_x, right - first_x
     inputs[f"low{number}"] = _pairs(top, left, np.float32)
     inputs[f"high{number}"] = _pairs(bottom, right, np.float32)
+
+
+def _pad_inputs(inputs: Draws, number: int, view: _View) -> None:
+    """The arguments of a crop that may reach outside, and of the decoding in front of the first."""
+    top, left, height, width = view.top, view.left, view.height, view.width
+    inputs[f"extent{number}"] = _pairs(height, width, np.int32)
+    if number == 0:  # decoded is what lies inside, and one pixel at least
+        first_y, rows = _inside(top, height, view.image[0])
+        first_x, columns = _inside(left, width, view.image[1])
+        _set_window(inputs, first_y, first_x, rows, columns)
+        top, left = top - first_y, left - first_x
+    inputs[f"anchor{number}"] = _pairs(top, left, np.int32)
+
+
+def _inside(start: Ints, length: Ints, side: Ints) -> tuple[Ints, Ints]:
+    """First pixel and number of pixels of a window that lie on a side."""
+    first = np.clip(start, 0, side - 1)
+    return first, np.clip(start + length, first + 1, side) - first
 
 
 def _region(

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.augment.geometric_ops import RandomCrop
 from penstock.augment.ops import (
     Apply,
     AutoAugment,
@@ -104,6 +105,7 @@ def check_recipes(
     """
     selected = {name: schema[name] for name in fields if name in schema}
     lists = _lists(augment, schema, selected, tuple(fields))
+    _check_crops(lists, [name for name, type in selected.items() if isinstance(type, Image)])
     images: dict[str, CheckedRecipe] = {}
     for name, type in selected.items():
         if isinstance(type, Image):
@@ -197,11 +199,22 @@ def _checked(
 ) -> CheckedRecipe:
     """alone: no other image has a recipe, so that messages needn't say of which they are."""
     try:
-        return check_recipe(ops, images=ranges.get(name))
+        return check_recipe(ops, images=ranges.get(name), field=name)
     except RecipeError as error:
         if alone:
             raise
         raise RecipeError(f'augment, of "{name}": {error}') from error
+
+
+def _check_crops(lists: Mapping[str, tuple[Operation, ...]], images: list[str]) -> None:
+    """The names of the images that crops are for."""
+    for ops in lists.values():
+        for op in ops:
+            for name in (op.fields or ()) if isinstance(op, RandomCrop) else ():
+                if name not in images:
+                    raise RecipeError(
+                        f'{op}: "{name}" is no image that is selected. Selected: {images}.'
+                    )
 
 
 def _check_mixing(images: Mapping[str, CheckedRecipe], selected: Mapping[str, FieldType]) -> None:

@@ -7,13 +7,16 @@ decoded, and the graph decodes only what the last window will show (see `draws`)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, cast
 
-from penstock.augment.ops import (
+from penstock.augment.geometric_ops import (
     CenterCrop,
+    Flipping,
     Geometric,
+    RandomCrop,
     RandomHorizontalFlip,
     RandomResizedCrop,
+    RandomVerticalFlip,
     Resize,
     Size,
 )
@@ -28,7 +31,12 @@ class Window:
     """A window or a flip, from the operation at `index` of the recipe."""
 
     index: int
-    op: CenterCrop | RandomResizedCrop | RandomHorizontalFlip
+    op: CenterCrop | RandomCrop | RandomResizedCrop | Flipping
+
+    @property
+    def pads(self) -> bool:
+        """Whether it may reach outside of its image."""
+        return isinstance(self.op, RandomCrop) and self.op.padding > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +45,8 @@ class Geometry:
 
     antialias: "auto": per sample, where it shrinks by more than 2. size: as in `Resize`; None: no
     resize (then `after` is empty). out: height and width that leave it, None if they differ
-    between samples.
+    between samples. Where a window of `before` reaches outside, what all of them show is padded
+    before it is resized.
     """
 
     before: tuple[Window, ...] = ()
@@ -45,6 +54,18 @@ class Geometry:
     antialias: Antialias = True
     after: tuple[Window, ...] = ()
     out: tuple[int, int] | None = None
+
+    @property
+    def crops(self) -> bool:
+        """Whether less than the whole input, or another size of it, leaves it."""
+        crop = CenterCrop, RandomCrop, RandomResizedCrop
+        return self.size is not None or any(isinstance(w.op, crop) for w in self.before)
+
+    @property
+    def padding(self) -> RandomCrop | None:
+        """The crop of `before` that may reach outside of its image."""
+        found = (window.op for window in self.before if window.pads)
+        return cast("RandomCrop | None", next(found, None))
 
 
 def plan_geometries(
@@ -54,10 +75,16 @@ def plan_geometries(
     geometries = [Geometry(out=images.fixed)]
     sizes = images
     for index, op in geometric:
-        if isinstance(op, CenterCrop):
+        if isinstance(op, CenterCrop | RandomCrop):
             sizes = _cropped(op, sizes)
-            geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
-        elif isinstance(op, RandomHorizontalFlip):
+            window = Window(index, op)
+            if window.pads and any(geometry.padding for geometry in geometries):
+                raise RecipeError("Two RandomCrop with padding= in one recipe: keep one.")
+            if window.pads and geometries[-1].crops:
+                # What it shows outside is padding, though the image before it went on there.
+                geometries.append(Geometry())
+            geometries[-1] = _with_window(geometries[-1], window, sizes)
+        elif isinstance(op, RandomHorizontalFlip | RandomVerticalFlip):
             geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
         elif isinstance(op, RandomResizedCrop):
             geometries[-1] = _with_window(geometries[-1], Window(index, op), None)
@@ -90,12 +117,13 @@ def _exactly(size: tuple[int, int]) -> ImageRange:
     return ImageRange(min_height=height, max_height=height, min_width=width, max_width=width)
 
 
-def _cropped(op: CenterCrop, sizes: ImageRange) -> ImageRange:
+def _cropped(op: CenterCrop | RandomCrop, sizes: ImageRange) -> ImageRange:
     height, width = op.height_width
-    if height > sizes.min_height or width > sizes.min_width:
+    padding = 2 * op.padding if isinstance(op, RandomCrop) else 0
+    if height > sizes.min_height + padding or width > sizes.min_width + padding:
         raise RecipeError(
-            f"CenterCrop: wanted {height} x {width} (height x width) of images as small as "
-            f"{sizes.min_height} x {sizes.min_width}. Put a Resize in front of it, or crop less."
+            f"{type(op).__name__}: wanted {height} x {width} (height x width) of images as small "
+            f"as {sizes.min_height} x {sizes.min_width}. Put a Resize in front of it, or crop less."
         )
     return _exactly(op.height_width)
 

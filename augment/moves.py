@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import DatasetError
+from penstock.cache.errors import DatasetError, RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,12 +70,13 @@ class Moves:
     """What happens to the n images of a batch, in order.
 
     size: heights and widths of the images as stored, upright, int64, (n,) each. shape: height and
-    width of all of them in the end.
+    width of all of them in the end. mask_fill: what masks show where a window reaches outside.
     """
 
     size: tuple[Ints, Ints]
     moves: tuple[Move, ...]
     shape: tuple[int, int]
+    mask_fill: int = 0
 
     def __len__(self) -> int:
         return len(self.size[0])
@@ -118,17 +119,22 @@ def move_masks(
     masks: Sequence[NDArray[Any]],
     *,
     dtype: DTypeLike | None = None,
-    fill: int = 0,
 ) -> NDArray[Any]:
     """The masks as their images look now: shape (n, height, width).
 
     masks: of each image, (its height, its width), integers; one without any pixel is a missing one
-    and becomes zeros. dtype: of the result; None: of all these masks together. fill: where a window
-    reaches outside.
+    and becomes zeros. dtype: of the result; None: of all these masks together. Raises DatasetError
+    for a mask of another size, RecipeError where masks can't hold `mask_fill`.
     """
     if len(masks) != len(moves):
         raise ValueError(f"got {len(masks)} masks of {len(moves)} images")
     out = np.zeros((len(masks), *moves.shape), dtype or common_dtype(masks))
+    fill = moves.mask_fill
+    if not np.iinfo(out.dtype).min <= fill <= np.iinfo(out.dtype).max:
+        raise RecipeError(
+            f"RandomCrop(mask_fill=...): got {fill}, and the masks are {out.dtype}, which can't "
+            "hold it. Choose another number, or store the masks in a wider type."
+        )
     rows, columns = index_maps(moves)
     beside: list[Any] = [(index < 0).any(axis=1) for index in (rows, columns)]
     heights, widths = (side.tolist() for side in moves.size)

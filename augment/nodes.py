@@ -59,6 +59,8 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
         encoded = source("encoded", types.UINT8, 1)
     kinds = {"start": (types.INT32, 1), "shape": (types.INT32, 1)}
     kinds |= {f"filter{k}": (types.BOOL, 0) for k in range(len(plan.recipe.geometries))}
+    for each in ("anchor", "extent"):
+        kinds |= {f"{each}{k}": (types.INT32, 1) for k in range(len(plan.recipe.geometries))}
     dtypes = {"int32": types.INT32, "float32": types.FLOAT, "bool": types.BOOL}
     for operation in drawn_operations(plan.recipe):
         kinds |= {name: (dtypes[dtype], ndim) for name, dtype, ndim in argument_inputs(operation)}
@@ -71,6 +73,8 @@ def describe(plan: GraphPlan) -> tuple[Any, ...]:
     last = len(plan.recipe.geometries) - 1
     one_pass = _is_one_pass(plan)
     for number, geometry in enumerate(plan.recipe.geometries):
+        if geometry.padding is not None:
+            images = _padded(images, number, inputs, geometry.padding.fill)
         if geometry.size is not None:
             to_the_end = one_pass and number == last
             images = _resized(plan, images, number, inputs, to_the_end=to_the_end)
@@ -218,6 +222,20 @@ def _resized_by_dali(images: Any, geometry: Geometry, number: int, inputs: dict[
         resize(filtered.pop("images"), filtered, antialias=True),
         resize(plain.pop("images"), plain, antialias=False),
         predicate=which,
+    )
+
+
+def _padded(images: Any, number: int, inputs: dict[str, Any], fill: float) -> Any:
+    """A window that may reach outside of an image."""
+    from nvidia.dali import fn
+
+    return fn.slice(
+        images,
+        inputs[f"anchor{number}"],
+        inputs[f"extent{number}"],
+        axes=[0, 1],
+        out_of_bounds_policy="pad",
+        fill_values=[fill],
     )
 
 

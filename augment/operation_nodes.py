@@ -32,7 +32,7 @@ def operation_node(
 ) -> Any:
     """The images after an operation. inputs: of the whole graph, by name."""
     if isinstance(operation, Mirror):
-        return pixel_nodes.flip(images, inputs[operation.name])
+        return pixel_nodes.flip(images, inputs[operation.name], vertical=operation.vertical)
     op = operation.op
     own = {
         suffix: inputs[operation.name(suffix)] for suffix, _, _ in ARGUMENTS[type(op)].inputs(op)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from penstock.augment.checks import (
     fill_value,
@@ -17,12 +17,12 @@ from penstock.augment.checks import (
     height_width,
     numbers,
     one_of,
-    pixels,
     positive_range,
     probability,
     spread,
     whole,
 )
+from penstock.augment.geometric_ops import Geometric
 from penstock.augment.pad import Pad
 from penstock.augment.sanitize import SanitizeBoxes
 from penstock.cache.errors import RecipeError
@@ -37,7 +37,6 @@ Color = Literal["rgb", "gray"]
 Windows = Literal["auto", "decoder", "slice"]
 DType = Literal["float32", "float16", "uint8"]
 Policy = Literal["imagenet", "cifar10", "svhn"]
-Size = int | tuple[int, int]
 
 # Of a jitter's brightness, contrast and saturation, which are computed in 16 bits.
 MAX_FACTOR = 100.0
@@ -77,88 +76,6 @@ class Decode:
     def channels(self) -> int:
         """How many channels an image has: 3 or 1."""
         return 3 if self.color == "rgb" else 1
-
-
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """Bilinear resize, as torchvision's.
-
-    size: an int is the short side in pixels, the long side being int(size * long / short); a pair
-    is the exact (height, width). antialias: filter when shrinking, as Pillow and torchvision do;
-    without it shrinking costs less CPU (a fifth of a training sample's) and aliases. With it pixels
-    are Pillow's to 0.16 of 255 on average, 1 at most, but for the outermost pixels of an image or a
-    window: there the edge is repeated, and up to 10 of 255 were seen.
-    """
-
-    size: Size
-    antialias: bool = True
-
-    def __post_init__(self) -> None:
-        if isinstance(self.size, Sequence):
-            object.__setattr__(self, "size", height_width("Resize(size=...)", self.size))
-        else:
-            object.__setattr__(self, "size", pixels("Resize(size=...)", self.size))
-        flag("Resize(antialias=...)", self.antialias)
-
-
-@dataclass(frozen=True, slots=True)
-class CenterCrop:
-    """The middle window. size: an int is a square, a pair is (height, width), in pixels.
-
-    An image must be at least as large (torchvision would pad it with black).
-    """
-
-    size: Size
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "size", height_width("CenterCrop(size=...)", self.size))
-
-    @property
-    def height_width(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return cast("tuple[int, int]", self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class RandomResizedCrop:
-    """A random window of random area and aspect ratio, resized: torchvision's operation.
-
-    size: an int is a square, a pair is (height, width), in pixels. area: range of the window's
-    share of the image. ratio: range of width / height, uniform in its logarithm. antialias: filter
-    when shrinking, as in `Resize`; "auto" filters the windows that shrink by more than 2, where
-    plain bilinear sampling begins to skip pixels, and saves a fifth of the CPU time of photographs
-    of ImageNet's size.
-    """
-
-    size: Size
-    area: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    antialias: bool | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        name = "RandomResizedCrop"
-        object.__setattr__(self, "size", height_width(f"{name}(size=...)", self.size))
-        object.__setattr__(self, "area", positive_range(f"{name}(area=...)", self.area, most=1.0))
-        object.__setattr__(
-            self, "ratio", positive_range(f"{name}(ratio=...)", self.ratio, most=1e4)
-        )
-        if self.antialias != "auto":
-            flag(f"{name}(antialias=...)", self.antialias)
-
-    @property
-    def height_width(self) -> tuple[int, int]:
-        """Height and width in pixels."""
-        return cast("tuple[int, int]", self.size)
-
-
-@dataclass(frozen=True, slots=True)
-class RandomHorizontalFlip:
-    """Mirrors left and right with probability p."""
-
-    p: float = 0.5
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "p", probability("RandomHorizontalFlip(p=...)", self.p))
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,7 +347,6 @@ def _mixes(name: str, op: MixUp | CutMix) -> None:
 # how its draws become arguments in `pixel_draws.ARGUMENTS`; what it does to pixels in
 # `operation_nodes.NODES`; in `pixels` whether flips commute with it and whether it needs colours.
 # tests/augment/test_tables.py holds that each has all of these. Windows and resizes: `draws`.
-Geometric = Resize | CenterCrop | RandomResizedCrop | RandomHorizontalFlip
 Pixel = (
     ColorJitter
     | RandomGrayscale

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 _SEXTANTS = (5.0, 3.0, 1.0)  # of red, green and blue on the circle of hues, 6 for once round
 
 
-def flip(images: Any, mirror: Any) -> Any:
-    """Mirror images left to right where `mirror` is 1."""
+def flip(images: Any, mirror: Any, *, vertical: bool = False) -> Any:
+    """Mirror images left to right where `mirror` is 1; vertical: upside down."""
     from nvidia.dali import fn
 
+    if vertical:
+        return fn.flip(images, horizontal=0, vertical=mirror)
     return fn.flip(images, horizontal=mirror, vertical=0)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_args
 
+from penstock.augment.geometric_ops import Flipping, RandomHorizontalFlip, RandomVerticalFlip
 from penstock.augment.ops import (
     AutoAugment,
     ColorJitter,
@@ -19,7 +20,6 @@ from penstock.augment.ops import (
     RandAugment,
     RandomErasing,
     RandomGrayscale,
-    RandomHorizontalFlip,
     TrivialAugmentWide,
 )
 from penstock.cache.errors import RecipeError
@@ -59,11 +59,13 @@ class PlacedOperation:
 
 @dataclass(frozen=True, slots=True)
 class Mirror:
-    """Flips that are made here, as one. windows: those among the windows too."""
+    """Flips that are made here, as one. windows: those among the windows too. vertical: top and
+    bottom change places, not left and right."""
 
     name: str
-    flips: tuple[tuple[int, RandomHorizontalFlip], ...]
+    flips: tuple[tuple[int, Flipping], ...]
     windows: bool
+    vertical: bool = False
 
 
 def jitters(op: ColorJitter) -> list[str]:
@@ -110,18 +112,25 @@ def _check_kernel(op: GaussianBlur, shape: Shape) -> None:
 
 
 def place_mirrors(
-    flips: bool, operations: Sequence[PlacedOperation]
+    flips: bool, operations: Sequence[PlacedOperation], *, upends: bool = False
 ) -> tuple[tuple[PlacedOperation | Mirror, ...], Mirror | None]:
     """The operations with their flips put where they are to be made, and the flip of the last pass.
 
-    flips: whether the windows before may flip.
+    flips, upends: whether the windows before may flip, left to right and upside down. The last pass
+    does only the first.
     """
     placed: list[PlacedOperation | Mirror] = []
+    if upends:
+        placed.append(Mirror("upend", (), windows=True, vertical=True))
     waiting: list[tuple[int, RandomHorizontalFlip]] = []
     windows = flips
     for operation in operations:
         if isinstance(operation.op, RandomHorizontalFlip):
             waiting.append((operation.index, operation.op))
+            continue
+        if isinstance(operation.op, RandomVerticalFlip):
+            flip = ((operation.index, operation.op),)
+            placed.append(Mirror(f"upend{operation.index}", flip, windows=False, vertical=True))
             continue
         if not isinstance(operation.op, SYMMETRIC) and (waiting or windows):
             placed.append(Mirror(f"mirror{operation.index}", tuple(waiting), windows))

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
+from penstock.augment.geometric_ops import (
+    Flipping,
+    Geometric,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+)
 from penstock.augment.geometry import Geometry, plan_geometries
 from penstock.augment.ops import (
     Cast,
-    CenterCrop,
     CutMix,
     Decode,
     DType,
-    Geometric,
     Mixing,
     MixUp,
     Normalize,
     Operation,
     RandomErasing,
-    RandomHorizontalFlip,
-    RandomResizedCrop,
     Recipe,
-    Resize,
 )
 from penstock.augment.pad import Pad
 from penstock.augment.pixels import (
@@ -43,7 +46,8 @@ from penstock.cache.errors import RecipeError
 if TYPE_CHECKING:
     from penstock.readers.types import ImageRange
 
-_GEOMETRIC = (Resize, CenterCrop, RandomResizedCrop, RandomHorizontalFlip)
+_FLIPS = get_args(Flipping)
+_GEOMETRIC = get_args(Geometric)
 _MIXING = (MixUp, CutMix)
 _OF_FIELDS = (SanitizeBoxes, Pad)
 _KNOWN: tuple[type, ...] = (
@@ -83,20 +87,23 @@ class CheckedRecipe:
     @property
     def flips(self) -> bool:
         """Whether a sample may be mirrored."""
-        return any(isinstance(op, RandomHorizontalFlip) for op in self.ops)
+        return any(isinstance(op, _FLIPS) for op in self.ops)
 
     @property
     def random(self) -> bool:
         """Whether a sample looks different in another epoch."""
-        random = (RandomHorizontalFlip, RandomResizedCrop, RandomErasing, *PIXELS)
+        random = (*_FLIPS, RandomCrop, RandomResizedCrop, RandomErasing, *PIXELS)
         return any(isinstance(op, random) for op in self.ops)
 
 
-def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> CheckedRecipe:
+def check_recipe(
+    recipe: Recipe | None, *, images: ImageRange | None, field: str | None = None
+) -> CheckedRecipe:
     """What a recipe will do to images of these sizes.
 
-    images: the dataset's sizes; None: it holds no images. A recipe without Decode gets one at its
-    front. None or an empty recipe decodes to uint8, CHW, if all images share one size.
+    images: the dataset's sizes; None: it holds no images. field: the images' name; operations that
+    are for other fields are left out then, but keep their place. A recipe without Decode gets one
+    at its front. None or an empty recipe decodes to uint8, CHW, if all images share one size.
     Raises RecipeError if the operations don't fit one another or the images.
     """
     if images is None:
@@ -107,7 +114,7 @@ def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> Checked
     ops = operations_of(recipe)
     decode = ops[0]
     assert isinstance(decode, Decode)
-    groups = _split(ops)
+    groups = _split(ops, field)
     normalize, cast = groups.normalize, groups.cast
     if normalize is not None and len(normalize.mean) != decode.channels:
         raise RecipeError(
@@ -122,7 +129,8 @@ def check_recipe(recipe: Recipe | None, *, images: ImageRange | None) -> Checked
             "add RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
         )
     flips = any(isinstance(op, RandomHorizontalFlip) for _, op in groups.geometric)
-    pixels, mirror = place_mirrors(flips, groups.pixels)
+    upends = any(isinstance(op, RandomVerticalFlip) for _, op in groups.geometric)
+    pixels, mirror = place_mirrors(flips, groups.pixels, upends=upends)
     checked = CheckedRecipe(
         ops=ops,
         geometries=geometries,
@@ -205,13 +213,15 @@ class _Groups:
         return self.normalize or erased or self.cast or (self.mixing[0] if self.mixing else None)
 
 
-def _split(ops: tuple[Operation, ...]) -> _Groups:
+def _split(ops: tuple[Operation, ...], name: str | None) -> _Groups:
     """The operations in the order that a recipe must have, or RecipeError."""
     groups = _Groups()
     for index, op in enumerate(ops):
         if isinstance(op, _OF_FIELDS):
             if isinstance(op, SanitizeBoxes):
                 groups.sanitize = groups.sanitize or op
+            continue
+        if isinstance(op, RandomCrop) and op.fields and name not in (None, *op.fields):
             continue
         if groups.mixing and not isinstance(op, (Decode, *_MIXING)):
             raise RecipeError(
@@ -272,7 +282,7 @@ def _add_image_operation(groups: _Groups, index: int, op: Any) -> None:
             f"{op} stands after {late}: put what moves or changes pixels first, then Normalize, "
             "then RandomErasing, then Cast."
         )
-    if isinstance(op, PIXELS) or (groups.pixels and isinstance(op, RandomHorizontalFlip)):
+    if isinstance(op, PIXELS) or (groups.pixels and isinstance(op, _FLIPS)):
         groups.pixels.append(PlacedOperation(index, op))
     elif groups.pixels:
         raise RecipeError(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.augment.checks import is_number
+from penstock.augment.checks import field_names, is_number
 from penstock.cache.errors import RecipeError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
 
@@ -29,7 +30,7 @@ class SanitizeBoxes:
     min_area: float = 1.0
     _: KW_ONLY
     min_size: float = 0.0
-    fields: tuple[str, ...] | None = None
+    fields: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         for name in ("min_area", "min_size"):
@@ -39,15 +40,7 @@ class SanitizeBoxes:
                     f"SanitizeBoxes({name}=...): got {value!r}, wanted pixels, 0 or more."
                 )
             object.__setattr__(self, name, float(value))
-        names: object = (self.fields,) if isinstance(self.fields, str) else self.fields
-        if names is not None and not (
-            isinstance(names, Sequence) and names and all(isinstance(name, str) for name in names)
-        ):
-            raise RecipeError(
-                f"SanitizeBoxes(fields=...): got {names!r}, wanted names of fields of boxes, or "
-                "None for all."
-            )
-        object.__setattr__(self, "fields", None if names is None else tuple(names))
+        object.__setattr__(self, "fields", field_names("SanitizeBoxes(fields=...)", self.fields))
 
     def keeps(self, boxes: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Which boxes stay, bool, (k,). boxes: x1, y1, x2, y2, clipped, shape (k, 4)."""

@@ -9,13 +9,18 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from penstock.augment.geometric_ops import CenterCrop as CenterCrop
+    from penstock.augment.geometric_ops import RandomCrop as RandomCrop
+    from penstock.augment.geometric_ops import RandomHorizontalFlip as RandomHorizontalFlip
+    from penstock.augment.geometric_ops import RandomResizedCrop as RandomResizedCrop
+    from penstock.augment.geometric_ops import RandomVerticalFlip as RandomVerticalFlip
+    from penstock.augment.geometric_ops import Resize as Resize
     from penstock.augment.map import Map as Map
     from penstock.augment.ops import IMAGENET_MEAN as IMAGENET_MEAN
     from penstock.augment.ops import IMAGENET_STD as IMAGENET_STD
     from penstock.augment.ops import Apply as Apply
     from penstock.augment.ops import AutoAugment as AutoAugment
     from penstock.augment.ops import Cast as Cast
-    from penstock.augment.ops import CenterCrop as CenterCrop
     from penstock.augment.ops import ColorJitter as ColorJitter
     from penstock.augment.ops import CutMix as CutMix
     from penstock.augment.ops import Decode as Decode
@@ -26,12 +31,12 @@ if TYPE_CHECKING:
     from penstock.augment.ops import RandAugment as RandAugment
     from penstock.augment.ops import RandomErasing as RandomErasing
     from penstock.augment.ops import RandomGrayscale as RandomGrayscale
-    from penstock.augment.ops import RandomHorizontalFlip as RandomHorizontalFlip
-    from penstock.augment.ops import RandomResizedCrop as RandomResizedCrop
     from penstock.augment.ops import RandomRotation as RandomRotation
-    from penstock.augment.ops import Resize as Resize
     from penstock.augment.ops import TrivialAugmentWide as TrivialAugmentWide
     from penstock.augment.pad import Pad as Pad
+    from penstock.augment.presets import CIFAR_MEAN as CIFAR_MEAN
+    from penstock.augment.presets import CIFAR_STD as CIFAR_STD
+    from penstock.augment.presets import cifar_train as cifar_train
     from penstock.augment.presets import imagenet_eval as imagenet_eval
     from penstock.augment.presets import imagenet_train as imagenet_train
     from penstock.augment.sanitize import SanitizeBoxes as SanitizeBoxes
@@ -48,6 +53,8 @@ if TYPE_CHECKING:
     from penstock.readers.packing.packing import pack as pack
 
 __all__ = [
+    "CIFAR_MEAN",
+    "CIFAR_STD",
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "Apply",
@@ -70,16 +77,19 @@ __all__ = [
     "PenstockError",
     "Ragged",
     "RandAugment",
+    "RandomCrop",
     "RandomErasing",
     "RandomGrayscale",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
     "RandomRotation",
+    "RandomVerticalFlip",
     "Resize",
     "SanitizeBoxes",
     "Statistics",
     "TrivialAugmentWide",
     "World",
+    "cifar_train",
     "imagenet_eval",
     "imagenet_train",
     "open_index",
@@ -90,13 +100,15 @@ __version__ = "0.1.0"
 
 # Each name's module. It is imported at first use, so that a name costs nobody who doesn't use it.
 _HOME = {
+    "CIFAR_MEAN": "penstock.augment.presets",
+    "CIFAR_STD": "penstock.augment.presets",
     "IMAGENET_MEAN": "penstock.augment.ops",
     "IMAGENET_STD": "penstock.augment.ops",
     "Apply": "penstock.augment.ops",
     "AutoAugment": "penstock.augment.ops",
     "BadSampleError": "penstock.cache.errors",
     "Cast": "penstock.augment.ops",
-    "CenterCrop": "penstock.augment.ops",
+    "CenterCrop": "penstock.augment.geometric_ops",
     "ColorJitter": "penstock.augment.ops",
     "CutMix": "penstock.augment.ops",
     "DataLoader": "penstock.pipeline.loader",
@@ -112,16 +124,19 @@ _HOME = {
     "PenstockError": "penstock.cache.errors",
     "Ragged": "penstock.pipeline.feed.ragged",
     "RandAugment": "penstock.augment.ops",
+    "RandomCrop": "penstock.augment.geometric_ops",
     "RandomErasing": "penstock.augment.ops",
     "RandomGrayscale": "penstock.augment.ops",
-    "RandomHorizontalFlip": "penstock.augment.ops",
-    "RandomResizedCrop": "penstock.augment.ops",
+    "RandomHorizontalFlip": "penstock.augment.geometric_ops",
+    "RandomResizedCrop": "penstock.augment.geometric_ops",
     "RandomRotation": "penstock.augment.ops",
-    "Resize": "penstock.augment.ops",
+    "RandomVerticalFlip": "penstock.augment.geometric_ops",
+    "Resize": "penstock.augment.geometric_ops",
     "SanitizeBoxes": "penstock.augment.sanitize",
     "Statistics": "penstock.pipeline.report.statistics",
     "TrivialAugmentWide": "penstock.augment.ops",
     "World": "penstock.pipeline.plan.world",
+    "cifar_train": "penstock.augment.presets",
     "imagenet_eval": "penstock.augment.presets",
     "imagenet_train": "penstock.augment.presets",
     "open_index": "penstock.readers.index.opening",

@@ -69,6 +69,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
                     "pixels",
                     "map",
                     "pad",
+                    "geometric_ops",
                     "sanitize",
                     "ops",
                     "checks",

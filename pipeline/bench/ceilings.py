@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.augment.ops import CenterCrop, Decode, RandomResizedCrop, Resize
+from penstock.augment.geometric_ops import CenterCrop, RandomCrop, RandomResizedCrop, Resize
+from penstock.augment.ops import Decode
 from penstock.augment.recipe import check_recipe
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError
@@ -114,7 +115,7 @@ def without_augmenting(ops: tuple[Operation, ...]) -> list[Operation]:
     for op in ops:
         if isinstance(op, Resize | RandomResizedCrop):
             bare.append(replace(op, size=_smaller(op.size), antialias=False))
-        elif isinstance(op, CenterCrop):
+        elif isinstance(op, CenterCrop | RandomCrop):
             # In front of any resize it is the window to decode; without one it is all there is.
             is_behind = any(isinstance(other, Resize | RandomResizedCrop) for other in bare)
             bare.append(replace(op, size=_smaller(op.size)) if resizes and is_behind else op)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.augment.ops import RandomResizedCrop
+from penstock.augment.geometric_ops import RandomResizedCrop
 from penstock.augment.presets import imagenet_train
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError

@@ -18,6 +18,7 @@ from penstock.augment import (
     Normalize,
     Pad,
     RandAugment,
+    RandomCrop,
     RandomErasing,
     RandomHorizontalFlip,
     RandomResizedCrop,
@@ -30,6 +31,7 @@ from penstock.augment import (
 from penstock.augment.draws import draw_with_moves
 from penstock.augment.field_recipes import FieldRecipes, check_recipes
 from penstock.augment.followers import follow
+from penstock.augment.moves import Flip
 from penstock.augment.recipe import check_recipe
 from penstock.cache.errors import DatasetError, RecipeError
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
@@ -97,6 +99,23 @@ def test_a_list_acts_on_all_images_and_on_what_is_of_them() -> None:
     assert found.followed == {"image", "left"}
 
 
+def test_a_crop_may_be_for_some_images_alone() -> None:
+    recipe = (RandomCrop(20, fields=("left",)), *CROP)
+    found = checked(
+        recipe, "image", "left", "mask", "left_mask", ranges={"image": SAME, "left": SAME}
+    )
+    dims = np.full((4, 2), (24, 32), np.int32)
+    moves = [
+        draw_with_moves(found.images[name], ids=np.arange(4), dims=dims, seed=1, epoch=1)[1].moves
+        for name in ("image", "left")
+    ]
+    assert [len(each) for each in moves] == [3, 4]
+    # the operations behind it draw what they draw for the other image
+    ends = [each[-1] for each in moves]
+    assert all(isinstance(end, Flip) for end in ends)
+    np.testing.assert_array_equal(*(end.on for end in ends if isinstance(end, Flip)))
+
+
 def test_a_mapping_has_a_list_for_each_field() -> None:
     ranges = {"image": SIZES, "left": SAME}
     lists = {"image": [*CROP, Normalize()], "tokens": [Pad("tokens", to=9)]}
@@ -148,6 +167,7 @@ def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
         ((*CROP, Pad("vector")), ("image", "vector"), "don't differ in length"),
         ((*CROP, Pad("caption")), ("image", "caption"), "don't differ in length"),
         ((*CROP, Pad("tokens"), Pad("tokens", to=4)), ("image", "tokens"), "Two Pad"),
+        ([RandomCrop(8, fields="mask")], ("image", "mask"), "no image that is selected"),
         (None, ("mask",), 'select "image" too'),
     ],
 )

@@ -5,6 +5,7 @@ Torchvision's functions get the windows and flips that were drawn here, one samp
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,10 +85,8 @@ def test_they_go_where_torchvision_takes_them(
     name: str, dims: list[tuple[int, int]], seed: int
 ) -> None:
     torch = pytest.importorskip("torch")
-    pytest.importorskip("torchvision")
-    from torchvision import tv_tensors
-    from torchvision.transforms.v2 import functional as reference
-
+    tv_tensors: Any = pytest.importorskip("torchvision.tv_tensors")
+    reference: Any = pytest.importorskip("torchvision.transforms.v2.functional")
     _, moves = moves_of(RECIPES[name], dims, seed=seed)
     rng = np.random.default_rng(seed)
     boxes = np.sort(rng.uniform(-0.1, 1.1, (len(dims), 7, 2, 2)), axis=2)
@@ -174,13 +173,12 @@ def test_a_window_that_reaches_outside_shows_nothing_there() -> None:
     crop = Crop(size=ints(2, 3), top=top, left=left, height=height, width=width)
     flip = Flip(size=ints(4, 3), on=np.array([True]), vertical=True)
     moves = one_image(crop, flip, size=(2, 3), shape=(4, 3))
+    moves = replace(moves, mask_fill=9)
     rows, columns = index_maps(moves)
     assert rows.tolist() == [[OUTSIDE, 1, 0, OUTSIDE]]
     assert columns.tolist() == [[1, 2, OUTSIDE]]
     mask = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)
-    assert move_masks(moves, [mask], fill=9).tolist() == [
-        [[9, 9, 9], [5, 6, 9], [2, 3, 9], [9, 9, 9]]
-    ]
+    assert move_masks(moves, [mask]).tolist() == [[[9, 9, 9], [5, 6, 9], [2, 3, 9], [9, 9, 9]]]
     boxes = move_boxes(moves, np.array([[1, 0, 3, 2], [-5, -5, 9, 9]]), np.zeros(2, np.int64))
     assert boxes.tolist() == [[0, 1, 2, 3], [0, 0, 3, 4]]
     assert move_points(moves, np.array([[1, 0]]), np.zeros(1, np.int64)).tolist() == [[0, 2]]

@@ -14,6 +14,7 @@ import pytest
 import penstock
 from penstock import augment
 from penstock.augment.dali import load_dali
+from penstock.augment.geometric_ops import Geometric, Resize
 from penstock.augment.nodes import GraphPlan, describe
 from penstock.augment.operation_nodes import NODES
 from penstock.augment.ops import (
@@ -21,7 +22,6 @@ from penstock.augment.ops import (
     AutoAugment,
     ColorJitter,
     GaussianBlur,
-    Geometric,
     Mixing,
     OfFields,
     Operation,
@@ -29,7 +29,6 @@ from penstock.augment.ops import (
     RandomErasing,
     RandomGrayscale,
     RandomRotation,
-    Resize,
     TrivialAugmentWide,
 )
 from penstock.augment.pixel_draws import ARGUMENTS, argument_inputs, argument_values

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.augment.ops import IMAGENET_MEAN, IMAGENET_STD, RandomResizedCrop
+from penstock.augment.geometric_ops import RandomResizedCrop
+from penstock.augment.ops import IMAGENET_MEAN, IMAGENET_STD
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -8,16 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.augment import imagenet_eval, imagenet_train
-from penstock.augment.ops import (
+from penstock.augment.geometric_ops import (
     CenterCrop,
-    ColorJitter,
-    Decode,
-    Normalize,
-    Operation,
     RandomHorizontalFlip,
     RandomResizedCrop,
     Resize,
 )
+from penstock.augment.ops import ColorJitter, Decode, Normalize, Operation
 from penstock.augment.recipe import check_recipe
 from penstock.cache import DiskCache
 from penstock.cache.errors import ConfigError

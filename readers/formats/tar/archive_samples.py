@@ -18,15 +18,15 @@ from penstock.readers.fields.rows import json_value
 from penstock.readers.files.names import printable, unsafe_reason
 from penstock.readers.formats.tar.headers import members
 from penstock.readers.formats.tar.keys import split_key
-from penstock.readers.formats.tar.member_fields import MemberField, member_field
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from penstock.readers.formats.tar.archive import Archive
     from penstock.readers.formats.tar.headers import Member
+    from penstock.readers.formats.tar.member_fields import Asked, MemberField
     from penstock.readers.origin.origin import Entry
 
 NO_KEY = "(no key)"
@@ -71,8 +71,8 @@ def below(archive: Entry, name: bytes) -> bytes:
     return archive.name + b"/" + name
 
 
-def archive_samples(entry: Entry, opened: Archive, *, given: Collection[str]) -> ArchiveSamples:
-    """Read an archive's headers, labels and json. given: extensions that a schema names as fields.
+def archive_samples(entry: Entry, opened: Archive, asked: Asked) -> ArchiveSamples:
+    """Read an archive's headers, labels and json.
 
     Raises DatasetError (it is torn, damaged or compressed), IndexChangedError, FetchError.
     """
@@ -96,14 +96,14 @@ def archive_samples(entry: Entry, opened: Archive, *, given: Collection[str]) ->
             found.passed_over[NO_KEY] += 1
         else:
             groups.setdefault(split[0], {}).setdefault(extension, []).append(member)
-            kind = member_field(extension)
+            kind = asked.field_of(extension)
             if kind is not None and kind.is_value:
                 values[member.start] = _read_value(member, kind, opened)
     if count == 0:
         reason = "an archive without members"
         found.quarantined.append(QuarantineEntry(name=entry.name, reason=reason))
     for key, parts in groups.items():
-        _sort_out(key, parts, found, values, given)
+        _sort_out(key, parts, found, values, asked)
     found.samples.sort(key=lambda sample: sample.start)
     return found
 
@@ -119,7 +119,7 @@ def _sort_out(
     parts: Mapping[str, list[Member]],
     found: ArchiveSamples,
     values: Mapping[int, Any],
-    given: Collection[str],
+    asked: Asked,
 ) -> None:
     """One key's members: a sample, a reason against it, or nothing that is read. values: by the
     start of the member that holds them."""
@@ -130,9 +130,7 @@ def _sort_out(
         return
     fields: dict[MemberField, str] = {}
     for part in parts:
-        kind = member_field(part)
-        if part in given and (kind is None or not kind.is_value):
-            kind = MemberField(part, "given" if kind is None else kind.kind)
+        kind = asked.field_of(part)
         if kind is None:
             found.passed_over[_shown(part)] += 1
             continue

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.tar.archive_samples import ArchiveSamples, Sample
-    from penstock.readers.formats.tar.member_fields import Kind, MemberField
+    from penstock.readers.formats.tar.member_fields import Asked, Kind, MemberField
 
 _MAX_FIELDS = 1024
 _SHOWN_EXTENSIONS = 32
@@ -46,13 +46,13 @@ class Joined:
     notes: list[str]
 
 
-def join(archives: Sequence[ArchiveSamples], given: Mapping[str, FieldType], *, url: str) -> Joined:
-    """Join what archives hold. given: types that a schema says; url: of the dataset, for people.
+def join(archives: Sequence[ArchiveSamples], asked: Asked, *, url: str) -> Joined:
+    """Join what archives hold. url: of the dataset, for people.
 
     Raises ConfigError (a schema of what isn't there), DatasetError (more fields than can be meant;
     labels of two kinds).
     """
-    return _Joining(archives, given, url).join()
+    return _Joining(archives, asked, url).join()
 
 
 @dataclass(slots=True)
@@ -88,10 +88,8 @@ class _Places(Sequence[str]):
 class _Joining:
     """The samples of all archives, numbered across them."""
 
-    def __init__(
-        self, archives: Sequence[ArchiveSamples], given: Mapping[str, FieldType], url: str
-    ) -> None:
-        self._archives, self._given, self._url = archives, given, url
+    def __init__(self, archives: Sequence[ArchiveSamples], asked: Asked, url: str) -> None:
+        self._archives, self._asked, self._url = archives, asked, url
         self._samples = [sample for each in archives for sample in each.samples]
         counts = [len(each.samples) for each in archives]
         self._number = np.repeat(np.arange(len(archives)), counts)
@@ -107,11 +105,11 @@ class _Joining:
         extensions: dict[str, set[str]] = {}
         for found, parts in self._fields.items():
             extensions.setdefault(found.name, set()).update(parts)
-        types, notes = span_types(kinds, extensions, self._given)
+        types, notes = span_types(kinds, extensions, self._asked.types)
         self._refuse_without_image(kinds)
         self._note(types)
         self._refuse_unlabelled()
-        self._check_given({**types, **self._noted.types})
+        self._check_asked({**types, **self._noted.types})
         images = [name for name, kind in kinds.items() if kind == "image"]
         labels = [LABEL] if LABEL in self._noted.types else []
         order = dict.fromkeys((*sorted(images, key=lambda n: types[n].kind != "image"), *labels))
@@ -176,6 +174,7 @@ class _Joining:
                 continue
             for name, column in self._flat(values).items():
                 full = f"{found.name}.{name}" if found.name else name
+                full = self._asked.names.get(full, full)
                 if full in taken or full in self._noted.types:
                     self._noted.notes.append(
                         f'what json says of "{full}" is the field "json.{full}", beside the '
@@ -216,7 +215,7 @@ class _Joining:
 
     def _note_column(self, name: str, table: Table, usual: FieldType | None) -> None:
         """One column by itself: what is odd about it mustn't keep the others out."""
-        noted, type = self._noted, self._given.get(name) or usual
+        noted, type = self._noted, self._asked.types.get(name) or usual
         try:
             found = fields_of(table, {} if type is None else {name: type})
         except DatasetError as error:
@@ -237,7 +236,7 @@ class _Joining:
         all others; a schema that names the label wants to have it as it is."""
         present = self._noted.present.get(LABEL)
         is_class = isinstance(self._noted.types.get(LABEL), ClassLabel)
-        if present is None or not is_class or LABEL in self._given:
+        if present is None or not is_class or LABEL in self._asked.types:
             return
         elsewhere = {
             sample.key: row
@@ -258,8 +257,15 @@ class _Joining:
                 )
             self._refused.setdefault(row, reason)
 
-    def _check_given(self, types: Mapping[str, FieldType]) -> None:
-        missing = [name for name in self._given if name not in types]
+    def _check_asked(self, types: Mapping[str, FieldType]) -> None:
+        for where, name in self._asked.names.items():
+            # Of json every key is a field, whose names begin with what it was called.
+            if name not in types and not any(each.startswith(f"{name}.") for each in types):
+                raise ConfigError(
+                    f'fields["{name}"]: no member in {self._url} ends in {where!r}, and no json '
+                    f"has that key. Fields: {list(types)}."
+                )
+        missing = [name for name in self._asked.types if name not in types]
         if missing:
             raise ConfigError(
                 f"schema: got {missing[0]!r}, and the members in {self._url} are the fields "

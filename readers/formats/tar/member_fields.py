@@ -7,7 +7,7 @@ the usual name of its kind. Members of any other kind are never opened: unpickli
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from penstock.readers.fields.field_types import (
@@ -15,6 +15,7 @@ from penstock.readers.fields.field_types import (
     PRESENT,
     Array,
     Audio,
+    Bytes,
     Image,
     Text,
     Video,
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
 
 Kind = Literal["image", "text", "array", "audio", "video", "class", "json", "given"]
-"""What a member holds. class, json: values, which are known once it is listed. given: what a
-schema says of an extension that nothing is known of."""
+"""What a member holds. class, json: values, which are known once it is listed. given: of a kind
+that nothing is known of, and a user asks for it: bytes, unless a schema says more."""
 
 _AUDIO = ("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "au", "wma")
 _VIDEO = ("mp4", "m4v", "webm", "mkv", "mov", "avi", "mpg", "mpeg", "flv", "wmv", "ogv")
@@ -50,6 +51,7 @@ _TYPES: Mapping[Kind, FieldType] = {
     "array": Array(),
     "audio": Audio(),
     "video": Video(),
+    "given": Bytes(),
 }
 
 
@@ -64,6 +66,25 @@ class MemberField:
     def is_value(self) -> bool:
         """Whether it holds values, which are noted when the member is listed."""
         return self.kind in ("class", "json")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a user says of fields. types: of some; names: of fields, by the extension of members or
+    the key of json that each is."""
+
+    types: Mapping[str, FieldType] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    def field_of(self, extension: str) -> MemberField | None:
+        """The field that a member is, by its extension in lower case; None for what isn't read."""
+        known = member_field(extension)
+        name = self.names.get(extension)
+        if name is not None:
+            return MemberField(name, "given" if known is None else known.kind)
+        if known is None and extension in self.types:
+            return MemberField(extension, "given")
+        return known
 
 
 @functools.lru_cache(maxsize=256)

@@ -25,7 +25,7 @@ from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.tar.archive_samples import archive_samples
 from penstock.readers.formats.tar.joining import join
 from penstock.readers.formats.tar.keys import IMAGES
-from penstock.readers.formats.tar.member_fields import MemberField, member_field
+from penstock.readers.formats.tar.member_fields import Asked, MemberField, member_field
 from penstock.readers.origin.origin import Entry
 from tests import tars
 
@@ -40,19 +40,19 @@ class Memory:
         return self._data[offset : offset + size_bytes]
 
 
-def joined(*archives, schema=None):
+def joined(*archives, schema=None, fields=None):
     """What archives of these members hold together."""
-    given = schema or {}
+    asked = Asked(schema or {}, fields or {})
     found = []
     for number, files in enumerate(archives):
         data = tars.archive(files)
         entry = Entry(name=b"%d.tar" % number, size_bytes=len(data), mtime_ns=0, version="")
-        found.append(archive_samples(entry, Memory(data), given=given))
-    return join(found, given, url="/set")
+        found.append(archive_samples(entry, Memory(data), asked))
+    return join(found, asked, url="/set")
 
 
-def candidates(*archives, schema=None):
-    return joined(*archives, schema=schema).candidates
+def candidates(*archives, **asked):
+    return joined(*archives, **asked).candidates
 
 
 def values(column):
@@ -300,6 +300,20 @@ def test_a_schema_says_what_is_not_guessed():
     assert found.passed_over == {"x.bin": 1}
     with pytest.raises(ConfigError, match=r"got 'depth'.*'image'"):
         candidates(files, schema={"depth": Array()})
+
+
+def test_fields_may_be_named_by_extension_or_key():
+    files = [("a.jpg", b"1"), ("a.left.png", b"2"), ("a.pth", b"3"), ("a.json", b'{"k": {"n": 1}}')]
+    found = candidates(files, fields={"left.png": "target", "pth": "raw", "k.n": "count"})
+    assert dict(found.schema) == {
+        "image": Image(),
+        "target": Image(),
+        "raw": Bytes(),
+        "count": Value("int64"),
+    }
+    assert candidates(files, fields={"json": "meta"}).schema["meta.k.n"] == Value("int64")
+    with pytest.raises(ConfigError, match=r"ends in 'right\.png'"):
+        candidates(files, fields={"right.png": "other"})
 
 
 def test_names_that_are_no_fields_end_in_one_message():

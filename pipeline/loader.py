@@ -31,11 +31,11 @@ from penstock.pipeline.torch_private import overwrite, show_as_stream, without_w
 from penstock.readers.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from typing_extensions import TypeVar
 
-    from penstock.augment import Operation
+    from penstock.augment.field_recipes import Recipes
     from penstock.pipeline.foreign.engine import ForeignEngine
     from penstock.pipeline.options.foreign_options import ForeignOptions
     from penstock.pipeline.plan.world import World
@@ -121,7 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         in_order: bool = True,
         snapshot_every_n_steps: int = 1,
         seed: int | None = None,
-        augment: Sequence[Operation] | None = None,
+        augment: Recipes | None = None,
         device: str | torch.device | int = "cpu",
         world: World | None = None,
         global_batch_size: int | None = None,
@@ -133,6 +133,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         reshuffle: float = 0.0,
         read: ReadMode = READ_MODE,
         resident: ResidentMode = False,
+        as_dict: bool = False,
     ) -> None:
         self.snapshot_every_n_steps = snapshot_every_n_steps
         torch_options = TorchOptions(
@@ -163,6 +164,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             deterministic=deterministic,
             read=read,
             resident=resident,
+            as_dict=as_dict,
         )
         self._arguments = LoaderArguments(torch_options, own, world=world)
         self._engine: Engine

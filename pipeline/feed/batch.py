@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from penstock.augment.mixing import Mix
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
-    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.columns import DenseColumn, SampleBatch
+
+Output = tuple[Any, ...] | dict[str, Any]
+"""What is handed out: tensors, `Ragged`s and lists in field order, or by field."""
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -28,21 +31,21 @@ class Batch:
     ordered:
         step: which positions of the stream. slots: which samples of them this rank reads.
     read:
-        own: ids that the plan gave, int64, shape (n,). content: their columns; where a sample is
-        bad, its substitute's, or nothing in a padded batch. bad: rows whose own sample is bad, and
-        why.
-        valid: bool, shape (n,), False where a padded slot holds a stand-in or a bad sample; None
-        without padding.
+        own: ids that the plan gave, int64, shape (n,). content: the columns of these samples,
+        images encoded, all else decoded; where a sample is bad, its substitute's, or nothing in a
+        padded batch. bad: rows whose own sample is bad, and why. valid: bool, shape (n,), False
+        where a padded slot holds a stand-in or a bad sample; None without padding.
     drawn:
-        draws: the random numbers of each sample; None without images. mix: how the samples are
-        mixed once they are decoded; the last rows may then be other ranks' samples, which are read
-        as partners only.
+        draws: the random numbers of each sample, by image field; masks, boxes and points in content
+        follow from them. mix: how the samples are mixed
+        once they are decoded; the last rows may then be other ranks' samples, which are read as
+        partners only. filled: ragged columns that are filled up to dense ones.
         read_s, load_s: thread time that reading and drawing took, and time by the clock.
     decoded:
-        images: None without images, and once they are among the tensors.
+        images: by field; empty without images, and once they are among what is handed out.
         read_wait_s, decode_wait_s: how long bytes and DALI were waited for.
     finished:
-        tensors: what is handed out.
+        output: what is handed out.
     """
 
     step: Step
@@ -51,14 +54,15 @@ class Batch:
     content: SampleBatch
     bad: Mapping[int, str]
     valid: NDArray[np.bool_] | None
-    draws: Draws | None = None
+    draws: Mapping[str, Draws] = field(default_factory=dict)
     mix: Mix | None = None
+    filled: Mapping[str, DenseColumn] = field(default_factory=dict)
     read_s: float = 0.0
     load_s: float = 0.0
-    images: torch.Tensor | None = None
+    images: dict[str, torch.Tensor] = field(default_factory=dict)
     read_wait_s: float = 0.0
     decode_wait_s: float = 0.0
-    tensors: tuple[torch.Tensor, ...] = field(default=())
+    output: Output = ()
 
     @property
     def epoch(self) -> int:

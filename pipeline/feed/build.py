@@ -15,7 +15,14 @@ from penstock.pipeline.feed.draws import BatchDraws
 from penstock.pipeline.feed.feed import Feed
 from penstock.pipeline.feed.finisher import Finisher
 from penstock.pipeline.feed.frozen_order import freeze_order, warn_of_the_order
-from penstock.pipeline.feed.image_graph import make_graph, make_mixer, make_recipe, make_resident
+from penstock.pipeline.feed.image_graph import (
+    make_graphs,
+    make_mixed,
+    make_recipes,
+    make_resident,
+)
+from penstock.pipeline.feed.padding import Pads
+from penstock.pipeline.feed.payloads import Payloads
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
 from penstock.pipeline.feed.reader import BatchReader
 from penstock.pipeline.feed.road import Road
@@ -23,9 +30,10 @@ from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.report.facts import ShardFacts
 from penstock.pipeline.report.meter import Meter
 from penstock.pipeline.report.quarantine import QuarantineFile
+from penstock.readers.fields.selection import stored_fields
 
 if TYPE_CHECKING:
-    from penstock.augment.recipe import CheckedRecipe
+    from penstock.augment.field_recipes import FieldRecipes
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options.native_options import NativeOptions
@@ -34,8 +42,8 @@ if TYPE_CHECKING:
     from penstock.readers.source import Source
 
 # Threads that read ahead. From a mapped pack one thread checks 4 GB/s of warm pages and reads cold
-# ones ahead; a second spends a third more CPU time to be no faster. Files and downloads wait, so
-# there several wait at once.
+# ones ahead; a second spends a third more CPU time to be no faster. Files and downloads wait, and
+# masks are decoded there, so then several work at once.
 MAPPED_READ_THREADS = 1
 READ_THREADS = 4
 # A thread reads a batch; of a remote as many batches as hide its latency, up to so many.
@@ -71,14 +79,13 @@ def build(
     fingerprint, seed = order.fingerprint(), order.settings.seed
     check_same_plan(agreement, plan=fingerprint, seed=seed, size=options.world.size)
     threads = options.threads or options.world.threads(usable_cores())
-    recipe = make_recipe(dataset, options)
-    meter = _meter(dataset, options, recipe, threads=threads)
-    road = _road(dataset, options, order, agreement, recipe, meter, threads=threads)
+    recipes = make_recipes(dataset, options)
+    meter = _meter(dataset, options, recipes, threads=threads)
+    road = _road(dataset, options, order, agreement, recipes, meter, threads=threads)
     try:
         prefetch = _prefetch(dataset, options, order)
     except PenstockError:
-        if road.graph is not None:
-            road.graph.close()
+        road.graphs.close()
         raise
     if prefetch is not None:
         meter.remote = prefetch.facts
@@ -86,8 +93,8 @@ def build(
         road,
         position,
         depth=options.depth,
-        read_threads=_read_threads(dataset, options),
-        decodes_ahead=road.graph is not None and options.device.type == "cpu",
+        read_threads=_read_threads(dataset, options, road.reader.payloads),
+        decodes_ahead=options.device.type == "cpu" and (bool(road.graphs) or options.pin_memory),
         prefetch=prefetch,
         timeout_s=options.timeout_s or STALL_TIMEOUT_S,
     )
@@ -99,22 +106,19 @@ def _road(
     options: NativeOptions,
     order: JobOrder,
     agreement: Agreement,
-    recipe: CheckedRecipe | None,
+    recipes: FieldRecipes,
     meter: Meter,
     *,
     threads: int,
 ) -> Road:
     """The stages of the loader's batches."""
     seed, walk = order.settings.seed, order.walk
-    image = "image" if recipe is not None else None
-    mixer = make_mixer(dataset, options, recipe, seed=seed)
-    resident = make_resident(dataset, options, order.settings, recipe, walk=walk, threads=threads)
-    graph = make_graph(recipe, options, threads, resident) if recipe else None
+    mixed = make_mixed(dataset, options, recipes, seed=seed)
+    images = recipes.images
+    resident = make_resident(dataset, options, order.settings, images, walk=walk, threads=threads)
+    graphs = make_graphs(recipes, options, threads, resident)
     if resident is not None:
-        from penstock.pipeline.feed.resident.graph import ResidentGraph
-
-        assert isinstance(graph, ResidentGraph)
-        meter.resident = graph.facts
+        meter.resident = graphs.resident_facts
     bad_samples = BadSamples(dataset, seed=seed)
     return Road(
         walk=walk,
@@ -124,25 +128,29 @@ def _road(
             world=options.world,
             global_batch=walk.global_batch,
             padded_size=options.sizes.per_rank if options.pad else None,
-            mixes=mixer is not None,
+            mixes=mixed is not None,
         ),
         reader=BatchReader(
             dataset=dataset,
-            recipe=recipe,
-            image=image,
+            recipes=images,
+            payloads=Payloads(dataset.schema.only(stored_fields(dataset.fields))),
             mode=options.read,
             bad_samples=bad_samples,
             probe=meter.probe,
             resident=resident,
         ),
-        draws=BatchDraws(recipe=recipe, image=image, seed=seed, mixer=mixer),
-        graph=graph,
-        image=image,
+        draws=BatchDraws(recipes=recipes, seed=seed, mixer=mixed.mixer if mixed else None),
+        graphs=graphs,
         finisher=Finisher(
-            dataset.fields, mixer=mixer, device=options.device, pins=options.pin_memory
+            recipes.fields,
+            mixed=mixed,
+            device=options.device,
+            pins=options.pin_memory,
+            as_dict=options.as_dict,
         ),
         bad_count=_bad_count(dataset, options, bad_samples, agreement, meter),
         meter=meter,
+        pads=Pads(tuple(recipes.pads.values())),
     )
 
 
@@ -150,7 +158,7 @@ def check(dataset: Source, options: NativeOptions) -> JobOrder:
     """The order that `build` would freeze, with every check that needs no thread, no graph and no
     other rank: for a loader whose world isn't known yet. Raises what `build` raises."""
     order = freeze_order(dataset, options)
-    make_mixer(dataset, options, make_recipe(dataset, options), seed=order.settings.seed)
+    make_mixed(dataset, options, make_recipes(dataset, options), seed=order.settings.seed)
     return order
 
 
@@ -181,9 +189,9 @@ def _bad_count(
 
 
 def _meter(
-    dataset: Source, options: NativeOptions, recipe: CheckedRecipe | None, *, threads: int
+    dataset: Source, options: NativeOptions, recipes: FieldRecipes, *, threads: int
 ) -> Meter:
-    contents = dataset.contents
+    contents, image = dataset.contents, next(iter(recipes.images.values()), None)
     return Meter(
         decode_threads=threads,
         device=str(options.device),
@@ -194,14 +202,15 @@ def _meter(
             mean_bytes=float(contents.shard_bytes.sum()) / contents.files,
             are_files=contents.is_file_per_sample,
         ),
-        output=recipe.shape[1:] if recipe is not None else None,
+        output=image.shape[1:] if image is not None else None,
     )
 
 
-def _read_threads(dataset: Source, options: NativeOptions) -> int:
+def _read_threads(dataset: Source, options: NativeOptions, payloads: Payloads) -> int:
     if dataset.remote_shards is not None:
         return REMOTE_READ_THREADS
     mapped = not dataset.contents.is_file_per_sample and options.read != "pread"
+    mapped = mapped and not payloads.are_slow
     return MAPPED_READ_THREADS if mapped else READ_THREADS
 
 

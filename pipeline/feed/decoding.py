@@ -108,10 +108,8 @@ class Decoding:
         self._read_ahead.stop()
         self._failure = None
         self._in_dali.clear()
-        if self._road.graph is not None:
-            self._road.graph.drain()
+        self._road.graphs.drain()
 
     def close(self) -> None:
-        """Release the graph, behind stop()."""
-        if self._road.graph is not None:
-            self._road.graph.close()
+        """Release the graphs, behind stop()."""
+        self._road.graphs.close()

@@ -26,9 +26,7 @@ from penstock.pipeline.feed.decoding import Decoding
 from penstock.pipeline.feed.read_ahead import ReadAhead
 
 if TYPE_CHECKING:
-    import torch
-
-    from penstock.pipeline.feed.batch import Batch
+    from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.feed.road import Road
@@ -115,7 +113,7 @@ class Feed:
         if self._position.received is not None:
             self._road.bad_count.check(self._position.received)
 
-    def take(self) -> tuple[torch.Tensor, ...]:
+    def take(self) -> Output:
         """The batch at the user's position, behind check(); the position moves to its end. Raises
         what its reading or decoding raised; ask again to retry."""
         cursor = self._position.cursor
@@ -127,7 +125,7 @@ class Feed:
             self._road.bad_count.failed(error)
             raise
 
-    def _take(self, cursor: Cursor) -> tuple[torch.Tensor, ...]:
+    def _take(self, cursor: Cursor) -> Output:
         began = time.perf_counter()
         self.start(cursor)
         self._coming = None  # whatever interrupts us from here on, the next call starts afresh
@@ -135,7 +133,7 @@ class Feed:
         then = batch.step.then
         if then.epoch != cursor.epoch:
             self._readers.submit(lambda _: trim_heap(), None)
-        tensors = self._road.hand_out(
+        output = self._road.hand_out(
             batch,
             wait_s=time.perf_counter() - began,
             begins_epoch=self._position.begins_epoch,
@@ -145,7 +143,7 @@ class Feed:
                 self._decode_ahead()
             self._coming = then
         self._position.hand_over(batch.step)
-        return tensors
+        return output
 
     def _decode_ahead(self) -> None:
         # Known before it begins: whatever interrupts this, _stop() waits for what runs.

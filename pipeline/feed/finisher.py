@@ -7,32 +7,54 @@ tens of milliseconds, which the training loop would else wait for in every step.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from penstock.augment.mixing import mix_images, soft_targets
+from penstock.pipeline.feed.tensors import on_each, output_of, tensor_of
 from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.fields.field_types import ID, PRESENT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.augment.mixing import Mixer
-    from penstock.pipeline.feed.batch import Batch
+    from penstock.pipeline.feed.batch import Batch, Output
+    from penstock.readers.fields.columns import SampleBatch
 
-    Tensors = tuple[torch.Tensor, ...]
+VALID = "valid"
+"""What a padded batch has beside its fields."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedFields:
+    """What the mixing of a recipe changes. image, label: the fields."""
+
+    mixer: Mixer
+    image: str
+    label: str
 
 
 class Finisher:
-    """Makes of a decoded batch the tuple that is handed out."""
+    """Makes of a decoded batch what is handed out."""
 
     def __init__(
-        self, fields: Sequence[str], *, mixer: Mixer | None, device: torch.device, pins: bool
+        self,
+        fields: Sequence[str],
+        *,
+        mixed: MixedFields | None,
+        device: torch.device,
+        pins: bool,
+        as_dict: bool = False,
     ) -> None:
         """fields: in the order in which batches have them. pins: page-lock what stays on the CPU,
-        where there is a GPU to copy it to."""
-        self._fields, self._mixer, self._device = tuple(fields), mixer, device
+        where there is a GPU to copy it to. as_dict: hand out a dict by field, else a tuple."""
+        self._fields, self._mixed, self._device = tuple(fields), mixed, device
         self._pins = pins and device.type == "cpu"
+        self._as_dict = as_dict
         self._gpu: int | None = None
 
     def begin(self) -> None:
@@ -41,32 +63,58 @@ class Finisher:
         if self._pins and torch.cuda.is_available():
             self._gpu = torch.cuda.current_device()
 
-    def __call__(self, batch: Batch) -> Tensors:
-        """The tensors of a decoded batch."""
-        content, mix, images = batch.content, batch.mix, batch.images
-        columns: dict[str, Any] = {"id": content.ids}
-        columns |= {k: v.values for k, v in content.columns.items() if isinstance(v, DenseColumn)}
-        if mix is not None and self._mixer is not None and images is not None:
-            images = mix_images(images, mix)
-            labels = columns["label"]
-            columns = {name: values[: len(images)] for name, values in columns.items()}
-            columns["label"] = soft_targets(labels, mix, classes=self._mixer.classes)
-        tensors = [
-            images if field == "image" else self._place(torch.from_numpy(columns[field]))
+    def __call__(self, batch: Batch) -> Output:
+        """What is handed out of a decoded batch."""
+        images, content = batch.images, batch.content
+        if batch.mix is not None and self._mixed is not None:
+            images, content = self._mix(batch, self._mixed)
+        values = [
+            images[field] if field in images else self._placed(_value(field, batch, content))
             for field in self._fields
         ]
+        names = self._fields
         if batch.valid is not None:
-            tensors.append(self._place(torch.from_numpy(batch.valid)))
-        return self._pinned(tuple(tensor for tensor in tensors if tensor is not None))
+            values.append(self._placed(tensor_of(batch.valid)))
+            names = (*names, VALID)
+        if self._gpu is not None:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(torch.cuda.device(self._gpu))
+                values = [on_each(value, _pinned) for value in values]
+        return dict(zip(names, values, strict=True)) if self._as_dict else tuple(values)
 
-    def _place(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _mix(self, batch: Batch, mixed: MixedFields) -> tuple[dict[str, torch.Tensor], SampleBatch]:
+        """Mixed images and labels, without the samples that were read as partners only."""
+        mix, content = batch.mix, batch.content
+        assert mix is not None
+        images = batch.images | {mixed.image: mix_images(batch.images[mixed.image], mix)}
+        count = batch.samples
+        images = {name: each[:count] for name, each in images.items()}
+        labels = content.columns[mixed.label]
+        assert isinstance(labels, DenseColumn)
+        soft = soft_targets(labels.values, mix, classes=mixed.mixer.classes)
+        others = content.without(batch.images.keys())
+        if len(others) > count:
+            others = others.take(np.arange(count))
+        return images, others.with_columns({mixed.label: DenseColumn(soft)})
+
+    def _placed(self, value: Any) -> Any:
         if self._device.type == "cpu":
-            return tensor
-        return tensor.to(self._device, non_blocking=True)
+            return value
+        return on_each(value, lambda each: each.to(self._device, non_blocking=True))
 
-    def _pinned(self, tensors: Tensors) -> Tensors:
-        if self._gpu is None:
-            return tensors
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.cuda.device(self._gpu))
-            return tuple(tensor.pin_memory() for tensor in tensors)
+
+def _value(field: str, batch: Batch, content: SampleBatch) -> Any:
+    """What is handed out for one field, other than images, on the CPU."""
+    if field == ID:
+        return tensor_of(content.ids)
+    if field.endswith(PRESENT):
+        present = content.present.get(field.removesuffix(PRESENT))
+        return torch.ones(len(content), dtype=torch.bool) if present is None else tensor_of(present)
+    filled = batch.filled.get(field)
+    if filled is None:
+        return output_of(content.columns[field])
+    return tensor_of(filled.values[: len(content)])
+
+
+def _pinned(value: Any) -> Any:
+    return value.pin_memory()

@@ -1,16 +1,22 @@
-"""How a loader's images become tensors: recipe, mixing, images in memory, the graph."""
+"""How a loader's images become tensors: recipes, mixing, images in memory, graphs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.augment.field_recipes import FieldRecipes, check_recipes
 from penstock.augment.graph import Graph
-from penstock.augment.mixing import Mixer, mixer_of
-from penstock.augment.recipe import CheckedRecipe, check_recipe
+from penstock.augment.mixing import mixer_of
 from penstock.cache.errors import ConfigError
+from penstock.pipeline.feed.finisher import VALID, MixedFields
+from penstock.pipeline.feed.graphs import ImageGraphs
 from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE
+from penstock.readers.fields.field_types import ClassLabel
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.augment.recipe import CheckedRecipe
     from penstock.pipeline.feed.resident.graph import ResidentGraph
     from penstock.pipeline.feed.resident.images import ResidentImages
     from penstock.pipeline.options.native_options import NativeOptions
@@ -19,43 +25,55 @@ if TYPE_CHECKING:
     from penstock.readers.source import Source
 
 
-def make_recipe(dataset: Source, options: NativeOptions) -> CheckedRecipe | None:
-    """Check the recipe against the dataset; None where its images aren't wanted."""
-    if "image" not in dataset.fields:
-        if options.augment is not None:
-            raise ConfigError(
-                f"augment= needs images, but fields={dataset.fields!r} leaves them out. Drop "
-                'augment=, or add "image" to the dataset\'s fields.'
-            )
-        return None
-    return check_recipe(options.augment, images=dataset.contents.images["image"])
+def make_recipes(dataset: Source, options: NativeOptions) -> FieldRecipes:
+    """Check the recipe against the fields that batches have."""
+    contents = dataset.contents
+    recipes = check_recipes(options.augment, contents.schema, dataset.fields, contents.images)
+    if options.as_dict and options.pad and VALID in recipes.fields:
+        raise ConfigError(
+            f'as_dict=True and pad="mask" add "{VALID}" to each batch, and there is a field of '
+            "that name. Drop as_dict= and take tuples, or leave the field out of fields=."
+        )
+    return recipes
 
 
-def make_mixer(
-    dataset: Source, options: NativeOptions, recipe: CheckedRecipe | None, *, seed: int
-) -> Mixer | None:
+def make_mixed(
+    dataset: Source, options: NativeOptions, recipes: FieldRecipes, *, seed: int
+) -> MixedFields | None:
     """Make what mixes the samples of a batch; None where the recipe doesn't."""
-    if recipe is None or not recipe.mixing:
+    image = recipes.mixed
+    if image is None:
         return None
+    recipe, schema = recipes.images[image], dataset.schema
     name = type(recipe.mixing[0]).__name__
-    if "label" not in dataset.fields:
+    labels = [f for f in recipes.fields if isinstance(schema.get(f), ClassLabel)]
+    if len(labels) != 1:
+        known = list(schema.of_type(ClassLabel))
+        remedy = f'add "{known[0]}" to the dataset\'s fields' if known else "give it labels"
         raise ConfigError(
             f"{name} mixes labels with the images, but fields={dataset.fields!r} leaves them out. "
-            f'Drop {name}, or add "label" to the dataset\'s fields.'
+            f"Drop {name}, or {remedy}."
+            if not labels
+            else f"{name} mixes one field of classes with the images, and fields= has "
+            f"{', '.join(labels)}. Select one of them, or drop {name}."
         )
     if options.pad:
         raise ConfigError(
             f'Got {name} and pad="mask": a padded batch is for evaluation, which wants each sample '
             f"as it is. Drop {name}, or pass drop_last=True in place of pad=."
         )
-    return mixer_of(recipe, classes=len(dataset.classes) or None, seed=seed)
+    (label,) = labels
+    names = schema.of_type(ClassLabel)[label].names
+    mixer = mixer_of(recipe, classes=len(names) or None, seed=seed)
+    assert mixer is not None
+    return MixedFields(mixer=mixer, image=image, label=label)
 
 
 def make_resident(
     dataset: Source,
     options: NativeOptions,
     frozen: PlanSettings,
-    recipe: CheckedRecipe | None,
+    images: Mapping[str, CheckedRecipe],
     *,
     walk: Walk,
     threads: int,
@@ -66,13 +84,15 @@ def make_resident(
     mode, world, device = options.resident, options.world, options.device
     if mode is False:
         return None
-    if recipe is None:
+    if len(images) != 1:
         if mode is True:
             raise ConfigError(
-                f"resident=True keeps decoded images, and fields={dataset.fields!r} leaves them "
-                'out. Drop resident=, or add "image" to the fields of the dataset.'
+                f"resident=True keeps decoded images of one field in memory, and "
+                f"fields={dataset.fields!r} has {len(images) or 'none'}. Drop resident=, or select "
+                "one image field of the dataset."
             )
         return None
+    ((image, recipe),) = images.items()
     # Nobody who doesn't use it waits for its import.
     from penstock.pipeline.feed.resident.images import ResidentImages
     from penstock.pipeline.feed.resident.room import resident_bytes, room_for, share_of_rank
@@ -90,7 +110,7 @@ def make_resident(
         room,
         dataset,
         recipe,
-        image="image",
+        image=image,
         share=share_of_rank(frozen, global_batch=walk.global_batch, world=world),
         cuda=device.type == "cuda",
         fed_samples=options.sizes.per_rank * options.depth,
@@ -99,7 +119,7 @@ def make_resident(
         return None
     return ResidentImages(
         recipe,
-        image="image",
+        image=image,
         samples=dataset.contents.id_end,
         max_bytes=max_bytes,
         threads=threads,
@@ -108,10 +128,24 @@ def make_resident(
     )
 
 
-def make_graph(
+def make_graphs(
+    recipes: FieldRecipes, options: NativeOptions, threads: int, resident: ResidentImages | None
+) -> ImageGraphs:
+    """Build the graphs that decode a loader's batches. threads: of all of them together."""
+    share = max(1, threads // max(1, len(recipes.images)))
+    graphs: dict[str, Graph | ResidentGraph] = {}
+    try:
+        for field, recipe in recipes.images.items():
+            graphs[field] = _make_graph(recipe, options, share, resident)
+    except BaseException:
+        ImageGraphs(graphs).close()
+        raise
+    return ImageGraphs(graphs)
+
+
+def _make_graph(
     recipe: CheckedRecipe, options: NativeOptions, threads: int, resident: ResidentImages | None
 ) -> Graph | ResidentGraph:
-    """Build the graph that decodes a loader's batches."""
     alone = options.world.size == 1 or not recipe.mixing
 
     def make(*, from_memory: bool = False) -> Graph:

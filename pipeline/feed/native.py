@@ -16,15 +16,12 @@ from penstock.pipeline.plan.state import LoaderState
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import torch
-
+    from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.position import PassId
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.statistics import Statistics
     from penstock.readers.source import Source
-
-    Tensors = tuple[torch.Tensor, ...]
 
 
 class NativeEngine:
@@ -84,7 +81,7 @@ class NativeEngine:
 
     # -- passes
 
-    def begin(self) -> Iterator[Tensors]:
+    def begin(self) -> Iterator[Output]:
         """Begin the current epoch at its start, or at a restored position.
 
         Nothing is consumed before the first next(): some trainers call iter() once more to look.
@@ -98,7 +95,7 @@ class NativeEngine:
         self._check_open()
         return self._position.begin_pass()
 
-    def deliver(self, pass_id: PassId) -> Tensors | None:
+    def deliver(self, pass_id: PassId) -> Output | None:
         """The next batch of a pass; None when its epoch is over."""
         self._check_open()
         feed, position = self._setup.ready.feed, self._position
@@ -106,9 +103,9 @@ class NativeEngine:
         if position.is_over(pass_id):
             return None
         position.check(pass_id)
-        tensors = feed.take()
+        output = feed.take()
         self.has_begun = True
-        return tensors
+        return output
 
     def count_step(self, step_s: float) -> None:
         """Count the time that the training loop had a batch."""
@@ -206,7 +203,7 @@ class _PassIterator:
     def __len__(self) -> int:
         return len(self._engine)
 
-    def __next__(self) -> Tensors:
+    def __next__(self) -> Output:
         if self._handed_out is not None:
             self._engine.count_step(time.perf_counter() - self._handed_out)
             self._handed_out = None

@@ -12,6 +12,7 @@ from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 
 if TYPE_CHECKING:
     from penstock.augment.pad import Pad
+    from penstock.pipeline.feed.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +68,22 @@ def too_long(pad: Pad, found: TooLong, *, sample_id: int) -> ConfigError:
         f"{pad}: sample {sample_id} is longer: its shape is {found.shape}. Nothing is cut off: "
         "pass a larger to=, or to=None for the longest of each batch."
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Pads:
+    """Fills up the ragged fields of batches that a recipe names; on any thread."""
+
+    pads: tuple[Pad, ...] = ()
+
+    def __call__(self, batch: Batch) -> dict[str, DenseColumn]:
+        """The dense columns of a batch. Raises ConfigError for a sample that is too long."""
+        filled: dict[str, DenseColumn] = {}
+        for pad in self.pads:
+            column = batch.content.columns[pad.field]
+            assert isinstance(column, RaggedColumn), pad.field
+            found = padded(column, pad)
+            if isinstance(found, TooLong):
+                raise too_long(pad, found, sample_id=int(batch.content.ids[found.row]))
+            filled[pad.field] = found
+        return filled

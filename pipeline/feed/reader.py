@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.augment.draws import decodes_window
 from penstock.augment.headers import bad_headers
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report.probes import ReadProbe
+from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,29 +20,43 @@ if TYPE_CHECKING:
     from penstock.augment.recipe import CheckedRecipe
     from penstock.cache.base.blob import ReadMode
     from penstock.pipeline.feed.bad_samples import BadSamples
+    from penstock.pipeline.feed.payloads import Payloads
     from penstock.pipeline.feed.resident.images import ResidentImages
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.source import Source
 
+    Undecodable = Mapping[str, Mapping[int, str]]
+    """By image field: rows that don't decode, and why."""
+
+
+class Transform(Protocol):
+    """What is done to samples once they are read and all but images is decoded; on any thread."""
+
+    def __call__(self, content: SampleBatch, *, epoch: int, bad: dict[int, str]) -> SampleBatch:
+        """Other columns for these samples, each as a function of its own sample, id and epoch.
+        bad: rows that are known to be, which have empty columns; those that turn out so are added,
+        with reasons."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchReader:
     """Reads the samples of a batch, and finds others for those that are bad; on any thread.
 
-    recipe: that images in the field `image` are decoded by; both None without images. resident:
-    what keeps decoded images in memory; None where each sample is read each time. probe: is shown
-    what was read.
+    recipes: by image field. payloads: decodes what is neither images nor numbers. resident: what
+    keeps decoded images in memory; None where each sample is read each time. transform: what is
+    done to samples then; None: nothing. probe: is shown what was read.
     """
 
     dataset: Source
-    recipe: CheckedRecipe | None
-    image: str | None
+    recipes: Mapping[str, CheckedRecipe]
+    payloads: Payloads
     mode: ReadMode
     bad_samples: BadSamples
     probe: ReadProbe = field(default_factory=ReadProbe)
     resident: ResidentImages | None = None
+    transform: Transform | None = None
 
     def read(self, step: Step, slots: Slots) -> Batch:
         """The batch of a step with its bytes. Raises what reading raises, and
@@ -53,40 +68,50 @@ class BatchReader:
             content = self._read(own, epoch, bad=bad)
         else:
             found: dict[int, str] = {}
-            content = self._read_once(own, found)
+            content = self._read_once(own, epoch, found)
             for row, why in found.items():
                 self.bad_samples.learn(epoch, int(own[row]), why, lasting=True)
             bad |= found
             valid = valid.copy()
             valid[list(bad)] = False
-        self.probe.sample(content.encoded(self.image) if self.image is not None else None)
+        image = next(iter(self.recipes), None)
+        self.probe.sample(None if image is None else content.encoded(image))
         return Batch(step=step, slots=slots, own=own, content=content, bad=bad, valid=valid)
 
-    def mark(self, batch: Batch, undecodable: Mapping[int, str]) -> None:
+    def mark(self, batch: Batch, undecodable: Undecodable) -> None:
         """Mark the rows of a padded batch that don't decode as not valid."""
         assert batch.valid is not None
-        self._learn_undecodable(batch, undecodable)
+        reasons = self._learn_undecodable(batch, undecodable)
         valid = batch.valid.copy()
-        valid[list(undecodable)] = False
-        batch.valid, batch.bad = valid, {**batch.bad, **undecodable}
+        valid[list(reasons)] = False
+        batch.valid, batch.bad = valid, {**batch.bad, **reasons}
 
-    def replace(self, batch: Batch, undecodable: Mapping[int, str]) -> SampleBatch:
-        """Put other samples into the rows that don't decode, and return these, in the rows' order.
-        Raises TooManyBadSamplesError."""
-        self._learn_undecodable(batch, undecodable)
-        rows = sorted(undecodable)
+    def replace(self, batch: Batch, undecodable: Undecodable) -> tuple[list[int], SampleBatch]:
+        """Other samples for the rows that don't decode, and these rows. Raises
+        TooManyBadSamplesError."""
+        rows = sorted(self._learn_undecodable(batch, undecodable))
         bad = self.bad_samples.reasons(batch.epoch, batch.own[rows])
         substitutes = self._read(batch.own[rows], batch.epoch, bad=bad)
-        batch.content = batch.content.patched(rows, substitutes)
         batch.bad = {**batch.bad, **{rows[place]: why for place, why in bad.items()}}
-        return substitutes
+        return rows, substitutes
 
-    def _learn_undecodable(self, batch: Batch, rows: Mapping[int, str]) -> None:
-        # A random window may miss the damage in another epoch.
-        lasting = self.recipe is None or not (self.recipe.random and decodes_window(self.recipe))
-        for row, why in rows.items():
-            sample_id = int(batch.content.ids[row])
-            self.bad_samples.learn(batch.epoch, sample_id, why, lasting=lasting)
+    def _learn_undecodable(self, batch: Batch, undecodable: Undecodable) -> dict[int, str]:
+        """Remember what didn't decode; the rows, and why."""
+        reasons: dict[int, str] = {}
+        for image, rows in undecodable.items():
+            recipe = self.recipes[image]
+            # A random window may miss the damage in another epoch.
+            lasting = not (recipe.random and decodes_window(recipe))
+            for row, why in rows.items():
+                reason, sample_id = self._named(image, why), int(batch.content.ids[row])
+                self.bad_samples.learn(batch.epoch, sample_id, reason, lasting=lasting)
+                reasons.setdefault(row, reason)
+        return reasons
+
+    def _named(self, image: str, reason: str) -> str:
+        """A reason that names its field where there are several that may be bad."""
+        several = len(self.recipes) + len(self.payloads.fields) > 1
+        return f"{image}: {reason}" if several else reason
 
     def _read(self, own: NDArray[np.int64], epoch: int, *, bad: dict[int, str]) -> SampleBatch:
         """Samples by id, with substitutes for bad ones. bad: rows known to be bad; those whose
@@ -95,31 +120,47 @@ class BatchReader:
         for row in bad:
             ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
         found: dict[int, str] = {}
-        content = self._read_once(ids, found)
+        content = self._read_once(ids, epoch, found)
         while found:
             for row, why in found.items():
                 self.bad_samples.learn(epoch, int(ids[row]), why, lasting=True)
                 bad.setdefault(row, why)  # the first that was tried was the row's own
                 ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
             rows, again = sorted(found), dict[int, str]()
-            content = content.patched(rows, self._read_once(ids[rows], again))
+            content = content.patched(rows, self._read_once(ids[rows], epoch, again))
             found = {rows[place]: why for place, why in again.items()}
         return content
 
-    def _read_once(self, ids: NDArray[np.int64], bad: dict[int, str]) -> SampleBatch:
-        """From memory what is there, the rest from its files. bad: is told rows and reasons."""
+    def _read_once(self, ids: NDArray[np.int64], epoch: int, bad: dict[int, str]) -> SampleBatch:
+        """From memory what is there, the rest from its files; decoded, but for images. bad: is told
+        rows and reasons."""
         if self.resident is not None:
-            return self.resident.read(ids, bad, self._read_files)
-        return self._read_files(ids, bad)
+            content = self.resident.read(ids, bad, self._read_files)
+        else:
+            content = self._read_files(ids, bad)
+        content = self.payloads(content, bad)
+        if self.transform is not None:
+            content = self.transform(content, epoch=epoch, bad=bad)
+        return content
 
     def _read_files(self, ids: NDArray[np.int64], bad: dict[int, str]) -> SampleBatch:
         """Read, and look at the headers of what this process sees for the first time: DALI doesn't
         survive all of those that can't be parsed. bad: is told rows and reasons."""
-        ledger, rows = self.bad_samples, self.dataset.rows(ids)
-        content = self.dataset.read(rows, mode=self.mode, bad=bad)
-        if self.image is not None:
-            new = [row for row in ledger.unseen(rows).tolist() if row not in bad]
-            found = bad_headers(content.take(new).encoded(self.image))
-            bad.update({new[place]: why for place, why in found.items()})
-            ledger.mark_seen(rows[[row for row in new if row not in bad]])
+        ledger, places = self.bad_samples, self.dataset.rows(ids)
+        content = self.dataset.read(places, mode=self.mode, bad=bad)
+        if not self.recipes:
+            return content
+        new = [row for row in ledger.unseen(places).tolist() if row not in bad]
+        if not new:
+            return content
+        for image in self.recipes:
+            present = content.present.get(image)
+            rows = new if present is None else [row for row in new if present[row]]
+            images = content.encoded(image)
+            some = EncodedBatch(
+                ids=ids[rows], encoded=[images.encoded[row] for row in rows], dims=images.dims[rows]
+            )
+            found = bad_headers(some)
+            bad.update({rows[place]: self._named(image, why) for place, why in found.items()})
+        ledger.mark_seen(places[[row for row in new if row not in bad]])
         return content

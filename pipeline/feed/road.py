@@ -3,14 +3,17 @@
     stage       method              what it makes                      on which thread
     ----------  ------------------  ---------------------------------  --------------------------
     ordered     Road.order          Step: positions of the stream      who pulls the next batch
-    read        Road.read           Batch: ids, encoded bytes          penstock-read_N
-    drawn       Road.draw           Batch.draws, .mix: random numbers  penstock-read_N
+    read        Road.read           Batch: ids, columns; all decoded   penstock-read_N
+                                    but images
+    drawn       Road.draw           Batch.draws, .mix: random numbers; penstock-read_N
+                                    masks and boxes follow their image
     decoded     Road.begin_decode,  Batch.images, by DALI; others for  penstock-decode_0; on CUDA
-                Road.decode         those that can't be decoded        the training loop's
-    finished    Road.finish         Batch.tensors: mixed, on their     the one that decodes
-                                    device
+                Road.decode         those that can't be decoded        and without images the
+                                                                       training loop's
+    finished    Road.finish         Batch.output: mixed, as tensors    the one that decodes
+                                    on their device
     handed out  Road.hand_out       counted, and told to other ranks;  the training loop's
-                                    its tensors are the user's
+                                    the output is the user's
 
 One `Batch` goes all the way, and each stage fills in the fields that are its own. A `Road` says
 what happens to one batch; when it happens, how many batches are on the way and what stops them is
@@ -27,16 +30,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import torch
-
-    from penstock.augment.batches import DecodedBatch
-    from penstock.augment.graph import Graph
     from penstock.pipeline.feed.bad_count import BadCount
-    from penstock.pipeline.feed.batch import Batch
+    from penstock.pipeline.feed.batch import Batch, Output
     from penstock.pipeline.feed.draws import BatchDraws
     from penstock.pipeline.feed.finisher import Finisher
+    from penstock.pipeline.feed.graphs import ImageGraphs
+    from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.reader import BatchReader
-    from penstock.pipeline.feed.resident.graph import ResidentGraph
     from penstock.pipeline.plan.slots import RankOrder
     from penstock.pipeline.plan.steps import Cursor, Step, Walk
     from penstock.pipeline.report.meter import Meter
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 class Road:
     """Says what happens to each batch of a loader, stage by stage; it has no thread and no place.
 
-    endless: it goes on into the next epoch. graph: decodes the images of the field
-    `image`; both None where none is decoded.
+    endless: it goes on into the next epoch. graphs: none without images. pads: ragged fields that
+    are filled up.
     """
 
     walk: Walk
@@ -55,11 +55,11 @@ class Road:
     slots: RankOrder
     reader: BatchReader
     draws: BatchDraws
-    graph: Graph | ResidentGraph | None
-    image: str | None
+    graphs: ImageGraphs
     finisher: Finisher
     bad_count: BadCount
     meter: Meter
+    pads: Pads
 
     # -- ordered
 
@@ -79,59 +79,55 @@ class Road:
         return batch
 
     def read(self, step: Step) -> Batch:
-        """A batch with the bytes of the samples that this rank has in a step."""
+        """A batch with the samples that this rank has in a step."""
         return self.reader.read(step, self.slots.slots(step))
 
     def draw(self, batch: Batch) -> None:
-        """Draw the random numbers of its samples: functions of seed, epoch and sample id."""
-        batch.draws = self.draws.draws(batch.content, batch.epoch)
+        """Draw the random numbers of its samples: functions of seed, epoch and sample id. Masks,
+        boxes and points go where their pixels will be."""
+        batch.draws, batch.content = self.draws.draw(batch.content, batch.epoch)
         batch.mix = self.draws.mix(batch)
+        batch.filled = self.pads(batch)
 
     # -- decoded: one thread at a time
 
     def begin_decode(self, batch: Batch) -> None:
         """Give a batch to DALI, which works on several at once."""
-        if self.graph is not None and self.image is not None and batch.draws is not None:
-            self.graph.feed(batch.content.encoded(self.image), batch.draws, bad=batch.left_out)
+        self.graphs.feed(batch)
 
     def decode(self, batch: Batch) -> None:
         """Take the images of the oldest batch from DALI, which must be this one."""
-        if self.graph is None:
-            return
-        decoded = self.graph.outputs_marked()
-        if decoded.bad.keys() - batch.left_out.keys():
-            self._mend(batch, decoded)
-        batch.images = decoded.images
+        bad = self.graphs.take(batch)
+        if bad:
+            self._mend(batch, bad)
 
-    def _mend(self, batch: Batch, decoded: DecodedBatch) -> None:
+    def _mend(self, batch: Batch, bad: Mapping[str, Mapping[int, str]]) -> None:
         """Put substitutes in the place of what didn't decode (in the images too), or mark it."""
-        assert self.graph is not None
-        assert self.image is not None
         if batch.valid is not None:
-            self.reader.mark(batch, decoded.bad)
+            self.reader.mark(batch, bad)
             return
-        bad: Mapping[int, str] = decoded.bad
         while bad:
-            rows = sorted(bad)
-            substitutes = self.reader.replace(batch, bad)
-            draws = self.draws.draws(substitutes, batch.epoch)
-            assert draws is not None
-            again = self.graph.decode(substitutes.encoded(self.image), draws)
-            decoded.images[rows] = again.images
-            bad = {rows[place]: why for place, why in again.bad.items()}
+            rows, substitutes = self.reader.replace(batch, bad)
+            draws, substitutes = self.draws.draw(substitutes, batch.epoch)
+            batch.content = batch.content.patched(rows, substitutes)
+            again = self.graphs.decode(substitutes, draws)
+            bad = {}
+            for image, decoded in again.items():
+                batch.images[image][rows] = decoded.images
+                if decoded.bad:
+                    bad[image] = {rows[place]: why for place, why in decoded.bad.items()}
+        batch.filled = self.pads(batch)
 
     # -- finished: where it was decoded
 
     def finish(self, batch: Batch) -> None:
-        """Make the tensors that are handed out."""
-        batch.tensors = self.finisher(batch)
-        batch.images = None
+        """Make what is handed out."""
+        batch.output = self.finisher(batch)
+        batch.images = {}
 
     # -- handed out: in the training loop
 
-    def hand_out(
-        self, batch: Batch, *, wait_s: float, begins_epoch: bool
-    ) -> tuple[torch.Tensor, ...]:
+    def hand_out(self, batch: Batch, *, wait_s: float, begins_epoch: bool) -> Output:
         """Count a batch, tell the other ranks of its bad samples, and return what the user gets.
 
         Before it is handed out, so that the others know when they ask for the next. wait_s: that
@@ -145,4 +141,4 @@ class Road:
             decode_s=batch.decode_wait_s * share,
         )
         self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
-        return batch.tensors
+        return batch.output

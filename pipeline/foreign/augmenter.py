@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from penstock.augment.draws import draw
@@ -100,14 +101,16 @@ def make_augmenter(options: ForeignOptions) -> Augmenter:
 
     Raises ConfigError for batches of no fixed size, RecipeError for operations that don't fit.
     """
+    operations = options.own.augment
     assert options.draw_seed is not None
+    assert not isinstance(operations, Mapping)
     if options.batch_size is None:
         raise ConfigError(
             "augment= needs batches of one size: pass batch_size= (not a batch_sampler, nor "
             "batch_size=None)."
         )
     return Augmenter(
-        options.own.augment or (),
+        operations or (),
         batch_size=options.batch_size,
         threads=options.world.threads(usable_cores()),
         device=options.device,

@@ -10,6 +10,7 @@ from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     from penstock.augment import Operation
+    from penstock.augment.field_recipes import Recipes
 
 
 def check_count(name: str, value: object, *, least: int) -> int:
@@ -57,13 +58,24 @@ def check_epoch(value: object) -> None:
     check_count("epoch", value, least=0)
 
 
-def checked_augment(value: Any) -> tuple[Operation, ...] | None:
-    """The operations as a tuple, or None; raises ConfigError for anything else.
+def checked_augment(value: Any) -> Recipes | None:
+    """The operations as a tuple, by field where they were given so, or None; raises ConfigError for
+    anything else.
 
     Whether they fit one another and the images is checked later.
     """
-    if value is None:
-        return None
+    if isinstance(value, Mapping):
+        unknown = [name for name in value if not isinstance(name, str)]
+        if unknown or not value:
+            raise ConfigError(
+                f"augment: got {value!r}, wanted a list of operations, or such a list by field: "
+                '{"image": [...]}.'
+            )
+        return {name: _operations(f'augment["{name}"]', each) for name, each in value.items()}
+    return None if value is None else _operations("augment", value)
+
+
+def _operations(what: str, value: Any) -> tuple[Operation, ...]:
     from penstock.augment import Operation
 
     wanted = (
@@ -71,17 +83,17 @@ def checked_augment(value: Any) -> tuple[Operation, ...] | None:
         "Normalize()]"
     )
     if isinstance(value, get_args(Operation)):
-        raise ConfigError(f"augment: got the operation {value!r} alone, {wanted}. Put it in [...].")
+        raise ConfigError(f"{what}: got the operation {value!r} alone, {wanted}. Put it in [...].")
     own = (
         "A function of yours goes into the dataset's __getitem__ (torch datasets), onto the batch "
         "in your loop, or, made of DALI's nodes, into the list as Apply(function)"
     )
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
-        raise ConfigError(f"augment: got {value!r}, {wanted}. {own}.")
+        raise ConfigError(f"{what}: got {value!r}, {wanted}. {own}.")
     operations = tuple(value)
     for place, operation in enumerate(operations):
         if not isinstance(operation, get_args(Operation)):
-            raise ConfigError(f"augment: got {operation!r} at place {place}, {wanted}. {own}.")
+            raise ConfigError(f"{what}: got {operation!r} at place {place}, {wanted}. {own}.")
     return operations
 
 

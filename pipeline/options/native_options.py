@@ -12,7 +12,7 @@ from penstock.pipeline.options.sizes import BatchSizes, batch_sizes, check_ends
 if TYPE_CHECKING:
     import torch
 
-    from penstock.augment import Operation
+    from penstock.augment.field_recipes import Recipes
     from penstock.cache.base.blob import ReadMode
     from penstock.pipeline.options.penstock_options import (
         PenstockOptions,
@@ -36,7 +36,7 @@ class NativeOptions:
     threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
     agrees: the world is that of torch's process group, so its ranks compare plans and count bad
     samples together. resident: whether decoded images stay in memory. pin_memory: of what is
-    handed out on the CPU.
+    handed out on the CPU. as_dict: batches are dicts by field, not tuples.
     """
 
     world: World
@@ -46,7 +46,7 @@ class NativeOptions:
     shuffle: bool
     drop_last: bool
     pad: bool
-    augment: tuple[Operation, ...] | None
+    augment: Recipes | None
     device: torch.device
     deterministic: bool
     threads: int
@@ -58,6 +58,7 @@ class NativeOptions:
     agrees: bool = False
     resident: ResidentMode = False
     pin_memory: bool = False
+    as_dict: bool = False
 
     @classmethod
     def of(
@@ -97,6 +98,7 @@ class NativeOptions:
             agrees=agrees,
             resident=own.resident,
             pin_memory=bool(torch_options.pin_memory),
+            as_dict=own.as_dict,
         )
 
     def resumed(self, state: LoaderState) -> NativeOptions:

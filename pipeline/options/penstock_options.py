@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, get_args
 
+from penstock.augment.pad import Pad
+from penstock.augment.sanitize import SanitizeBoxes
 from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.options.checks import (
@@ -19,7 +22,7 @@ from penstock.pipeline.options.refusals import refuse_native_arguments, refuse_w
 if TYPE_CHECKING:
     import torch
 
-    from penstock.augment import Operation
+    from penstock.augment.field_recipes import Recipes
 
 ResidentMode = bool | Literal["auto"]
 
@@ -74,7 +77,7 @@ class PenstockOptions:
     """
 
     plan: PlanOptions = PlanOptions()
-    augment: tuple[Operation, ...] | None = None
+    augment: Recipes | None = None
     device: str | torch.device | int = "cpu"
     global_batch_size: int | None = None
     pad: Literal["mask"] | None = None
@@ -82,6 +85,7 @@ class PenstockOptions:
     deterministic: bool = False
     read: ReadMode = READ_MODE
     resident: ResidentMode = False
+    as_dict: bool = False
 
     def __post_init__(self) -> None:
         check_choice("pad", self.pad, (None, "mask"))
@@ -89,14 +93,20 @@ class PenstockOptions:
         check_resident(self.resident)
         if self.max_bad is not None:
             check_share("max_bad", self.max_bad)
+        check_choice("as_dict", self.as_dict, (True, False))
 
     def check_foreign(self) -> None:
         """Raise ConfigError for what only native datasets have a use for."""
+        operations = () if isinstance(self.augment, Mapping) else self.augment or ()
+        of_fields = [op for op in operations if isinstance(op, (Pad, SanitizeBoxes))]
         refuse_native_arguments(
             {
+                "augment= by field": isinstance(self.augment, Mapping),
+                **{f"{type(op).__name__} in augment=": True for op in of_fields},
                 "deterministic": self.deterministic and self.augment is None,
                 "read": self.read != READ_MODE,
                 "resident=True": self.resident is True,
+                "as_dict=True": self.as_dict is True,
             }
         )
 

@@ -10,7 +10,7 @@ import numpy as np
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -131,12 +131,12 @@ class RaggedColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ListColumn:
-    """Samples as Python has them, once they are decoded: str of texts, bytes of bytes.
+    """Samples one by one, once they are decoded: str of texts, bytes of bytes, arrays of masks.
 
     A sample that is missing or bad is empty.
     """
 
-    samples: list[str] | list[bytes]
+    samples: list[str] | list[bytes] | list[NDArray[Any]]
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -185,6 +185,15 @@ class SampleBatch:
         assert isinstance(column, EncodedColumn), name
         assert column.dims is not None, name
         return EncodedBatch(ids=self.ids, encoded=column.samples, dims=column.dims)
+
+    def with_columns(self, columns: Mapping[str, Column]) -> SampleBatch:
+        """The same samples with these columns, others in place of those that are there."""
+        return replace(self, columns={**self.columns, **columns})
+
+    def without(self, names: Collection[str]) -> SampleBatch:
+        """The same samples without these columns."""
+        columns = {name: each for name, each in self.columns.items() if name not in names}
+        return replace(self, columns=columns)
 
     def take(self, rows: Rows) -> SampleBatch:
         """These rows, in this order."""

@@ -95,7 +95,8 @@ def test_samples_by_index_name_the_loader(pack: Path) -> None:
         (torch.nn.Identity(), "wanted operations in a list"),
         ("imagenet", "wanted operations in a list"),
         (Resize(8), r"alone.*Put it in \[\.\.\.\]"),
-        ({"image": [Resize(8)]}, "wanted operations in a list"),
+        ({"image": Resize(8)}, r"alone.*Put it in \[\.\.\.\]"),
+        ({}, "wanted a list of operations"),
         (7, "got 7"),
     ],
 )

@@ -19,6 +19,8 @@ from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.threads import NAME_PREFIX
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.feed.feed import Feed
+from penstock.pipeline.feed.graphs import ImageGraphs
+from penstock.pipeline.feed.padding import Pads
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.feed.road import Road
 from penstock.pipeline.plan.order import Plan
@@ -84,9 +86,9 @@ class Reader:
 
 
 class NoDraws:
-    def draws(self, content: SampleBatch, epoch: int) -> dict[str, Any]:
-        del content, epoch
-        return {}
+    def draw(self, content: SampleBatch, epoch: int) -> tuple[dict[str, Any], SampleBatch]:
+        del epoch
+        return {"image": {}}, content
 
     def mix(self, batch: Batch) -> None: ...
 
@@ -95,8 +97,7 @@ class ImagesAlone:
     def begin(self) -> None: ...
 
     def __call__(self, batch: Batch) -> tuple[torch.Tensor, ...]:
-        assert batch.images is not None
-        return (batch.images,)
+        return (batch.images["image"],)
 
 
 class FakeGraph:
@@ -139,8 +140,8 @@ class User:
         fakes: dict[str, Any] = {
             "reader": reader,
             "draws": NoDraws(),
-            "graph": graph,
-            "image": "image",
+            "graphs": ImageGraphs({"image": graph}),  # type: ignore[dict-item]
+            "pads": Pads(),
             "finisher": ImagesAlone(),
             "bad_count": reader.bad_count,
         }

@@ -46,7 +46,7 @@ def test_a_batch_goes_the_road_on_one_thread_as_on_many(pack: Path) -> None:
             road.begin_decode(batch)
             road.decode(batch)
             road.finish(batch)
-            assert batch.images is None  # the user's tensors are the only ones
+            assert not batch.images  # the user's tensors are the only ones
             tensors = road.hand_out(batch, wait_s=0.0, begins_epoch=step.start.position == 0)
             by_hand.append(tensors)
         assert threading.active_count() == before

@@ -1,0 +1,74 @@
+"""Texts, bytes and masks of a batch: decoded by the reading threads, as images are by DALI."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers.fields.columns import EncodedColumn, ListColumn
+from penstock.readers.fields.decode import decode_mask, decode_text
+from penstock.readers.fields.field_types import Bytes, FieldType, Mask, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.readers.fields.columns import Column, SampleBatch
+    from penstock.readers.types import Encoded
+
+    Decode = Callable[[Encoded], Any]
+
+_NO_MASK = np.zeros((0, 0), np.uint8)
+_NO_MASK.flags.writeable = False
+
+
+class Payloads:
+    """Decodes those encoded columns that aren't images; on any thread.
+
+    fields: which ones. are_slow: they take a thread longer than to read and to check them.
+    """
+
+    def __init__(self, types: Mapping[str, FieldType]) -> None:
+        """types: of the fields that are read."""
+        decoders = {name: _decoder(type) for name, type in types.items()}
+        self._decoders = {name: each for name, each in decoders.items() if each is not None}
+        self.fields = tuple(self._decoders)
+        self.are_slow = any(isinstance(type, Mask) for type in types.values())
+
+    def __call__(self, content: SampleBatch, bad: dict[int, str]) -> SampleBatch:
+        """The samples with these columns decoded; what is missing or bad is empty. bad: rows that
+        are known to be; those that don't decode are added, with the reason and the field."""
+        if not self._decoders:
+            return content
+        columns: dict[str, Column] = {}
+        for name, (decode, empty) in self._decoders.items():
+            column = content.columns[name]
+            if not isinstance(column, EncodedColumn):
+                continue
+            samples, present = list[Any](), content.present.get(name)
+            for row, payload in enumerate(column.samples):
+                value = empty
+                if row not in bad and (present is None or present[row]):
+                    try:
+                        value = decode(payload)
+                    except ValueError as error:
+                        bad[row] = f"{name}: {error}"
+                samples.append(value)
+            columns[name] = ListColumn(samples)
+        return content.with_columns(columns)
+
+
+def _decoder(type: FieldType) -> tuple[Decode, Any] | None:
+    """How a payload is decoded, and what stands for one that isn't there; None: elsewhere."""
+    if isinstance(type, Text):
+        return decode_text, ""
+    if isinstance(type, Bytes):
+        return _as_bytes, b""
+    if isinstance(type, Mask):
+        return partial(decode_mask, dtype=type.dtype), _NO_MASK
+    return None
+
+
+def _as_bytes(payload: Encoded) -> bytes:
+    return payload.tobytes()

@@ -1,0 +1,43 @@
+"""Columns as what users get: tensors, `Ragged`s and lists."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from penstock.pipeline.feed.ragged import Ragged
+from penstock.readers.fields.columns import DenseColumn, ListColumn, RaggedColumn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+
+
+def tensor_of(values: NDArray[Any]) -> torch.Tensor:
+    """Numbers as a tensor that is the user's: in their own memory where that may be written to,
+    else in a copy."""
+    return torch.from_numpy(values if values.flags.writeable else values.copy())
+
+
+def output_of(column: Column) -> Any:
+    """A decoded column as a tensor, a `Ragged` or a list. Arrays one by one are stacked."""
+    if isinstance(column, DenseColumn):
+        return tensor_of(column.values)
+    if isinstance(column, RaggedColumn):
+        shapes = None if column.shapes is None else tensor_of(column.shapes)
+        return Ragged(tensor_of(column.values), tensor_of(column.offsets), shapes)
+    assert isinstance(column, ListColumn), type(column)
+    samples: list[Any] = column.samples
+    if samples and isinstance(samples[0], np.ndarray):
+        return torch.from_numpy(np.stack(samples))
+    return samples
+
+
+def on_each(value: Any, change: Callable[[Any], Any]) -> Any:
+    """What is handed out for a field, changed where it consists of tensors."""
+    return change(value) if isinstance(value, torch.Tensor | Ragged) else value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.pipeline.report.change import Change
 from penstock.pipeline.report.decode_changes import augment_changes, decode_changes
+from penstock.pipeline.report.map_changes import map_changes
 from penstock.pipeline.report.read_changes import cache_changes, disk_changes, remote_changes
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ _CHANGES: dict[Limit, Callable[[LoaderFacts], Iterator[Change]]] = {
     "augment": augment_changes,
     "decode": decode_changes,
     "dataset": _dataset,
+    "map": map_changes,
     "disk": disk_changes,
     "remote": remote_changes,
     "cache": cache_changes,

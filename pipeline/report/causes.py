@@ -12,11 +12,13 @@ Limit = Literal[
     "augment",
     "decode",
     "dataset",
+    "map",
     "disk",
     "remote",
     "cache",
 ]
-"""The stage that holds the job back. python: the training loop, as it keeps Python's GIL."""
+"""The stage that holds the job back. python: the training loop, as it keeps Python's GIL. map: a
+function of the user's in the recipe."""
 
 Cause = Literal[
     "",
@@ -29,6 +31,7 @@ Cause = Literal[
     "oversized",
     "progressive",
     "dataset-code",
+    "slow-map",
     "slow-disk",
     "tiny-shards",
     "slow-remote",

@@ -28,6 +28,7 @@ _WHAT: dict[Limit, str] = {
     "augment": "Augmenting is",
     "decode": "Decoding and augmenting is",
     "dataset": "The dataset's own code is",
+    "map": "Your function in the recipe is",
     "disk": "Reading is",
     "remote": "The remote is",
     "cache": "The cache's size is",
@@ -110,6 +111,8 @@ def _wait_words(limit: Limit, facts: LoaderFacts) -> str:
         return waited
     if limit in ("disk", "remote", "cache"):
         return f"{at}, most of that for bytes from the {'disk' if limit == 'disk' else 'remote'}"
+    if limit == "map":
+        return f"{at}, most of that for {facts.map.name if facts.map else 'Map'}"
     if limit == "dataset":
         workers = f"with {facts.workers} workers" if facts.workers else "in the training process"
         return f"{at}, read {workers}"

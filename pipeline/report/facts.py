@@ -127,6 +127,7 @@ class LoaderFacts:
     gil_late: share of the reading threads' tries to take Python's GIL that came late; gil_late_s:
     the mean time of those. decode_threads, usable_cores: of this rank. device: "cpu", "cuda:0".
     workers: torch's, of a torch dataset; None for a native one. url: the dataset's, for people.
+    map: what the recipe's Maps take; None without any.
     """
 
     samples: int
@@ -149,6 +150,7 @@ class LoaderFacts:
     remote: TierFacts | None = None
     shards: ShardFacts | None = None
     images: ImageFigures | None = None
+    map: MapFacts | None = None
     cores: CoreSpeeds | None = None
     ceilings: Ceilings | None = None
 
@@ -168,7 +170,10 @@ class LoaderFacts:
         remote = self.remote
         if remote is not None and earlier.remote is not None:
             remote = replace(remote, traffic=_less(remote.traffic, earlier.remote.traffic))
-        return replace(self, remote=remote, **less)
+        map = self.map
+        if map is not None and earlier.map is not None:
+            map = replace(map, seconds=map.seconds - earlier.map.seconds)
+        return replace(self, remote=remote, map=map, **less)
 
 
 def _less(traffic: Traffic, earlier: Traffic) -> Traffic:

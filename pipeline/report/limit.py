@@ -43,6 +43,10 @@ def find_limit(facts: LoaderFacts) -> Limit:
     holds_gil = facts.workers is None and facts.gil_late >= _HELD_GIL
     if facts.wait_share < FED_WAIT_SHARE:
         return "python" if holds_gil else "model"
+    # Before the GIL: a function in the reading threads keeps it from the others of them.
+    waits_for_bytes = facts.wait_read_s > facts.wait_decode_s
+    if facts.map is not None and waits_for_bytes and facts.map.seconds > facts.load_s / 2:
+        return "map"
     # Readers that are kept from the GIL leave decoding without work: it is waited for then, too.
     if holds_gil and facts.step_s > facts.wait_s:
         return "python"

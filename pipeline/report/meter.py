@@ -21,7 +21,13 @@ from penstock.pipeline.report.statistics import Statistics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.pipeline.report.facts import CoreSpeeds, ResidentFacts, ShardFacts, TierFacts
+    from penstock.pipeline.report.facts import (
+        CoreSpeeds,
+        MapFacts,
+        ResidentFacts,
+        ShardFacts,
+        TierFacts,
+    )
 
 _WAITS_KEPT = 4096
 # Looking at the cores takes 0.2 s, and what else runs on them seldom changes.
@@ -56,6 +62,7 @@ class Meter:
     bytes_disk: int = 0
     remote: Callable[[], TierFacts] | None = None  # of a remote dataset
     resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
+    map: Callable[[], MapFacts] | None = None  # where the recipe has Maps
     bad: int = 0
     quarantine: str = ""
     workers: int | None = None  # torch's, of a torch dataset; None: a native one
@@ -106,6 +113,7 @@ class Meter:
             wait_decode_s=self.wait_decode_s,
             read_s=self.read_s,
             load_s=self.load_s,
+            map_s=facts.map.seconds if facts.map else 0.0,
             bytes_disk=traffic.bytes_disk,
             bytes_memory=resident.bytes_memory if resident else 0,
             resident_hits=resident.hits if resident else 0,
@@ -158,6 +166,7 @@ class Meter:
             remote=remote,
             shards=self.shards,
             images=self.probe.images(self.output) if self.output else None,
+            map=self.map() if self.map is not None else None,
         )
 
     def _cores(self) -> CoreSpeeds:

@@ -29,6 +29,7 @@ _COUNTERS = frozenset(
         "wait_decode_s",
         "read_s",
         "load_s",
+        "map_s",
         "bytes_disk",
         "bytes_remote",
         "bytes_filled",

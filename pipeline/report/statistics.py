@@ -27,6 +27,7 @@ class Statistics:
     read_s: thread time that reading, checking and drawing took; high with a low wait_read_s is
     fine.
     load_s: time that the reading threads spent on that by the clock, waits among it.
+    map_s: of that, in the functions of the recipe's Maps, or waiting for their processes.
     bytes_disk: encoded bytes read from local files, a cache's among them.
     bytes_memory: decoded bytes that came from memory (`resident=`) in place of reading and
     decoding; resident_hits: of how many samples; resident_bytes: of images that are kept there.
@@ -62,6 +63,7 @@ class Statistics:
     wait_decode_s: float
     read_s: float
     load_s: float
+    map_s: float
     bytes_disk: int
     bytes_memory: int
     resident_hits: int

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
-from penstock.readers.fields.field_types import Text
+from penstock.readers.fields.decode import decode_mask, decode_text
+from penstock.readers.fields.field_types import Mask, Text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,11 +20,14 @@ if TYPE_CHECKING:
 
 
 def plain(column: Column, type: FieldType) -> Column:
-    """A column without views on files: text as str, all else that is encoded as bytes."""
+    """A column without views on files: of what the reading threads haven't decoded bytes."""
     if not isinstance(column, EncodedColumn):
         return column
     if isinstance(type, Text):
-        return ListColumn([sample.tobytes().decode() for sample in column.samples])
+        return ListColumn([decode_text(sample) for sample in column.samples])
+    if isinstance(type, Mask):
+        masks: list[Any] = [decode_mask(sample, type.dtype) for sample in column.samples]
+        return ListColumn(masks)
     return ListColumn([sample.tobytes() for sample in column.samples])
 
 
@@ -34,7 +38,7 @@ def samples_of(column: Column) -> Sequence[Any]:
         return [values[row] for row in range(len(values))]
     if isinstance(column, RaggedColumn):
         return [_read_only(column.sample(row)) for row in range(len(column))]
-    return column.samples
+    return [each if isinstance(each, str | bytes) else _read_only(each) for each in column.samples]
 
 
 def stack_of(column: Column) -> Any:

@@ -23,6 +23,8 @@ from penstock.readers.fields.field_types import (
     Tokens,
     Value,
 )
+from penstock.readers.fields.masks import narrow
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +74,9 @@ def collector(type: FieldType, count: int) -> Collector:
         assert type.shape is not None
         shape = tuple(length for length in type.shape if length is not None)
         return _Dense(count, np.dtype(type.dtype), shape)
-    dtype, shape_ = _ragged(type)
-    return _Ragged(count, dtype, shape_)
+    if isinstance(type, Mask):
+        return _Masks(count, type.dtype)
+    return _Ragged(count, *_ragged(type))
 
 
 def _put_each(taker: Collector, values: Any) -> None:
@@ -85,16 +88,14 @@ def _put_each(taker: Collector, values: Any) -> None:
             raise
 
 
-def _ragged(type: FieldType) -> tuple[np.dtype[Any] | None, Shape]:
+def _ragged(type: FieldType) -> tuple[np.dtype[Any], Shape]:
     if isinstance(type, Array):
         assert type.shape is not None
         return np.dtype(type.dtype), type.shape
     if isinstance(type, Tokens):
         return np.dtype(type.dtype), (None,)
-    if isinstance(type, Boxes | Keypoints):
-        return np.dtype(np.float32), (None, 4 if isinstance(type, Boxes) else 2)
-    assert isinstance(type, Mask)
-    return None, (None, None)
+    assert isinstance(type, Boxes | Keypoints), type
+    return np.dtype(np.float32), (None, 4 if isinstance(type, Boxes) else 2)
 
 
 class _Lists:
@@ -168,33 +169,52 @@ class _Labels(_Dense):
 
 
 class _Ragged:
-    """Samples of several shapes; where only the first length differs the others are the column's.
+    """Samples of several shapes; where the first length alone differs, the column has the rest."""
 
-    dtype: None takes that of the first sample, which must be of whole numbers.
-    """
-
-    def __init__(self, count: int, dtype: np.dtype[Any] | None, shape: Shape) -> None:
+    def __init__(self, count: int, dtype: np.dtype[Any], shape: Shape) -> None:
         self._dtype, self._shape = dtype, shape
-        self._samples: list[NDArray[Any] | None] = [None] * count
+        self._empty = np.zeros([length or 0 for length in shape], dtype)
+        self._samples = [self._empty] * count
 
     def put(self, row: int, value: Any) -> None:
-        dtype = self._dtype
-        if dtype is None:
-            array = np.asarray(value)
-            if array.dtype.kind not in "bui":
-                raise MisfitError(_shown(value), "an array of class numbers (height, width)")
-            dtype = array.dtype
-        self._samples[row] = np.array(as_array(value, dtype, self._shape))
+        self._samples[row] = np.array(as_array(value, self._dtype, self._shape))
 
     def put_all(self, values: Any) -> None:
         _put_each(self, values)
 
     def column(self) -> Column:
-        dtypes = {each.dtype for each in self._samples if each is not None}
-        dtype = self._dtype or (np.result_type(*dtypes) if dtypes else np.dtype(np.uint8))
-        empty = np.zeros([length or 0 for length in self._shape], dtype)
-        samples = [empty if each is None else each.astype(dtype) for each in self._samples]
-        return ragged_column(samples, empty)
+        return ragged_column(self._samples, self._empty)
+
+
+class _Masks:
+    """Class numbers of pixels, as decoded masks have them. dtype: of the type."""
+
+    def __init__(self, count: int, dtype: str) -> None:
+        self._dtype = dtype
+        self._samples: list[Any] = [np.zeros((0, 0), np.uint8)] * count
+
+    def put(self, row: int, value: Any) -> None:
+        kinds = "uint8" if self._dtype == "uint8" else "uint8 or int32"
+        wanted = f"class numbers, {kinds}, of shape (height, width)"
+        try:
+            array = np.asarray(value)
+        except Exception as error:  # what stands for an array may raise anything
+            raise MisfitError(f"{_shown(value)}, no array ({error})", wanted) from None
+        if array.dtype.kind not in "bui" or array.ndim != 2:
+            raise MisfitError(_words(array.dtype, array.shape), wanted)
+        classes = narrow(array)
+        if isinstance(classes, Rejection):
+            raise MisfitError(classes.reason, wanted)
+        if self._dtype == "uint8" and classes.dtype != np.uint8:
+            raise MisfitError(_words(array.dtype, array.shape), wanted)
+        dtype = np.int32 if self._dtype == "int32" else classes.dtype
+        self._samples[row] = np.array(classes, dtype)
+
+    def put_all(self, values: Any) -> None:
+        _put_each(self, values)
+
+    def column(self) -> Column:
+        return ListColumn(self._samples)
 
 
 def ragged_column(samples: Sequence[NDArray[Any]], empty: NDArray[Any]) -> RaggedColumn:

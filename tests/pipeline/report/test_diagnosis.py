@@ -18,6 +18,7 @@ from penstock.pipeline.report.facts import (
     CoreSpeeds,
     ImageFigures,
     LoaderFacts,
+    MapFacts,
     ShardFacts,
     TierFacts,
 )
@@ -75,6 +76,11 @@ def remote(**more: Any) -> TierFacts:
     for name, value in more.items():
         (tiers if name in tiers else traffic)[name] = value
     return TierFacts(traffic=Traffic(**traffic), connections=64, request_p99_s=0.8, **tiers)
+
+
+def mapped(**more: Any) -> MapFacts:
+    usual = {"name": "Map(tokens)", "seconds": 0.9, "processes": 0, "batched": False}
+    return MapFacts(**{**usual, **more})
 
 
 READING = {"wait_read_s": 8.9, "wait_decode_s": 0.1}
@@ -146,6 +152,17 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
     ),
     (facts(workers=2, **READING), "dataset", "dataset-code", "num_workers="),
     (facts(workers=2), "decode", "slow-decode", "num_workers="),
+    (facts(**READING, map=mapped()), "map", "slow-map", "processes=2 would call it"),
+    (facts(**READING, map=mapped(), gil_late=0.9), "map", "slow-map", "90% of the time"),
+    (
+        facts(**READING, map=mapped(processes=2), usable_cores=8),
+        "map",
+        "slow-map",
+        "Predicted, if the function computes, and the cores are free",
+    ),
+    (facts(**READING, map=mapped(processes=2)), "map", "slow-map", "Do it once, batched=True"),
+    (facts(**READING, map=mapped(seconds=0.4)), "disk", "slow-disk", "NVMe"),
+    (facts(map=mapped()), "decode", "slow-decode", "num_workers="),
     (facts(**READING), "disk", "slow-disk", "`penstock pack /data/set DST`) on a local NVMe"),
     (facts(**READING, shards=FILES), "disk", "slow-disk", "penstock pack /data/set"),
     (facts(**READING, shards=USUAL), "disk", "slow-disk", "NVMe"),

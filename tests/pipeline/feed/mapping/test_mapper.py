@@ -118,7 +118,7 @@ class TestResults:
         assert values_of(batch, "many") == [[1, 0], [1, 0]]
         assert values_of(batch, "tokens") == [[0], [0, 1]]
         assert batch.columns["grid"].sample(1).shape == (2, 3, 2)  # type: ignore[union-attr]
-        assert batch.columns["mask"].sample(0).shape == (1, 2)  # type: ignore[union-attr]
+        assert [each.shape for each in values_of(batch, "mask")] == [(1, 2), (2, 3)]
         assert values_of(batch, "boxes") == [[], [[0, 1, 2, 2]]]
 
     @pytest.mark.parametrize(
@@ -139,6 +139,9 @@ class TestResults:
             ("\ud800", Text(), "UTF-8 can't hold"),
             ("x", Bytes(), "wanted bytes"),
             (np.zeros((2, 2), np.float32), Mask(of="image"), "class numbers"),
+            (np.zeros((2, 2), np.int32), Mask(of="image", dtype="uint8"), "int32 of shape"),
+            (np.full((2, 2), 2**40), Mask(of="image"), "at most 32 bits"),
+            (np.zeros((2, 2, 1), np.uint8), Mask(of="image"), r"shape \(2, 2, 1\)"),
             (np.zeros((2, 3), np.float32), Boxes(of="image"), r"wanted float32 of shape \(any, 4"),
         ],
     )

@@ -49,6 +49,17 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.world import World as World
     from penstock.pipeline.report.statistics import Statistics as Statistics
     from penstock.readers.dataset import Dataset as Dataset
+    from penstock.readers.fields.field_types import Array as Array
+    from penstock.readers.fields.field_types import Boxes as Boxes
+    from penstock.readers.fields.field_types import Bytes as Bytes
+    from penstock.readers.fields.field_types import ClassLabel as ClassLabel
+    from penstock.readers.fields.field_types import Image as Image
+    from penstock.readers.fields.field_types import Keypoints as Keypoints
+    from penstock.readers.fields.field_types import Mask as Mask
+    from penstock.readers.fields.field_types import MultiLabel as MultiLabel
+    from penstock.readers.fields.field_types import Text as Text
+    from penstock.readers.fields.field_types import Tokens as Tokens
+    from penstock.readers.fields.field_types import Value as Value
     from penstock.readers.index.opening import open_index as open_index
     from penstock.readers.packing.packing import pack as pack
 
@@ -58,10 +69,14 @@ __all__ = [
     "IMAGENET_MEAN",
     "IMAGENET_STD",
     "Apply",
+    "Array",
     "AutoAugment",
     "BadSampleError",
+    "Boxes",
+    "Bytes",
     "Cast",
     "CenterCrop",
+    "ClassLabel",
     "ColorJitter",
     "CutMix",
     "DataLoader",
@@ -69,8 +84,12 @@ __all__ = [
     "Decode",
     "DiskCache",
     "GaussianBlur",
+    "Image",
+    "Keypoints",
     "Map",
+    "Mask",
     "MixUp",
+    "MultiLabel",
     "Normalize",
     "Operation",
     "Pad",
@@ -87,7 +106,10 @@ __all__ = [
     "Resize",
     "SanitizeBoxes",
     "Statistics",
+    "Text",
+    "Tokens",
     "TrivialAugmentWide",
+    "Value",
     "World",
     "cifar_train",
     "imagenet_eval",
@@ -105,10 +127,14 @@ _HOME = {
     "IMAGENET_MEAN": "penstock.augment.ops",
     "IMAGENET_STD": "penstock.augment.ops",
     "Apply": "penstock.augment.ops",
+    "Array": "penstock.readers.fields.field_types",
     "AutoAugment": "penstock.augment.ops",
     "BadSampleError": "penstock.cache.errors",
+    "Boxes": "penstock.readers.fields.field_types",
+    "Bytes": "penstock.readers.fields.field_types",
     "Cast": "penstock.augment.ops",
     "CenterCrop": "penstock.augment.geometric_ops",
+    "ClassLabel": "penstock.readers.fields.field_types",
     "ColorJitter": "penstock.augment.ops",
     "CutMix": "penstock.augment.ops",
     "DataLoader": "penstock.pipeline.loader",
@@ -116,8 +142,12 @@ _HOME = {
     "Decode": "penstock.augment.ops",
     "DiskCache": "penstock.cache.disk.disk_cache",
     "GaussianBlur": "penstock.augment.ops",
+    "Image": "penstock.readers.fields.field_types",
+    "Keypoints": "penstock.readers.fields.field_types",
     "Map": "penstock.augment.map",
+    "Mask": "penstock.readers.fields.field_types",
     "MixUp": "penstock.augment.ops",
+    "MultiLabel": "penstock.readers.fields.field_types",
     "Normalize": "penstock.augment.ops",
     "Operation": "penstock.augment.ops",
     "Pad": "penstock.augment.pad",
@@ -134,7 +164,10 @@ _HOME = {
     "Resize": "penstock.augment.geometric_ops",
     "SanitizeBoxes": "penstock.augment.sanitize",
     "Statistics": "penstock.pipeline.report.statistics",
+    "Text": "penstock.readers.fields.field_types",
+    "Tokens": "penstock.readers.fields.field_types",
     "TrivialAugmentWide": "penstock.augment.ops",
+    "Value": "penstock.readers.fields.field_types",
     "World": "penstock.pipeline.plan.world",
     "cifar_train": "penstock.augment.presets",
     "imagenet_eval": "penstock.augment.presets",

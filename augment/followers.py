@@ -9,6 +9,7 @@ import numpy as np
 
 from penstock.augment.moves import common_dtype, move_boxes, move_masks, move_points
 from penstock.cache.errors import DatasetError
+from penstock.readers.fields.boxes import to_xyxy
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
 from penstock.readers.fields.field_types import Boxes, Keypoints, Mask
 
@@ -100,10 +101,9 @@ def _boxes(
     column: Samples, follower: Follower, format: BoxFormat, moves: Moves | None
 ) -> tuple[RaggedColumn, _Kept]:
     stored, counts = _rows(column, 4)
-    corners = _corners(stored, format)
-    boxes = (
-        corners.astype(np.float32) if moves is None else move_boxes(moves, corners, _owners(counts))
-    )
+    boxes = to_xyxy(stored, format)
+    if moves is not None:
+        boxes = move_boxes(moves, boxes, _owners(counts))
     if follower.sanitize is None:
         kept = _Kept(np.ones(len(boxes), np.bool_), counts)
         return RaggedColumn(boxes, _offsets(counts)), kept
@@ -129,17 +129,6 @@ def _rows(column: Samples, width: int) -> tuple[NDArray[Any], Ints]:
     assert isinstance(column, RaggedColumn)
     per_row = width if column.values.ndim == 1 else 1
     return column.values.reshape(-1, width), np.diff(column.offsets) // per_row
-
-
-def _corners(boxes: NDArray[Any], format: BoxFormat) -> NDArray[np.float64]:
-    found = boxes.astype(np.float64)
-    if format == "xywh":
-        found[:, 2:] += found[:, :2]
-    elif format == "cxcywh":
-        half = found[:, 2:] / 2
-        found[:, 2:] = found[:, :2] + half
-        found[:, :2] -= half
-    return found
 
 
 def _owners(counts: Ints) -> Ints:

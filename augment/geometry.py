@@ -7,7 +7,7 @@ decoded, and the graph decodes only what the last window will show (see `draws`)
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import Literal
 
 from penstock.augment.geometric_ops import (
     CenterCrop,
@@ -33,11 +33,6 @@ class Window:
     index: int
     op: CenterCrop | RandomCrop | RandomResizedCrop | Flipping
 
-    @property
-    def pads(self) -> bool:
-        """Whether it may reach outside of its image."""
-        return isinstance(self.op, RandomCrop) and self.op.padding > 0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Geometry:
@@ -45,8 +40,8 @@ class Geometry:
 
     antialias: "auto": per sample, where it shrinks by more than 2. size: as in `Resize`; None: no
     resize (then `after` is empty). out: height and width that leave it, None if they differ
-    between samples. Where a window of `before` reaches outside, what all of them show is padded
-    before it is resized.
+    between samples. padding: the crop of `before` that may reach outside, if any; then what all of
+    `before` show is padded before it is resized.
     """
 
     before: tuple[Window, ...] = ()
@@ -54,18 +49,13 @@ class Geometry:
     antialias: Antialias = True
     after: tuple[Window, ...] = ()
     out: tuple[int, int] | None = None
+    padding: RandomCrop | None = None
 
     @property
     def crops(self) -> bool:
         """Whether less than the whole input, or another size of it, leaves it."""
         crop = CenterCrop, RandomCrop, RandomResizedCrop
         return self.size is not None or any(isinstance(w.op, crop) for w in self.before)
-
-    @property
-    def padding(self) -> RandomCrop | None:
-        """The crop of `before` that may reach outside of its image."""
-        found = (window.op for window in self.before if window.pads)
-        return cast("RandomCrop | None", next(found, None))
 
 
 def plan_geometries(
@@ -77,13 +67,9 @@ def plan_geometries(
     for index, op in geometric:
         if isinstance(op, CenterCrop | RandomCrop):
             sizes = _cropped(op, sizes)
-            window = Window(index, op)
-            if window.pads and any(geometry.padding for geometry in geometries):
-                raise RecipeError("Two RandomCrop with padding= in one recipe: keep one.")
-            if window.pads and geometries[-1].crops:
-                # What it shows outside is padding, though the image before it went on there.
-                geometries.append(Geometry())
-            geometries[-1] = _with_window(geometries[-1], window, sizes)
+            if isinstance(op, RandomCrop) and op.padding:
+                geometries = _with_padding(geometries, op)
+            geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
         elif isinstance(op, RandomHorizontalFlip | RandomVerticalFlip):
             geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
         elif isinstance(op, RandomResizedCrop):
@@ -101,6 +87,15 @@ def _with_window(geometry: Geometry, window: Window, sizes: ImageRange | None) -
     if geometry.size is None:
         return replace(geometry, before=(*geometry.before, window), out=out)
     return replace(geometry, after=(*geometry.after, window), out=out)
+
+
+def _with_padding(geometries: list[Geometry], op: RandomCrop) -> list[Geometry]:
+    if any(geometry.padding for geometry in geometries):
+        raise RecipeError("Two RandomCrop with padding= in one recipe: keep one.")
+    if geometries[-1].crops:
+        # What it shows outside is padding, though the image went on there before it was cropped.
+        return [*geometries, Geometry(padding=op)]
+    return [*geometries[:-1], replace(geometries[-1], padding=op)]
 
 
 def _with_resize(

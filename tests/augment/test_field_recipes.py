@@ -113,7 +113,8 @@ def test_a_crop_may_be_for_some_images_alone() -> None:
     # the operations behind it draw what they draw for the other image
     ends = [each[-1] for each in moves]
     assert all(isinstance(end, Flip) for end in ends)
-    np.testing.assert_array_equal(*(end.on for end in ends if isinstance(end, Flip)))
+    first, second = (end.on for end in ends if isinstance(end, Flip))
+    np.testing.assert_array_equal(first, second)
 
 
 def test_a_mapping_has_a_list_for_each_field() -> None:

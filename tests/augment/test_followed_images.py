@@ -186,9 +186,8 @@ def eroded(area: NDArray[np.bool_], by: int = 5) -> NDArray[np.bool_]:
     height, width = area.shape
     padded = np.pad(area, by)
     shifts = range(2 * by + 1)
-    return np.logical_and.reduce(
-        [padded[y : y + height, x : x + width] for y in shifts for x in shifts], axis=0
-    )
+    shown = [padded[y : y + height, x : x + width] for y in shifts for x in shifts]
+    return np.asarray(np.stack(shown).all(axis=0))
 
 
 def test_cifar_is_torchvisions() -> None:

@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.loader import DataLoader as DataLoader
     from penstock.pipeline.plan.world import World as World
     from penstock.pipeline.report.statistics import Statistics as Statistics
+    from penstock.readers.concatenation import concat as concat
     from penstock.readers.dataset import Dataset as Dataset
     from penstock.readers.fields.field_types import Array as Array
     from penstock.readers.fields.field_types import Boxes as Boxes
@@ -112,6 +113,7 @@ __all__ = [
     "Value",
     "World",
     "cifar_train",
+    "concat",
     "imagenet_eval",
     "imagenet_train",
     "open_index",
@@ -170,6 +172,7 @@ _HOME = {
     "Value": "penstock.readers.fields.field_types",
     "World": "penstock.pipeline.plan.world",
     "cifar_train": "penstock.augment.presets",
+    "concat": "penstock.readers.concatenation",
     "imagenet_eval": "penstock.augment.presets",
     "imagenet_train": "penstock.augment.presets",
     "open_index": "penstock.readers.index.opening",

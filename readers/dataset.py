@@ -12,10 +12,12 @@ from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.base.counters import Traffic
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
+from penstock.readers.contents import Contents
+from penstock.readers.fields.columns import DenseColumn, SampleBatch
 from penstock.readers.fields.field_types import ClassLabel, Image
 from penstock.readers.fields.schema import Schema
 from penstock.readers.formats.registry import AUTO, check_format
-from penstock.readers.formats.shard import HEIGHT, WIDTH
+from penstock.readers.formats.shard import HEIGHT, LABEL, WIDTH
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
@@ -23,7 +25,7 @@ from penstock.readers.origin.urls import show
 from penstock.readers.reading.reader import SampleReader
 from penstock.readers.reading.sample_names import sample_names
 from penstock.readers.remote_shards import RemoteShards
-from penstock.readers.source import Contents, Source
+from penstock.readers.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
 
     from penstock.cache.blobs.remote import Remote
     from penstock.cache.disk.disk_cache import DiskCache
-    from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url
@@ -222,6 +223,18 @@ class Dataset(Source):
                 f"{contents.id_end - 1}."
             )
         return contents.rows(ids)
+
+    def values(self, name: str, rows: NDArray[np.int64]) -> SampleBatch:
+        """One field of these rows, and nothing else; labels are noted beside the samples."""
+        reader = self._open()
+        if name not in reader.index.fields or name == "image":
+            raise ConfigError(f'"{name}": no field of {self.url} whose values are noted.')
+        found = np.empty(len(rows), np.int64)
+        for shard in np.unique(rows[:, 0]).tolist():
+            here = rows[:, 0] == shard
+            (opened,) = reader.shards.get([shard])
+            found[here] = opened.table[rows[here, 1], LABEL]
+        return SampleBatch(ids=self.ids(rows), columns={name: DenseColumn(found)})
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         """Oriented height and width of the images in a shard, int32, shape (samples, 2)."""

@@ -6,75 +6,42 @@ says (shard, row), and the feed, which wants columns, nobody asks which.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, NoReturn, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
 
 from penstock.cache.base.blob import READ_MODE
-from penstock.cache.errors import ConfigError
+from penstock.cache.errors import ConfigError, IndexChangedError
+from penstock.readers.contents import selected_units
+from penstock.readers.fields.columns import (
+    DenseColumn,
+    EncodedColumn,
+    ListColumn,
+    joined_columns,
+)
+from penstock.readers.fields.field_types import ClassLabel, Text, Value, has_values
+from penstock.readers.splits import by_group, by_sample, check_choice, check_keys, check_shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import ReadMode
-    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.contents import Contents
+    from penstock.readers.fields.columns import Column, SampleBatch
     from penstock.readers.fields.schema import Schema
     from penstock.readers.remote_shards import RemoteShards
-    from penstock.readers.types import ImageRange
 
     Ints = NDArray[np.int64]
 
+_log = logging.getLogger("penstock")
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Contents:
-    """What a source holds, as far as its index tells.
-
-    schema: all fields, whether selected or not. sizes: samples of each shard; shard_bytes: to read
-    it whole; both int64, shape (shards,), no shard empty. id_end: above every sample's id.
-    fingerprint: of the content and of what was selected, as hex. icc: label correlation inside a
-    shard (`index.totals.label_correlation`), None where it isn't known. shuffled: whether the
-    samples lie in random order. images: bounds of the oriented sizes, by field. files: that
-    the samples lie in; is_file_per_sample: in one each. units: rows of each decode unit, by shard;
-    None where a sample can be had alone.
-    """
-
-    schema: Schema
-    sizes: Ints
-    shard_bytes: Ints
-    id_end: int
-    fingerprint: str
-    icc: float | None
-    shuffled: bool
-    images: Mapping[str, ImageRange]
-    files: int
-    is_file_per_sample: bool
-    units: Sequence[Ints] | None = None
-
-    @cached_property
-    def samples(self) -> int:
-        """How many samples there are."""
-        return int(self.sizes.sum())
-
-    @cached_property
-    def starts(self) -> Ints:
-        """Samples before each shard, int64, shape (shards,)."""
-        starts: Ints = np.cumsum(self.sizes) - self.sizes
-        return starts
-
-    def places(self, rows: Ints) -> Ints:
-        """Where samples stand among all, by (shard, row): int64, shape (n,)."""
-        places: Ints = self.starts[rows[:, 0]] + rows[:, 1]
-        return places
-
-    def rows(self, places: Ints) -> Ints:
-        """(shard, row) of samples by where they stand among all: int64, shape (n, 2)."""
-        shards = np.searchsorted(self.starts, places, side="right") - 1
-        return np.stack([shards, places - self.starts[shards]], axis=1)
+_AT_ONCE = 2**14  # samples whose values or names are asked for together
 
 
 class Source(ABC):
@@ -143,6 +110,137 @@ class Source(ABC):
         """The samples' names for people. Raises ConfigError for ids that aren't in it."""
 
     @abstractmethod
+    def values(self, name: str, rows: Ints) -> SampleBatch:
+        """One field of these rows, whether it is selected or not, and nothing else: where its
+        values are noted beside the samples, no sample is read. Raises ConfigError for a field that
+        isn't there."""
+
+    def column(self, name: str) -> Column:
+        """One field of all samples, in the order of their ids: such as labels, to choose by.
+
+        Memory is that of the values, all of them at once. Fields that lie in files of their own
+        (images, masks, sounds, bytes) are refused with ConfigError; texts in such files are read.
+        Raises ConfigError also where some samples lack it.
+        """
+        type = self.schema.get(name)
+        if type is None or not has_values(type):
+            said = "no field" if type is None else f"a field of {type!r}"
+            raise ConfigError(
+                f'"{name}": {said} of {self.url}, wanted one of values: '
+                f"{[n for n, t in self.schema.items() if has_values(t)]}."
+            )
+        found = []
+        for places in _runs(len(self)):
+            batch = self.values(name, self.contents.rows(places))
+            if name in batch.present and not batch.present[name].all():
+                lacking = self.names(batch.ids[~batch.present[name]][:3])
+                raise ConfigError(
+                    f'"{name}": some samples of {self.url} lack it, such as {", ".join(lacking)}. '
+                    "Take a subset of those that have it."
+                )
+            found.append(batch.columns[name])
+        return joined_columns(found)
+
+    # -- parts
+
+    def subset(self, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Selection:
+        """Some of the samples, as a dataset of its own that reads this one.
+
+        which: sample ids, in any order, each once; or a mask of bools, one for each sample in the
+        order of ids. Samples keep their ids, names and draws. It needs 8 bytes of memory a sample.
+        Its `close()` closes nothing: this dataset stays open as long as you need its parts. Raises
+        ConfigError for ids that aren't in it or come twice, a mask of another length, and for no
+        samples.
+        """
+        return Selection.of(self, self._chosen(which))
+
+    def split(
+        self,
+        *shares: float,
+        seed: int,
+        by: str | Callable[[str], object] | Sequence[object] | NDArray[Any] | None = None,
+    ) -> tuple[Selection, ...]:
+        """Parts without a common sample, one a share: split(0.9, 0.1, seed=0) gives two.
+
+        Which sample goes where is a keyed hash of seed and sample: the same everywhere, for ever.
+        Shares that add up to less than 1 leave the rest out. by says what parts have in common:
+
+        - None: nothing; each sample is drawn by itself.
+        - the name of a `ClassLabel` field: **stratified**: each part has its share of every class.
+        - the name of another field (a number or a text, such as "patient"), an array or list with a
+          key for each sample in the order of ids, or a function of a sample's name: **groups**: all
+          samples of one key are in one part, so that nothing of a patient or a video leaks. Sizes
+          are then as near to the shares as whole groups allow. To group by a class field, pass its
+          values: by=dataset.column("label").values.
+
+        Raises ConfigError for shares that can't be, a part that would be empty, and a `by` that is
+        neither.
+        """
+        wanted = check_shares(shares)
+        ids = self.ids(self.contents.rows(np.arange(len(self), dtype=np.int64)))
+        if by is None:
+            parts = by_sample(ids, wanted, seed=seed)
+        elif isinstance(by, str) and isinstance(self.schema.get(by), ClassLabel):
+            column = self.column(by)
+            assert isinstance(column, DenseColumn)
+            parts = by_sample(ids, wanted, seed=seed, classes=column.values.astype(np.int64))
+            _log.info('split: stratified by the classes of "%s"', by)
+        else:
+            parts = by_group(self._keys(by, ids), wanted, seed=seed)
+        found = [np.flatnonzero(parts == number) for number in range(len(shares))]
+        for share, places in zip(shares, found, strict=True):
+            if not len(places):
+                raise ConfigError(
+                    f"split: the share {share} of {len(self):,} samples of {self.url} "
+                    f"{'is none of the groups' if by is not None else 'is none'}. Ask for larger "
+                    "shares, or for fewer parts."
+                )
+        return tuple(Selection.of(self, places) for places in found)
+
+    def _keys(
+        self, by: str | Callable[[str], object] | Sequence[object] | NDArray[Any], ids: Ints
+    ) -> NDArray[Any]:
+        """A group's key for each sample."""
+        if callable(by):
+            names = (name for run in _runs(len(ids)) for name in self.names(ids[run]))
+            return check_keys([by(name) for name in names], len(ids))
+        if not isinstance(by, str):
+            return check_keys(by, len(ids))
+        type = self.schema.get(by)
+        if not isinstance(type, Text) and not (
+            isinstance(type, Value) and np.dtype(type.dtype).kind in "biu"
+        ):
+            said = f"a field of {type!r}" if type is not None else "no field"
+            raise ConfigError(
+                f'split: by="{by}" is {said} of {self.url}, wanted a field of classes (each part '
+                "has its share of every class), or of texts or whole numbers (those of one value "
+                f"stay together). Fields: {dict(self.schema)}."
+            )
+        column = self.column(by)
+        if isinstance(column, DenseColumn):
+            return check_keys(column.values, len(ids))
+        if isinstance(column, EncodedColumn):
+            return check_keys([bytes(sample) for sample in column.samples], len(ids))
+        assert isinstance(column, ListColumn)
+        return check_keys(column.samples, len(ids))
+
+    def _chosen(self, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Ints:
+        """Where the samples that were asked for stand among all, ascending."""
+        array = check_choice(which, len(self), url=self.url)
+        if array.dtype == np.bool_:
+            places = np.flatnonzero(array)
+        else:
+            places = np.sort(self.contents.places(self.rows(array.astype(np.int64))))
+            if (twice := places[1:][np.diff(places) == 0]).size:
+                (sample,) = self.ids(self.contents.rows(twice[:1])).tolist()
+                raise ConfigError(
+                    f"subset: got sample {sample} twice, wanted each once: a subset is a set."
+                )
+        if not len(places):
+            raise ConfigError(f"subset: got no samples of {self.url}, wanted at least one.")
+        return places.astype(np.int64, copy=False)
+
+    @abstractmethod
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         """Oriented height and width of an image field in a whole shard, shape (samples, 2). Raises
         what opening the shard raises."""
@@ -182,3 +280,159 @@ class Source(ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Selection(Source):
+    """Some samples of another source, which it reads: what `subset` and `split` give.
+
+    Its shards are those of that source that hold any of them. It closes nothing.
+    """
+
+    def __init__(self, base: Source, places: Ints, *, fingerprint: str) -> None:
+        """places: where they stand among all of base, int64, ascending; fingerprint: of the base
+        that they were chosen from."""
+        self.url = base.url
+        self._base, self._places, self._fingerprint = base, places, fingerprint
+        self._shards: Ints = np.empty(0, np.int64)
+        self._contents: Contents | None = None
+
+    @classmethod
+    def of(cls, source: Source, places: Ints) -> Selection:
+        """Some of a source, by where they stand; of a selection: of what that was taken from."""
+        if isinstance(source, Selection):
+            return cls(source._base, source._places[places], fingerprint=source._fingerprint)
+        return cls(source, places, fingerprint=source.contents.fingerprint)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a spawned worker: what it was taken from is opened anew there, and is the same."""
+        return _selection, (self._base, self._places, self._fingerprint)
+
+    def __repr__(self) -> str:
+        return f"Selection(<{len(self._places):,} samples>, {self._base!r})"
+
+    @property
+    def contents(self) -> Contents:
+        """What was selected. Raises IndexChangedError where the dataset isn't the one that it was
+        selected from any more."""
+        if self._contents is None:
+            base = self._base.contents
+            if base.fingerprint != self._fingerprint:
+                raise IndexChangedError(
+                    f"{self.url}: the dataset has changed since this selection was taken from it "
+                    f"(index {self._fingerprint[:12]}, now {base.fingerprint[:12]}), so its ids "
+                    "mean other samples. Take the selection again."
+                )
+            all_shards = np.searchsorted(base.starts, self._places, side="right") - 1
+            self._shards, sizes = np.unique(all_shards, return_counts=True)
+            self._contents = self._selected(base, sizes.astype(np.int64))
+        return self._contents
+
+    def _selected(self, base: Contents, sizes: Ints) -> Contents:
+        said = f"selection {base.fingerprint} {len(self._places)} "
+        digest = hashlib.sha256(said.encode() + self._places.astype("<i8").tobytes())
+        units = base.units
+        if units is not None:
+            starts = np.cumsum(sizes) - sizes
+            rows = [self._places[at : at + n] for at, n in zip(starts, sizes, strict=True)]
+            units = [
+                selected_units(mine - base.starts[shard], units[shard])
+                for shard, mine in zip(self._shards.tolist(), rows, strict=True)
+            ]
+        return replace(
+            base,
+            sizes=sizes,
+            shard_bytes=base.shard_bytes[self._shards],
+            fingerprint=digest.hexdigest(),
+            files=len(self._places) if base.is_file_per_sample else len(sizes),
+            units=units,
+        )
+
+    @property
+    def _shard_numbers(self) -> Ints:
+        """Of each shard its number in the base."""
+        assert self.contents
+        return self._shards
+
+    def _in_base(self, rows: Ints) -> Ints:
+        """(shard, row) of the base."""
+        places = self._places[self.contents.places(rows)]
+        shards = self._shards[rows[:, 0]]
+        return np.stack([shards, places - self._base.contents.starts[shards]], axis=1)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch has: as in the dataset that it was taken from."""
+        return self._base.fields
+
+    @property
+    def cache_folder(self) -> str | None:
+        """The user's cache folder; None where there is none."""
+        return self._base.cache_folder
+
+    @property
+    def remote_shards(self) -> RemoteShards | None:
+        """Those of its shards that come from afar, whole, as the cache keeps them."""
+        remote = self._base.remote_shards
+        return None if remote is None else remote.only(self._shard_numbers)
+
+    def ids(self, rows: Ints) -> Ints:
+        """Sample ids, which are those of what it was taken from."""
+        return self._base.ids(self._in_base(rows))
+
+    def rows(self, ids: Ints) -> Ints:
+        """(shard, row) of sample ids. Raises ConfigError for samples that aren't selected."""
+        wanted = self._base.contents.places(self._base.rows(ids))
+        places = np.searchsorted(self._places, wanted)
+        missing = places == len(self._places)
+        missing[~missing] = self._places[places[~missing]] != wanted[~missing]
+        if missing.any():
+            raise ConfigError(
+                f"ids: got {int(ids[missing][0])}, which is a sample of {self.url}, but not of the "
+                f"{len(self._places):,} that were selected of it."
+            )
+        return self.contents.rows(places)
+
+    def read(
+        self, rows: Ints, *, mode: ReadMode = READ_MODE, bad: dict[int, str] | None = None
+    ) -> SampleBatch:
+        """The samples of rows, in their order: see `Dataset.read`."""
+        return self._base.read(self._in_base(rows), mode=mode, bad=bad)
+
+    def values(self, name: str, rows: Ints) -> SampleBatch:
+        """One field of these rows and nothing else."""
+        return self._base.values(name, self._in_base(rows))
+
+    def names(self, ids: Iterable[int] | Ints) -> list[str]:
+        """The samples' names for people. Raises ConfigError for samples that aren't selected."""
+        wanted = np.asarray([*ids], np.int64)
+        self.rows(wanted)
+        return self._base.names(wanted)
+
+    def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
+        """Oriented height and width of the selected images of a shard, shape (samples, 2)."""
+        count = int(self.contents.sizes[shard])
+        rows = np.stack([np.full(count, shard), np.arange(count)], axis=1)
+        mine = self._in_base(rows)
+        dims: NDArray[np.int32] = self._base.image_dims(int(self._shards[shard]), name)[mine[:, 1]]
+        return dims
+
+    def is_near(self, shard: int) -> bool:
+        """Whether what is noted of a shard's samples can be had without the remote."""
+        return self._base.is_near(int(self._shard_numbers[shard]))
+
+    def give_back(self) -> None:
+        """Forget open shards of what it was taken from that the cache needn't keep."""
+        self._base.give_back()
+
+    def close(self) -> None:
+        """Close nothing: what it was taken from is its user's to close."""
+
+
+def _selection(base: Source, places: Ints, fingerprint: str) -> Selection:
+    return Selection(base, places, fingerprint=fingerprint)
+
+
+def _runs(count: int) -> Iterator[Ints]:
+    """The numbers up to count, some at a time."""
+    for start in range(0, count, _AT_ONCE):
+        yield np.arange(start, min(count, start + _AT_ONCE), dtype=np.int64)

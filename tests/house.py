@@ -82,7 +82,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"packing"}),),
         (frozenset({"dataset"}),),
         # What the loader reads, whatever it is made of.
-        (frozenset({"source", "remote_shards"}),),
+        (frozenset({"concatenation", "source", "contents", "splits", "remote_shards"}),),
         (frozenset({"reading"}),),
         (frozenset({"index"}),),
         (frozenset({"formats"}),),

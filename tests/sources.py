@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import ConfigError
+from penstock.readers.contents import Contents
 from penstock.readers.fields.columns import DenseColumn, SampleBatch
 from penstock.readers.fields.field_types import ClassLabel, Value
 from penstock.readers.fields.schema import Schema
-from penstock.readers.source import Contents, Source
+from penstock.readers.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -87,6 +88,10 @@ class Values(Source):
         self.reads.append(len(ids))
         columns = {name: DenseColumn(values[ids]) for name, values in self._columns.items()}
         return SampleBatch(ids=ids, columns=columns)
+
+    def values(self, name: str, rows: Ints) -> SampleBatch:
+        ids = self.ids(rows)
+        return SampleBatch(ids=ids, columns={name: DenseColumn(self._columns[name][ids])})
 
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
         return [f"{self.url}/{i}" for i in np.asarray(list(ids)).tolist()]

@@ -17,12 +17,11 @@ _SEVERAL_OF = (
     torch.utils.data.StackDataset,
 )
 _PART = (
-    "for a part of it, give that part a folder of its own (or `penstock pack` one) and make a "
-    "penstock.Dataset of it; or read the files through a torch dataset"
+    "take dataset.subset(ids), or dataset.split(0.9, 0.1, seed=0), and give that to the DataLoader"
 )
 _SEVERAL = (
-    "make one DataLoader for each, or put the folders below one (`penstock pack` makes one pack of "
-    "them), and make one penstock.Dataset of that"
+    "give penstock.concat([a, b]) to one DataLoader to read them end to end, or make a DataLoader "
+    "for each"
 )
 
 

@@ -14,7 +14,8 @@ from penstock.pipeline.plan.steps import Walk
 if TYPE_CHECKING:
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.settings import PlanSettings
-    from penstock.readers.source import Contents, Source
+    from penstock.readers.contents import Contents
+    from penstock.readers.source import Source
 
 
 def freeze_order(

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.world import World
+    from penstock.readers.contents import Contents
     from penstock.readers.remote_shards import RemoteJobs, RemoteShards
-    from penstock.readers.source import Contents
 
 log = logging.getLogger("penstock")
 

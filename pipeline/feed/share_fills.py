@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.pipeline.feed.node_share import NodeShare
+    from penstock.readers.contents import Contents
     from penstock.readers.remote_shards import RemoteShards
-    from penstock.readers.source import Contents
 
 # An interrupted warm-up waits so long for fills to stop. A request that hangs ends by itself.
 _CLOSE_S = 2.0

@@ -11,7 +11,7 @@ import numpy as np
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 
 if TYPE_CHECKING:
-    from penstock.readers.source import Contents
+    from penstock.readers.contents import Contents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

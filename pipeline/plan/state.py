@@ -131,8 +131,8 @@ def check_resumable(
     if state.dataset != dataset:
         raise ResumeError(
             f"State was saved for dataset {state.dataset[:12]} ({state.samples:,} samples); this "
-            f"run's is {dataset[:12]} ({samples:,} samples). Point at the old dataset, or start "
-            "without a state."
+            f"run's is {dataset[:12]} ({samples:,} samples). A subset, a split or a concatenation "
+            "is a dataset of its own. Point at the old dataset, or start without a state."
         )
     for name, value in wanted.items():
         saved = getattr(state.plan, name)

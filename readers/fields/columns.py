@@ -162,6 +162,28 @@ class ListColumn:
 Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
 
 
+def joined_columns(columns: Sequence[Column]) -> Column:
+    """The samples of several columns of one field, at least one, end to end."""
+    first, *others = columns
+    if not others:
+        return first
+    if isinstance(first, DenseColumn):
+        dense = [c.values for c in columns if isinstance(c, DenseColumn)]
+        return DenseColumn(np.concatenate(dense))
+    if isinstance(first, RaggedColumn):
+        ragged = [c for c in columns if isinstance(c, RaggedColumn)]
+        return RaggedColumn.of([c.sample(row) for c in ragged for row in range(len(c))], like=first)
+    if isinstance(first, EncodedColumn):
+        encoded = [c for c in columns if isinstance(c, EncodedColumn)]
+        dims = [c.dims for c in encoded if c.dims is not None]
+        samples = [sample for c in encoded for sample in c.samples]
+        return EncodedColumn(samples, np.concatenate(dims) if dims else None)
+    listed: list[Any] = [
+        sample for c in columns if isinstance(c, ListColumn) for sample in c.samples
+    ]
+    return ListColumn(listed)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleBatch:
     """The samples of one batch, in the order that was asked for.
@@ -222,3 +244,24 @@ class SampleBatch:
             present=present,
             bytes_read=self.bytes_read + others.bytes_read,
         )
+
+
+def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
+    """The samples of several batches of the same fields, at least one, end to end."""
+    first = batches[0]
+    if len(batches) == 1:
+        return first
+    present: dict[str, NDArray[np.bool_]] = {}
+    for name in dict.fromkeys(name for batch in batches for name in batch.present):
+        # A field that nobody lacks in one of them says nothing of it there.
+        known = [batch.present.get(name, np.ones(len(batch), np.bool_)) for batch in batches]
+        present[name] = np.concatenate(known)
+    return SampleBatch(
+        ids=np.concatenate([batch.ids for batch in batches]),
+        columns={
+            name: joined_columns([batch.columns[name] for batch in batches])
+            for name in first.columns
+        },
+        present=present,
+        bytes_read=sum(batch.bytes_read for batch in batches),
+    )

@@ -243,6 +243,11 @@ def is_encoded(type: FieldType) -> bool:
     return isinstance(type, Image | Audio | Video | Text | Bytes | Mask)
 
 
+def has_values(type: FieldType) -> bool:
+    """Whether samples are values, which a table can hold: not what is decoded or kept as bytes."""
+    return not isinstance(type, Image | Audio | Video | Mask | Bytes)
+
+
 def to_json(type: FieldType) -> dict[str, Any]:
     """A type as a manifest has it."""
     values = {each.name: getattr(type, each.name) for each in fields(type)}

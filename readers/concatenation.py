@@ -1,0 +1,272 @@
+"""Datasets end to end: one source of the samples of several."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.base.blob import READ_MODE
+from penstock.cache.errors import ConfigError, CorruptSampleError
+from penstock.readers.contents import Contents
+from penstock.readers.fields.columns import joined_batches
+from penstock.readers.fields.field_types import ClassLabel, MultiLabel
+from penstock.readers.index.totals import join_ranges
+from penstock.readers.remote_shards import RemoteShards
+from penstock.readers.source import Source
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base.blob import ReadMode
+    from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.field_types import FieldType
+
+    Ints = NDArray[np.int64]
+
+
+def concat(sources: Sequence[Source]) -> Source:
+    """Datasets (or parts of some) end to end, as one that reads them.
+
+    All must have the same fields of the same types, classes by the same names in the same order,
+    and the same fields selected. Sample ids are those of the first, then those of the second behind
+    them, and so on: each part's begin where the ids of the dataset before end. Its `close()` closes
+    nothing: the parts stay open as long as you need them. Raises ConfigError for parts that don't
+    fit, naming the field; what opening them raises.
+    """
+    found = list(sources) if isinstance(sources, list | tuple) else sources
+    if not isinstance(found, list) or not found:
+        raise ConfigError(f"concat: got {sources!r:.80}, wanted a list of datasets.")
+    for source in found:
+        if not isinstance(source, Source):
+            raise ConfigError(
+                f"concat: got {source!r:.80}, wanted penstock.Dataset, subset() or split() of one."
+            )
+    parts = [part for source in found for part in _parts(source)]
+    for part in parts[1:]:
+        _check_same(parts[0], part)
+    return Concatenation(parts)
+
+
+class Concatenation(Source):
+    """The samples of several sources, part after part; it closes nothing."""
+
+    def __init__(self, parts: Sequence[Source]) -> None:
+        """parts: of the same schema, as `concat` has checked."""
+        self.parts = tuple(parts)
+        self.url = " + ".join(part.url for part in self.parts)
+        self._contents: Contents | None = None
+        self._first_shard = self._first_id = np.empty(0, np.int64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For a spawned worker: its parts are opened anew there."""
+        return concat, (list(self.parts),)
+
+    def __repr__(self) -> str:
+        return f"concat([{', '.join(map(repr, self.parts))}])"
+
+    @property
+    def contents(self) -> Contents:
+        """What all parts hold together. How alike samples of one shard are, compared with all, is
+        known of no two datasets: icc is None, and the order mixes as widely as for such data."""
+        if self._contents is None:
+            each = [part.contents for part in self.parts]
+            shards, ids = [len(c.sizes) for c in each], [c.id_end for c in each]
+            self._first_shard = np.cumsum([0, *shards[:-1]])
+            self._first_id = np.cumsum([0, *ids[:-1]])
+            self._contents = _joined(each)
+        return self._contents
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch has, in order: the same in all parts."""
+        return self.parts[0].fields
+
+    @property
+    def cache_folder(self) -> str | None:
+        """The cache folder of the first part that has one; None where there is none."""
+        folders = (part.cache_folder for part in self.parts)
+        return next((folder for folder in folders if folder is not None), None)
+
+    @property
+    def remote_shards(self) -> RemoteShards | None:
+        """The shards of all parts that come from afar."""
+        return RemoteShards.end_to_end(
+            [(part.remote_shards, len(part.contents.sizes)) for part in self.parts]
+        )
+
+    # -- samples
+
+    def _by_part(self, rows: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        """Each part that has some of these rows: its number, their places, and its own rows."""
+        assert self.contents
+        of = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
+        for number in np.unique(of).tolist():
+            places = np.flatnonzero(of == number)
+            yield number, places, rows[places] - [self._first_shard[number], 0]
+
+    def ids(self, rows: Ints) -> Ints:
+        """Sample ids: those of the parts, one behind the other."""
+        ids = np.empty(len(rows), np.int64)
+        for number, places, mine in self._by_part(rows):
+            ids[places] = self.parts[number].ids(mine) + self._first_id[number]
+        return ids
+
+    def rows(self, ids: Ints) -> Ints:
+        """(shard, row) of sample ids. Raises ConfigError for ids that no part has."""
+        rows = np.empty((len(ids), 2), np.int64)
+        for number, places, mine in self._ids_by_part(ids):
+            rows[places] = self.parts[number].rows(mine)
+            rows[places, 0] += self._first_shard[number]
+        return rows
+
+    def _ids_by_part(self, ids: Ints) -> Iterator[tuple[int, Ints, Ints]]:
+        end = self.contents.id_end
+        if len(ids) and not (ids.min() >= 0 and ids.max() < end):
+            raise ConfigError(f"ids: got {ids.min()} to {ids.max()}, wanted 0 to {end - 1}.")
+        of = np.searchsorted(self._first_id, ids, side="right") - 1
+        for number in np.unique(of).tolist():
+            places = np.flatnonzero(of == number)
+            yield number, places, ids[places] - self._first_id[number]
+
+    def read(
+        self, rows: Ints, *, mode: ReadMode = READ_MODE, bad: dict[int, str] | None = None
+    ) -> SampleBatch:
+        """The samples of rows, in their order: see `Dataset.read`."""
+
+        def read(number: int, mine: Ints, places: Ints) -> SampleBatch:
+            found: dict[int, str] | None = None if bad is None else {}
+            try:
+                batch = self.parts[number].read(mine, mode=mode, bad=found)
+            except CorruptSampleError as error:
+                error.sample_id += int(self._first_id[number])
+                raise
+            if bad is not None and found:
+                bad.update({int(places[row]): why for row, why in found.items()})
+            return batch
+
+        return self._gathered(rows, read)
+
+    def values(self, name: str, rows: Ints) -> SampleBatch:
+        """One field of these rows and nothing else."""
+        return self._gathered(rows, lambda number, mine, _: self.parts[number].values(name, mine))
+
+    def _gathered(self, rows: Ints, read: Callable[[int, Ints, Ints], SampleBatch]) -> SampleBatch:
+        """What read gives of each part, in the order of the rows, under their ids here."""
+        batches, order = [], []
+        for number, places, mine in self._by_part(rows):
+            batch = read(number, mine, places)
+            batches.append(replace(batch, ids=batch.ids + self._first_id[number]))
+            order.append(places)
+        if not batches:
+            return read(0, rows, rows[:, 0])
+        joined = joined_batches(batches)
+        if len(batches) == 1:
+            return joined
+        back = np.empty(len(rows), np.int64)
+        back[np.concatenate(order)] = np.arange(len(rows))
+        return joined.take(back)
+
+    def names(self, ids: Iterable[int] | Ints) -> list[str]:
+        """The samples' names for people, as their parts have them."""
+        wanted = np.asarray([*ids], np.int64)
+        names = [""] * len(wanted)
+        for number, places, mine in self._ids_by_part(wanted):
+            for place, name in zip(places.tolist(), self.parts[number].names(mine), strict=True):
+                names[place] = name
+        return names
+
+    def _part_of(self, shard: int) -> tuple[Source, int]:
+        """The part that a shard is of, and its number there."""
+        assert self.contents
+        number = int(np.searchsorted(self._first_shard, shard, side="right")) - 1
+        return self.parts[number], shard - int(self._first_shard[number])
+
+    def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
+        """Oriented height and width of the images in a shard, int32, shape (samples, 2)."""
+        part, number = self._part_of(shard)
+        return part.image_dims(number, name)
+
+    def is_near(self, shard: int) -> bool:
+        """Whether what is noted of a shard's samples can be had without the remote."""
+        part, number = self._part_of(shard)
+        return part.is_near(number)
+
+    def give_back(self) -> None:
+        """Forget those open shards of all parts that the cache needn't keep."""
+        for part in self.parts:
+            part.give_back()
+
+    def close(self) -> None:
+        """Close nothing: the parts are their user's to close."""
+
+
+def _parts(source: Source) -> Sequence[Source]:
+    return source.parts if isinstance(source, Concatenation) else (source,)
+
+
+def _joined(each: Sequence[Contents]) -> Contents:
+    """What several hold, end to end."""
+    if len(each) == 1:
+        return each[0]
+    digest = hashlib.sha256("\n".join(["concat", *(c.fingerprint for c in each)]).encode())
+    units = None
+    if any(c.units is not None for c in each):
+        units = [rows for c in each for rows in c.units or c.sizes.reshape(-1, 1)]
+    return Contents(
+        schema=each[0].schema,
+        sizes=np.concatenate([c.sizes for c in each]),
+        shard_bytes=np.concatenate([c.shard_bytes for c in each]),
+        id_end=sum(c.id_end for c in each),
+        fingerprint=digest.hexdigest(),
+        icc=None,
+        shuffled=False,
+        images={name: join_ranges([c.images[name] for c in each]) for name in each[0].images},
+        files=sum(c.files for c in each),
+        is_file_per_sample=any(c.is_file_per_sample for c in each),
+        units=units,
+    )
+
+
+def _check_same(first: Source, other: Source) -> None:
+    """Raise ConfigError where two sources differ in their fields."""
+    ours, theirs = first.schema, other.schema
+    both = f"{first.url} and {other.url}"
+    for name in dict.fromkeys([*ours, *theirs]):
+        if name not in ours or name not in theirs:
+            has, lacks = (first, other) if name in ours else (other, first)
+            raise ConfigError(
+                f'concat: {has.url} has a field "{name}" and {lacks.url} has none. Fields: '
+                f"{list(ours)} and {list(theirs)}. Make them alike, as by schema= or fields= of "
+                "their Dataset."
+            )
+        if ours[name] != theirs[name]:
+            raise ConfigError(
+                f'concat: the field "{name}" of {both} differs: '
+                f"{_difference(name, ours[name], theirs[name])}"
+            )
+    if first.fields != other.fields:
+        raise ConfigError(
+            f"concat: {both} hand out other fields: {first.fields!r} and {other.fields!r}. Pass "
+            "the same fields= to both."
+        )
+
+
+def _difference(name: str, ours: FieldType, theirs: FieldType) -> str:
+    if not (isinstance(ours, ClassLabel | MultiLabel) and type(ours) is type(theirs)):
+        return f"{ours!r} and {theirs!r}. Give both the same type, as by schema= of their Dataset."
+    assert isinstance(theirs, ClassLabel | MultiLabel)
+    alone = [*(set(ours.names) ^ set(theirs.names))]
+    what = (
+        f"only one has the classes {sorted(alone)[:5]}"
+        if alone
+        else "they have the same classes in another order"
+    )
+    return (
+        f"{what}, so that one number would mean two classes. Give both the same list: "
+        f'schema={{"{name}": {type(ours).__name__}([...])}} of their Dataset.'
+    )

@@ -1,0 +1,73 @@
+"""What a source of samples holds, as the plan and the feed have to know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.schema import Schema
+    from penstock.readers.types import ImageRange
+
+    Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Contents:
+    """What a source holds, as far as its index tells.
+
+    schema: all fields, whether selected or not. sizes: samples of each shard; shard_bytes: to read
+    it whole; both int64, shape (shards,), no shard empty. id_end: above every sample's id.
+    fingerprint: of the content and of what was selected, as hex. icc: label correlation inside a
+    shard (`index.totals.label_correlation`), None where it isn't known. shuffled: whether the
+    samples lie in random order. images: bounds of the oriented sizes, by field. files: that
+    the samples lie in; is_file_per_sample: in one each. units: rows of each decode unit, by shard;
+    None where a sample can be had alone.
+    """
+
+    schema: Schema
+    sizes: Ints
+    shard_bytes: Ints
+    id_end: int
+    fingerprint: str
+    icc: float | None
+    shuffled: bool
+    images: Mapping[str, ImageRange]
+    files: int
+    is_file_per_sample: bool
+    units: Sequence[Ints] | None = None
+
+    @cached_property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def starts(self) -> Ints:
+        """Samples before each shard, int64, shape (shards,)."""
+        starts: Ints = np.cumsum(self.sizes) - self.sizes
+        return starts
+
+    def places(self, rows: Ints) -> Ints:
+        """Where samples stand among all, by (shard, row): int64, shape (n,)."""
+        places: Ints = self.starts[rows[:, 0]] + rows[:, 1]
+        return places
+
+    def rows(self, places: Ints) -> Ints:
+        """(shard, row) of samples by where they stand among all: int64, shape (n, 2)."""
+        shards = np.searchsorted(self.starts, places, side="right") - 1
+        return np.stack([shards, places - self.starts[shards]], axis=1)
+
+
+def selected_units(rows: Ints, units: Ints) -> Ints:
+    """Rows of each unit that are among some rows of their shard, without those that have none."""
+    counts = np.bincount(np.searchsorted(np.cumsum(units), rows, side="right"))
+    kept: Ints = counts[counts > 0].astype(np.int64)
+    return kept

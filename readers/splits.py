@@ -1,0 +1,151 @@
+"""Which samples a selection has, and which go to which part of a split. Pure.
+
+A split goes by keyed hashes of the seed and the samples: it is the same in every process and on
+every machine, and nothing needs to be stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.base.hashing import keyed_hash
+from penstock.cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    Ints = NDArray[np.int64]
+
+LEFT_OUT = -1
+"""In place of a part's number: the shares add up to less than 1, and this sample is of the rest."""
+
+_SAMPLE, _GROUP = 0x5917, 0x5918  # keep these hashes apart from one another and from the order's
+_EPSILON = 1e-9
+
+
+def check_shares(shares: Sequence[float]) -> list[float]:
+    """Returns the shares of a split, and the rest behind them. Raises ConfigError for those that
+    can't be."""
+    if not shares:
+        raise ConfigError("split: got no shares, wanted some such as split(0.9, 0.1, seed=0).")
+    for share in shares:
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ConfigError(
+                f"split: got the share {share!r}, wanted shares of the samples, above 0 and at "
+                "most 1, such as split(0.9, 0.1, seed=0)."
+            )
+    total = math.fsum(shares)
+    if total > 1 + _EPSILON:
+        raise ConfigError(f"split: got shares that add up to {total:.6g}, wanted at most 1.")
+    rest = 1 - total
+    return [*map(float, shares), rest if rest > _EPSILON else 0.0]
+
+
+def by_sample(ids: Ints, shares: list[float], *, seed: int, classes: Ints | None = None) -> Ints:
+    """Part of each sample, int64, shape (n,), LEFT_OUT for the rest.
+
+    shares: as `check_shares` gives them. classes: of each sample, so that each part has each
+    class's share; None draws from all. Every part's size is exact to a sample, or two with classes.
+    """
+    hashes = keyed_hash(seed, _SAMPLE, ids)
+    classes = np.zeros(len(ids), np.int64) if classes is None else classes
+    order = np.lexsort((hashes, classes))
+    _, counts = np.unique(classes, return_counts=True)
+    parts = np.empty(len(ids), np.int64)
+    numbers = np.array([*range(len(shares) - 1), LEFT_OUT])
+    dealt = np.repeat(np.tile(numbers, len(counts)), _deal(counts, shares).ravel())
+    parts[order] = dealt
+    return parts
+
+
+def _deal(counts: Ints, shares: list[float]) -> Ints:
+    """How many of each class go to each part, shape (classes, parts): whole numbers whose sums over
+    the classes seen so far stay within one of the shares."""
+    owed = np.zeros(len(shares))
+    dealt = np.zeros((len(counts), len(shares)), np.int64)
+    share = np.array(shares) / math.fsum(shares)
+    for number, count in enumerate(counts.tolist()):
+        owed += count * share
+        given = np.floor(owed + _EPSILON).clip(0).astype(np.int64)
+        while (missing := count - int(given.sum())) != 0:
+            # Those that are owed most come first; where too much was given, the one owed least.
+            step = 1 if missing > 0 else -1
+            left = np.where((given > 0) | (step > 0), step * (owed - given), -np.inf)
+            given[int(np.argmax(left))] += step
+        owed -= given
+        dealt[number] = given
+    return dealt
+
+
+def by_group(keys: NDArray[Any], shares: list[float], *, seed: int) -> Ints:
+    """Part of each sample, int64, shape (n,), LEFT_OUT for the rest; samples of one key share it.
+
+    keys: whole numbers, strings or bytes, shape (n,). Groups come in the order of their hashes, and
+    each goes where its middle falls: sizes are exact but for the groups at the borders.
+    """
+    groups, number, counts = np.unique(keys, return_inverse=True, return_counts=True)
+    if len(groups) < sum(share > 0 for share in shares[:-1]):
+        raise ConfigError(
+            f"split: by= has {len(groups)} group{'s' * (len(groups) != 1)}, which can't fill "
+            f"{len(shares) - 1} parts: a group is never cut. Ask for fewer parts."
+        )
+    order = np.argsort(_hashes(groups, seed), kind="stable")
+    ends = np.cumsum(counts[order])
+    middles = (ends - counts[order] / 2) / max(1, int(ends[-1]))
+    borders = np.cumsum(shares)[:-1]
+    of_group = np.empty(len(groups), np.int64)
+    of_group[order] = np.searchsorted(borders, middles, side="right")
+    if shares[-1] == 0:  # however the sum of the shares was rounded
+        of_group = of_group.clip(0, len(shares) - 2)
+    of_group[of_group == len(shares) - 1] = LEFT_OUT
+    parts: Ints = of_group[number.reshape(-1)]
+    return parts
+
+
+def check_choice(which: object, count: int, *, url: str) -> NDArray[Any]:
+    """What was asked for of `count` samples: whole numbers, or a mask of bools. Raises
+    ConfigError."""
+    is_sequence = hasattr(which, "__array__") or hasattr(which, "__getitem__")
+    listed: Any = [*which] if not is_sequence and isinstance(which, Iterable) else which
+    array: NDArray[Any] = np.asarray(listed)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
+        raise ConfigError(
+            f"subset: got {array.dtype} of shape {array.shape}, wanted sample ids, or a mask of "
+            "bools, one for each sample."
+        )
+    if array.dtype == np.bool_ and len(array) != count:
+        raise ConfigError(
+            f"subset: got a mask of {len(array):,} bools, and {url} has {count:,} samples: one "
+            "each, in the order of ids."
+        )
+    return array
+
+
+def check_keys(keys: object, count: int) -> NDArray[Any]:
+    """Group keys as an array of whole numbers or strings. Raises ConfigError."""
+    array = np.asarray(keys)
+    if array.dtype == object:
+        kinds = {type(key) for key in array.ravel().tolist()}
+        if kinds <= {str} or kinds <= {bytes}:
+            array = array.astype(str if kinds == {str} else bytes)
+    if array.shape != (count,) or array.dtype.kind not in "biuUS":
+        raise ConfigError(
+            f"split: by= gave keys of {array.dtype} in shape {array.shape}, wanted a whole number "
+            f"or a string for each of the {count:,} samples, in the order of their ids."
+        )
+    return array
+
+
+def _hashes(groups: NDArray[Any], seed: int) -> NDArray[np.uint64]:
+    if groups.dtype.kind in "biu":
+        return keyed_hash(seed, _GROUP, groups)
+    said = (group.encode() if isinstance(group, str) else group for group in groups.tolist())
+    digests = b"".join(hashlib.blake2b(each, digest_size=8).digest() for each in said)
+    return keyed_hash(seed, _GROUP, np.frombuffer(digests, "<u8"))

@@ -1,0 +1,339 @@
+"""Selections and splits: which samples, under which ids, and what is refused."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ConfigError, IndexChangedError
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.fields.field_types import Array, Text
+from penstock.readers.source import Selection
+from tests.sources import Values, classes
+
+if TYPE_CHECKING:
+    from penstock.readers.source import Source
+
+sizes = st.lists(st.integers(1, 9), min_size=1, max_size=8)
+
+
+def all_rows(source: Source) -> np.ndarray:
+    return source.contents.rows(np.arange(len(source), dtype=np.int64))
+
+
+def ids_of(source: Source) -> list[int]:
+    """In the order of shards and rows."""
+    ids: list[int] = source.ids(all_rows(source)).tolist()
+    return ids
+
+
+def check_source(source: Source, wanted: list[int]) -> None:
+    """What every source must keep, for one with these ids."""
+    contents = source.contents
+    assert ids_of(source) == wanted
+    assert len(source) == contents.samples == len(wanted)
+    assert (contents.sizes > 0).all()
+    assert len(contents.shard_bytes) == len(contents.sizes)
+    assert max(wanted) < contents.id_end
+    ids = np.array(wanted, np.int64)
+    rng = np.random.default_rng(len(wanted))
+    some = rng.permutation(len(ids))[: len(ids) // 2 + 1]
+    rows = source.rows(ids[some])
+    np.testing.assert_array_equal(contents.places(rows), some)
+    batch = source.read(rows)
+    assert batch.ids.tolist() == ids[some].tolist()
+    assert set(batch.columns) == set(source.schema)
+    values = source.values("value", rows)
+    assert set(values.columns) == {"value"}
+    assert isinstance(column := values.columns["value"], DenseColumn)
+    assert isinstance(read := batch.columns["value"], DenseColumn)
+    assert column.values.tolist() == read.values.tolist()
+    assert len(source.names(ids[some])) == len(some)
+    nothing = np.empty((0, 2), np.int64)
+    assert len(source.read(nothing)) == len(source.ids(nothing)) == 0
+
+
+@settings(max_examples=80, deadline=None)
+@given(sizes=sizes, data=st.data())
+def test_a_selection_holds_what_was_asked_for(sizes: list[int], data: st.DataObject) -> None:
+    base = Values(sizes)
+    mask = data.draw(st.lists(st.booleans(), min_size=len(base), max_size=len(base)))
+    ids = [i for i, chosen in enumerate(mask) if chosen]
+    if not ids:
+        with pytest.raises(ConfigError, match="no samples"):
+            base.subset(mask)
+        return
+    by_mask = base.subset(mask)
+    check_source(by_mask, ids)
+    by_ids = base.subset(data.draw(st.permutations(ids)))
+    assert by_ids.contents.fingerprint == by_mask.contents.fingerprint
+    assert by_mask.read(all_rows(by_mask)).columns["value"].values.tolist() == [  # type: ignore[union-attr]
+        1000 + i for i in ids
+    ]
+    assert by_mask.names(ids) == base.names(ids)
+
+
+@settings(max_examples=50, deadline=None)
+@given(sizes=sizes, data=st.data())
+def test_a_selection_of_a_selection_is_one_of_the_dataset(
+    sizes: list[int], data: st.DataObject
+) -> None:
+    base = Values(sizes)
+    outer = data.draw(st.sets(st.integers(0, len(base) - 1), min_size=1))
+    inner = data.draw(st.sets(st.sampled_from(sorted(outer)), min_size=1))
+    found = base.subset(outer).subset(inner)
+    check_source(found, sorted(inner))
+    assert found.contents.fingerprint == base.subset(inner).contents.fingerprint
+    mask = [i in inner for i in sorted(outer)]
+    assert ids_of(base.subset(outer).subset(mask)) == sorted(inner)
+
+
+def test_any_kind_of_list_will_do() -> None:
+    base = Values([4, 4])
+    ours = base.subset([1, 5, 6])
+    for which in (
+        np.array([6, 1, 5]),
+        (5, 6, 1),
+        {1, 5, 6},
+        (i for i in (1, 5, 6)),
+        np.array([1, 5, 6], np.uint8),
+        np.isin(np.arange(8), [1, 5, 6]),
+    ):
+        assert ids_of(base.subset(which)) == ids_of(ours) == [1, 5, 6]
+    assert ids_of(base.subset(range(2, 4))) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("which", "says"),
+    [
+        ([], "got no samples of memory:values, wanted at least one"),
+        ([8], "ids: got 8"),
+        ([-1], "ids: got"),
+        ([3, 1, 3], "sample 3 twice, wanted each once"),
+        ([True, False], "a mask of 2 bools, and memory:values has 8 samples"),
+        ([0.5], "got float64 of shape"),
+        ([[1, 2]], r"of shape \(1, 2\), wanted sample ids"),
+        (["a"], "wanted sample ids"),
+        (3, "wanted sample ids"),
+    ],
+)
+def test_what_selects_nothing_sensible_is_refused(which: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Values([4, 4]).subset(which)
+
+
+def test_a_sample_that_was_not_selected_has_no_row() -> None:
+    some = Values([4, 4]).subset([1, 5])
+    for ids in ([2], [7], [1, 2]):
+        with pytest.raises(ConfigError, match="not of the 2 that were selected"):
+            some.rows(np.array(ids))
+        with pytest.raises(ConfigError, match="selected"):
+            some.names(ids)
+    with pytest.raises(ConfigError, match="not of the 2"):
+        some.subset([2])
+
+
+def test_samples_are_not_had_by_index_and_the_message_says_how_to_take_a_part() -> None:
+    for source in (Values([3]), Values([3]).subset([0])):
+        with pytest.raises(ConfigError, match=r"dataset\.subset\(ids\)"):
+            source[0]
+
+
+def test_a_selection_is_shown_and_pickled() -> None:
+    base = Values([4, 4])
+    some = base.subset([1, 5])
+    assert repr(some).startswith("Selection(<2 samples>, ")
+    again = pickle.loads(pickle.dumps(some))
+    assert ids_of(again) == [1, 5]
+    assert again.contents.fingerprint == some.contents.fingerprint
+    other = Selection(Values([4, 4], name="later"), np.array([1]), fingerprint="before")
+    with pytest.raises(IndexChangedError, match="Take the selection again"):
+        _ = other.contents
+
+
+def test_closing_a_selection_closes_nothing() -> None:
+    class Closed(Values):
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    base = Closed([3])
+    with base.subset([1]) as some:
+        some.close()
+    assert not base.is_closed
+    with base:
+        pass
+    assert base.is_closed
+
+
+def test_units_of_a_selection_are_those_that_hold_something() -> None:
+    base = Values([10, 6], units=[np.array([4, 4, 2]), np.array([3, 3])])
+    some = base.subset([0, 1, 9, 13, 15])
+    assert some.contents.units is not None
+    assert [units.tolist() for units in some.contents.units] == [[2, 1], [2]]
+    whole = base.subset(range(16)).contents.units
+    assert whole is not None
+    assert [units.tolist() for units in whole] == [[4, 4, 2], [3, 3]]
+
+
+# -- splits
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=8),
+    shares=st.sampled_from([(0.5, 0.5), (0.7, 0.2, 0.1), (1 / 3, 1 / 3, 1 / 3), (0.4, 0.3)]),
+    seed=st.integers(-5, 2**65),
+)
+def test_a_split_is_exact_disjoint_and_the_same_again(
+    sizes: list[int], shares: tuple[float, ...], seed: int
+) -> None:
+    base = Values(sizes)
+    n = len(base)
+    if min(round(n * share) for share in shares) <= 1:  # one may be none
+        return
+    parts = base.split(*shares, seed=seed)
+    ids = [ids_of(part) for part in parts]
+    for share, mine in zip(shares, ids, strict=True):
+        assert abs(len(mine) - share * n) < 1 + 1e-6
+    together = [i for mine in ids for i in mine]
+    assert len(set(together)) == len(together)
+    if abs(sum(shares) - 1) < 1e-9:
+        assert sorted(together) == list(range(n))
+    assert [ids_of(part) for part in Values(sizes).split(*shares, seed=seed)] == ids
+
+
+def test_seeds_split_differently_and_shards_play_no_part() -> None:
+    first, _ = Values([50, 50]).split(0.5, 0.5, seed=1)
+    second, _ = Values([50, 50]).split(0.5, 0.5, seed=2)
+    other, _ = Values([10] * 10).split(0.5, 0.5, seed=1)
+    assert ids_of(first) != ids_of(second)
+    assert ids_of(first) == ids_of(other)
+    assert 15 < sum(i < 50 for i in ids_of(first)) < 35
+
+
+def labelled(counts: list[int], **more: Any) -> Values:
+    """Classes of these sizes, one after the other, as in a folder."""
+    labels = np.repeat(np.arange(len(counts)), counts)
+    columns = {"value": np.arange(len(labels)), "label": labels}
+    names = [f"c{i}" for i in range(len(counts))]
+    return Values([len(labels)], columns, types={"label": classes(*names)}, **more)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    counts=st.lists(st.integers(1, 40), min_size=1, max_size=12),
+    shares=st.sampled_from([(0.5, 0.5), (0.6, 0.3, 0.1), (0.25, 0.25)]),
+    seed=st.integers(0, 9),
+)
+def test_a_split_by_classes_keeps_their_shares(
+    counts: list[int], shares: tuple[float, ...], seed: int
+) -> None:
+    base = labelled(counts)
+    labels = np.repeat(np.arange(len(counts)), counts)
+    try:
+        parts = base.split(*shares, seed=seed, by="label")
+    except ConfigError:
+        assert sum(counts) < 20
+        return
+    for share, part in zip(shares, parts, strict=True):
+        mine = np.bincount(labels[ids_of(part)], minlength=len(counts))
+        assert abs(len(part) - share * len(base)) < 1 + 1e-6
+        assert (np.abs(mine - share * np.array(counts)) < 2 + 1e-6).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    patients=st.lists(st.integers(-3, 12), min_size=10, max_size=80),
+    seed=st.integers(0, 9),
+    kind=st.sampled_from(["field", "array", "strings", "names"]),
+)
+def test_a_split_by_groups_never_cuts_one(patients: list[int], seed: int, kind: str) -> None:
+    base = Values([len(patients)], {"value": np.array(patients), "label": np.array(patients)})
+    by: Any = {
+        "field": "value",
+        "array": np.array(patients),
+        "strings": [f"p{patient}" for patient in patients],
+        "names": lambda name: f"p{patients[int(name.rsplit('/')[-1])]}",
+    }[kind]
+    try:
+        parts = base.split(0.5, 0.5, seed=seed, by=by)
+    except ConfigError:
+        assert max(patients.count(patient) for patient in patients) > 0.3 * len(patients)
+        return
+    groups = [{patients[i] for i in ids_of(part)} for part in parts]
+    assert not groups[0] & groups[1]
+    assert sum(map(len, parts)) == len(base)
+    assert [ids_of(part) for part in base.split(0.5, 0.5, seed=seed, by=by)] == [
+        ids_of(part) for part in parts
+    ]
+
+
+def test_groups_come_near_to_the_shares() -> None:
+    patients = np.random.default_rng(0).integers(0, 500, 10_000)
+    base = Values([10_000], {"value": patients})
+    train, test = base.split(0.9, 0.1, seed=4, by="value")
+    assert abs(len(train) - 9000) < 60
+    assert len(train) + len(test) == 10_000
+
+
+def test_a_class_field_is_grouped_by_its_values() -> None:
+    base = labelled([10, 10, 10, 10])
+    column = base.column("label")
+    assert isinstance(column, DenseColumn)
+    left, right = base.split(0.5, 0.5, seed=0, by=column.values)
+    assert {i // 10 for i in ids_of(left)}.isdisjoint(i // 10 for i in ids_of(right))
+    stratified, _ = base.split(0.5, 0.5, seed=0, by="label")
+    assert {i // 10 for i in ids_of(stratified)} == {0, 1, 2, 3}
+
+
+def test_splits_of_parts_go_on_with_the_samples_of_the_dataset() -> None:
+    base = labelled([40, 40])
+    train, _ = base.split(0.5, 0.5, seed=0, by="label")
+    inner, rest = train.split(0.5, 0.5, seed=1, by="label")
+    assert set(ids_of(inner)) | set(ids_of(rest)) == set(ids_of(train))
+    assert {i // 40 for i in ids_of(inner)} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("shares", "more", "says"),
+    [
+        ((), {}, "got no shares"),
+        ((0.0, 1.0), {}, "got the share 0.0"),
+        ((1.5,), {}, "got the share 1.5"),
+        ((0.9, 0.2), {}, "add up to 1.1, wanted at most 1"),
+        ((True,), {}, "got the share True"),
+        ((0.9, 0.02), {}, "the share 0.02 of 8 samples of memory:values is none"),
+        ((0.5, 0.5), {"by": "nothing"}, 'by="nothing" is no field'),
+        ((0.5, 0.5), {"by": "array"}, r'by="array" is a field of Array.*texts or whole numbers'),
+        ((0.5, 0.5), {"by": [1, 2]}, r"keys of int64 in shape \(2,\), wanted .* each of the 8"),
+        ((0.5, 0.5), {"by": np.zeros(8)}, "keys of float64"),
+        ((0.5, 0.5), {"by": np.zeros(8, int)}, "1 group, which can't fill 2 parts"),
+        ((0.5, 0.5), {"by": lambda _: None}, "keys of object"),
+        ((0.9, 0.1), {"by": [0] * 4 + [1] * 4}, "the share 0.1 of .* is none of the groups"),
+    ],
+)
+def test_splits_that_cannot_be_are_refused(
+    shares: tuple[float, ...], more: dict[str, Any], says: str
+) -> None:
+    columns = {"value": np.arange(8), "array": np.arange(8)}
+    base = Values([4, 4], columns, types={"array": Array("int64", (1,))})
+    with pytest.raises(ConfigError, match=says):
+        base.split(*shares, seed=0, **more)
+
+
+def test_columns_are_read_without_anything_else() -> None:
+    base = Values([4] * 5, {"value": np.arange(20), "text": np.arange(20)}, types={"text": Text()})
+    some = base.subset(range(3, 17))
+    column = some.column("value")
+    assert isinstance(column, DenseColumn)
+    assert column.values.tolist() == list(range(3, 17))
+    assert base.reads == []
+    with pytest.raises(ConfigError, match=r'"x": no field of memory:values, wanted one of values'):
+        some.column("x")

@@ -28,13 +28,7 @@ def masks_by_name(
     extensions: that each field's files have, in lower case; given: fields whose type somebody said.
     """
     images = [name for name, type in types.items() if isinstance(type, Image)]
-    likely = [
-        name
-        for name in images
-        if name not in given
-        and name.rpartition("_")[2] in _NAMES
-        and all(each in _LOSSLESS for each in extensions[name])
-    ]
+    likely = [name for name in images if name not in given and is_mask_name(name, extensions[name])]
     others = [name for name in images if name not in likely]
     if len(others) == 1:
         notes = [
@@ -50,3 +44,8 @@ def masks_by_name(
         if others
     ]
     return {}, notes
+
+
+def is_mask_name(name: str, extensions: Iterable[str]) -> bool:
+    """Whether a field may be masks by its name and its files' extensions."""
+    return name.rpartition("_")[2] in _NAMES and all(each in _LOSSLESS for each in extensions)

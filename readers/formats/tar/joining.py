@@ -3,37 +3,36 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.fields.field_types import ClassLabel
-from penstock.readers.fields.rows import Table, object_table
+from penstock.readers.fields.field_types import ClassLabel, Image
+from penstock.readers.fields.mask_names import is_mask_name
 from penstock.readers.fields.schema import Schema
 from penstock.readers.fields.selection import LABEL
-from penstock.readers.fields.tables import fields_of
 from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING, Candidates, Spans
 from penstock.readers.formats.grouping import Grouping
 from penstock.readers.formats.tar.archive_samples import below
 from penstock.readers.formats.tar.member_fields import span_types
+from penstock.readers.formats.tar.noting import Noted, note_values
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import Column
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.tar.archive_samples import ArchiveSamples, Sample
     from penstock.readers.formats.tar.member_fields import Asked, Kind, MemberField
 
 _MAX_FIELDS = 1024
 _SHOWN_EXTENSIONS = 32
-_UNIT = "sample"
+_SHOWN_NAMES = 5
+_IMAGE = "image"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -55,36 +54,6 @@ def join(archives: Sequence[ArchiveSamples], asked: Asked, *, url: str) -> Joine
     return _Joining(archives, asked, url).join()
 
 
-@dataclass(slots=True)
-class _Noted:
-    """Values of all samples, before any was refused."""
-
-    types: dict[str, FieldType] = field(default_factory=dict)
-    values: dict[str, Column] = field(default_factory=dict)
-    present: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
-    left_out: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-
-
-class _Places(Sequence[str]):
-    """Names of samples, each made when a message has it."""
-
-    def __init__(self, name: Callable[[int], str], rows: range) -> None:
-        self._name, self._rows = name, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, row: int) -> str: ...
-    @overload
-    def __getitem__(self, row: slice) -> _Places: ...
-    def __getitem__(self, row: int | slice) -> str | _Places:
-        if isinstance(row, slice):
-            return _Places(self._name, self._rows[row])
-        return self._name(self._rows[row])
-
-
 class _Joining:
     """The samples of all archives, numbered across them."""
 
@@ -98,37 +67,71 @@ class _Joining:
             for found, extensions in each.fields.items():
                 self._fields.setdefault(found, set()).update(extensions)
         self._refused: dict[int, str] = {}
-        self._noted = _Noted()
+        self._sources: dict[str, list[str]] = {}
+        self._noted = Noted()
 
     def join(self) -> Joined:
-        kinds = self._span_kinds()
+        members, extensions = self._members()
+        self._sources, only = self._sources_of(members, extensions)
+        kinds = {name: members[names[0]] for name, names in self._sources.items()}
+        lasts = {
+            name: [e.rpartition(".")[2] for each in names for e in extensions[each]]
+            for name, names in self._sources.items()
+        }
+        types, notes = span_types(kinds, lasts, self._asked.types)
+        self._refuse_without_image([name for name, kind in members.items() if kind == "image"])
+        self._noted = note_values(
+            self._samples,
+            self._fields,
+            self._asked,
+            taken=types,
+            name=self._name,
+            url=self._url,
+        )
+        for row, reason in self._noted.refused.items():
+            self._refused.setdefault(row, reason)
+        self._refuse_unlabelled()
+        types |= self._noted.types
+        self._check_asked(types)
+        images = [name for name, kind in kinds.items() if kind == "image"]
+        first = sorted(images, key=lambda name: not isinstance(types[name], Image))
+        order = dict.fromkeys((*first, *((LABEL,) if LABEL in types else ()), *types))
+        return Joined(
+            candidates=self._candidates(Schema({name: types[name] for name in order})),
+            left_out=self._noted.left_out,
+            notes=[*only, *notes, *self._noted.notes],
+        )
+
+    def _sources_of(
+        self, kinds: Mapping[str, Kind], extensions: Mapping[str, set[str]]
+    ) -> tuple[dict[str, list[str]], list[str]]:
+        """The members' names that each field comes from, and what was decided. It is one, but where
+        no key has several images: then that is the field "image", whatever its member is called."""
+        asked = {*self._asked.types, *self._asked.names.values()} - {_IMAGE}
+        images = {
+            name
+            for name, kind in kinds.items()
+            if kind == "image"
+            and not is_mask_name(name, [e.rpartition(".")[2] for e in extensions[name]])
+        }
+        sources = {name: [name] for name in kinds}
+        others = images - {_IMAGE}
+        if not others or others & asked or kinds.get(_IMAGE, "image") != "image":
+            return sources, []
+        if any(len(images & sample.spans.keys()) > 1 for sample in self._samples):
+            return sources, []
+        named = [name for name in kinds if name in images]
+        sources = {name: names for name, names in sources.items() if name not in images}
+        listed = ", ".join(f'"{name}"' for name in named[:_SHOWN_NAMES])
+        note = f'the only image of each key ({listed}) is the field "{_IMAGE}"'
+        return {_IMAGE: named, **sources}, [note]
+
+    def _members(self) -> tuple[dict[str, Kind], dict[str, set[str]]]:
+        """Of the names of members that are spans the kind, and extensions. Raises DatasetError."""
+        kinds: dict[str, Kind] = {}
         extensions: dict[str, set[str]] = {}
         for found, parts in self._fields.items():
             extensions.setdefault(found.name, set()).update(parts)
-        types, notes = span_types(kinds, extensions, self._asked.types)
-        self._refuse_without_image(kinds)
-        self._note(types)
-        self._refuse_unlabelled()
-        self._check_asked({**types, **self._noted.types})
-        images = [name for name, kind in kinds.items() if kind == "image"]
-        labels = [LABEL] if LABEL in self._noted.types else []
-        order = dict.fromkeys((*sorted(images, key=lambda n: types[n].kind != "image"), *labels))
-        schema = Schema(
-            {
-                name: {**types, **self._noted.types}[name]
-                for name in (*order, *(n for n in (*types, *self._noted.types) if n not in order))
-            }
-        )
-        return Joined(
-            candidates=self._candidates(schema, types),
-            left_out=self._noted.left_out,
-            notes=[*notes, *self._noted.notes],
-        )
-
-    def _span_kinds(self) -> dict[str, Kind]:
-        """The kinds of fields that lie in members. Raises DatasetError."""
-        kinds: dict[str, Kind] = {}
-        for found in self._fields:
             if not found.is_value and kinds.setdefault(found.name, found.kind) != found.kind:
                 both = ", ".join(sorted({kinds[found.name], found.kind}))
                 raise DatasetError(
@@ -142,94 +145,28 @@ class _Joining:
                 f"{_MAX_FIELDS:,}. A member's key ends at the first dot of its name, and the rest "
                 "names its field: rename members whose names have dots of their own."
             )
-        return kinds
+        return kinds, extensions
 
-    def _refuse_without_image(self, kinds: Mapping[str, Kind]) -> None:
+    def _refuse_without_image(self, names: Sequence[str]) -> None:
         """Where there are images, a key without one is no sample, and is named."""
-        images = {name for name, kind in kinds.items() if kind == "image"}
+        images = set(names)
         if not images:
             return
         with_image = {s.key: i for i, s in enumerate(self._samples) if images & s.spans.keys()}
         for row, sample in enumerate(self._samples):
             if images & sample.spans.keys():
                 continue
-            names = [*sample.spans, *(each.name or "json" for each in sample.values)]
+            parts = [*sample.spans, *(each.name or "json" for each in sample.values)]
             there = with_image.get(sample.key)
             where = "isn't there"
             if there is not None:
                 archive = self._archives[int(self._number[there])].entry.name
                 where = f"lies in another archive ({printable(archive)})"
-            self._refused[row] = f"{', '.join(names)} whose image {where}"
-
-    def _note(self, spans: Mapping[str, FieldType]) -> None:
-        """Make columns of labels and of what json says."""
-        taken = set(spans)
-        for found in sorted(self._fields, key=lambda each: each.kind):  # cls before json
-            if not found.is_value:
-                continue
-            values = [sample.values.get(found) for sample in self._samples]
-            if found.kind == "class":
-                self._note_column(found.name, self._table({found.name: values}), ClassLabel())
-                taken.add(found.name)
-                continue
-            for name, column in self._flat(values).items():
-                full = f"{found.name}.{name}" if found.name else name
-                full = self._asked.names.get(full, full)
-                if full in taken or full in self._noted.types:
-                    self._noted.notes.append(
-                        f'what json says of "{full}" is the field "json.{full}", beside the '
-                        f'member "{full}"'
-                    )
-                    full = f"json.{full}"
-                self._note_column(full, self._table({full: column}), None)
-
-    def _flat(self, objects: list[Any]) -> Mapping[str, Sequence[Any]]:
-        """Objects as columns; samples whose object can't be one are refused."""
-        try:
-            return self._objects(objects)
-        except DatasetError:
-            pass  # some sample's, or that of all together: which?
-        for row, each in enumerate(objects):
-            try:
-                self._objects([each], first=row)
-            except DatasetError as error:
-                self._refused.setdefault(row, str(error))
-                objects[row] = None
-        try:
-            return self._objects(objects)
-        except DatasetError as error:
-            self._noted.left_out["json"] = str(error)
-            return {}
-
-    def _objects(self, objects: list[Any], first: int = 0) -> Mapping[str, Sequence[Any]]:
-        places = _Places(self._name, range(first, first + len(objects)))
-        return object_table(objects, source=self._url, places=places, unit=_UNIT).columns
-
-    def _table(self, columns: Mapping[str, Sequence[Any]]) -> Table:
-        places = _Places(self._name, range(len(self._samples)))
-        return Table(source=self._url, columns=columns, places=places, unit=_UNIT)
+            self._refused[row] = f"{', '.join(parts)} whose image {where}"
 
     def _name(self, row: int) -> str:
         entry = self._archives[int(self._number[row])].entry
         return printable(below(entry, self._samples[row].name))
-
-    def _note_column(self, name: str, table: Table, usual: FieldType | None) -> None:
-        """One column by itself: what is odd about it mustn't keep the others out."""
-        noted, type = self._noted, self._asked.types.get(name) or usual
-        try:
-            found = fields_of(table, {} if type is None else {name: type})
-        except DatasetError as error:
-            if name == LABEL:
-                raise
-            noted.left_out[name] = str(error)
-            return
-        noted.types |= found.types
-        noted.values |= found.values
-        noted.present |= found.present
-        noted.left_out |= found.left_out
-        noted.notes += found.notes
-        for row, reason in found.rejected.items():
-            self._refused.setdefault(row, reason)
 
     def _refuse_unlabelled(self) -> None:
         """Where samples have classes, one without isn't guessed at and doesn't keep the label from
@@ -272,7 +209,7 @@ class _Joining:
                 f"{list(types)}. Name one of these, or the extension of members."
             )
 
-    def _candidates(self, schema: Schema, spans: Mapping[str, FieldType]) -> Candidates:
+    def _candidates(self, schema: Schema) -> Candidates:
         kept = np.array([i not in self._refused for i in range(len(self._samples))], np.bool_)
         rows = np.flatnonzero(kept)
         samples = [self._samples[row] for row in rows.tolist()]
@@ -289,8 +226,12 @@ class _Joining:
                 below(self._archives[number].entry, sample.name)
                 for number, sample in zip(archives.tolist(), samples, strict=True)
             ],
-            spans={name: _spans(name, samples, archives) for name in schema if name in spans},
-            values={name: noted.values[name].take(rows) for name in schema if name not in spans},
+            spans={
+                name: _spans(self._sources[name], samples, archives)
+                for name in schema
+                if name in self._sources
+            },
+            values={name: noted.values[name].take(rows) for name in schema if name in noted.values},
             present={
                 name: present[rows]
                 for name, present in noted.present.items()
@@ -305,8 +246,11 @@ class _Joining:
         )
 
 
-def _spans(name: str, samples: Sequence[Sample], archives: NDArray[np.int64]) -> Spans:
-    members = [sample.spans.get(name) for sample in samples]
+def _spans(names: Sequence[str], samples: Sequence[Sample], archives: NDArray[np.int64]) -> Spans:
+    members = [
+        next((sample.spans[name] for name in names if name in sample.spans), None)
+        for sample in samples
+    ]
     starts = np.array([0 if each is None else each.start for each in members], np.int64)
     ends = np.array([0 if each is None else each.end for each in members], np.int64)
     there = np.array([each is not None for each in members], np.bool_)

@@ -107,11 +107,10 @@ def span_types(
 ) -> tuple[dict[str, FieldType], list[str]]:
     """The types of fields that lie in members, and what was decided, a sentence each.
 
-    kinds: by field; extensions: that each has; given: types that a schema says.
+    kinds: by field; extensions: of its members, without names; given: types that a schema says.
     """
     types = {name: given.get(name) or _TYPES[kind] for name, kind in kinds.items()}
-    lasts = {name: [each.rpartition(".")[2] for each in extensions[name]] for name in types}
-    masks, notes = masks_by_name(types, lasts, given=given)
+    masks, notes = masks_by_name(types, extensions, given=given)
     return {**types, **masks}, notes
 
 

@@ -135,8 +135,11 @@ def test_each_key_is_a_sample_of_its_members_or_is_named(keys, cut):
     ]
     is_labelled = "label" in found.schema
     assert [int(name.rpartition(b"/")[2].partition(b".")[0]) for name in found.names] == good
+    is_single = all(len(parts & image_names) < 2 for parts in keys)
     for name, spans in found.spans.items():
-        wanted = [any(KNOWN[part].name == name for part in keys[i]) for i in good]
+        names = {KNOWN[part].name for part in image_names} if name == "image" else {name}
+        names = names if is_single else {name}
+        wanted = [any(KNOWN[part].name in names for part in keys[i]) for i in good]
         assert (spans.files != MISSING).tolist() == wanted
         assert (spans.sizes == 4).tolist() == wanted
     for name, part in (("n", "json"), ("meta.n", "meta.json"), ("fine", "fine.cls")):
@@ -222,7 +225,8 @@ def test_two_members_for_one_field_are_named():
 def test_a_mask_belongs_to_the_only_image_and_is_never_guessed_among_several():
     mask = [("a.mask.png", b"m")]
     assert candidates([("a.jpg", b"1"), *mask]).schema["mask"] == Mask(of="image")
-    assert candidates([("a.rgb.jpg", b"1"), *mask]).schema["mask"] == Mask(of="rgb")
+    two = [("a.rgb.jpg", b"1"), ("a.ir_seg.png", b"1"), *mask]
+    assert candidates(two).schema["ir_seg"] == Mask(of="image")
     assert candidates(mask).schema["mask"] == Image()
     assert candidates([("a.jpg", b"1"), ("a.mask.jpg", b"m")]).schema["mask"] == Image()
     several = joined([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), *mask])
@@ -300,6 +304,27 @@ def test_a_schema_says_what_is_not_guessed():
     assert found.passed_over == {"x.bin": 1}
     with pytest.raises(ConfigError, match=r"got 'depth'.*'image'"):
         candidates(files, schema={"depth": Array()})
+
+
+def test_the_only_image_of_each_key_is_the_image():
+    found = joined([("a.jpg", b"1"), ("b.input.png", b"2"), ("b.seg.png", b"3")])
+    assert dict(found.candidates.schema) == {"image": Image(), "seg": Mask(of="image")}
+    assert found.candidates.spans["image"].files.tolist() == [0, 0]
+    assert 'is the field "image"' in found.notes[0]
+    several = candidates([("a.left.jpg", b"1"), ("a.right.jpg", b"2"), ("b.left.jpg", b"2")])
+    assert dict(several.schema) == {"left": Image(), "right": Image()}
+    asked = candidates([("a.input.jpg", b"1")], schema={"input": Image()})
+    assert dict(asked.schema) == {"input": Image()}
+
+
+def test_labels_of_cls_and_json_are_one_where_they_never_differ():
+    files = [("a.jpg", b"1"), ("a.cls", b"3"), ("a.json", b'{"label": 3}'), ("b.jpg", b"2")]
+    both = candidates([*files, ("b.json", b'{"label": 4}')])
+    assert dict(both.schema) == {"image": Image(), "label": ClassLabel()}
+    assert values(both.values["label"]) == [3, 4]
+    assert both.present == {}
+    differ = candidates([*files[:2], ("a.json", b'{"label": 4}')])
+    assert values(differ.values["json.label"]) == [4]
 
 
 def test_fields_may_be_named_by_extension_or_key():

@@ -112,7 +112,7 @@ def _road(
     threads: int,
 ) -> Road:
     """The stages of the loader's batches."""
-    seed, walk = order.settings.seed, order.walk
+    seed, walk, schema = order.settings.seed, order.walk, dataset.schema
     mixed = make_mixed(dataset, options, recipes, seed=seed)
     images = recipes.images
     resident = make_resident(dataset, options, order.settings, images, walk=walk, threads=threads)
@@ -133,7 +133,7 @@ def _road(
         reader=BatchReader(
             dataset=dataset,
             recipes=images,
-            payloads=Payloads(dataset.schema.only(stored_fields(dataset.fields))),
+            payloads=Payloads({name: schema[name] for name in stored_fields(dataset.fields)}),
             mode=options.read,
             bad_samples=bad_samples,
             probe=meter.probe,

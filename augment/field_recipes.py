@@ -105,11 +105,11 @@ def check_recipes(
     """
     selected = {name: schema[name] for name in fields if name in schema}
     lists = _lists(augment, schema, selected, tuple(fields))
-    _check_crops(lists, [name for name, type in selected.items() if isinstance(type, Image)])
+    names = [name for name, type in selected.items() if isinstance(type, Image)]
+    _check_crops(lists, names)
     images: dict[str, CheckedRecipe] = {}
-    for name, type in selected.items():
-        if isinstance(type, Image):
-            images[name] = _checked(lists.get(name), name, ranges, alone=len(lists) < 2)
+    for name in names:
+        images[name] = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
     _check_mixing(images, selected)
     followers = {
         name: _follower(name, type, images, ranges)
@@ -197,7 +197,7 @@ def _checked(
     *,
     alone: bool,
 ) -> CheckedRecipe:
-    """alone: no other image has a recipe, so that messages needn't say of which they are."""
+    """alone: there is no other image, so that messages needn't say of which they are."""
     try:
         return check_recipe(ops, images=ranges.get(name), field=name)
     except RecipeError as error:
@@ -324,6 +324,11 @@ def _boxes_of(
             known = f"fields of boxes that are selected: {boxes}"
             what = "isn't selected" if name not in selected else "isn't one of boxes"
             raise RecipeError(f'{op}: "{name}" {what}; {known}. Name one of these.')
+        if name not in mine:
+            raise RecipeError(
+                f'{op} stands in the list of "{key}", and "{name}" is of "{followers[name].of}". '
+                "Put it into the list of that, and select it."
+            )
     return [name for name in mine if op.fields is None or name in op.fields]
 
 

@@ -83,8 +83,14 @@ def _masks(
     assert follower.shape is not None
     out = np.zeros((len(masks), *follower.shape), dtype or common_dtype(masks))
     for place, mask in enumerate(masks):
-        if mask.size:
-            out[place] = mask
+        if not mask.size:
+            continue
+        if mask.shape != follower.shape:
+            raise DatasetError(
+                f"A mask of shape {mask.shape} in a dataset of {follower.shape} (height, width). "
+                "Index the dataset anew."
+            )
+        out[place] = mask
     return out
 
 

@@ -139,6 +139,8 @@ def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
     assert found.followers["mask"].shape == (24, 32)
     mask = np.arange(24 * 32).reshape(24, 32)
     boxes = RaggedColumn(np.array([[1, 2, 3, 4]]), np.array([0, 1]))
+    with pytest.raises(DatasetError, match=r"\(1, 32\)"):
+        follow(found, {}, {"mask": [mask[:1]], "boxes": boxes})
     columns = follow(found, {}, {"mask": [mask], "boxes": boxes})
     assert isinstance(columns["mask"], DenseColumn)
     np.testing.assert_array_equal(columns["mask"].values[0], mask)
@@ -162,6 +164,11 @@ def test_followers_of_what_is_not_selected_are_as_they_are() -> None:
         ((SanitizeBoxes(), *CROP), ("image", "boxes"), "put it behind all that crops"),
         ((*CROP, SanitizeBoxes(fields="points")), ("left", "points"), "isn't one of boxes"),
         ((*CROP, SanitizeBoxes(fields="boxes")), ("image",), "isn't selected"),
+        (
+            {"left": (*CROP, SanitizeBoxes(fields="boxes")), "image": CROP},
+            ("image", "left", "boxes"),
+            'list of "left", and "boxes" is of "image"',
+        ),
         ((*CROP, SanitizeBoxes()), ("image", "classes"), 'Select "boxes" too'),
         ((*CROP, SanitizeBoxes(), SanitizeBoxes(2)), ("image", "boxes"), "Two SanitizeBoxes"),
         ((*CROP, Pad("tokens")), ("image",), "isn't selected"),

@@ -181,6 +181,15 @@ def test_masks_and_boxes_stay_with_what_they_are_around(name: str, antialias: bo
     assert seen > 8
 
 
+@pytest.mark.parametrize("name", ["padded and resized", "padded and cropped", "short side"])
+def test_the_last_pass_shows_the_same_pixels(name: str) -> None:
+    rng = np.random.default_rng(6)
+    pictures = [rng.integers(0, 256, (70, 90, 3), dtype=np.uint8) for _ in range(12)]
+    rounded, _ = decoded(RESIZING[name], batch_of(pictures))
+    exact, _ = decoded((*RESIZING[name], Cast("float32")), batch_of(pictures))
+    np.testing.assert_allclose(rounded, exact, atol=0.501)
+
+
 def eroded(area: NDArray[np.bool_], by: int = 5) -> NDArray[np.bool_]:
     """Pixels whose neighbours all lie in the area; beyond the edge is nothing."""
     height, width = area.shape

@@ -13,7 +13,7 @@ from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedCo
 from penstock.readers.fields.field_types import FieldType, Image, Mask, Text, is_encoded
 from penstock.readers.fields.schema import Schema
 from penstock.readers.fields.selection import check_names, check_selection, stored_fields
-from penstock.readers.source import Source
+from penstock.readers.source import Contents, Source
 from penstock.readers.types import ImageRange
 from tests.sources import values_of
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
-    from penstock.readers.source import Contents
 
     Ints = NDArray[np.int64]
 
@@ -96,6 +95,10 @@ class Memory(Source):
         }
         columns = {name: self._column(name, ids, bad or {}) for name in stored_fields(self._fields)}
         return SampleBatch(ids=ids, columns=columns, present=present)
+
+    def values(self, name: str, rows: Ints) -> SampleBatch:
+        ids = self.ids(rows)
+        return SampleBatch(ids=ids, columns={name: self._column(name, ids, {})})
 
     def _column(self, name: str, ids: Ints, bad: Mapping[int, str]) -> Column:
         type, values = self.schema[name], [self._columns[name][i] for i in ids.tolist()]

@@ -87,3 +87,23 @@ def test_links_lead_somewhere(document: Path) -> None:
 def anchor(heading: str) -> str:
     """As forges name it."""
     return re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-")
+
+
+def test_parts_of_a_dataset_are_taken_as_the_document_says(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "photos").symlink_to(folder)
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "datasets.md").read_text()
+    section = text[text.index("\n## Parts of a dataset") :]
+    code = re.search(r"^```python\n(.*?)^```", section, re.M | re.S)
+    assert code is not None
+    names: dict[str, object] = {}
+    exec(code[1], names)
+    assert "class-" in capsys.readouterr().out
+    for said in re.findall(r"`(photos\.split\([^`]*\))`", section):
+        parts = eval(said, names)
+        assert len(parts) == 2

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields.boxes import to_xyxy
 from penstock.readers.fields.facts import array_codec
 from penstock.readers.fields.masks import narrow, npy_mask, read_mask, sniff_mask
 from penstock.readers.fields.npy import read_npy_header
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.field_types import BoxFormat
     from penstock.readers.types import Encoded
 
 _INT32 = np.dtype(np.int32)
@@ -79,15 +77,3 @@ def _classes(payload: Encoded, codec: str) -> NDArray[Any] | Rejection:
         if refusal is not None
         else narrow(decode_array(payload[header.start :], str(header.codec), header.shape))
     )
-
-
-def decode_boxes(
-    payload: Encoded, codec: str, shape: Sequence[int], format: BoxFormat
-) -> NDArray[np.float32]:
-    """Boxes as x1, y1, x2, y2: float32, shape (k, 4). Raises ValueError."""
-    return to_xyxy(decode_array(payload, codec, shape), format)
-
-
-def decode_keypoints(payload: Encoded, codec: str, shape: Sequence[int]) -> NDArray[np.float32]:
-    """Points: float32, shape (k, 2). Raises ValueError."""
-    return decode_array(payload, codec, shape).astype(np.float32).reshape(-1, 2)

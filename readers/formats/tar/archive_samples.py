@@ -139,7 +139,7 @@ def _sort_out(
             what = "images" if other.kind == kind.kind == "image" else "members"
             both = ", ".join(sorted((fields[other], part)))
             found.refuse(
-                parts[part][0].name,
+                parts[fields[other]][0].name,
                 f'two {what} of one key ({both}), and both would be the field "{kind.name}": name '
                 f"one, such as other.{part}",
             )

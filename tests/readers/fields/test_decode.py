@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from PIL import Image as Picture
 
+from penstock.readers.fields.boxes import to_xyxy
 from penstock.readers.fields.decode import (
     decode_array,
-    decode_boxes,
-    decode_keypoints,
     decode_mask,
     decode_text,
 )
@@ -179,13 +178,6 @@ def test_boxes_of_each_format_are_the_same_boxes(corners):
     }
     for format, stored in forms.items():
         payload, codec, shape = read(Boxes(of="image", format=format), npy(stored))
-        found = decode_boxes(payload, codec, shape, format)
+        found = to_xyxy(decode_array(payload, codec, shape), format)
         assert found.dtype == np.float32
         assert np.array_equal(found, wanted)
-
-
-def test_points_are_float32():
-    stored = np.array([[1, 2], [3, 4]], ">i2")
-    found = decode_keypoints(encoded(stored.tobytes()), ">i2", (2, 2))
-    assert found.dtype == np.float32
-    assert np.array_equal(found, stored)

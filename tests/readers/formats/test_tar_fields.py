@@ -216,9 +216,9 @@ def test_two_members_for_one_field_are_named():
         ]
     )
     refused = quarantine(found)
-    assert refused["0.tar/a.png"].startswith("two images of one key (jpg, png)")
+    assert refused["0.tar/a.jpg"].startswith("two images of one key (jpg, png)")
     assert "two members of one key and extension (jpg)" in refused["0.tar/b.jpg"]
-    assert '"caption"' in refused["0.tar/d.txt"]
+    assert '"caption"' in refused["0.tar/d.caption.txt"]
     assert found.names == [b"0.tar/c.jpg"]
 
 

@@ -13,7 +13,7 @@ from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedCo
 from penstock.readers.fields.field_types import FieldType, Image, Mask, Text, is_encoded
 from penstock.readers.fields.schema import Schema
 from penstock.readers.fields.selection import check_names, check_selection, stored_fields
-from penstock.readers.source import Contents, Source
+from penstock.readers.source import Source
 from penstock.readers.types import ImageRange
 from tests.sources import values_of
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.contents import Contents
     from penstock.readers.fields.columns import Column
 
     Ints = NDArray[np.int64]

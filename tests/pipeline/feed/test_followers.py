@@ -40,9 +40,9 @@ FIELDS = ("id", "boxes", "mask", "image", "right", "points", "classes")
 PLACES = np.random.default_rng(2).integers(0, SIDE - 14, (N, 2, 2))
 SIDES = np.random.default_rng(3).integers(4, 14, (N, 2, 2))
 COUNTS = np.arange(N) % 3
-WINDOWS = [RandomCrop(SIDE, padding=6), RandomHorizontalFlip(), RandomVerticalFlip()]
-EXACT = [*WINDOWS, SanitizeBoxes(min_area=9)]
-BLENDED = [
+WINDOWS: list[Any] = [RandomCrop(SIDE, padding=6), RandomHorizontalFlip(), RandomVerticalFlip()]
+EXACT: list[Any] = [*WINDOWS, SanitizeBoxes(min_area=40)]
+BLENDED: list[Any] = [
     RandomResizedCrop(20, area=(0.3, 1)),
     RandomHorizontalFlip(),
     ColorJitter(0.1),
@@ -149,7 +149,7 @@ def test_they_are_where_their_pixels_are() -> None:
         assert len(boxes) == len(classes) <= COUNTS[sample_id]
         dropped += int(COUNTS[sample_id]) - len(boxes)
         for (left, top, end, bottom), number in zip(boxes.tolist(), classes, strict=True):
-            assert (end - left) * (bottom - top) >= 9
+            assert (end - left) * (bottom - top) >= 40
             rows, columns = np.nonzero((mask == number).numpy())
             if number == 150 or COUNTS[sample_id] == 1:  # no other one lies over it
                 found = [columns.min(), rows.min(), columns.max() + 1, rows.max() + 1]

@@ -8,6 +8,7 @@
     ├── DatasetError (ValueError)        the dataset can't be used as it is
     │   ├── DatasetNotFoundError (FileNotFoundError)   nothing there, or nothing in it
     │   ├── IndexChangedError            files no longer match the index
+    │   ├── OtherVersionError            an index or a pack that another Penstock wrote
     │   ├── CorruptShardError            bytes came, but aren't what the index promised
     │   │   └── CorruptSampleError       one sample of a shard; carries .sample_id
     │   ├── BadSampleError               a user's code says so of the sample at hand
@@ -87,6 +88,10 @@ class DatasetNotFoundError(DatasetError, FileNotFoundError):
 
 class IndexChangedError(DatasetError):
     """The files no longer match the index that was built over them."""
+
+
+class OtherVersionError(DatasetError):
+    """An index or a pack is in a format that this version doesn't read."""
 
 
 class CorruptShardError(DatasetError):

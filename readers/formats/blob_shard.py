@@ -1,7 +1,7 @@
 """Shards of remote data: a table of where the samples lie in a blob, and the blob.
 
-Whatever the container, a blob's samples are loaded alike, so one class serves tar files, folders'
-virtual shards and, with columns of its own, packs. The bytes come through `Remote.load`, for one
+Whatever the container, a blob's samples are loaded alike, so one class serves files and, with
+columns of its own, packs. The bytes come through `Remote.load`, for one
 shard here, for all shards of a batch in `readers.dataset`.
 """
 
@@ -10,12 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.blob import BlobSpans
-from penstock.readers.files.names import printable
 from penstock.readers.files.pages import advise_willneed
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -56,28 +53,3 @@ class BlobShard:
         address = self.blob.address()
         if address is not None:
             advise_willneed(address + starts, address + ends)
-
-
-class FilesBlob(BlobShard):
-    """A blob of a folder's files, end to end, or of one archive."""
-
-    def __init__(
-        self,
-        remote: Remote,
-        blob: Blob,
-        table: NDArray[np.int64],
-        *,
-        names: Sequence[bytes],
-        above: bytes = b"",
-    ) -> None:
-        """above: what stands before each name."""
-        super().__init__(remote, blob, table)
-        self._names, self._above = names, above
-
-    def name(self, row: int) -> str:
-        """A sample's name for people, such as "cat/17.jpg" or "train-000003.tar/dog.jpg"."""
-        return printable(self._above + self._names[row])
-
-    def source_names(self) -> list[bytes] | None:
-        """Always None: these are the data themselves."""
-        return None

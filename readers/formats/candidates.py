@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.arrays import array_form, number_dtype
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
+from penstock.readers.fields.field_types import is_encoded
+from penstock.readers.formats.layout import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.grouping import Grouping
+    from penstock.readers.formats.layout import Storage
     from penstock.readers.origin.origin import Entry
     from penstock.readers.origin.quarantine import QuarantineEntry
 
@@ -63,6 +68,27 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.names)
+
+    @property
+    def layout(self) -> Layout:
+        """How the samples are stored, as far as that is known before they were seen. Raises
+        ConfigError for a field that is nowhere, or of which nobody knows what is noted."""
+        storage = {name: self._storage(name) for name in self.schema}
+        return Layout(schema=self.schema, storage=storage)
+
+    def _storage(self, name: str) -> Storage:
+        if name in self.spans:
+            return "span"
+        type = self.schema[name]
+        if name not in self.values:
+            raise ConfigError(f'schema["{name}"]: got {type!r}, and no such field was found.')
+        if number_dtype(type) is not None:
+            return "value"
+        if not is_encoded(type) and array_form(type) is None:
+            raise ConfigError(
+                f'schema["{name}"]: got {type!r}, wanted a dtype and a shape for what a table says.'
+            )
+        return "rows"
 
     @property
     def sizes(self) -> NDArray[np.int64]:

@@ -2,8 +2,9 @@
 
 - *Recognise and list*: is this dataset of the format, and what lies there (`Format.recognises`,
   `Indexing.list`, `Listing.candidates`).
-- *Index a shard*: what is noted of its samples, in a sidecar (`Candidates.sidecar`, `Sidecar`).
-- *Read rows*: open a shard, a local file or a blob of the cache (`Format.opener`).
+- *Index a shard*: where its samples lie and what is known of them (`Candidates`); what an index
+  notes of that is a `Sidecar`.
+- *Read rows*: open a shard, local files or a blob of the cache (`Format.opener`, `OpenShard`).
 
 Everything else (building, keeping and mending an index, the cache, checksums, packing) is common
 and stands above. A new format is a folder here and a line in `registry.py`.
@@ -16,35 +17,33 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from penstock.cache.base.blob import Blob, Segment
+    from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.verify import SampleFacts
-    from penstock.readers.formats.grouping import Grouping
+    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.layout import Layout
     from penstock.readers.formats.shard import OpenShard
-    from penstock.readers.formats.summary import ShardSummary, Sums
+    from penstock.readers.formats.sidecar import Sidecar
+    from penstock.readers.formats.summary import Sums
     from penstock.readers.origin.origin import Entry, Origin
-    from penstock.readers.origin.quarantine import QuarantineEntry
     from penstock.readers.origin.remote import RemoteFolder
-    from penstock.readers.types import Encoded, Rejection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardEntry:
     """What a manifest says of one shard.
 
-    name: of its file, or of its sidecar; size_bytes: to read it; sums: of its samples' columns;
-    overhead_bytes: what a pack's shards hold beside their images at most, where that is known.
+    name: of its file, or of its sidecar; size_bytes: to read it; sums: of what is noted of its
+    samples; layout: how they are stored; overhead_bytes: what a pack's shards hold beside the bytes
+    of their samples at most, where that is known.
     """
 
     name: bytes
     size_bytes: int
     samples: int
     sums: Sums
+    layout: Layout
     overhead_bytes: int | None
 
 
@@ -69,21 +68,6 @@ class Snapshot:
         return cls(fingerprint=digest.hexdigest(), directories=directories)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PriorFacts:
-    """What an earlier index says of today's candidates, by position.
-
-    same: of files that look as they did, so that this holds unread; before: of all that have the
-    size they had, so that this holds where the bytes have that CRC-32C; shared, gone: samples of
-    that index that are still there by name, and that aren't.
-    """
-
-    same: Mapping[int, SampleFacts]
-    before: Mapping[int, SampleFacts]
-    shared: int
-    gone: int
-
-
 class ShardOpener(Protocol):
     """Opens one shard. Raises CorruptShardError, IndexChangedError, DatasetError, FetchError."""
 
@@ -92,69 +76,6 @@ class ShardOpener(Protocol):
 
     def open_blob(self, remote: Remote, blob: Blob) -> OpenShard:
         """Open the shard in a blob of the cache."""
-
-
-class Sidecar(ShardOpener, Protocol):
-    """What an index notes of one shard's samples: all that it takes to read them."""
-
-    @property
-    def samples(self) -> int:
-        """How many samples there are, at least 1."""
-
-    @property
-    def size_bytes(self) -> int:
-        """The bytes of the shard, as the manifest counts them."""
-
-    @property
-    def suffix(self) -> bytes:
-        """What the stem of the sidecar's name ends in: what names the shard's blob in a cache where
-        that isn't the sidecar's own checksum, else empty."""
-
-    def segments(self) -> Sequence[Segment]:
-        """The objects that the shard is made of, in a remote dataset."""
-
-    def summary(self, *, progressive: int | None) -> ShardSummary:
-        """The shard's contribution to the manifest."""
-
-    def write(self, path: bytes) -> str:
-        """Write the sidecar whole; returns its etag (a checksum of the file). Raises WriteError."""
-
-
-class Candidates(Protocol):
-    """What may be samples: known by name and size, none decoded yet; a position counts them.
-
-    sizes: bytes, int64, shape (n,); labels: int64, shape (n,), or None without; classes: names by
-    label. shards: which candidates make up which shard, empty ones too; shard_bytes: the mean size
-    that these were cut to, None where they lie as the data has them. quarantined: what can't be a
-    candidate; passed_over: what is no part of a sample, by extension.
-    """
-
-    sizes: NDArray[np.int64]
-    labels: NDArray[np.int64] | None
-    classes: tuple[str, ...]
-    shard_bytes: int | None
-    quarantined: list[QuarantineEntry]
-    passed_over: dict[str, int]
-
-    @property
-    def shards(self) -> Grouping:
-        """The positions of each shard's candidates."""
-
-    def name(self, position: int) -> bytes:
-        """A candidate's name below the dataset's root: for the quarantine, and a pack's source
-        name."""
-
-    def read(self, positions: NDArray[np.int64]) -> list[Encoded | Rejection]:
-        """Read candidates: encoded bytes, or why one can't be a sample. Raises IndexChangedError
-        (it isn't as it was listed), DatasetError, FetchError."""
-
-    def sidecar(
-        self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
-    ) -> Sidecar:
-        """The sidecar of one shard's good samples, at least one. facts: of each."""
-
-    def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:
-        """What all sidecars of an earlier index say of these; asked where `keeps_facts`."""
 
 
 class Listing(Protocol):
@@ -195,10 +116,6 @@ class Indexing(Protocol):
     ) -> bool:
         """Whether an index over this snapshot is still true; lists only where nothing cheaper
         tells."""
-
-    def read_sidecar(self, path: bytes, *, etag: str) -> Sidecar:
-        """Read a sidecar that was written. etag: what the manifest promises. Raises
-        IndexChangedError (it is gone), CorruptShardError (torn, changed)."""
 
 
 class Format(Protocol):

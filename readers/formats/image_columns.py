@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.readers.formats.shard import table
-from penstock.readers.formats.summary import ShardSummary, summarise
+from penstock.readers.formats.summary import FieldNotes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -78,26 +77,16 @@ class ImageColumns:
             columns["label"] = pa.array(self.labels, pa.int64())
         return columns
 
-    def summary(self, *, size_bytes: int, progressive: int | None) -> ShardSummary:
-        """Sum up a shard. size_bytes: its own; progressive: JPEGs of that kind, where counted."""
-        return summarise(
-            size_bytes=size_bytes,
+    def notes(self, *, progressive: int | None = None) -> dict[str, FieldNotes]:
+        """What goes into a manifest, by field."""
+        shapes = np.stack((self.heights, self.widths, self.channels), axis=1).astype(np.int64)
+        image = FieldNotes(
+            storage="span",
             crcs=self.crcs,
-            heights=self.heights,
-            widths=self.widths,
-            channels=self.channels.tolist(),
+            shapes=shapes,
             codecs=self.codecs,
-            labels=self.labels,
             progressive=progressive,
         )
-
-    def table(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The table of an open shard; see `penstock.readers.formats.shard.table`."""
-        return table(
-            starts=starts,
-            ends=ends,
-            heights=self.heights,
-            widths=self.widths,
-            labels=self.labels,
-            crcs=self.crcs,
-        )
+        if self.labels is None:
+            return {"image": image}
+        return {"image": image, "label": FieldNotes(storage="value", values=self.labels)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-VERSION = 1
-"""Of manifest, sidecar and shard. A reader refuses a higher one."""
+VERSION = 2
+"""Of manifest, sidecar and shard. A reader refuses any other."""
 
 MAX_SHARD_SAMPLES = 2**24
 """Samples of one shard: 16.8 million, of which the order of a window takes 0.4 GB."""

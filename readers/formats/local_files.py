@@ -44,23 +44,25 @@ def read_file(path: bytes, *, name: bytes, size_bytes: int) -> Encoded:
     return data[:-1]
 
 
-def read_file_into(path: bytes, slot: Encoded, *, name: bytes) -> None:
-    """Read a whole file that is one byte shorter than its slot: so the same call sees one that
-    grew.
+def read_file_into(
+    path: bytes, slot: Encoded, *, name: bytes, start: int = 0, is_rest: bool = True
+) -> None:
+    """Read a file from a byte on. is_rest: to its end, which is one byte before the slot's: so the
+    same call sees a file that grew; else as much as the slot takes.
 
     Raises IndexChangedError (gone, another size), DatasetError (can't be read).
     """
     fd = open_file(path, name)
     try:
-        got = read_up_to(fd, slot)
+        got = read_up_to(fd, slot, start)
     except OSError as error:
         raise unreadable(name, error) from error
     finally:
         os.close(fd)
-    wanted = len(slot) - 1
+    wanted = len(slot) - is_rest
     if got != wanted:
-        now = "has more" if got > wanted else f"has {got}"
-        raise changed(name, f"it had {wanted} bytes and {now}")
+        now = "has more" if got > wanted else f"has {start + got}"
+        raise changed(name, f"it had {start + wanted} bytes and {now}")
 
 
 def changed(name: bytes, what: str) -> IndexChangedError:

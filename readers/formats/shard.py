@@ -1,29 +1,33 @@
-"""An open shard, whatever format it is of: its table of samples and how their bytes are read."""
+"""An open shard, whatever format it is of: its table of samples, and how they are read.
+
+Samples are read in two ways, which one shard may mix, field by field (`Layout.storage`). What is
+stored as a *span* is a range of bytes with a checksum in the shard's flat data, so that a sample
+can be had by itself. What is stored by *rows* the shard alone can tell: values that were noted, or
+chunks that have to be decoded as a whole (a row group, a chunk of an array).
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
-
-from penstock.readers.formats.limits import MAX_SHARD_BYTES, MAX_SIDE
-
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.columns import Column
     from penstock.readers.types import Encoded
 
-START, END, HEIGHT, WIDTH, LABEL, CRC = range(6)
-"""Columns of a shard's table. START, END: the sample's bytes in the shard's flat data, end
-exclusive (a folder's file: 0 and its size). One int64 table, because a batch gathers rows from many
-shards: one gather of 4 rows takes 0.7 us, six from separate columns 4.2."""
+    Rows = Sequence[int] | NDArray[np.int64]
 
 
 class OpenShard(Protocol):
     """A shard whose samples can be read.
 
-    table: int64, shape (samples, 6). is_mapped: samples can be had as views of a map.
-    is_file_per_sample: one sample can be gone or changed while the others are well.
+    table: what is known of each sample, int64, shape (samples, columns); `Layout.table` says what
+    its columns are. is_mapped: spans can be had as views of a map. is_file_per_sample: one sample
+    can be gone or changed while the others are well.
     """
 
     table: NDArray[np.int64]
@@ -34,8 +38,12 @@ class OpenShard(Protocol):
         """Views of the flat data, if is_mapped."""
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
-        """Read the samples of rows, each into its slot, which is one byte longer than the sample.
-        Raises CorruptShardError, IndexChangedError, DatasetError, FetchError."""
+        """Read spans of samples, each into its slot, which is one byte longer than the span. rows:
+        the samples'. Raises CorruptShardError, IndexChangedError, DatasetError, FetchError."""
+
+    def read_rows(self, rows: Rows, fields: Sequence[str]) -> Mapping[str, Column]:
+        """Read fields that are stored by rows, of samples in any order. Raises as read_into
+        does."""
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Ask the kernel to read these bytes of the flat data ahead; returns at once."""
@@ -46,35 +54,3 @@ class OpenShard(Protocol):
     def source_names(self) -> list[bytes] | None:
         """The samples' names in what the shard was made from; None where it wasn't made of
         anything else, or doesn't tell."""
-
-
-def check_rows(
-    sizes: NDArray[np.int64], heights: NDArray[np.int32], widths: NDArray[np.int32]
-) -> None:
-    """Whether samples can have these bytes, heights and widths. Raises ValueError."""
-    for what, column, most in (
-        ("bytes", sizes, MAX_SHARD_BYTES),
-        ("rows of pixels", heights, MAX_SIDE),
-        ("columns of pixels", widths, MAX_SIDE),
-    ):
-        if len(column) and not (column.min() >= 1 and column.max() <= most):
-            raise ValueError(f"a sample has {column.min():,} to {column.max():,} {what}")
-
-
-def table(
-    *,
-    starts: NDArray[np.int64],
-    ends: NDArray[np.int64],
-    heights: NDArray[np.int32],
-    widths: NDArray[np.int32],
-    labels: NDArray[np.int64] | None,
-    crcs: NDArray[np.uint32],
-) -> NDArray[np.int64]:
-    """The table of a shard, int64, shape (samples, 6); labels are 0 where there are none."""
-    columns = np.zeros((len(starts), 6), np.int64)
-    columns[:, START], columns[:, END] = starts, ends
-    columns[:, HEIGHT], columns[:, WIDTH] = heights, widths
-    columns[:, CRC] = crcs
-    if labels is not None:
-        columns[:, LABEL] = labels
-    return columns

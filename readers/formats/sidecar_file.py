@@ -34,12 +34,12 @@ def is_sidecar(path: bytes, etag: str) -> bool:
 
 
 def sidecar_batch(path: bytes, columns: Columns, *, etag: str) -> Any:
-    """Read a sidecar's columns, with or without labels; raises as `Indexing.read_sidecar` does."""
+    """Read a sidecar's columns; raises as `read_sidecar` does."""
     try:
         buffer = read_buffer(path)  # not mapped: what is checked here is what is used
         if _etag(buffer) != etag:
             raise ValueError("its checksum isn't what the manifest promises")
-        return only_batch(buffer, columns, optional=frozenset(("label",)))
+        return only_batch(buffer, columns)
     except FileNotFoundError:
         raise IndexChangedError(
             f"{printable(path)}: part of the index is gone; it was rebuilt while this dataset was "

@@ -9,15 +9,21 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from typing import TYPE_CHECKING, Any
 
-from penstock.readers.formats.limits import MAX_SAMPLES, MAX_SIDE
+from penstock.readers.fields.schema import Schema
+from penstock.readers.fields.settle import unsettled
+from penstock.readers.formats.layout import Layout
+from penstock.readers.formats.limits import MAX_SAMPLES
 from penstock.readers.formats.registry import is_format
-from penstock.readers.types import ImageRange
+from penstock.readers.index.field_summaries import check_fit, check_summary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    from penstock.readers.formats.summary import FieldSummary
 
 
 _MAX_TEXT_BYTES = 64 * 2**20
@@ -32,23 +38,20 @@ _LISTING = re.compile(r"[0-9a-f]{0,64}")
 class About:
     """What is true of all shards; the JSON part of a manifest.
 
-    kind: the format's name; classes: names by label; images: bounds over all samples; icc: see
+    kind: the format's name; schema: the fields, settled; fields: what is known of each; icc: see
     `index.totals`; source: URL of what a pack, or an index of tar files, was made from; settings:
     what a pack was asked to be; directories: name and modification time in ns of each listed folder
     (local folders); listing: fingerprint of what an index was built over, hex; passed_over: what is
-    no part of a sample, by extension; progressive: JPEGs of that kind, None where nobody counted;
-    overhead_bytes: of a pack's shard beside its images, at most.
+    no part of a sample, by extension; overhead_bytes: of a pack's shard beside the bytes of its
+    samples, at most.
     """
 
     kind: str
-    fields: tuple[str, ...]
-    classes: tuple[str, ...]
+    schema: Schema
+    fields: Mapping[str, FieldSummary]
     samples: int
     fingerprint: str
     icc: float | None
-    images: ImageRange
-    channels: tuple[int, ...]
-    codecs: tuple[str, ...]
     quarantined: int
     shuffled: bool = False
     seed: int | None = None
@@ -57,8 +60,35 @@ class About:
     directories: tuple[tuple[str, int], ...] = ()
     listing: str = ""
     passed_over: dict[str, int] = field(default_factory=dict)
-    progressive: int | None = None
     overhead_bytes: int | None = None
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the only field of classes; empty where there is none, or several."""
+        return self.schema.class_names()
+
+    @property
+    def progressive(self) -> int | None:
+        """Progressive JPEGs of all fields; None where nobody counted."""
+        counts = [each.progressive for each in self.fields.values()]
+        counted = [count for count in counts if count is not None]
+        return sum(counted) if counted else None
+
+    @property
+    def layout(self) -> Layout:
+        """How the samples are stored."""
+        return Layout(
+            schema=self.schema,
+            storage={name: each.storage for name, each in self.fields.items()},
+            lacking=frozenset(name for name, each in self.fields.items() if each.missing),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As a manifest has it."""
+        values = {each.name: getattr(self, each.name) for each in dataclass_fields(self)}
+        values["schema"] = self.schema.to_json()
+        values["fields"] = {name: asdict(each) for name, each in self.fields.items()}
+        return values
 
 
 def load_values(text: bytes) -> dict[str, Any]:
@@ -85,14 +115,16 @@ def check_about(values: dict[str, Any]) -> About:
     for name, is_right in _RIGHT.items():
         if name in values and not is_right(values[name]):
             raise ValueError(f"its {name} can't be {str(values[name])[:80]!r}")
-    images = values["images"]
-    values["images"] = ImageRange(**images)
-    for name in ("fields", "classes", "channels", "codecs"):
-        values[name] = tuple(values[name])
+    schema = values["schema"] = Schema.from_json(values["schema"])
+    values["fields"] = {name: check_summary(each) for name, each in values["fields"].items()}
     values["directories"] = tuple((name, ns) for name, ns in values.get("directories", ()))
     about = About(**values)
-    if about.classes and "label" not in about.fields:
-        raise ValueError("it has classes and no labels")
+    if unknown := unsettled(schema):
+        raise ValueError(f"its schema doesn't say what {unknown[0]!r} is in full")
+    if list(about.fields) != list(schema):
+        raise ValueError("what it says of its fields isn't of those of its schema")
+    for name, each in about.fields.items():
+        check_fit(each, schema[name], samples=about.samples)
     return about
 
 
@@ -112,25 +144,10 @@ def _is_counts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_is_count, value.values()))
 
 
-def _is_classes(value: Any) -> bool:
-    return _is_list(_is_text)(value) and len(set(value)) == len(value)
-
-
 def _is_correlation(value: Any) -> bool:
     # Below 0 where shards are more even than chance; by how much depends on the labels alone.
     return value is None or (
         type(value) in (int, float) and math.isfinite(value) and -1e9 <= value <= 1 + 1e-9
-    )
-
-
-def _is_range(value: Any) -> bool:
-    names = ("min_height", "max_height", "min_width", "max_width")
-    if not isinstance(value, dict) or set(value) != set(names):
-        return False
-    if not all(type(side) is int and 1 <= side <= MAX_SIDE for side in value.values()):
-        return False
-    return bool(
-        value["min_height"] <= value["max_height"] and value["min_width"] <= value["max_width"]
     )
 
 
@@ -146,14 +163,11 @@ def _is_time(value: Any) -> bool:
 
 _RIGHT: dict[str, Callable[[Any], bool]] = {
     "kind": lambda value: isinstance(value, str) and is_format(value),
-    "fields": lambda value: value in (["image"], ["image", "label"]),
-    "classes": _is_classes,
+    "schema": lambda value: isinstance(value, list),
+    "fields": lambda value: isinstance(value, dict),
     "samples": lambda value: _is_count(value) and value > 0,
     "fingerprint": lambda value: _is_text(value) and bool(_FINGERPRINT.fullmatch(value)),
     "icc": _is_correlation,
-    "images": _is_range,
-    "channels": _is_list(lambda value: type(value) is int and 0 <= value <= 2**16),
-    "codecs": _is_list(lambda value: _is_text(value, most=64)),
     "quarantined": _is_count,
     "shuffled": lambda value: isinstance(value, bool),
     "seed": lambda value: value is None or (type(value) is int and abs(value) < 2**64),
@@ -163,5 +177,4 @@ _RIGHT: dict[str, Callable[[Any], bool]] = {
     "listing": lambda value: _is_text(value) and bool(_LISTING.fullmatch(value)),
     "passed_over": _is_counts,
     "overhead_bytes": lambda value: value is None or _is_count(value),
-    "progressive": lambda value: value is None or _is_count(value),
 }

@@ -58,7 +58,7 @@ class BlobNames:
             return self._origin.blob(
                 key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
             )
-        count = int(manifest.samples[shard]) if manifest.format.is_file_per_sample else 1
+        count = int(manifest.files[shard])
         segments = _LazySegments(lambda: self._segments(shard), count)
         uri = f"{self._origin.url}#{printable(name.rpartition(b'/')[2])}"
         return self._origin.blob(key, uri=uri, segments=segments, size_bytes=size_bytes)

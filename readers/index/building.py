@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.errors import DatasetNotFoundError
+from penstock.readers.fields.field_types import Image
+from penstock.readers.fields.settle import Settling
 from penstock.readers.fields.sniff import is_progressive
-from penstock.readers.fields.verify import SampleFacts, examine
 from penstock.readers.files.atomic import make_folder, write_bytes
+from penstock.readers.files.names import printable
 from penstock.readers.files.progress import Reporter
+from penstock.readers.formats.sidecar import make_sidecar
 from penstock.readers.index.intake import read_chunks
 from penstock.readers.index.manifest import join_manifest
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
@@ -29,10 +34,14 @@ from penstock.readers.types import Rejection
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.format import Candidates, Format, PriorFacts, Sidecar, Snapshot
+    from penstock.readers.fields.facts import Facts
+    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.format import Format, Snapshot
+    from penstock.readers.formats.layout import Layout
+    from penstock.readers.formats.prior import PriorFacts
+    from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.formats.summary import ShardSummary
     from penstock.readers.index.intake import Chunk
     from penstock.readers.index.manifest import Manifest
@@ -45,38 +54,51 @@ _log = logging.getLogger("penstock")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ShardResults:
     """The results of checking one shard. positions: int64, shape (n,); results: of each;
-    progressive: JPEGs of that kind, None where nobody counts."""
+    progressive: JPEGs of that kind by field, where somebody counts."""
 
-    number: int
     positions: NDArray[np.int64]
-    results: list[SampleFacts | Rejection]
-    progressive: int | None
+    results: list[Mapping[str, Facts] | Rejection]
+    progressive: Mapping[str, int]
 
-    def sidecar(self, candidates: Candidates) -> Sidecar | None:
+    def good(self) -> Iterator[tuple[int, Mapping[str, Facts]]]:
+        """The good samples: their positions and facts."""
+        for position, result in zip(self.positions.tolist(), self.results, strict=True):
+            if not isinstance(result, Rejection):
+                yield position, result
+
+    def sidecar(
+        self, candidates: Candidates, *, layout: Layout, is_file_per_sample: bool
+    ) -> Sidecar | None:
         """The sidecar of the good samples; None where there is none."""
-        facts = [result for result in self.results if isinstance(result, SampleFacts)]
-        good = [i for i, result in enumerate(self.results) if isinstance(result, SampleFacts)]
+        good = list(self.good())
         if not good:
             return None
-        return candidates.sidecar(self.number, self.positions[good], facts)
+        return make_sidecar(
+            candidates,
+            np.array([position for position, _ in good], np.int64),
+            [facts for _, facts in good],
+            layout=layout,
+            is_file_per_sample=is_file_per_sample,
+        )
 
     def rejected(self, candidates: Candidates) -> Iterator[QuarantineEntry]:
         """The bad samples, by name."""
         for position, result in zip(self.positions.tolist(), self.results, strict=True):
             if isinstance(result, Rejection):
-                yield QuarantineEntry(name=candidates.name(position), reason=result.reason)
+                yield QuarantineEntry(name=candidates.names[position], reason=result.reason)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBuilder:
     """Builds the index of one dataset, or a single shard of it anew.
 
-    format: one whose datasets don't carry their index. verify, workers: decode on so many threads.
+    format: one whose datasets don't carry their index. verify: decodes images, None where there
+    are none; workers: threads that read.
     """
 
     origin: Origin
     format: Format
-    verify: Verify
+    verify: Verify | None
     workers: int
     progress: Progress | None = None
 
@@ -101,7 +123,7 @@ class IndexBuilder:
         make_folder(os.path.join(folder, SIDECARS))
         reporter = Reporter(
             f"Indexing {self.origin.url}",
-            total=len(candidates.sizes),
+            total=len(candidates),
             progress=self.progress,
             remedy="This is done once; `penstock index` does it before the job.",
         )
@@ -109,9 +131,13 @@ class IndexBuilder:
         names: list[bytes] = []
         etags: list[str] = []
         summaries: list[ShardSummary] = []
+        layout, settling = candidates.layout, Settling(candidates.schema)
         for shard in self._results(candidates, prior, reporter):
             quarantined += shard.rejected(candidates)
-            sidecar = shard.sidecar(candidates)
+            if not settling.is_done:
+                for position, facts in shard.good():
+                    settling.see(facts, sample=printable(candidates.names[position]))
+            sidecar = self._sidecar(shard, candidates, layout)
             if sidecar is not None:
                 name = sidecar_name(snapshot.fingerprint, len(names), sidecar.suffix)
                 etags.append(sidecar.write(os.path.join(folder, name)))
@@ -125,7 +151,7 @@ class IndexBuilder:
             summaries,
             etags=etags,
             kind=self.format.name,
-            classes=candidates.classes,
+            schema=settling.schema(),
             quarantined=len(quarantined),
             # Whose an index is, is told by its files' names where facts of files are kept.
             source="" if self._keeps_facts else self.origin.url,
@@ -145,63 +171,81 @@ class IndexBuilder:
         )
         return manifest
 
+    def _sidecar(
+        self, shard: _ShardResults, candidates: Candidates, layout: Layout
+    ) -> Sidecar | None:
+        is_file_per_sample = self.format.is_file_per_sample
+        return shard.sidecar(candidates, layout=layout, is_file_per_sample=is_file_per_sample)
+
     def rebuild_shard(
-        self, candidates: Candidates, number: int
+        self, candidates: Candidates, number: int, *, layout: Layout | None = None
     ) -> tuple[Sidecar, ShardSummary] | None:
         """Make one shard's sidecar, as `build` makes it of these candidates; None if nothing of it
-        decodes. Raises what reading raises."""
+        decodes. layout: of the index that it is a part of. Raises what reading raises."""
         positions = candidates.shards.positions(number)
-        results: list[SampleFacts | Rejection] = []
-        for chunk in read_chunks(candidates, iter([(number, positions)]), workers=self.workers):
-            results += examine(chunk.samples, self.verify)
-        shard = _ShardResults(number=number, positions=positions, results=results, progressive=None)
-        sidecar = shard.sidecar(candidates)
-        return None if sidecar is None else (sidecar, sidecar.summary(progressive=None))
+        results: list[Mapping[str, Facts] | Rejection] = []
+        shards = iter([(number, positions)])
+        for chunk in read_chunks(self.origin, candidates, shards, workers=self.workers):
+            results += chunk.examine(candidates, self.verify)
+        shard = _ShardResults(positions=positions, results=results, progressive={})
+        sidecar = self._sidecar(shard, candidates, layout or candidates.layout)
+        return None if sidecar is None else (sidecar, sidecar.summary())
 
     def _results(
         self, candidates: Candidates, prior: PriorFacts | None, reporter: Reporter
     ) -> Iterator[_ShardResults]:
         """Of each shard, in order."""
         shards = candidates.shards
-        same: Mapping[int, SampleFacts] = {} if prior is None else prior.same
-        before: Mapping[int, SampleFacts] = {} if prior is None else prior.before
+        same: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.same
+        before: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.before
         unread = [_without(shards.positions(n), same) for n in range(shards.shards)]
-        chunks = read_chunks(candidates, iter(enumerate(unread)), workers=self.workers)
+        chunks = read_chunks(
+            self.origin, candidates, iter(enumerate(unread)), workers=self.workers
+        )
+        sizes = candidates.sizes
         for number in range(shards.shards):
-            found: dict[int, SampleFacts | Rejection] = {}
-            progressive = None if self._keeps_facts else 0
+            found: dict[int, Mapping[str, Facts] | Rejection] = {}
+            progressive: Counter[str] = Counter()
+            if not self._keeps_facts:
+                progressive.update(dict.fromkeys(candidates.schema.of_type(Image), 0))
             while len(found) < len(unread[number]):
                 chunk = next(chunks)
-                verdicts = self._check(chunk, before)
+                verdicts = self._check(candidates, chunk, before)
                 found |= zip(chunk.positions.tolist(), verdicts, strict=True)
-                if progressive is not None:
-                    progressive += _count_progressive(chunk, verdicts)
-                reporter.done(len(chunk.positions), int(candidates.sizes[chunk.positions].sum()))
+                if progressive:
+                    _count_progressive(progressive, chunk, verdicts)
+                reporter.done(len(chunk.positions), int(sizes[chunk.positions].sum()))
             positions = shards.positions(number)
             if len(positions) > len(found):
                 reporter.done(len(positions) - len(found), 0)
             yield _ShardResults(
-                number=number,
                 positions=positions,
-                results=[same.get(i) or found[i] for i in positions.tolist()],
+                results=[found[i] if i in found else same[i] for i in positions.tolist()],
                 progressive=progressive,
             )
 
     def _check(
-        self, chunk: Chunk, before: Mapping[int, SampleFacts]
-    ) -> list[SampleFacts | Rejection]:
+        self, candidates: Candidates, chunk: Chunk, before: Mapping[int, Mapping[str, Facts]]
+    ) -> list[Mapping[str, Facts] | Rejection]:
         """Decode what is new; a copied or touched file with the bytes it had is known."""
-        results: dict[int, SampleFacts | Rejection] = {}
+        results: dict[int, Mapping[str, Facts] | Rejection] = {}
         new: list[int] = []
-        for i, position in enumerate(chunk.positions.tolist()):
-            sample, earlier = chunk.samples[i], before.get(position)
-            if earlier and not isinstance(sample, Rejection) and crc32c(sample) == earlier.crc32c:
-                results[i] = earlier
+        for row, position in enumerate(chunk.positions.tolist()):
+            earlier = before.get(position)
+            if earlier is not None and _is_same(chunk, row, earlier):
+                results[row] = earlier
             else:
-                new.append(i)
-        verdicts = examine([chunk.samples[i] for i in new], self.verify)
-        results |= zip(new, verdicts, strict=True)
-        return [results[i] for i in range(len(chunk.samples))]
+                new.append(row)
+        results |= zip(new, chunk.examine(candidates, self.verify, new), strict=True)
+        return [results[row] for row in range(len(chunk.positions))]
+
+
+def _is_same(chunk: Chunk, row: int, earlier: Mapping[str, Facts]) -> bool:
+    """Whether a sample has the bytes that it had."""
+    return all(
+        isinstance(sample := chunk.contents[name][row], np.ndarray) and crc32c(sample) == was.crc32c
+        for name, was in earlier.items()
+    )
 
 
 def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
@@ -209,16 +253,23 @@ def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:
     return tuple((os.fsdecode(k), v) for k, v in sorted(snapshot.directories.items()))
 
 
-def _without(positions: NDArray[np.int64], facts: Mapping[int, SampleFacts]) -> NDArray[np.int64]:
+def _without(
+    positions: NDArray[np.int64], facts: Mapping[int, Mapping[str, Facts]]
+) -> NDArray[np.int64]:
     """The positions that have no facts yet."""
     if not facts:
         return positions
     return positions[[i not in facts for i in positions.tolist()]]
 
 
-def _count_progressive(chunk: Chunk, verdicts: list[SampleFacts | Rejection]) -> int:
-    return sum(
-        is_progressive(sample)
-        for sample, verdict in zip(chunk.samples, verdicts, strict=True)
-        if not isinstance(sample, Rejection) and isinstance(verdict, SampleFacts)
-    )
+def _count_progressive(
+    counts: Counter[str], chunk: Chunk, verdicts: list[Mapping[str, Facts] | Rejection]
+) -> None:
+    """Count the progressive JPEGs of good samples. counts: of each field of images."""
+    for row, verdict in enumerate(verdicts):
+        if isinstance(verdict, Rejection):
+            continue
+        for name in counts:
+            sample = chunk.contents[name][row] if name in chunk.contents else None
+            if isinstance(sample, np.ndarray):
+                counts[name] += is_progressive(sample)

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.blobs.remote import Remote
+    from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.format import Format
+    from penstock.readers.formats.layout import Layout
+    from penstock.readers.formats.summary import FieldSummary
     from penstock.readers.index.about import About
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.mending import Mender
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.remote import RemoteFolder
     from penstock.readers.origin.scratch import Scratch
-    from penstock.readers.types import ImageRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -33,8 +35,7 @@ class Index:
     """What a dataset holds; the sample of a shard's row has the id starts[shard] + row.
 
     sizes: samples a shard; starts: id of a shard's first sample; shard_bytes: bytes to read a
-    shard; all int64, shape (shards,), no shard empty. images: bounds of the oriented image sizes.
-    icc: label correlation inside a shard, None without labels (see
+    shard; all int64, shape (shards,), no shard empty. icc: label correlation inside a shard, None without labels (see
     `index.totals.label_correlation`). fingerprint: of the content, not of where it lies.
     quarantined: files that aren't in it. place: where the manifest is, for people. shards: opens
     them. scratch: kept alive as long as the index.
@@ -78,16 +79,35 @@ class Index:
     @property
     def files(self) -> int:
         """How many files or objects the samples lie in."""
-        return self.samples if self.format.is_file_per_sample else len(self.sizes)
+        return int(self.manifest.files.sum())
+
+    @property
+    def schema(self) -> Schema:
+        """The fields that a sample has, by name and in order, "id" left out."""
+        return self.about.schema
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What a sample has, "id" left out: ("image", "label"), or ("image",) without labels."""
-        return self.about.fields
+        """The names of the fields, in order."""
+        return tuple(self.about.schema)
+
+    @property
+    def layout(self) -> Layout:
+        """How the samples are stored."""
+        return self.about.layout
+
+    def summary(self, field: str) -> FieldSummary:
+        """What is known of one field, over all samples."""
+        return self.about.fields[field]
+
+    @property
+    def lacking(self) -> dict[str, int]:
+        """How many samples lack a field, of the fields that some lack."""
+        return {name: each.missing for name, each in self.about.fields.items() if each.missing}
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """The class names by label; empty without labels."""
+        """The names of the only field of classes, by number; empty where there is none."""
         return self.about.classes
 
     @property
@@ -97,10 +117,6 @@ class Index:
     @property
     def icc(self) -> float | None:
         return self.about.icc
-
-    @property
-    def images(self) -> ImageRange:
-        return self.about.images
 
     @property
     def shuffled(self) -> bool:

@@ -6,15 +6,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.threads import ordered
+from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+from penstock.readers.fields.examine import examine
+from penstock.readers.fields.field_types import Array, Boxes, Keypoints
+from penstock.readers.formats.contents import read_candidates
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.format import Candidates
-    from penstock.readers.types import Encoded, Rejection
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.facts import Facts
+    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.contents import Contents
+    from penstock.readers.origin.origin import Origin
+    from penstock.readers.types import Rejection, Verify
 
 # Enough images for every core of a large machine to have some, and little enough that a few chunks
 # in flight are tens of megabytes.
@@ -25,11 +33,42 @@ _AHEAD = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """Some candidates of one shard. positions: int64, shape (n,); samples: bytes or a reason."""
+    """Some candidates of one shard. positions: int64, shape (n,); contents: by span field, bytes or
+    a reason of each, None where it lacks the field."""
 
     shard: int
     positions: NDArray[np.int64]
-    samples: list[Encoded | Rejection]
+    contents: Contents
+
+    def examine(
+        self, candidates: Candidates, verify: Verify | None, rows: Sequence[int] | None = None
+    ) -> list[Mapping[str, Facts] | Rejection]:
+        """Check samples wholly; only some rows of the chunk, if asked. verify: decodes images, None
+        where there are none."""
+        here = range(len(self.positions)) if rows is None else rows
+        if not self.contents:
+            return [{} for _ in here]
+        samples = {name: [each[row] for row in here] for name, each in self.contents.items()}
+        positions = self.positions[list(here)].tolist()
+        noted = {
+            name: [
+                _sample(column, position) if there is None or there[position] else None
+                for position in positions
+            ]
+            for name, column in candidates.values.items()
+            if isinstance(type := candidates.schema[name], Boxes | Keypoints)
+            or (isinstance(type, Array) and type.of is not None)
+            for there in (candidates.present.get(name),)
+        }
+        return examine(samples, candidates.schema, verify, noted=noted)
+
+
+def _sample(column: Column, position: int) -> NDArray[np.generic]:
+    if isinstance(column, RaggedColumn):
+        return column.sample(position)
+    assert isinstance(column, DenseColumn)
+    found: NDArray[np.generic] = column.values[position]
+    return found
 
 
 def cut(sizes: NDArray[np.int64]) -> Iterator[slice]:
@@ -46,20 +85,26 @@ def cut(sizes: NDArray[np.int64]) -> Iterator[slice]:
 
 
 def read_chunks(
-    candidates: Candidates, shards: Iterator[tuple[int, NDArray[np.int64]]], *, workers: int
+    origin: Origin,
+    candidates: Candidates,
+    shards: Iterator[tuple[int, NDArray[np.int64]]],
+    *,
+    workers: int,
 ) -> Iterator[Chunk]:
     """Read the chunks of shards' candidates, in order.
 
-    shards: (number, positions). Raises what `Candidates.read` raises.
+    shards: (number, positions). Raises what `read_candidates` raises.
     """
+    sizes = candidates.sizes
 
     def pieces() -> Iterator[tuple[int, NDArray[np.int64]]]:
         for shard, positions in shards:
-            for some in cut(candidates.sizes[positions]):
+            for some in cut(sizes[positions]):
                 yield shard, positions[some]
 
     def read(piece: tuple[int, NDArray[np.int64]]) -> Chunk:
         shard, positions = piece
-        return Chunk(shard=shard, positions=positions, samples=candidates.read(positions))
+        contents = read_candidates(origin, candidates, positions)
+        return Chunk(shard=shard, positions=positions, contents=contents)
 
     yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")

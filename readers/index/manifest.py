@@ -20,16 +20,17 @@ from penstock.readers.formats.limits import (
     MAX_SHARD_SAMPLES,
 )
 from penstock.readers.formats.registry import format_named
-from penstock.readers.formats.summary import ShardSummary, Sums
+from penstock.readers.formats.summary import ShardSummary, Sums, join_summaries
 from penstock.readers.index.about import About
 from penstock.readers.index.sidecar_names import is_sidecar_name
-from penstock.readers.index.totals import fingerprint, join_ranges, label_correlation
+from penstock.readers.index.totals import fingerprint, label_correlation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.format import Format
 
 NAMES_AT_ONCE = 2**14
@@ -41,15 +42,15 @@ class Manifest:
     """What an index says, by shard.
 
     names: files of the shards or sidecars; etags: checksums of the sidecars, "" for packs.
-    shard_bytes, samples: int64, crc32c: of the shard's sample CRCs as little-endian uint32,
-    columns_crc32c: of its little-endian int64 (0 without labels), uint32; all of shape
-    (shards,)."""
+    shard_bytes, samples, files (that a shard's samples lie in): int64; crc32c, columns_crc32c: see
+    `Sums`, uint32; all of shape (shards,)."""
 
     about: About
     names: Sequence[bytes]
     etags: Sequence[str]
     shard_bytes: NDArray[np.int64]
     samples: NDArray[np.int64]
+    files: NDArray[np.int64]
     crc32c: NDArray[np.uint32]
     columns_crc32c: NDArray[np.uint32]
 
@@ -69,6 +70,7 @@ class Manifest:
             size_bytes=int(self.shard_bytes[shard]),
             samples=int(self.samples[shard]),
             sums=self.sums(shard),
+            layout=self.about.layout,
             overhead_bytes=self.about.overhead_bytes,
         )
 
@@ -78,33 +80,28 @@ def join_manifest(
     shards: Sequence[ShardSummary],
     *,
     kind: str,
-    classes: tuple[str, ...],
+    schema: Schema,
     quarantined: int,
     etags: Sequence[str] | None = None,
     **more: Any,
 ) -> Manifest:
-    """Sum up shards, at least one, in their order. more: further fields of About. Raises
-    DatasetError for more than a manifest may say."""
+    """Sum up shards, at least one, in their order. schema: settled; more: further fields of About.
+    Raises DatasetError for more than a manifest may say."""
     labels = [s.labels for s in shards if s.labels is not None]
-    fields = ("image", "label") if labels else ("image",)
     overheads = [s.overhead_bytes for s in shards if s.overhead_bytes is not None]
     samples = np.array([s.samples for s in shards], np.int64)
     crcs = np.array([s.sums.samples for s in shards], np.uint32)
     columns_crcs = np.array([s.sums.columns for s in shards], np.uint32)
     about = About(
         kind=kind,
-        fields=fields,
-        classes=classes,
+        schema=schema,
+        fields={name: join_summaries([s.fields[name] for s in shards]) for name in schema},
         samples=int(samples.sum()),
         fingerprint=fingerprint(
-            classes=classes, fields=fields, samples=samples, crcs=crcs, columns_crcs=columns_crcs
+            schema=schema, samples=samples, crcs=crcs, columns_crcs=columns_crcs
         ),
         icc=label_correlation(labels) if labels else None,
-        images=join_ranges([s.images for s in shards]),
-        channels=tuple(sorted({c for s in shards for c in s.channels})),
-        codecs=tuple(sorted({c for s in shards for c in s.codecs})),
         quarantined=quarantined,
-        progressive=_total([s.progressive for s in shards]),
         overhead_bytes=max(overheads) if len(overheads) == len(shards) else None,
         **more,
     )
@@ -114,6 +111,7 @@ def join_manifest(
         etags=etags if etags is not None else [""] * len(names),
         shard_bytes=np.array([s.size_bytes for s in shards], np.int64),
         samples=samples,
+        files=np.array([s.files for s in shards], np.int64),
         crc32c=crcs,
         columns_crc32c=columns_crcs,
     )
@@ -127,11 +125,6 @@ def join_manifest(
     return manifest
 
 
-def _total(counts: Sequence[int | None]) -> int | None:
-    counted = [count for count in counts if count is not None]
-    return sum(counted) if len(counted) == len(counts) else None
-
-
 def check_manifest(manifest: Manifest) -> None:
     """Whether shards can be what the manifest says. Raises ValueError."""
     about, samples, sizes = manifest.about, manifest.samples, manifest.shard_bytes
@@ -139,6 +132,7 @@ def check_manifest(manifest: Manifest) -> None:
         raise ValueError("it has no shards")
     _bounded("samples", samples, MAX_SHARD_SAMPLES)
     _bounded("bytes", sizes, MAX_SHARD_BYTES)
+    _bounded("files", manifest.files, MAX_SHARD_SAMPLES)
     format = manifest.format
     if (sizes // format.least_sample_bytes < samples).any():
         raise ValueError("a shard has more samples than its bytes can hold")

@@ -10,8 +10,6 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -19,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 
-from penstock.cache.errors import CorruptShardError, DatasetError
+from penstock.cache.errors import CorruptShardError, OtherVersionError
 from penstock.readers.files.atomic import write_whole
-from penstock.readers.files.ipc import metadata, only_batch, write_batch
+from penstock.readers.files.ipc import LazyColumn, metadata, only_batch, write_batch
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, map_buffer
 from penstock.readers.formats.limits import VERSION
@@ -32,12 +30,13 @@ MANIFEST = b"manifest.arrow"
 """Its name in the index's folder."""
 
 _ROOT, _SUM = b"penstock", b"penstock.crc32c"
-_SUMMED = ("bytes", "samples", "crc32c", "columns_crc32c")
+_SUMMED = ("bytes", "samples", "files", "crc32c", "columns_crc32c")
 COLUMNS = {
     "uri": "binary",
     "etag": "string",
     "bytes": "int64",
     "samples": "int64",
+    "files": "int64",
     "crc32c": "uint32",
     "columns_crc32c": "uint32",
 }
@@ -48,23 +47,6 @@ _MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
 _VERSION_TEXT = re.compile(rb'"version": \d+')
 
 
-class _Column(Sequence[Any]):
-    """Values of a mapped column, decoded one at a time: 10^6 shards cost no memory."""
-
-    def __init__(self, column: Any) -> None:
-        self._column = column
-
-    def __len__(self) -> int:
-        return len(self._column)
-
-    def __getitem__(self, i: Any) -> Any:
-        found = self._column[i]
-        return found.to_pylist() if isinstance(i, slice) else found.as_py()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._column.to_pylist())
-
-
 def write_manifest(path: bytes, manifest: Manifest) -> None:
     """Write a manifest whole. Raises WriteError."""
     columns = {
@@ -72,10 +54,11 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
         "etag": pa.array(list(manifest.etags), pa.string()),
         "bytes": pa.array(manifest.shard_bytes, pa.int64()),
         "samples": pa.array(manifest.samples, pa.int64()),
+        "files": pa.array(manifest.files, pa.int64()),
         "crc32c": pa.array(manifest.crc32c, pa.uint32()),
         "columns_crc32c": pa.array(manifest.columns_crc32c, pa.uint32()),
     }
-    about = {"version": VERSION, "penstock": _own_version(), **asdict(manifest.about)}
+    about = {"version": VERSION, "penstock": _own_version(), **manifest.about.to_json()}
     text = json.dumps(about, sort_keys=True).encode("ascii")
     batch = pa.record_batch(columns)
     metadata = {_ROOT: text, _SUM: f"{_checksum(text, batch):08x}".encode()}
@@ -87,8 +70,8 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
     mapped: False reads it into memory: pyarrow ends the process over offsets that change under it,
     and a bit that turns in a cache's file must not do that.
 
-    Raises CorruptShardError (torn, damaged, or it says what can't be), DatasetError (a newer
-    version), FileNotFoundError.
+    Raises CorruptShardError (torn, damaged, or it says what can't be), OtherVersionError,
+    FileNotFoundError.
     """
     try:
         _check_file(path, _MAX_MAPPED_BYTES if mapped else MAX_READ_BYTES)
@@ -104,23 +87,21 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
         raise
     except BROKEN as error:
         raise _damaged(path, error, remedy) from error
-    if form > VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
-        raise DatasetError(
-            f"{printable(path)}: written by Penstock {by!r}, in a format newer than this one reads "
-            f"(wanted {VERSION}). Upgrade penstock, or: {remedy}"
-        )
+    if form != VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
+        raise _other_version(path, form, by, remedy)
     try:
-        if form > VERSION:
+        if form != VERSION:
             raise ValueError("its version was changed")
         batch = only_batch(buffer, COLUMNS)
         if int(noted[_SUM], 16) != _checksum(text, batch):
             raise ValueError("its checksum is wrong")
         manifest = Manifest(
             about=check_about(values),
-            names=_Column(batch.column("uri")),
-            etags=_Column(batch.column("etag")),
+            names=LazyColumn(batch.column("uri")),
+            etags=LazyColumn(batch.column("etag")),
             shard_bytes=batch.column("bytes").to_numpy(),
             samples=batch.column("samples").to_numpy(),
+            files=batch.column("files").to_numpy(),
             crc32c=batch.column("crc32c").to_numpy(),
             columns_crc32c=batch.column("columns_crc32c").to_numpy(),
         )
@@ -130,8 +111,20 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
         raise _damaged(path, error, remedy) from error
 
 
+def _other_version(path: bytes, form: int, by: str, remedy: str) -> OtherVersionError:
+    if form > VERSION:
+        return OtherVersionError(
+            f"{printable(path)}: written by Penstock {by!r}, in a format newer than this one reads "
+            f"(wanted {VERSION}). Upgrade penstock, or: {remedy}"
+        )
+    return OtherVersionError(
+        f"{printable(path)}: written by an earlier Penstock ({by!r}, format {form}), and this one "
+        f"reads format {VERSION} only. {remedy}"
+    )
+
+
 def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
-    """Whether a newer version's number came of bits that turned: with ours the checksum is right,
+    """Whether another version's number came of bits that turned: with ours the checksum is right,
     and with theirs it isn't."""
     try:
         batch, wanted = only_batch(buffer, COLUMNS), int(checksum or b"", 16)

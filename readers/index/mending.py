@@ -21,7 +21,8 @@ from penstock.cache.errors import (
     IndexChangedError,
     WriteError,
 )
-from penstock.readers.fields.verify import find_verify
+from penstock.readers.fields.examine import verify_for
+from penstock.readers.fields.settle import unsettled
 from penstock.readers.files.atomic import locked, make_folder
 from penstock.readers.files.names import below, printable
 from penstock.readers.formats.local_files import REINDEX
@@ -34,7 +35,9 @@ from penstock.readers.index.sidecar_names import SIDECARS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from penstock.readers.formats.format import Listing, Sidecar
+    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.format import Listing
+    from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.formats.summary import ShardSummary
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.origin.origin import Origin
@@ -117,15 +120,16 @@ class Mender:
         builder = IndexBuilder(
             origin=self._origin,
             format=format,
-            verify=self._verify or find_verify(workers=self._workers),
+            verify=verify_for(manifest.about.schema, self._verify, workers=self._workers),
             workers=self._workers,
         )
         counterparts = self._listing.counterparts(
             shard, manifest.names[shard], total=len(manifest.names), workers=self._workers
         )
         for candidates, number in counterparts:
-            if candidates.classes == manifest.about.classes:
-                found = builder.rebuild_shard(candidates, number)
+            if _are_alike(candidates, manifest):
+                layout = manifest.about.layout
+                found = builder.rebuild_shard(candidates, number, layout=layout)
                 if found is not None:
                     yield found
 
@@ -160,3 +164,12 @@ class Mender:
             mine.names[shard],
             mine.etags[shard],
         )
+
+
+def _are_alike(candidates: Candidates, manifest: Manifest) -> bool:
+    """Whether candidates have the fields of an index, as far as that is known before they were
+    seen."""
+    open, wanted = unsettled(candidates.schema), manifest.about.layout
+    return candidates.layout.storage == wanted.storage and all(
+        type == wanted.schema[name] for name, type in candidates.schema.items() if name not in open
+    )

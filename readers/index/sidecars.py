@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import CorruptShardError, IndexChangedError
 from penstock.readers.files.names import below, printable
 from penstock.readers.formats.local_files import REINDEX
+from penstock.readers.formats.sidecar import read_sidecar
 from penstock.readers.index.index_folder import warn_of_damage
 
 if TYPE_CHECKING:
-    from penstock.readers.formats.format import Sidecar
+    from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.mending import Mender
     from penstock.readers.origin.remote import RemoteFolder
@@ -30,6 +31,7 @@ class Sidecars:
         self, manifest: Manifest, place: bytes | RemoteFolder | None, mender: Mender | None = None
     ) -> None:
         self._manifest, self._place, self._mender = manifest, place, mender
+        self._layout = manifest.about.layout
         self._has_warned = threading.Event()
 
     @property
@@ -53,14 +55,14 @@ class Sidecars:
 
     def _read(self, shard: int) -> Sidecar:
         name, etag = self._manifest.names[shard], self._manifest.etags[shard]
-        place, indexing = self._place, self._manifest.format.indexing
-        if place is None or indexing is None:
+        place = self._place
+        if place is None:
             raise TypeError("a pack has no sidecars")
         if isinstance(place, bytes):
             folder = place
 
             def here() -> Sidecar:
-                return indexing.read_sidecar(below(folder, name), etag=etag)
+                return self._parse(below(folder, name), etag)
 
             return here() if self._mender is None else self._mender.read(shard, here)
         # The fingerprint is part of the version: an index built anew has other sidecars.
@@ -68,12 +70,21 @@ class Sidecars:
         for _ in range(_FETCHES - 1):
             try:
                 path = place.file(name, size_bytes=None, version=version)
-                return indexing.read_sidecar(path, etag=etag)
+                return self._parse(path, etag)
             except (CorruptShardError, IndexChangedError) as error:  # the copy is damaged, or gone
                 self._warn(place, error)
                 place.drop(name, size_bytes=None, version=version)
         path = place.file(name, size_bytes=None, version=version)
-        return indexing.read_sidecar(path, etag=etag)
+        return self._parse(path, etag)
+
+    def _parse(self, path: bytes, etag: str) -> Sidecar:
+        manifest = self._manifest
+        return read_sidecar(
+            path,
+            etag=etag,
+            layout=self._layout,
+            is_file_per_sample=manifest.format.is_file_per_sample,
+        )
 
     def _warn(self, place: RemoteFolder, error: Exception) -> None:
         if not self._has_warned.is_set():

@@ -1,4 +1,4 @@
-"""What is summed up over all shards: bounds of the images, label correlation, the fingerprint."""
+"""What is summed up over all shards: label correlation, the fingerprint."""
 
 from __future__ import annotations
 
@@ -9,22 +9,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.types import ImageRange
-
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-
-def join_ranges(ranges: Sequence[ImageRange]) -> ImageRange:
-    """The bounds over all of at least one range."""
-    return ImageRange(
-        min_height=min(d.min_height for d in ranges),
-        max_height=max(d.max_height for d in ranges),
-        min_width=min(d.min_width for d in ranges),
-        max_width=max(d.max_width for d in ranges),
-    )
+    from penstock.readers.fields.schema import Schema
 
 
 def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
@@ -54,16 +44,15 @@ def label_correlation(shards: Sequence[Mapping[int, int]]) -> float:
 
 def fingerprint(
     *,
-    classes: Sequence[str],
-    fields: Sequence[str],
+    schema: Schema,
     samples: NDArray[np.int64],
     crcs: NDArray[np.uint32],
     columns_crcs: NDArray[np.uint32],
 ) -> str:
-    """The fingerprint of the content: shards' sizes, their checksums, classes. Not of where it lies
-    or when it was written, so a folder and its unshuffled pack of equal shards share it. Hex, 64
-    characters."""
-    digest = hashlib.sha256(json.dumps([list(classes), list(fields)]).encode("ascii"))
+    """The fingerprint of the content: the schema, shards' sizes, their checksums. Not of where it
+    lies or when it was written, so a folder and its unshuffled pack of equal shards share it. Hex,
+    64 characters."""
+    digest = hashlib.sha256(json.dumps(schema.to_json(), sort_keys=True).encode("ascii"))
     for column, kind in ((samples, "<i8"), (crcs, "<u4"), (columns_crcs, "<u4")):
         digest.update(np.ascontiguousarray(column, kind).tobytes())
     return digest.hexdigest()

@@ -11,17 +11,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import DatasetError, IndexChangedError
-from penstock.readers.fields.verify import find_verify
+from penstock.readers.fields.examine import verify_for
 from penstock.readers.files.atomic import locked
 from penstock.readers.files.names import printable
 from penstock.readers.formats.format import Snapshot
+from penstock.readers.formats.prior import prior_facts
 from penstock.readers.index.building import IndexBuilder, noted_directories
 from penstock.readers.index.index_folder import read_index
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
+from penstock.readers.index.sidecars import Sidecars
 from penstock.readers.origin.local import LocalFolder
 
 if TYPE_CHECKING:
-    from penstock.readers.formats.format import Candidates, Format, Indexing, Listing, PriorFacts
+    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.format import Format, Indexing, Listing
+    from penstock.readers.formats.prior import PriorFacts
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.places import Places
     from penstock.readers.origin.origin import Origin
@@ -132,13 +136,15 @@ class Upkeep:
                 f"{printable(place)}: this index knows none of the files in {self._origin.url}; it "
                 "is of another dataset. Give that dataset's own folder as index=, or an empty one."
             )
-        is_as_before = len(prior.same) == len(candidates.sizes) and not prior.gone
+        is_as_before = len(prior.same) == len(candidates) and not prior.gone
+        # The listing too: a table that says other values changes no file that is a sample's.
+        is_as_before = is_as_before and snapshot.fingerprint == manifest.about.listing
         if is_as_before and len(candidates.quarantined) == manifest.about.quarantined:
             return self._refresh(manifest, place, snapshot)
         _log.info(
             "The folder changed: %d files as before, %d new or changed, %d gone",
             len(prior.same),
-            len(candidates.sizes) - len(prior.same),
+            len(candidates) - len(prior.same),
             prior.gone,
         )
         return self._build(place, candidates, snapshot, prior=prior)
@@ -147,12 +153,9 @@ class Upkeep:
         """What the index says of the candidates; None where nothing of it is taken over."""
         if not self._indexing.keeps_facts:
             return None
-        rows = zip(manifest.names, manifest.etags, strict=True)
-        sidecars = (
-            self._indexing.read_sidecar(os.path.join(place, name), etag=etag) for name, etag in rows
-        )
+        sidecars = Sidecars(manifest, place)
         try:
-            return candidates.prior(sidecars)
+            return prior_facts(candidates, map(sidecars.read, range(len(manifest.names))))
         except DatasetError:
             _log.warning("%s: parts of the index are damaged; it is rebuilt", printable(place))
             return None
@@ -176,14 +179,14 @@ class Upkeep:
     ) -> Manifest:
         if prior is None:
             _log.info(
-                "Indexing %s: each of %d images is decoded once",
+                "Indexing %s: each of %d samples is checked once",
                 self._origin.url,
-                len(candidates.sizes),
+                len(candidates),
             )
         builder = IndexBuilder(
             origin=self._origin,
             format=self._format,
-            verify=self._verify or find_verify(workers=self._workers),
+            verify=verify_for(candidates.schema, self._verify, workers=self._workers),
             workers=self._workers,
             progress=self._progress,
         )

@@ -11,6 +11,8 @@ import numpy as np
 from penstock.cache.errors import DatasetNotFoundError, PenstockError
 from penstock.readers.files.atomic import locked, write_bytes
 from penstock.readers.files.names import printable
+from penstock.readers.formats.layout import Layout
+from penstock.readers.formats.pack.content import image_schema
 from penstock.readers.formats.pack.format import PackFormat
 from penstock.readers.formats.pack.shard import PackShard
 from penstock.readers.index.manifest import Manifest, join_manifest
@@ -21,6 +23,7 @@ from penstock.readers.packing.folder import shard_name
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.schema import Schema
     from penstock.readers.packing.folder import PackFolder, ShardRecord
     from penstock.readers.packing.plan import PackPlan
     from penstock.readers.packing.source import PackSource
@@ -70,7 +73,7 @@ class PackCompletion:
             [shard_name(shard) for shard, _ in good],
             [facts for _, facts in good],
             kind=PackFormat.name,
-            classes=self.source.classes,
+            schema=self._schema,
             quarantined=len(quarantined),
             shuffled=settings["shuffle"],
             seed=settings["seed"],
@@ -81,12 +84,20 @@ class PackCompletion:
         self.folder.tidy()
         return manifest
 
+    @property
+    def _schema(self) -> Schema:
+        return image_schema(self.source.labels is not None, self.source.classes)
+
     def _close_gaps(self, records: list[ShardRecord], rejected: NDArray[np.int64]) -> None:
         """Turn the `source` columns into ids of the source's index, which counts good files only.
 
         Which files are bad is known only now. The column is computed from the plan, not from what
         is there, so doing it twice does no harm.
         """
+        layout = Layout(
+            schema=self._schema,
+            storage={"image": "span", **dict.fromkeys(list(self._schema)[1:], "value")},
+        )
         for shard, record in enumerate(records):
             if record.facts is None:
                 continue
@@ -97,6 +108,7 @@ class PackCompletion:
                 size_bytes=record.facts.size_bytes,
                 samples=record.facts.samples,
                 sums=record.facts.sums,
+                layout=layout,
                 shown=printable(shard_name(shard)),
             )
             opened.rewrite_source(ids - np.searchsorted(rejected, ids))

@@ -14,9 +14,9 @@ from penstock.cache.errors import DatasetError, DestinationError, WriteError
 from penstock.readers.files.atomic import make_folder, temp_name, write_json
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.formats.summary import ShardSummary, Sums
+from penstock.readers.index.field_summaries import check_summary
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest
 from penstock.readers.origin.quarantine import QuarantineEntry
-from penstock.readers.types import ImageRange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -170,10 +170,8 @@ def _parse_record(value: Mapping[str, Any]) -> ShardRecord:
             size_bytes=facts["size_bytes"],
             sums=Sums(**facts["sums"]),
             labels=None if labels is None else {int(k): v for k, v in labels.items()},
-            images=ImageRange(**facts["images"]),
-            channels=tuple(facts["channels"]),
-            codecs=tuple(facts["codecs"]),
-            progressive=facts.get("progressive"),
+            fields={name: check_summary(each) for name, each in facts["fields"].items()},
+            files=facts["files"],
             overhead_bytes=facts.get("overhead_bytes"),
         )
     rejected = [

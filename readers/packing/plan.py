@@ -18,7 +18,7 @@ from penstock.readers.formats.grouping import Grouping
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.format import Candidates
+    from penstock.readers.formats.candidates import Candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,9 +10,9 @@ from crc32c import crc32c
 
 from penstock.cache.errors import CorruptSampleError
 from penstock.cache.threads import ordered
+from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.fields.verify import SampleFacts, examine
 from penstock.readers.formats.pack.format import pack_shard
-from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.index.intake import cut, read_chunks
 from penstock.readers.packing.plan import PackPlan, plan_candidates, plan_samples
 from penstock.readers.reading.open_shards import OPENERS
@@ -86,8 +86,10 @@ class CandidateSource:
         listing = indexing.list(origin)
         self._candidates = found = listing.candidates(workers=workers)
         self.url, self.fingerprint = origin.url, listing.snapshot().fingerprint
-        self.sizes, self.labels = found.sizes, found.labels
-        self.classes, self.quarantined = found.classes, found.quarantined
+        self.sizes, self.quarantined = found.sizes, found.quarantined
+        self._origin, self.classes = origin, found.schema.class_names()
+        labels = found.values.get("label")
+        self.labels = labels.values if isinstance(labels, DenseColumn) else None
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_candidates(
@@ -103,17 +105,18 @@ class CandidateSource:
     ) -> Iterator[SampleGroup]:
         if verify is None:
             raise TypeError("samples without facts are verified")
-        for chunk in read_chunks(self._candidates, shards, workers=workers):
-            results = examine(chunk.samples, verify)
+        for chunk in read_chunks(self._origin, self._candidates, shards, workers=workers):
+            images = [Rejection("no image") if each is None else each for each in chunk.contents["image"]]
+            results = examine(images, verify)
             yield SampleGroup(
                 positions=chunk.positions,
-                samples=chunk.samples,
+                samples=images,
                 results=results,
                 names=[self.name(position) for position in chunk.positions.tolist()],
             )
 
     def name(self, position: int) -> bytes:
-        return self._candidates.name(position)
+        return self._candidates.names[position]
 
 
 class PackedSource:
@@ -133,9 +136,10 @@ class PackedSource:
             ahead=OPENERS,
             name="tables",
         )
-        table = np.concatenate(list(tables))
-        self.sizes = table[:, END] - table[:, START]
-        self.labels = table[:, LABEL].copy() if "label" in index.fields else None
+        table, columns = np.concatenate(list(tables)), index.layout.table
+        self._place = place = columns.spans["image"]
+        self.sizes = table[:, place.end] - table[:, place.start]
+        self.labels = table[:, columns.values["label"]].copy() if "label" in index.fields else None
 
     def _shard(self, number: int) -> PackShard | PackBlob:
         return pack_shard(self._index.shards.open(number))
@@ -155,6 +159,7 @@ class PackedSource:
         yield from ordered(self._read, pieces, workers=workers, ahead=workers + 2, name="intake")
 
     def _read(self, ids: NDArray[np.int64]) -> SampleGroup:
+        place = self._place
         shards = np.searchsorted(self._index.starts, ids, side="right") - 1
         samples: list[Encoded | Rejection] = [Rejection("")] * len(ids)
         results: list[SampleFacts | Rejection] = [Rejection("")] * len(ids)
@@ -165,19 +170,20 @@ class PackedSource:
             shard, spans, images = self._images(number, rows)
             codecs, channels = shard.columns.codecs(), shard.columns.channels()
             known = shard.source_names()
-            for place, row, span, image in zip(
+            for at, row, span, image in zip(
                 places.tolist(), rows.tolist(), spans.tolist(), images, strict=True
             ):
-                if crc32c(image) != span[CRC]:
-                    raise self._corrupt(int(ids[place]), shard.name(row))
+                assert place.height is not None
+                if crc32c(image) != span[place.crc]:
+                    raise self._corrupt(int(ids[at]), shard.name(row))
                 facts = ImageFacts(
-                    height=span[HEIGHT],
-                    width=span[WIDTH],
+                    height=span[place.height],
+                    width=span[place.height + 1],
                     channels=int(channels[row]),
                     codec=codecs[row],
                 )
-                names[place] = known[row] if known is not None else shard.name(row).encode()
-                samples[place], results[place] = image, SampleFacts(crc32c=span[CRC], image=facts)
+                names[at] = known[row] if known is not None else shard.name(row).encode()
+                samples[at], results[at] = image, SampleFacts(crc32c=span[place.crc], image=facts)
         return SampleGroup(positions=ids, samples=samples, results=results, names=names)
 
     def _images(
@@ -185,12 +191,13 @@ class PackedSource:
     ) -> tuple[PackShard | PackBlob, NDArray[np.int64], list[Encoded]]:
         """A shard, the rows of its table and their images; what the cache has wrong is fetched
         again."""
+        place = self._place
         for attempt in range(2):
             shard = self._shard(number)
             spans = shard.table[rows]
-            images = shard.views(spans[:, START].tolist(), spans[:, END].tolist())
+            images = shard.views(spans[:, place.start].tolist(), spans[:, place.end].tolist())
             crcs = [crc32c(image) for image in images]
-            if attempt or self._index.remote is None or crcs == spans[:, CRC].tolist():
+            if attempt or self._index.remote is None or crcs == spans[:, place.crc].tolist():
                 break
             self._index.shards.drop(number, opened=shard)
         return shard, spans, images

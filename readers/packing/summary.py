@@ -50,5 +50,5 @@ class PackSummary:
             quarantined=sum(len(record.rejected) for record in records),
             seconds=seconds,
             complete=False,
-            progressive=sum(f.progressive or 0 for f in facts),
+            progressive=sum(s.progressive or 0 for f in facts for s in f.fields.values()),
         )

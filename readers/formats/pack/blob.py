@@ -11,8 +11,13 @@ from penstock.readers.formats.blob_shard import BlobShard
 from penstock.readers.formats.pack.columns import PackColumns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.layout import Layout
+    from penstock.readers.formats.shard import Rows
     from penstock.readers.formats.summary import Sums
 
 # Around a pack's shard's image bytes lie 8 bytes of offset a sample in front and up to 45 of
@@ -37,6 +42,7 @@ class PackBlob(BlobShard):
         *,
         samples: int,
         sums: Sums,
+        layout: Layout,
         shown: str,
         overhead_bytes: int | None = None,
     ) -> None:
@@ -49,13 +55,13 @@ class PackBlob(BlobShard):
         behind = overhead_bytes or _TAIL_BYTES + _TAIL_SAMPLE_BYTES * samples
         tail = max(head, size_bytes - behind)
         try:
-            columns = _read(blob, [(0, head), (tail, size_bytes)], samples, sums)
+            columns = _read(blob, [(0, head), (tail, size_bytes)], samples, sums, layout)
             start, end = columns.file_offset, columns.file_offset + columns.flat.size
             if start > head or end < tail:
-                columns = _read(blob, [(0, start), (end, size_bytes)], samples, sums)
+                columns = _read(blob, [(0, start), (end, size_bytes)], samples, sums, layout)
         except _NotParsedError:
             try:
-                columns = _read(blob, [(0, size_bytes)], samples, sums)
+                columns = _read(blob, [(0, size_bytes)], samples, sums, layout)
             except _NotParsedError as error:
                 raise CorruptShardError(
                     f"{blob.source.uri}: not a shard that Penstock wrote, or changed since "
@@ -68,17 +74,23 @@ class PackBlob(BlobShard):
         """A sample's name for people, such as "shard-000003.arrow[17]"."""
         return f"{self._shown}[{row}]"
 
+    def read_rows(self, rows: Rows, fields: Sequence[str]) -> dict[str, Column]:
+        """Raise TypeError: no field is stored so."""
+        raise TypeError(f"{self._shown}: {fields} of {len(rows)} samples aren't stored by rows")
+
     def source_names(self) -> list[bytes] | None:
         """The samples' names in what the pack was made from; see `PackColumns`."""
         return self.columns.source_names()
 
 
-def _read(blob: Blob, spans: list[tuple[int, int]], samples: int, sums: Sums) -> PackColumns:
+def _read(
+    blob: Blob, spans: list[tuple[int, int]], samples: int, sums: Sums, layout: Layout
+) -> PackColumns:
     buffer = blob.buffer(spans)
     quiet = only_the_tail(buffer.address, buffer.size) if blob.is_cached else nullcontext()
     try:
         with quiet:
-            return PackColumns(buffer, samples=samples, sums=sums, from_file=True)
+            return PackColumns(buffer, samples=samples, sums=sums, layout=layout, from_file=True)
     except BROKEN as error:
         raise _NotParsedError(str(error)) from error
 

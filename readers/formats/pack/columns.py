@@ -8,13 +8,16 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.readers.files.ipc import only_batch
-from penstock.readers.formats.shard import END, START, check_rows, table
+from penstock.readers.formats.image_columns import ImageColumns
+from penstock.readers.formats.limits import MAX_SHARD_BYTES, MAX_SIDE
 from penstock.readers.formats.summary import Sums
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
+
+    from penstock.readers.formats.layout import Layout
 
 COLUMNS = {
     "image": "large_binary",
@@ -45,7 +48,9 @@ class PackColumns:
     in the file; source_offset: where the column of source ids does.
     """
 
-    def __init__(self, buffer: Any, *, samples: int, sums: Sums, from_file: bool = False) -> None:
+    def __init__(
+        self, buffer: Any, *, samples: int, sums: Sums, layout: Layout, from_file: bool = False
+    ) -> None:
         """buffer: of the whole file; samples, sums: what the manifest promises; from_file: START
         and END count from the file's first byte, else from the first image's. Raises one of
         BROKEN."""
@@ -56,9 +61,10 @@ class PackColumns:
         self.file_offset = self.flat.address - buffer.address
         self.source_offset = batch.column("source").buffers()[1].address - buffer.address
         offsets = np.frombuffer(offsets, np.int64, samples + 1)
-        self.table = _table(batch, offsets, self.flat.size, sums)
+        self.table = _table(batch, offsets, self.flat.size, sums, layout)
         if from_file:
-            self.table[:, START : END + 1] += self.file_offset
+            place = layout.table.spans["image"]
+            self.table[:, place.start : place.end + 1] += self.file_offset
 
     def source(self) -> NDArray[np.int64]:
         """Each sample's id in the index that the pack was made from, int64, shape (samples,)."""
@@ -86,24 +92,41 @@ class PackColumns:
 
 
 def _table(
-    batch: Any, offsets: NDArray[np.int64], flat_bytes: int, sums: Sums
+    batch: Any, offsets: NDArray[np.int64], flat_bytes: int, sums: Sums, layout: Layout
 ) -> NDArray[np.int64]:
     offsets = offsets.copy()
     if offsets[0] < 0 or (np.diff(offsets) < 0).any() or offsets[-1] > flat_bytes:
         raise ValueError("its offsets lead out of the file")
     # Copies of what may be a map: what is checked here is what is used.
-    crcs, heights, widths = (
-        batch.column(name).to_numpy().copy() for name in ("crc32c", "height", "width")
+    crcs, heights, widths, channels = (
+        batch.column(name).to_numpy().copy() for name in ("crc32c", "height", "width", "channels")
     )
     labels = batch.column("label").to_numpy().copy() if "label" in batch.schema.names else None
-    if Sums.of(crcs, heights, widths, labels) != sums:
-        raise ValueError("its columns aren't what the manifest promises")
-    check_rows(np.diff(offsets), heights, widths)
-    return table(
-        starts=offsets[:-1],
-        ends=offsets[1:],
-        heights=heights,
-        widths=widths,
-        labels=labels,
-        crcs=crcs,
+    columns = ImageColumns(
+        crcs=crcs, heights=heights, widths=widths, channels=channels, codecs=(), labels=labels
     )
+    if Sums.of(columns.notes()) != sums:
+        raise ValueError("its columns aren't what the manifest promises")
+    _check_rows(np.diff(offsets), heights, widths)
+    found = np.zeros((len(crcs), layout.table.count), np.int64)
+    place = layout.table.spans["image"]
+    assert place.height is not None
+    found[:, place.start], found[:, place.end] = offsets[:-1], offsets[1:]
+    found[:, place.height], found[:, place.height + 1] = heights, widths
+    found[:, place.crc] = crcs
+    if labels is not None:
+        found[:, layout.table.values["label"]] = labels
+    return found
+
+
+def _check_rows(
+    sizes: NDArray[np.int64], heights: NDArray[np.int32], widths: NDArray[np.int32]
+) -> None:
+    """Whether samples can have these bytes, heights and widths. Raises ValueError."""
+    for what, column, most in (
+        ("bytes", sizes, MAX_SHARD_BYTES),
+        ("rows of pixels", heights, MAX_SIDE),
+        ("columns of pixels", widths, MAX_SIDE),
+    ):
+        if len(column) and not (column.min() >= 1 and column.max() <= most):
+            raise ValueError(f"a sample has {column.min():,} to {column.max():,} {what}")

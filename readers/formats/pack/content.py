@@ -6,23 +6,27 @@ It is uncompressed, and its images are one flat buffer.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.readers.fields.field_types import ClassLabel, Image
+from penstock.readers.fields.schema import Schema
 from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import write_batch
 from penstock.readers.formats.limits import VERSION
 from penstock.readers.formats.pack.columns import NAMES_SUM, sum_of_names
+from penstock.readers.formats.summary import summarise
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.image_columns import ImageColumns
     from penstock.readers.formats.summary import ShardSummary
     from penstock.readers.types import Encoded
@@ -43,12 +47,20 @@ class ShardContent:
 
     def summary(self, size_bytes: int) -> ShardSummary:
         """The shard's contribution to the manifest. size_bytes: of its file."""
-        return replace(
-            self.columns.summary(
-                size_bytes=size_bytes, progressive=sum(map(is_progressive, self.encoded))
-            ),
+        progressive = sum(map(is_progressive, self.encoded))
+        return summarise(
+            image_schema(self.columns.labels is not None),
+            self.columns.notes(progressive=progressive),
+            samples=len(self.encoded),
+            size_bytes=size_bytes,
             overhead_bytes=size_bytes - sum(map(len, self.encoded)),
         )
+
+
+def image_schema(has_labels: bool, classes: tuple[str, ...] = ()) -> Schema:
+    """The fields of a pack of images."""
+    label: dict[str, FieldType] = {"label": ClassLabel(classes)} if has_labels else {}
+    return Schema({"image": Image(), **label})
 
 
 def write_shard(path: bytes, content: ShardContent) -> int:

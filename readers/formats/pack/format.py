@@ -71,6 +71,7 @@ class PackOpener:
             size_bytes=entry.size_bytes,
             samples=entry.samples,
             sums=entry.sums,
+            layout=entry.layout,
             shown=printable(entry.name),
         )
 
@@ -82,6 +83,7 @@ class PackOpener:
             blob,
             samples=entry.samples,
             sums=entry.sums,
+            layout=entry.layout,
             shown=printable(entry.name),
             overhead_bytes=entry.overhead_bytes,
         )

@@ -17,8 +17,13 @@ from penstock.readers.formats.local_files import read_up_to
 from penstock.readers.formats.pack.columns import PackColumns
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.layout import Layout
+    from penstock.readers.formats.shard import Rows
     from penstock.readers.formats.summary import Sums
     from penstock.readers.types import Encoded
 
@@ -32,7 +37,14 @@ class PackShard:
     is_file_per_sample = False
 
     def __init__(
-        self, path: bytes, *, size_bytes: int, samples: int, sums: Sums, shown: str
+        self,
+        path: bytes,
+        *,
+        size_bytes: int,
+        samples: int,
+        sums: Sums,
+        layout: Layout,
+        shown: str,
     ) -> None:
         """size_bytes, samples, sums: what the manifest promises; shown: the shard's name for
         people. Raises CorruptShardError, IndexChangedError."""
@@ -41,7 +53,7 @@ class PackShard:
         try:
             buffer = map_buffer(path)
             with only_the_tail(buffer.address, buffer.size):
-                self.columns = PackColumns(buffer, samples=samples, sums=sums)
+                self.columns = PackColumns(buffer, samples=samples, sums=sums, layout=layout)
         except FileNotFoundError:
             raise _missing(path) from None
         except BROKEN as error:
@@ -60,6 +72,10 @@ class PackShard:
     def source_names(self) -> list[bytes] | None:
         """The samples' names in what the pack was made from; see `PackColumns`."""
         return self.columns.source_names()
+
+    def read_rows(self, rows: Rows, fields: Sequence[str]) -> dict[str, Column]:
+        """Raise TypeError: no field is stored so."""
+        raise TypeError(f"{self._shown}: {fields} of {len(rows)} samples aren't stored by rows")
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
         """Views of the map."""

@@ -20,7 +20,7 @@ import numpy as np
 from penstock.cache.errors import DatasetError
 from penstock.cache.threads import ordered
 from penstock.readers.files.names import printable, unsafe_reason
-from penstock.readers.formats.tar.archive import drop_copy, is_here, open_archive
+from penstock.readers.formats.data_file import drop_copy, is_here, open_data_file
 from penstock.readers.formats.tar.headers import Member, members
 from penstock.readers.formats.tar.keys import IMAGES, split_key
 from penstock.readers.origin.quarantine import QuarantineEntry
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.tar.archive import Archive
+    from penstock.readers.formats.data_file import DataFile
     from penstock.readers.origin.origin import Entry, Origin
 
 _LABEL, _JSON, _TAR = "cls", "json", "tar"
@@ -105,7 +105,7 @@ def list_samples(
     """
 
     def read_once(entry: Entry) -> _Contents:
-        with open_archive(origin, entry, whole=True) as opened:
+        with open_data_file(origin, entry, whole=True) as opened:
             return _contents(entry, opened)
 
     def read(entry: Entry) -> _Contents:
@@ -147,7 +147,7 @@ def _shown_counts(counts: Counter[str]) -> dict[str, int]:
     return {**shown, "(others)": rest} if rest else shown
 
 
-def _contents(entry: Entry, opened: Archive) -> _Contents:
+def _contents(entry: Entry, opened: DataFile) -> _Contents:
     contents = _Contents(entry=entry)
     groups: dict[bytes, dict[str, list[Member]]] = {}
     # Read as the headers are walked, since of a remote archive only what is near is at hand.
@@ -222,7 +222,7 @@ def _sort_out(
         contents.samples.append(_Sample(key=key, image=image, label=label))
 
 
-def _read_label(member: Member, extension: str, opened: Archive) -> int | str | None:
+def _read_label(member: Member, extension: str, opened: DataFile) -> int | str | None:
     """The label that a member holds, or why there is none that can be read, or None without."""
     size_bytes = member.end - member.start
     if extension == _LABEL:

@@ -1,7 +1,7 @@
-"""Reading a tar file that has no index yet: a local file, or an object through the cache.
+"""Reading a dataset's file that has no index yet: a local one, or an object through the cache.
 
-A remote archive is filled into the cache if that has room for it. Else its headers are walked in
-windows, its images come by their ranges, and it is kept nowhere.
+A remote file is filled into the cache if that has room for it. Else it is walked in windows, its
+samples come by their ranges, and it is kept nowhere.
 """
 
 from __future__ import annotations
@@ -12,26 +12,27 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from penstock.cache.base.blob import BlobSpans
-from penstock.readers.fields.sniff import HEAD_BYTES, sniff
+from penstock.readers.fields.heads import HEAD_BYTES, has_head, refusal_by_head
 from penstock.readers.formats.local_files import changed, open_file, read_up_to, unreadable
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.remote import RemoteFolder
-from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
+    from penstock.readers.fields.field_types import FieldType
     from penstock.readers.origin.origin import Entry, Origin
-    from penstock.readers.types import Encoded
+    from penstock.readers.types import Encoded, Rejection
 
 _WINDOW_BYTES = 8 * 2**20
 
 
-class Archive(Protocol):
-    """An open archive, a context manager. Raises IndexChangedError, DatasetError, FetchError."""
+class DataFile(Protocol):
+    """An open file of a dataset, a context manager. Raises IndexChangedError, DatasetError,
+    FetchError."""
 
-    def __enter__(self) -> Archive: ...
+    def __enter__(self) -> DataFile: ...
 
     def __exit__(
         self,
@@ -42,39 +43,40 @@ class Archive(Protocol):
     ) -> None: ...
 
     def read_at(self, offset: int, size_bytes: int) -> bytes:
-        """Bytes of the archive, fewer where it ends."""
+        """Bytes of the file, fewer where it ends."""
 
-    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
-        """Members that may be images; of another kind: why they aren't."""
+    def read(
+        self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
+    ) -> list[Encoded | Rejection]:
+        """Spans that may be samples of these types; or why one can't be by its first bytes."""
 
 
-def open_archive(origin: Origin, entry: Entry, *, whole: bool = False) -> Archive:
-    """Open an archive. whole: all of it will be read, so a remote one is fetched as a whole."""
+def open_data_file(origin: Origin, entry: Entry, *, whole: bool = False) -> DataFile:
+    """Open a file. whole: all of it will be read, so a remote one is fetched as a whole."""
     if isinstance(origin, LocalFolder):
-        return LocalTar(origin, entry)
+        return LocalFile(origin, entry)
     if isinstance(origin, RemoteFolder):
-        return RemoteTar(origin, entry, whole=whole)
+        return RemoteFile(origin, entry, whole=whole)
     raise TypeError(f"unknown origin {origin!r}")
 
 
 def is_here(origin: Origin, entry: Entry) -> bool:
-    """Whether the cache holds a remote archive."""
+    """Whether the cache holds a remote file that is a shard."""
     return isinstance(origin, RemoteFolder) and origin.remote.is_whole(origin.archive(entry))
 
 
 def drop_copy(origin: Origin, entry: Entry) -> None:
-    """Forget what the cache holds of a remote archive: it was damaged before it was whole, when it
-    had no checksums yet."""
+    """Forget what the cache holds of a remote file that is a shard: it was damaged before it was
+    whole, when it had no checksums yet."""
     if isinstance(origin, RemoteFolder):
         origin.remote.drop(origin.archive(entry))
 
 
-class LocalTar:
-    """A local archive, open for reading at offsets; if it changes meanwhile, that is found at
-    close.
+class LocalFile:
+    """A local file, open for reading at offsets; if it changes meanwhile, that is found at close.
 
-    Not mapped: headers are read here before anyone knows whether the file stands still. A context
-    manager. Raises IndexChangedError (another size or time than listed), DatasetError.
+    Not mapped: it is read before anyone knows whether it stands still. A context manager. Raises
+    IndexChangedError (another size or time than listed), DatasetError.
     """
 
     def __init__(self, origin: LocalFolder, entry: Entry) -> None:
@@ -86,7 +88,7 @@ class LocalTar:
             os.close(self._fd)
             raise
 
-    def __enter__(self) -> LocalTar:
+    def __enter__(self) -> LocalFile:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
@@ -103,19 +105,18 @@ class LocalTar:
         except OSError as error:
             raise unreadable(self._entry.name, error) from error
 
-    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
-        """Read members; a large one of another kind isn't read whole."""
-        samples: list[Encoded | Rejection] = []
-        for start, size_bytes in zip(starts, sizes, strict=True):
-            codec = sniff(self.read_at(start, min(HEAD_BYTES, size_bytes)))
-            if isinstance(codec, Rejection):
-                samples.append(codec)
-            else:
-                samples.append(self._read(start, size_bytes))
-        return samples
+    def read(
+        self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
+    ) -> list[Encoded | Rejection]:
+        """Read spans; a large one of another kind isn't read whole."""
+        rows = zip(starts, sizes, types, strict=True)
+        return [self._read(start, size_bytes, type) for start, size_bytes, type in rows]
 
-    def _read(self, start: int, size_bytes: int) -> Encoded:
-        """One member's bytes."""
+    def _read(self, start: int, size_bytes: int, type: FieldType) -> Encoded | Rejection:
+        if has_head(type):
+            refusal = refusal_by_head(type, self.read_at(start, min(HEAD_BYTES, size_bytes)))
+            if refusal is not None:
+                return refusal
         data = np.empty(size_bytes, np.uint8)
         try:
             got = read_up_to(self._fd, data, start)
@@ -134,8 +135,8 @@ class LocalTar:
             raise changed(wanted.name, "it was written to in the meantime")
 
 
-class RemoteTar:
-    """An archive in a remote store. One that changes meanwhile is a FetchError."""
+class RemoteFile:
+    """A file in a remote store that is a shard. One that changes meanwhile is a FetchError."""
 
     def __init__(self, origin: RemoteFolder, entry: Entry, *, whole: bool) -> None:
         source = origin.archive(entry)
@@ -148,7 +149,7 @@ class RemoteTar:
         self._blob = self._remote.open(source)
         self._start, self._window = 0, memoryview(b"")
 
-    def __enter__(self) -> RemoteTar:
+    def __enter__(self) -> RemoteFile:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -166,13 +167,15 @@ class RemoteTar:
         at = offset - self._start
         return bytes(self._window[at : at + end - offset])
 
-    def images(self, starts: list[int], sizes: list[int]) -> list[Encoded | Rejection]:
-        """Fetch members, all at once."""
+    def read(
+        self, starts: Sequence[int], sizes: Sequence[int], types: Sequence[FieldType]
+    ) -> list[Encoded | Rejection]:
+        """Fetch spans, all at once."""
         ends = [start + size_bytes for start, size_bytes in zip(starts, sizes, strict=True)]
         samples: list[Encoded | Rejection] = []
-        for data in self._load(starts, ends):
-            codec = sniff(data[:HEAD_BYTES].tobytes())
-            samples.append(codec if isinstance(codec, Rejection) else data)
+        for data, type in zip(self._load(starts, ends), types, strict=True):
+            refusal = refusal_by_head(type, data[:HEAD_BYTES].tobytes()) if has_head(type) else None
+            samples.append(data if refusal is None else refusal)
         return samples
 
     def _load(self, starts: Sequence[int], ends: Sequence[int]) -> list[Encoded]:

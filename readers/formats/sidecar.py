@@ -1,0 +1,266 @@
+"""The sidecar of a shard: what an index notes of its samples, and all that it takes to read them.
+
+It is an Arrow file of one row of lists, because a shard has as many files as it likes, and its
+fields as many bytes, lengths and values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers.fields.arrays import as_bits
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.files.atomic import write_whole
+from penstock.readers.files.ipc import LazyColumn, write_batch
+from penstock.readers.files.pages import BROKEN
+from penstock.readers.formats.candidates import MISSING
+from penstock.readers.formats.limits import MAX_SHARD_BYTES, VERSION
+from penstock.readers.formats.noted import notes_of
+from penstock.readers.formats.shard_files import ShardFiles
+from penstock.readers.formats.sidecar_file import check_names, sidecar_batch, sidecar_etag, torn
+from penstock.readers.formats.sidecar_lists import (
+    FILES,
+    NAMES,
+    Lists,
+    ListsDraft,
+    columns_of,
+    noted_column,
+)
+from penstock.readers.formats.span_notes import SpanNotes
+from penstock.readers.formats.span_shard import FilesShard, MappedShard, SpanBlob
+from penstock.readers.formats.summary import summarise
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base.blob import Blob, Segment
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.facts import Facts
+    from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.layout import Layout
+    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.formats.summary import FieldNotes, ShardSummary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sidecar:
+    """What an index notes of one shard's n samples, at least one.
+
+    layout: of the dataset. is_file_per_sample: as its format says. names: of the samples, for
+    people. files: those that spans lie in, in order. spans, values: of each field that is stored so
+    or noted. present: of noted fields that some samples lack, bool, shape (n,).
+    """
+
+    layout: Layout
+    is_file_per_sample: bool
+    names: Sequence[bytes]
+    files: ShardFiles
+    spans: Mapping[str, SpanNotes]
+    values: Mapping[str, Column]
+    present: Mapping[str, NDArray[np.bool_]]
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return len(self.names)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the shard's files."""
+        return self.files.size_bytes
+
+    @property
+    def suffix(self) -> bytes:
+        """What the stem of the sidecar's name ends in: the identity of a file that is the shard, so
+        that processes agree on its blob by the manifest alone, and before there is one."""
+        if self.is_file_per_sample or len(self.files) != 1:
+            return b""
+        (file,) = self.files.entries()
+        return b"-" + file.identity.encode()
+
+    def segments(self) -> Sequence[Segment]:
+        """The objects that the shard is made of, in a remote dataset."""
+        return self.files.segments()
+
+    def notes(self, progressive: Mapping[str, int]) -> dict[str, FieldNotes]:
+        """What is noted of each field."""
+        notes: dict[str, FieldNotes] = {}
+        for name in self.layout.schema:
+            if name in self.spans:
+                notes[name] = self.spans[name].notes(progressive=progressive.get(name))
+            else:
+                storage, present = self.layout.storage[name], self.present.get(name)
+                notes[name] = notes_of(self.values[name], storage, present)
+        return notes
+
+    def summary(self, *, progressive: Mapping[str, int] | None = None) -> ShardSummary:
+        """The shard's contribution to the manifest. progressive: JPEGs of that kind, of each field
+        where they were counted."""
+        return summarise(
+            self.layout.schema,
+            self.notes(progressive or {}),
+            samples=self.samples,
+            size_bytes=self.size_bytes,
+            files=len(self.files),
+        )
+
+    def open_local(self, root: bytes) -> OpenShard:
+        """Open the shard below a local folder: a file that is a shard is mapped, others are read.
+        Raises IndexChangedError, DatasetError."""
+        files, table, rows = self.files, self._table(), self._rows()
+        if not self.is_file_per_sample and len(files) == 1:
+            return MappedShard(root, files, table, names=self.names, columns=rows)
+        return FilesShard(
+            root, files, table, names=self.names, columns=rows, are_samples=self._are_files()
+        )
+
+    def open_blob(self, remote: Remote, blob: Blob) -> OpenShard:
+        """Open the shard in a blob of the cache, in which its files lie end to end."""
+        return SpanBlob(remote, blob, self._table(), names=self.names, columns=self._rows())
+
+    def _are_files(self) -> bool:
+        """Whether each sample is a file, whole, and nothing else that is read."""
+        if len(self.spans) != 1 or len(self.files) != self.samples:
+            return False
+        (notes,) = self.spans.values()
+        return bool(
+            np.array_equal(notes.files, np.arange(self.samples))
+            and np.array_equal(notes.sizes, self.files.sizes)
+        )
+
+    def _rows(self) -> dict[str, Column]:
+        return {name: self.values[name] for name in self.layout.stored("rows")}
+
+    def _table(self) -> NDArray[np.int64]:
+        columns = self.layout.table
+        table = np.zeros((self.samples, columns.count), np.int64)
+        begins = self.files.starts
+        for name, place in columns.spans.items():
+            self.spans[name].fill(table, place, begins, self.layout.schema[name])
+        for name, at in columns.values.items():
+            column = self.values[name]
+            assert isinstance(column, DenseColumn)
+            table[:, at] = as_bits(column.values)
+        for name, at in columns.present.items():
+            table[:, at] = self.present[name] if name in self.present else 1
+        return table
+
+    def write(self, path: bytes) -> str:
+        """Write the sidecar whole; returns its etag (a checksum of the file). Raises WriteError."""
+        draft, files = ListsDraft(self.layout), self.files
+        draft.add({NAMES: list(self.names)})
+        facts = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
+        draft.add(dict(zip(FILES, facts, strict=True)))
+        for name in self.layout.schema:
+            if name in self.spans:
+                draft.add({f"{name}/{k}": v for k, v in self.spans[name].lists().items()})
+            else:
+                everyone = np.ones(self.samples, np.bool_)
+                draft.add_noted(name, self.values[name], self.present.get(name, everyone))
+        batch = draft.batch({"penstock.sidecar": str(VERSION)})
+        write_whole(path, lambda temp: write_batch(temp, batch))
+        return sidecar_etag(path)
+
+
+def make_sidecar(
+    candidates: Candidates,
+    positions: NDArray[np.int64],
+    facts: Sequence[Mapping[str, Facts]],
+    *,
+    layout: Layout,
+    is_file_per_sample: bool,
+) -> Sidecar:
+    """The sidecar of a shard's good samples, at least one. positions: of those candidates, int64,
+    shape (n,); facts: of each, by field."""
+    spans = {name: candidates.spans[name] for name in layout.stored("span")}
+    numbers = [each.files[positions] for each in spans.values()]
+    used, local = _renumbered(numbers)
+    return Sidecar(
+        layout=layout,
+        is_file_per_sample=is_file_per_sample,
+        names=[candidates.names[i] for i in positions.tolist()],
+        files=ShardFiles.of([candidates.files[number] for number in used]),
+        spans={
+            name: SpanNotes.of(files, each.starts[positions], [one.get(name) for one in facts])
+            for (name, each), files in zip(spans.items(), local, strict=True)
+        },
+        values={name: column.take(positions) for name, column in candidates.values.items()},
+        present={name: there[positions] for name, there in candidates.present.items()},
+    )
+
+
+def _renumbered(
+    numbers: Sequence[NDArray[np.int64]],
+) -> tuple[list[int], list[NDArray[np.int64]]]:
+    """The files that some samples lie in, sample by sample, so that what is read together lies
+    together; and the samples' files by number among those. numbers: of each field, shape (n,)."""
+    if not numbers:
+        return [], []
+    found, first = np.unique(np.stack(numbers, axis=1), return_index=True)
+    found, first = found[found != MISSING], first[found != MISSING]
+    order = np.argsort(first)
+    places = np.append(np.empty(len(order), np.int64), MISSING)
+    places[order] = np.arange(len(order))
+    local = [
+        places[np.where(each == MISSING, len(order), np.searchsorted(found, each))]
+        for each in numbers
+    ]
+    return found[order].tolist(), local
+
+
+def read_sidecar(path: bytes, *, etag: str, layout: Layout, is_file_per_sample: bool) -> Sidecar:
+    """Read a sidecar that was written. etag: what the manifest promises. Raises IndexChangedError
+    (it is gone), CorruptShardError (torn, changed, or it says what can't be)."""
+    batch = sidecar_batch(path, columns_of(layout), etag=etag)
+    try:
+        return _content(Lists(batch), layout, is_file_per_sample=is_file_per_sample)
+    except BROKEN as error:
+        raise torn(path, error) from error
+
+
+def _content(lists: Lists, layout: Layout, *, is_file_per_sample: bool) -> Sidecar:
+    names = LazyColumn(lists.arrow(NAMES))
+    if not len(names):
+        raise ValueError("it has no samples")
+    files = _files(lists)
+    spans, values, present = {}, {}, {}
+    for name, type in layout.schema.items():
+        if layout.storage[name] == "span":
+            spans[name] = SpanNotes.read(lists, name, samples=len(names))
+            spans[name].check(files.sizes, type)
+            continue
+        values[name] = noted_column(lists, layout, name, samples=len(names))
+        there = lists.numbers(f"{name}/present", length=len(names))
+        if not there.all():
+            present[name] = there
+    return Sidecar(
+        layout=layout,
+        is_file_per_sample=is_file_per_sample,
+        names=names,
+        files=files,
+        spans=spans,
+        values=values,
+        present=present,
+    )
+
+
+def _files(lists: Lists) -> ShardFiles:
+    name, size, mtime, version = FILES
+    names = lists.arrow(name).to_pylist()
+    sizes = lists.numbers(size, length=len(names))
+    if names:
+        check_names(names)
+        if sizes.min() < 0 or float(sizes.sum(dtype=np.float64)) > MAX_SHARD_BYTES:
+            raise ValueError("its files have sizes that can't be")
+    return ShardFiles(
+        names=names,
+        sizes=sizes,
+        mtimes_ns=lists.numbers(mtime, length=len(names)),
+        versions=LazyColumn(lists.arrow(version, length=len(names))),
+    )

@@ -1,0 +1,180 @@
+"""Open shards of samples that lie in files as spans: mapped, read, or in a blob of the cache."""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.readers.files.names import printable
+from penstock.readers.files.pages import advise_willneed, map_buffer
+from penstock.readers.formats.blob_shard import BlobShard
+from penstock.readers.formats.local_files import (
+    changed,
+    open_file,
+    read_file_into,
+    read_up_to,
+    unreadable,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base.blob import Blob
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.shard import Rows
+    from penstock.readers.formats.shard_files import ShardFiles
+    from penstock.readers.types import Encoded
+
+
+class _Noted:
+    """What is known of a shard's samples without reading them. names: of the samples; columns: of
+    fields that were noted and aren't in the table."""
+
+    def __init__(self, names: Sequence[bytes], columns: Mapping[str, Column]) -> None:
+        self._names, self._columns = names, columns
+
+    def name(self, row: int) -> str:
+        """A sample's name for people, such as "cat/17.jpg" or "train-000003.tar/dog.jpg"."""
+        return printable(self._names[row])
+
+    def source_names(self) -> list[bytes] | None:
+        """Always None: these are the data themselves."""
+        return None
+
+    def read_rows(self, rows: Rows, fields: Sequence[str]) -> dict[str, Column]:
+        """What was noted of some samples."""
+        return {name: self._columns[name].take(rows) for name in fields}
+
+
+class FilesShard(_Noted):
+    """A shard of some files of a local folder, which are opened when they are read: small files
+    aren't mapped, as reading costs less.
+
+    table: START and END count from the first byte of the first file, as if all lay end to end.
+    are_samples: each sample is a file, whole.
+    """
+
+    is_mapped = False
+    is_file_per_sample = True
+
+    def __init__(
+        self,
+        root: bytes,
+        files: ShardFiles,
+        table: NDArray[np.int64],
+        *,
+        names: Sequence[bytes],
+        columns: Mapping[str, Column],
+        are_samples: bool,
+    ) -> None:
+        super().__init__(names, columns)
+        self.table = table
+        self._root, self._files, self._are_samples = root, files.names, are_samples
+        self._starts = [] if are_samples else files.starts.tolist()
+
+    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
+        """Raise TypeError: these are read."""
+        del starts, ends
+        raise TypeError("a folder's files are read, not mapped")
+
+    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
+        """Read files or parts of them into their slots."""
+        if self._are_samples:
+            for row, slot in zip(rows, slots, strict=True):
+                name = self._files[row]
+                read_file_into(os.path.join(self._root, name), slot, name=name)
+            return
+        for start, slot in zip(starts, slots, strict=True):
+            self._read_part(start, slot)
+
+    def _read_part(self, start: int, slot: Encoded) -> None:
+        number = bisect_right(self._starts, start) - 1
+        name, begin, end = self._files[number], self._starts[number], self._starts[number + 1]
+        is_rest = start + len(slot) - 1 == end  # or what follows it isn't its own
+        into = slot if is_rest else slot[:-1]
+        path = os.path.join(self._root, name)
+        read_file_into(path, into, name=name, start=start - begin, is_rest=is_rest)
+
+    def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Do nothing: each file is read by one call, which is its own read-ahead."""
+
+
+class MappedShard(_Noted):
+    """A shard that is one local file, mapped. It holds no descriptor; views that it gave keep the
+    map alive."""
+
+    is_mapped = True
+    is_file_per_sample = False
+
+    def __init__(
+        self,
+        root: bytes,
+        files: ShardFiles,
+        table: NDArray[np.int64],
+        *,
+        names: Sequence[bytes],
+        columns: Mapping[str, Column],
+    ) -> None:
+        """Raises IndexChangedError, DatasetError."""
+        super().__init__(names, columns)
+        self.table = table
+        (self._file,) = files.entries()
+        self.path = os.path.join(root, self._file.name)
+        name, size_bytes = self._file.name, self._file.size_bytes
+        try:
+            buffer = map_buffer(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise changed(name, "it is gone") from None
+        except ValueError:
+            raise changed(name, "it is empty now") from None
+        except OSError as error:
+            raise unreadable(name, error) from error
+        if buffer.size != size_bytes:
+            raise changed(name, f"it had {size_bytes} bytes, now {buffer.size}")
+        self._data = np.frombuffer(buffer, np.uint8)
+        self._address = buffer.address
+
+    def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
+        """Views of the map."""
+        data = self._data
+        return [data[start:end] for start, end in zip(starts, ends, strict=True)]
+
+    def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
+        """Read the file, past the map."""
+        del rows
+        fd = open_file(self.path, self._file.name)
+        try:
+            for start, slot in zip(starts, slots, strict=True):
+                wanted = slot[:-1]
+                if read_up_to(fd, wanted, start) < len(wanted):
+                    raise changed(self._file.name, f"it ends before byte {start + len(wanted)}")
+        except OSError as error:
+            raise unreadable(self._file.name, error) from error
+        finally:
+            os.close(fd)
+
+    def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        """Ask the kernel to read these pages ahead."""
+        advise_willneed(self._address + starts, self._address + ends)
+
+
+class SpanBlob(_Noted, BlobShard):
+    """A shard in a blob of the cache: one file, or some end to end."""
+
+    def __init__(
+        self,
+        remote: Remote,
+        blob: Blob,
+        table: NDArray[np.int64],
+        *,
+        names: Sequence[bytes],
+        columns: Mapping[str, Column],
+    ) -> None:
+        _Noted.__init__(self, names, columns)
+        BlobShard.__init__(self, remote, blob, table)

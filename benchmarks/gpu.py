@@ -324,7 +324,7 @@ def _largest(prepared: Prepared) -> tuple[int, int]:
     from penstock import Dataset
 
     with Dataset(prepared.pack) as dataset:
-        images = dataset.index.images
+        images = dataset.index.images["image"]
         return (0, 0) if images is None else (images.max_height, images.max_width)
 
 

@@ -240,7 +240,7 @@ def _undecoded(case: Case) -> Iterator[Any]:
     from penstock.augment.recipe import check_recipe
 
     with Dataset(case["pack"]) as dataset:
-        recipe = check_recipe(recipe_of(case), images=dataset.index.images)
+        recipe = check_recipe(recipe_of(case), images=dataset.index.images["image"])
         n = min(case["batch_size"], int(dataset.index.sizes[0]))
         rows = np.array([(0, row) for row in range(n)], np.int64)
         graph = Graph(
@@ -337,7 +337,7 @@ def base_case(pack: Path, *, device: str, batch_size: int, size: int, quick: boo
     from penstock import Dataset
 
     with Dataset(pack) as dataset:
-        images = dataset.index.images
+        images = dataset.index.images["image"]
     largest = (0, 0) if images is None else (images.max_height, images.max_width)
     return {
         "pack": str(pack.absolute()),

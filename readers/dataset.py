@@ -13,11 +13,8 @@ from penstock.cache.base.counters import Traffic
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
 from penstock.readers.contents import Contents
-from penstock.readers.fields.columns import DenseColumn, SampleBatch
-from penstock.readers.fields.field_types import ClassLabel, Image
-from penstock.readers.fields.schema import Schema
+from penstock.readers.fields.selection import check_names, check_selection, stored_fields
 from penstock.readers.formats.registry import AUTO, check_format
-from penstock.readers.formats.shard import HEIGHT, LABEL, WIDTH
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
@@ -46,13 +43,14 @@ class Dataset(Source):
     It opens at first use; several threads may read.
 
     url: a local path or any fsspec URL; tar files by a pattern such as train-{000000..000009}.tar
-    too. fields: of "image", "label", "id", in the order in which batches shall have them; None is
-    all that is there but "id". format: "auto", "folder", "tar" or "pack". index: folder of the
-    index of images or tar files, of remote ones also a URL of the same store; None is beside them,
-    else the cache folder, else the user's cache directory. cache: a DiskCache that remote data is
-    read through (data on a network mount too), or a folder for one: its limit is what it was made
-    with, or 90 % of the free space. storage_options: of the store (docs/datasets.md). filesystem:
-    any fsspec file system object; url is then a path in it.
+    too. fields: names, in the order in which batches shall have them; "id" is the sample's number,
+    and "caption.present" says which samples have a caption. None: the images and their classes, or
+    without these all that can be handed out. format: "auto", "folder", "tar" or "pack". index:
+    folder of the index of images or tar files, of remote ones also a URL of the same store; None is
+    beside them, else the cache folder, else the user's cache directory. cache: a DiskCache that
+    remote data is read through (data on a network mount too), or a folder for one: its limit is
+    what it was made with, or 90 % of the free space. storage_options: of the store
+    (docs/datasets.md). filesystem: any fsspec file system object; url is then a path in it.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
     with the first use.
@@ -71,7 +69,8 @@ class Dataset(Source):
     ) -> None:
         self.url = show(url)
         check_format(format)
-        self._fields = _check_fields(fields)
+        self._names = check_names(fields)
+        self._fields: tuple[str, ...] | None = None
         self._scratch = Scratch(cache)
         self._source, self._format, self._index_folder = url, format, index
         self._cache = cache
@@ -84,7 +83,7 @@ class Dataset(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         """For a spawned worker: the same dataset, opened anew there."""
         arguments: dict[str, Any] = {
-            "fields": self._fields,
+            "fields": self._names,
             "format": self._format,
             "index": self._index_folder,
             "cache": self._cache,
@@ -120,11 +119,12 @@ class Dataset(Source):
                 )
                 try:
                     index = opener.open(self._format)
-                    fields = _present_fields(self._fields, index, self.url)
+                    fields = check_selection(self._names, index.schema, index.lacking, url=self.url)
                 except BaseException:
                     origin.close()
                     raise
-                self._reader = SampleReader(index, url=self.url, has_labels="label" in fields)
+                self._fields = fields
+                self._reader = SampleReader(index, url=self.url, fields=stored_fields(fields))
             return self._reader
 
     @property
@@ -135,7 +135,11 @@ class Dataset(Source):
     @property
     def fields(self) -> tuple[str, ...]:
         """What a batch has, in order."""
-        return self._fields if self._fields is not None else self.index.fields
+        if self._names is not None:
+            return self._names
+        self._open()
+        assert self._fields is not None
+        return self._fields
 
     @property
     def contents(self) -> Contents:
@@ -193,8 +197,9 @@ class Dataset(Source):
         *,
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
     ) -> SampleBatch:
-        """Encoded samples in the order of rows, each checked against its CRC-32C.
+        """Samples in the order of rows, the bytes of each field checked against their CRC-32C.
 
         rows: (shard, row), int64, shape (n, 2), n ≥ 0. mode: "copy" copies each sample out of
         the map of its shard and checks the copy, which nobody else can change; "pread" reads into
@@ -202,12 +207,13 @@ class Dataset(Source):
         who writes to the file behind the check changes what is decoded.
         bad: None, or a dict where the bad samples are noted, as position in rows -> reason: a
         wrong checksum even after a second fetch; a folder's file that is gone, changed or can't be
-        read. Those come empty, with their ids and columns, instead of an error for all.
+        read. Those come empty, with their ids and what needs no reading, instead of an error for
+        all. fields: of the schema; None: those that the dataset was made with.
 
         Raises CorruptSampleError (carries sample_id), CorruptShardError, IndexChangedError (files
         aren't what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
         """
-        return self._open().read(rows, mode=mode, bad=bad)
+        return self._open().read(rows, mode=mode, bad=bad, fields=fields)
 
     def ids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids of (shard, row): positions in the index."""
@@ -225,22 +231,15 @@ class Dataset(Source):
         return contents.rows(ids)
 
     def values(self, name: str, rows: NDArray[np.int64]) -> SampleBatch:
-        """One field of these rows, and nothing else; labels are noted beside the samples."""
-        reader = self._open()
-        if name not in reader.index.fields or name == "image":
-            raise ConfigError(f'"{name}": no field of {self.url} whose values are noted.')
-        found = np.empty(len(rows), np.int64)
-        for shard in np.unique(rows[:, 0]).tolist():
-            here = rows[:, 0] == shard
-            (opened,) = reader.shards.get([shard])
-            found[here] = opened.table[rows[here, 1], LABEL]
-        return SampleBatch(ids=self.ids(rows), columns={name: DenseColumn(found)})
+        """One field of these rows, and nothing else."""
+        return self.read(rows, fields=(name,))
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
-        """Oriented height and width of the images in a shard, int32, shape (samples, 2)."""
-        del name
+        """Oriented height and width of an image field in a shard, int32, shape (samples, 2)."""
+        place = self.index.layout.table.spans[name]
+        assert place.height is not None, name
         table = self.index.shards.open(shard).table
-        return table[:, HEIGHT : WIDTH + 1].astype(np.int32)
+        return table[:, place.height : place.height + 2].astype(np.int32)
 
     def is_near(self, shard: int) -> bool:
         """Whether a shard's table can be had without the remote."""
@@ -267,41 +266,15 @@ class Dataset(Source):
 
 
 def _contents(index: Index) -> Contents:
-    schema: dict[str, Image | ClassLabel] = {"image": Image()}
-    if "label" in index.fields:
-        schema["label"] = ClassLabel(index.classes)
     return Contents(
-        schema=Schema(schema),
+        schema=index.schema,
         sizes=index.sizes,
         shard_bytes=index.shard_bytes,
         id_end=index.samples,
         fingerprint=index.fingerprint,
         icc=index.icc,
         shuffled=index.shuffled,
-        images={"image": index.images},
+        images=index.images,
         files=index.files,
         is_file_per_sample=index.format.is_file_per_sample,
     )
-
-
-def _check_fields(fields: Sequence[str] | None) -> tuple[str, ...] | None:
-    if fields is None:
-        return None
-    known = ("image", "label", "id")
-    wanted = (fields,) if isinstance(fields, str) else tuple(fields)
-    unknown = [field for field in wanted if field not in known]
-    if unknown or not wanted or len(set(wanted)) < len(wanted):
-        raise ConfigError(f"fields: got {list(wanted)}, wanted some of {list(known)}, each once.")
-    return wanted
-
-
-def _present_fields(fields: tuple[str, ...] | None, index: Index, url: str) -> tuple[str, ...]:
-    """The fields of a batch. Raises ConfigError for those that the dataset hasn't."""
-    there = (*index.fields, "id")
-    missing = [field for field in fields or () if field not in there]
-    if missing:
-        raise ConfigError(
-            f"fields: got {missing[0]!r}, and {url} has {list(there)}. Ask for those"
-            + ("; labels need one sub-folder a class." if "label" in missing else ".")
-        )
-    return index.fields if fields is None else fields

@@ -196,7 +196,7 @@ def _ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
 
     recipe = None
     if workload.recipe.operations is not None:
-        recipe = check_recipe(workload.recipe.operations, images=dataset.index.images)
+        recipe = check_recipe(workload.recipe.operations, images=dataset.index.images["image"])
     with _as_at_first(workload, dataset) as own:
         return measure_ceilings(
             own,

@@ -88,7 +88,7 @@ def measure_ceilings(
     # From a remote only as few as it takes.
     some = next(rows) if read is not None else next(rows)[: _FEW * threads]
     batch = dataset.read(some).encoded("image")
-    bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images)
+    bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images["image"])
     stages = [RecipeTimer(bare), RecipeTimer(recipe), RecipeTimer(recipe, constant=True)]
     with contextlib.ExitStack() as open_ones:
         for stage in stages:

@@ -35,7 +35,7 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
         "classes": len(found.classes),
         "shuffled": found.shuffled,
         "icc": found.icc,
-        "images": asdict(found.images) if found.images else None,
+        "images": asdict(next(iter(found.images.values()))) if found.images else None,
         "quarantined": found.quarantined,
         "passed_over": found.about.passed_over,
         "progressive": found.about.progressive,

@@ -117,7 +117,7 @@ def look(
         raise ConfigError("--batch shows images, and this dataset has none: leave it out.")
     ops = operations(recipe)
     shown: str = recipe
-    if ops is None and dataset.index.images.fixed is None:
+    if ops is None and dataset.index.images["image"].fixed is None:
         # Images of different sizes make no tensor: the whole of each, squeezed, is what fits.
         ops = (Decode(), Resize((_SQUARE, _SQUARE)))
         shown = f"none, all resized to {_SQUARE} x {_SQUARE} since their sizes differ"

@@ -55,6 +55,11 @@ class ArrayForm:
         return None in self.shape
 
     @property
+    def fixed_shape(self) -> tuple[int, ...]:
+        """The shape of every sample, where it isn't ragged."""
+        return tuple(length or 0 for length in self.shape)
+
+    @property
     def rest(self) -> tuple[int, ...] | None:
         """The shape behind the first length where that alone differs, else None."""
         rest = tuple(length for length in self.shape[1:] if length is not None)

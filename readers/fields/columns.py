@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
 from penstock.readers.types import EncodedBatch
+
+_Kind = TypeVar("_Kind")
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -164,24 +166,33 @@ Column = EncodedColumn | DenseColumn | RaggedColumn | ListColumn
 
 def joined_columns(columns: Sequence[Column]) -> Column:
     """The samples of several columns of one field, at least one, end to end."""
-    first, *others = columns
-    if not others:
-        return first
-    if isinstance(first, DenseColumn):
-        dense = [c.values for c in columns if isinstance(c, DenseColumn)]
-        return DenseColumn(np.concatenate(dense))
-    if isinstance(first, RaggedColumn):
-        ragged = [c for c in columns if isinstance(c, RaggedColumn)]
-        return RaggedColumn.of([c.sample(row) for c in ragged for row in range(len(c))], like=first)
-    if isinstance(first, EncodedColumn):
-        encoded = [c for c in columns if isinstance(c, EncodedColumn)]
-        dims = [c.dims for c in encoded if c.dims is not None]
-        samples = [sample for c in encoded for sample in c.samples]
+    if len(columns) == 1:
+        return columns[0]
+    if lists := _all_of(ListColumn, columns):
+        texts: list[Any] = [each for column in lists for each in column.samples]
+        return ListColumn(texts)
+    if encoded := _all_of(EncodedColumn, columns):
+        dims = [column.dims for column in encoded if column.dims is not None]
+        samples = [each for column in encoded for each in column.samples]
         return EncodedColumn(samples, np.concatenate(dims) if dims else None)
-    listed: list[Any] = [
-        sample for c in columns if isinstance(c, ListColumn) for sample in c.samples
-    ]
-    return ListColumn(listed)
+    if dense := _all_of(DenseColumn, columns):
+        return DenseColumn(np.concatenate([column.values for column in dense]))
+    ragged = _all_of(RaggedColumn, columns)
+    counts = np.concatenate([np.diff(column.offsets) for column in ragged])
+    shapes = [column.shapes for column in ragged if column.shapes is not None]
+    return RaggedColumn(
+        np.concatenate(
+            [column.values[column.offsets[0] : column.offsets[-1]] for column in ragged]
+        ),
+        np.concatenate(([0], np.cumsum(counts))).astype(np.int64),
+        np.concatenate(shapes) if shapes else None,
+    )
+
+
+def _all_of(kind: type[_Kind], columns: Sequence[object]) -> list[_Kind]:
+    """The columns if all are of a kind, else none."""
+    found = [column for column in columns if isinstance(column, kind)]
+    return found if len(found) == len(columns) else []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

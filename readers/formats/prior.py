@@ -1,5 +1,4 @@
-"""What an earlier index says of today's candidates: files that look as they did aren't read anew.
-"""
+"""What an earlier index says of today's candidates: what looks as it did isn't read anew."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ chunks that have to be decoded as a whole (a row group, a chunk of an array).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column
     from penstock.readers.types import Encoded
 
-    Rows = Sequence[int] | NDArray[np.int64]
+    Ints = NDArray[np.int64]
 
 
 class OpenShard(Protocol):
@@ -41,9 +41,23 @@ class OpenShard(Protocol):
         """Read spans of samples, each into its slot, which is one byte longer than the span. rows:
         the samples'. Raises CorruptShardError, IndexChangedError, DatasetError, FetchError."""
 
-    def read_rows(self, rows: Rows, fields: Sequence[str]) -> Mapping[str, Column]:
-        """Read fields that are stored by rows, of samples in any order. Raises as read_into
-        does."""
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Ints,
+        wrong: dict[int, str],
+    ) -> None:
+        """Read a field that is stored by rows and whose samples have one shape: out[places] = the
+        rows, 0 where a sample lacks it. wrong: where bad samples are noted, by place in rows, with
+        the reason. Raises as read_into does."""
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """Read other fields that are stored by rows, of samples in any order. wrong: as for
+        gather. Raises as read_into does."""
 
     def advise(self, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         """Ask the kernel to read these bytes of the flat data ahead; returns at once."""

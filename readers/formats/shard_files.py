@@ -1,5 +1,4 @@
-"""The files that a shard's samples lie in, end to end: local ones are read, remote ones are a blob.
-"""
+"""The files that a shard's samples lie in, end to end: remote ones are a blob."""
 
 from __future__ import annotations
 

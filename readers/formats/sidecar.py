@@ -7,7 +7,7 @@ fields as many bytes, lengths and values.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -148,7 +148,7 @@ class Sidecar:
             assert isinstance(column, DenseColumn)
             table[:, at] = as_bits(column.values)
         for name, at in columns.present.items():
-            table[:, at] = self.present[name] if name in self.present else 1
+            table[:, at] = self.present.get(name, 1)
         return table
 
     def write(self, path: bytes) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -208,4 +209,4 @@ def _encoded(values: Any) -> EncodedColumn:
     first = values.offset
     ends: Sequence[int] = np.frombuffer(offsets, np.int64)[first : first + len(values) + 1].tolist()
     data = np.frombuffer(flat, np.uint8) if flat is not None else np.empty(0, np.uint8)
-    return EncodedColumn([data[a:b] for a, b in zip(ends, ends[1:], strict=False)])
+    return EncodedColumn([data[a:b] for a, b in pairwise(ends)])

@@ -16,8 +16,7 @@ _IDENTITY = re.compile(rb".*-([0-9a-f]{32})\.arrow", re.S)
 
 
 class SpanFormat:
-    """The duty "read rows" of a format whose samples are spans: a sidecar says all that it takes.
-    """
+    """A format whose samples are spans: a sidecar says all that it takes to read them."""
 
     least_sample_bytes: ClassVar[int] = 1
     is_file_per_sample: ClassVar[bool] = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import advise_willneed, map_buffer
 from penstock.readers.formats.blob_shard import BlobShard
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.shard import Rows
+    from penstock.readers.formats.shard import Ints
     from penstock.readers.formats.shard_files import ShardFiles
     from penstock.readers.types import Encoded
 
@@ -47,8 +48,20 @@ class _Noted:
         """Always None: these are the data themselves."""
         return None
 
-    def read_rows(self, rows: Rows, fields: Sequence[str]) -> dict[str, Column]:
+    def gather(
+        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+    ) -> None:
+        """Copy what was noted of some samples."""
+        del wrong
+        column = self._columns[field]
+        assert isinstance(column, DenseColumn)
+        out[places] = column.values[rows]
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
+    ) -> dict[str, Column]:
         """What was noted of some samples."""
+        del wrong
         return {name: self._columns[name].take(rows) for name in fields}
 
 

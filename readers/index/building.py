@@ -199,9 +199,7 @@ class IndexBuilder:
         same: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.same
         before: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.before
         unread = [_without(shards.positions(n), same) for n in range(shards.shards)]
-        chunks = read_chunks(
-            self.origin, candidates, iter(enumerate(unread)), workers=self.workers
-        )
+        chunks = read_chunks(self.origin, candidates, iter(enumerate(unread)), workers=self.workers)
         sizes = candidates.sizes
         for number in range(shards.shards):
             found: dict[int, Mapping[str, Facts] | Rejection] = {}

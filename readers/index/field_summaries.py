@@ -59,7 +59,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _is_list(is_right: Callable[[Any], bool], *, most: int) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, list) and len(value) <= most and all(map(is_right, value))
+    return lambda value: (
+        isinstance(value, list) and len(value) <= most and all(map(is_right, value))
+    )
 
 
 def _is_codec(value: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.readers.fields.field_types import Image
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.index.shards import Shards
 from penstock.readers.index.sidecars import Sidecars
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.remote import RemoteFolder
     from penstock.readers.origin.scratch import Scratch
+    from penstock.readers.types import ImageRange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -35,10 +37,10 @@ class Index:
     """What a dataset holds; the sample of a shard's row has the id starts[shard] + row.
 
     sizes: samples a shard; starts: id of a shard's first sample; shard_bytes: bytes to read a
-    shard; all int64, shape (shards,), no shard empty. icc: label correlation inside a shard, None without labels (see
-    `index.totals.label_correlation`). fingerprint: of the content, not of where it lies.
-    quarantined: files that aren't in it. place: where the manifest is, for people. shards: opens
-    them. scratch: kept alive as long as the index.
+    shard; all int64, shape (shards,), no shard empty. icc: label correlation
+    inside a shard, None without labels (see `index.totals.label_correlation`). fingerprint: of the
+    content, not of where it lies. quarantined: files that aren't in it. place: where the manifest
+    is, for people. shards: opens them. scratch: kept alive as long as the index.
     """
 
     url: str
@@ -95,6 +97,12 @@ class Index:
     def layout(self) -> Layout:
         """How the samples are stored."""
         return self.about.layout
+
+    @property
+    def images(self) -> dict[str, ImageRange]:
+        """Bounds of the oriented heights and widths, of each field of images."""
+        found = {name: self.summary(name).images for name in self.schema.of_type(Image)}
+        return {name: range for name, range in found.items() if range is not None}
 
     def summary(self, field: str) -> FieldSummary:
         """What is known of one field, over all samples."""

@@ -106,7 +106,9 @@ class CandidateSource:
         if verify is None:
             raise TypeError("samples without facts are verified")
         for chunk in read_chunks(self._origin, self._candidates, shards, workers=workers):
-            images = [Rejection("no image") if each is None else each for each in chunk.contents["image"]]
+            images = [
+                Rejection("no image") if each is None else each for each in chunk.contents["image"]
+            ]
             results = examine(images, verify)
             yield SampleGroup(
                 positions=chunk.positions,

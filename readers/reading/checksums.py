@@ -13,14 +13,16 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import ReadMode
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.reading.blocks import Blocks
-    from penstock.readers.reading.visit import Visit
+    from penstock.readers.reading.visit import SpanVisit
     from penstock.readers.types import Encoded
 
 _NOTHING = np.empty(0, np.uint8)
 
 
-def checksums(visit: Visit, encoded: list[Encoded], mode: ReadMode, blocks: Blocks) -> list[int]:
-    """The CRC-32C of each sample. With "copy" views of maps are replaced by copies in a block, each
+def checksums(
+    visit: SpanVisit, encoded: list[Encoded], mode: ReadMode, blocks: Blocks
+) -> list[int]:
+    """The CRC-32C of each span. With "copy" views of maps are replaced by copies in a block, each
     just before it is summed: it is read from memory once, and what was summed is what is decoded,
     whatever happens to the file meanwhile."""
     sums: list[int] = []

@@ -1,4 +1,4 @@
-"""The encoded bytes of a batch's samples: of local shards one after the other, of blobs all at
+"""The bytes of a batch's spans: of local shards one after the other, of blobs all at
 once."""
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import numpy as np
 from penstock.cache.base.blob import BlobSpans
 from penstock.cache.errors import DatasetError, PenstockError
 from penstock.readers.formats.blob_shard import BlobShard
-from penstock.readers.formats.shard import END, START
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -20,52 +19,49 @@ if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.reading.open_shards import OpenShards
-    from penstock.readers.reading.visit import Visit
+    from penstock.readers.reading.visit import SpanVisit
     from penstock.readers.types import Encoded
 
 _log = logging.getLogger("penstock")
 
 
 def load_local(
-    visit: Visit, mode: ReadMode, *, advise: bool, marks: dict[int, str] | None = None
+    visit: SpanVisit, mode: ReadMode, *, advise: bool, marks: dict[int, str] | None = None
 ) -> list[Encoded]:
-    """The samples' bytes: views, or read into fresh memory. advise: read the views' pages ahead.
-    marks: where files of a folder that can't be read are noted, by row, instead of raising."""
-    starts, ends = visit.table[:, START], visit.table[:, END]
-    first, last = starts.tolist(), ends.tolist()
+    """The spans' bytes: views, or read into fresh memory. advise: read the views' pages ahead.
+    marks: where files of a folder that can't be read are noted, by span, instead of raising."""
+    first, last, rows = visit.starts.tolist(), visit.ends.tolist(), visit.rows.tolist()
     encoded: list[Encoded] = []
-    if mode != "pread" and bool(visit.shards) and visit.shards[0].is_mapped:
-        if advise:
-            visit.advise()
-        for shard, a, b in visit.pieces():
-            encoded += shard.views(first[a:b], last[a:b])
-        return encoded
-    slots = _slots((ends - starts).tolist())
-    rows = visit.rows.tolist()
+    if advise and mode != "pread":
+        visit.advise()
     for shard, a, b in visit.pieces():
-        if marks is None or not shard.is_file_per_sample:
-            shard.read_into(rows[a:b], first[a:b], slots[a:b])
+        if mode != "pread" and shard.is_mapped:
+            encoded += shard.views(first[a:b], last[a:b])
             continue
-        for i in range(a, b):
-            try:
-                shard.read_into(rows[i : i + 1], first[i : i + 1], slots[i : i + 1])
-            except DatasetError as error:  # a FetchError is none
-                marks[i] = str(error)
-    for slot in slots:
-        sample = slot[:-1]
-        sample.flags.writeable = False
-        encoded.append(sample)
+        slots = _slots((visit.ends[a:b] - visit.starts[a:b]).tolist())
+        if marks is None or not shard.is_file_per_sample:
+            shard.read_into(rows[a:b], first[a:b], slots)
+        else:
+            for i, slot in enumerate(slots, a):
+                try:
+                    shard.read_into(rows[i : i + 1], first[i : i + 1], [slot])
+                except DatasetError as error:  # a FetchError is none
+                    marks[i] = str(error)
+        for slot in slots:
+            sample = slot[:-1]
+            sample.flags.writeable = False
+            encoded.append(sample)
     return encoded
 
 
 def load_blobs(
-    visit: Visit, mode: ReadMode, *, remote: Remote, opened: OpenShards, advise: bool
+    visit: SpanVisit, mode: ReadMode, *, remote: Remote, opened: OpenShards, advise: bool
 ) -> list[Encoded]:
-    """The samples' bytes of a remote dataset, of all shards at once. What the local disk can't give
+    """The spans' bytes of a remote dataset, of all shards at once. What the local disk can't give
     is fetched again, and behind that read past the cache. Raises FetchError."""
     if advise and mode != "pread":
         visit.advise()
-    first, last = visit.table[:, START].tolist(), visit.table[:, END].tolist()
+    first, last = visit.starts.tolist(), visit.ends.tolist()
 
     def load(pieces: Iterable[tuple[OpenShard, int, int]]) -> list[Encoded]:
         wanted = [

@@ -1,4 +1,4 @@
-"""Reads the encoded samples of an open index."""
+"""Reads the samples of an open index."""
 
 from __future__ import annotations
 
@@ -10,38 +10,40 @@ import numpy as np
 from penstock.cache.base.blob import ReadMode
 from penstock.cache.base.counters import Traffic, TrafficMeter
 from penstock.cache.errors import ConfigError, CorruptSampleError, IndexChangedError
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, SampleBatch
+from penstock.readers.fields.columns import SampleBatch
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
 from penstock.readers.reading.blocks import Blocks
 from penstock.readers.reading.checksums import checksums
+from penstock.readers.reading.choice import Choice
 from penstock.readers.reading.loading import load_blobs, load_local
 from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.reading.page_advice import PageAdvice
-from penstock.readers.reading.visit import Visit
+from penstock.readers.reading.rows_reading import WRONG_CRC, read_by_rows
+from penstock.readers.reading.span_columns import EMPTY, span_columns
+from penstock.readers.reading.visit import SpanVisit, Visit
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.columns import Column
     from penstock.readers.index.index import Index
     from penstock.readers.types import Encoded
 
-_EMPTY = np.empty(0, np.uint8)
-_EMPTY.flags.writeable = False
-
 
 class SampleReader:
-    """Reads samples by (shard, row), each checked against its CRC-32C. Safe for several threads.
+    """Reads samples by (shard, row), each span checked against its CRC-32C. Safe for several
+    threads.
 
-    url: of the dataset, for people. shards: those that are open. has_labels: whether batches get a
-    column of labels.
+    url: of the dataset, for people. shards: those that are open. fields: of the schema, that
+    batches get.
     """
 
-    def __init__(self, index: Index, *, url: str, has_labels: bool) -> None:
+    def __init__(self, index: Index, *, url: str, fields: Sequence[str]) -> None:
         self.index, self._url = index, url
         self.shards = OpenShards(index)
-        self._has_labels = has_labels
+        self._layout = index.layout
+        self._choice = Choice(self._layout, fields)
         self._blocks = Blocks()
         self._advice = PageAdvice()
         self._local = TrafficMeter()
@@ -52,29 +54,44 @@ class SampleReader:
         return self._local.snapshot() if remote is None else remote.traffic()
 
     def read(
-        self, rows: NDArray[np.int64], *, mode: ReadMode, bad: dict[int, str] | None
+        self,
+        rows: NDArray[np.int64],
+        *,
+        mode: ReadMode,
+        bad: dict[int, str] | None,
+        fields: Sequence[str] | None = None,
     ) -> SampleBatch:
-        """Encoded samples in the order of rows; arguments and errors as for `Dataset.read`."""
+        """Samples in the order of rows; arguments and errors as for `Dataset.read`."""
         index = self.index
+        choice = self._choice if fields is None else Choice(self._layout, fields)
         _check_rows(rows, index, mode, self._url)
         # One visit per shard: samples sorted by shard, results put back in the order asked for.
         order = np.argsort(rows[:, 0], kind="stable")
         visit = self._visit(rows[order])
-        began = time.perf_counter()
         marks: dict[int, str] | None = None if bad is None else {}
-        encoded = self._load(visit, mode, marks)
-        if index.remote is not None:
-            began = time.perf_counter()  # the network's time isn't the disk's
-        crcs = checksums(visit, encoded, mode, self._blocks)
-        self._note(visit.table, time.perf_counter() - began)
-        if crcs != (wanted := visit.table[:, CRC].tolist()):
-            wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (marks or ())]
-            self._refetch(visit, encoded, rows[order], wrong, mode, marks)
-        for i, reason in (marks or {}).items():
+        spans = SpanVisit.of(visit, choice)
+        payloads = self._payloads(spans, choice, mode, marks)
+        by_rows = read_by_rows(visit, choice, order, reader=self, marks=marks)
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        if marks:
             assert bad is not None
-            bad[int(order[i])] = reason
-            encoded[i] = _EMPTY
-        return self._batch(rows, order, visit.table, encoded)
+            for row, reason in marks.items():
+                bad[int(order[row])] = reason
+                for field in range(len(choice.places)):
+                    payloads[row * len(choice.places) + field] = EMPTY
+        table = visit.table[back]
+        columns = {
+            **span_columns(choice, payloads, table, back),
+            **choice.values(table),
+            **by_rows,
+        }
+        return SampleBatch(
+            ids=index.starts[rows[:, 0]] + rows[:, 1],
+            columns={name: columns[name] for name in choice.fields},
+            present=choice.present(table),
+            bytes_read=spans.size_bytes,
+        )
 
     def close(self) -> None:
         """Forget all open shards; what was handed out stays valid. Safe to call twice."""
@@ -86,54 +103,87 @@ class SampleReader:
         starts = np.flatnonzero(np.diff(shards, prepend=-1))
         numbers = shards[starts].tolist()
         opened = self.shards.get(numbers)
-        return Visit.of(numbers, opened, [*starts.tolist(), len(rows)], rows[:, 1])
+        bounds = [*starts.tolist(), len(rows)]
+        return Visit.of(numbers, opened, bounds, rows[:, 1], columns=self._layout.table.count)
+
+    def _payloads(
+        self, spans: SpanVisit, choice: Choice, mode: ReadMode, marks: dict[int, str] | None
+    ) -> list[Encoded]:
+        """The bytes of all spans of the batch, checked; empty ones too."""
+        began = time.perf_counter()
+        found: dict[int, str] | None = None if marks is None else {}
+        payloads = self._load(spans, mode, found)
+        if self.index.remote is not None:
+            began = time.perf_counter()  # the network's time isn't the disk's
+        crcs = checksums(spans, payloads, mode, self._blocks)
+        self._note(spans, time.perf_counter() - began)
+        if crcs != (wanted := spans.crcs.tolist()):
+            wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
+            self._refetch(spans, choice, payloads, wrong, mode, found)
+        for span, reason in (found or {}).items():
+            assert marks is not None
+            row, field = divmod(spans.place(span), len(choice.places))
+            prefix = f"{choice.names[field]}: " if len(choice.names) > 1 else ""
+            marks.setdefault(row, f"{prefix}{reason}")
+        if spans.places is None:
+            return payloads
+        everyone: list[Encoded] = [EMPTY] * spans.count
+        for place, payload in zip(spans.places.tolist(), payloads, strict=True):
+            everyone[place] = payload
+        return everyone
 
     def _load(
-        self, visit: Visit, mode: ReadMode, marks: dict[int, str] | None = None
+        self, spans: SpanVisit, mode: ReadMode, marks: dict[int, str] | None = None
     ) -> list[Encoded]:
+        if not len(spans):
+            return []
         advise, remote = self._advice.is_on, self.index.remote
         if remote is None:
-            return load_local(visit, mode, advise=advise, marks=marks)
-        return load_blobs(visit, mode, remote=remote, opened=self.shards, advise=advise)
+            return load_local(spans, mode, advise=advise, marks=marks)
+        return load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)
 
-    def _note(self, table: NDArray[np.int64], seconds: float) -> None:
-        size_bytes = int((table[:, END] - table[:, START]).sum())
+    def _note(self, spans: SpanVisit, seconds: float) -> None:
+        size_bytes = spans.size_bytes
         if self.index.remote is None:
             self._local.add(bytes_disk=size_bytes)
-        self._advice.note(samples=len(table), size_bytes=size_bytes, seconds=seconds)
+        self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
 
     def _refetch(
         self,
-        visit: Visit,
-        encoded: list[Encoded],
-        rows: NDArray[np.int64],
-        bad: list[int],
+        spans: SpanVisit,
+        choice: Choice,
+        payloads: list[Encoded],
+        wrong: list[int],
         mode: ReadMode,
         marks: dict[int, str] | None,
     ) -> None:
-        """Fetch remote shards with bad samples once more; raise for what is bad even then, or mark
+        """Fetch remote shards with bad spans once more; raise for what is bad even then, or mark
         it."""
-        wanted = visit.table[:, CRC].tolist()
-        crcs: dict[int, int] = {}  # of what was fetched again
-        numbers = visit.numbers.index
-        for number in np.unique(rows[bad, 0]).tolist():
-            here = [i for i in bad if rows[i, 0] == number]
+        for piece, (shard, a, b) in enumerate(list(spans.pieces())):
+            here = [span for span in wrong if a <= span < b]
+            if not here:
+                continue
+            number = spans.numbers[piece]
+            mended: set[int] = set()
             if self.index.remote is not None:
-                shard = self.shards.replace(number, visit.shards[numbers(number)])
-                again = Visit.of([number], [shard], [0, len(here)], rows[here, 1])
-                mended = self._load(again, mode)
-                crcs |= zip(here, checksums(again, mended, mode, self._blocks), strict=True)
-                for i, sample in zip(here, mended, strict=True):
-                    encoded[i] = sample
-                    wanted[i] = int(shard.table[rows[i, 1], CRC])
-            for i in here:
-                if i in (marks or ()) or crcs.get(i) == wanted[i]:
+                fresh = self.shards.replace(number, shard)
+                again = spans.again(number, fresh, here, choice)
+                found = self._load(again, mode)
+                crcs = checksums(again, found, mode, self._blocks)
+                wanted = again.crcs.tolist()
+                for i, span in enumerate(here):
+                    payloads[span] = found[i]
+                    if crcs[i] == wanted[i]:
+                        mended.add(span)
+            for span in here:
+                if span in mended or span in (marks or ()):
                     continue
                 if marks is None:
-                    raise self._corruption(number, int(rows[i, 1]))
-                marks[i] = "its bytes aren't those that were indexed: its CRC-32C is wrong"
+                    raise self.corruption(number, int(spans.rows[span]))
+                marks[span] = WRONG_CRC
 
-    def _corruption(self, number: int, row: int) -> Exception:
+    def corruption(self, number: int, row: int) -> Exception:
+        """The error for a sample whose bytes aren't those that were indexed."""
         index = self.index
         sample_id = int(index.starts[number]) + row
         (shard,) = self.shards.get([number])
@@ -147,28 +197,6 @@ class SampleReader:
             f"Sample {sample_id} of {self._url} ({shard.name(row)}): its checksum (CRC-32C) is "
             "wrong. The shard was changed or the disk is failing: fetch or pack that shard again.",
             sample_id=sample_id,
-        )
-
-    def _batch(
-        self,
-        rows: NDArray[np.int64],
-        order: NDArray[np.int64],
-        table: NDArray[np.int64],
-        encoded: list[Encoded],
-    ) -> SampleBatch:
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        table = table[back]
-        images = EncodedColumn(
-            [encoded[i] for i in back.tolist()], table[:, HEIGHT : WIDTH + 1].astype(np.int32)
-        )
-        columns: dict[str, Column] = {"image": images}
-        if self._has_labels:
-            columns["label"] = DenseColumn(table[:, LABEL].copy())
-        return SampleBatch(
-            ids=self.index.starts[rows[:, 0]] + rows[:, 1],
-            columns=columns,
-            bytes_read=int((table[:, END] - table[:, START]).sum()),
         )
 
 

@@ -1,4 +1,5 @@
-"""The samples of one batch, sorted by the shards that they lie in."""
+"""The samples of one batch, sorted by the shards that they lie in, and the spans that are read of
+them."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.formats.shard import END, START
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.reading.choice import Choice
+
+    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,31 +24,127 @@ class Visit:
     """The samples of one batch, shard by shard.
 
     numbers: of the shards; bounds: where each shard's samples start, and the end; rows: int64,
-    shape (n,); table: int64, shape (n, 6).
+    shape (n,); table: int64, shape (n, columns), as `Layout.table` says.
     """
 
     numbers: list[int]
     shards: list[OpenShard]
     bounds: list[int]
-    rows: NDArray[np.int64]
-    table: NDArray[np.int64]
+    rows: Ints
+    table: Ints
 
     @classmethod
     def of(
-        cls, numbers: list[int], shards: list[OpenShard], bounds: list[int], rows: NDArray[np.int64]
+        cls,
+        numbers: list[int],
+        shards: list[OpenShard],
+        bounds: list[int],
+        rows: Ints,
+        *,
+        columns: int,
     ) -> Visit:
-        """Gather the samples' rows of their shards' tables."""
-        spans = zip(shards, bounds, bounds[1:], strict=False)
-        pieces = [shard.table.take(rows[a:b], axis=0) for shard, a, b in spans]
-        table = np.concatenate(pieces) if pieces else np.empty((0, 6), np.int64)
+        """Gather the samples' rows of their shards' tables. columns: of these tables."""
+        pieces = [
+            shard.table.take(rows[a:b], axis=0)
+            for shard, a, b in zip(shards, bounds, bounds[1:], strict=False)
+        ]
+        table = np.concatenate(pieces) if pieces else np.empty((0, columns), np.int64)
         return cls(numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table)
 
     def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
         """Each shard and its samples [a, b)."""
         return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpanVisit:
+    """The spans that are read of a batch, shard by shard: those of a sample side by side.
+
+    numbers, shards, bounds: as in Visit, but that bounds count spans; rows: of each span's sample;
+    starts, ends, crcs: of each; int64, shape (spans,). places: of each among all the spans of the
+    batch, sample by sample; None where none of those is empty. count: of all, empty ones too.
+    """
+
+    numbers: list[int]
+    shards: list[OpenShard]
+    bounds: list[int]
+    rows: Ints
+    starts: Ints
+    ends: Ints
+    crcs: Ints
+    count: int
+    places: Ints | None = None
+
+    @classmethod
+    def of(cls, visit: Visit, choice: Choice) -> SpanVisit:
+        """The spans of some samples that have bytes."""
+        fields = len(choice.places)
+        starts, ends, crcs = choice.spans(visit.table)
+        rows, bounds = visit.rows, visit.bounds
+        if fields != 1:
+            rows, bounds = np.repeat(rows, fields), [bound * fields for bound in bounds]
+        there = ends > starts
+        if there.all():
+            return cls(
+                numbers=visit.numbers,
+                shards=visit.shards,
+                bounds=bounds,
+                rows=rows,
+                starts=starts,
+                ends=ends,
+                crcs=crcs,
+                count=len(starts),
+            )
+        places = np.flatnonzero(there)
+        return cls(
+            numbers=visit.numbers,
+            shards=visit.shards,
+            bounds=np.searchsorted(places, bounds).tolist(),
+            rows=rows[places],
+            starts=starts[places],
+            ends=ends[places],
+            crcs=crcs[places],
+            count=len(starts),
+            places=places,
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all spans."""
+        return int((self.ends - self.starts).sum())
+
+    def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
+        """Each shard and its spans [a, b)."""
+        return zip(self.shards, self.bounds, self.bounds[1:], strict=False)
+
+    def place(self, span: int) -> int:
+        """The place of a span among all those of the batch."""
+        return span if self.places is None else int(self.places[span])
+
+    def again(
+        self, number: int, shard: OpenShard, spans: Sequence[int], choice: Choice
+    ) -> SpanVisit:
+        """Some spans of one shard that was opened anew."""
+        rows = self.rows[list(spans)]
+        table = shard.table.take(rows, axis=0)
+        fields = [self.place(span) % len(choice.places) for span in spans]
+        places = [choice.places[field] for field in fields]
+        here = np.arange(len(rows))
+        return SpanVisit(
+            numbers=[number],
+            shards=[shard],
+            bounds=[0, len(rows)],
+            rows=rows,
+            starts=table[here, [place.start for place in places]],
+            ends=table[here, [place.end for place in places]],
+            crcs=table[here, [place.crc for place in places]],
+            count=len(rows),
+        )
+
     def advise(self) -> None:
         """Let the kernel read ahead what is on the local disk."""
-        starts, ends = self.table[:, START], self.table[:, END]
         for shard, a, b in self.pieces():
-            shard.advise(starts[a:b], ends[a:b])
+            shard.advise(self.starts[a:b], self.ends[a:b])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import CorruptShardError
 from penstock.readers.files.pages import BROKEN, only_the_tail
@@ -13,11 +13,13 @@ from penstock.readers.formats.pack.columns import PackColumns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.columns import Column
     from penstock.readers.formats.layout import Layout
-    from penstock.readers.formats.shard import Rows
+    from penstock.readers.formats.shard import Ints
     from penstock.readers.formats.summary import Sums
 
 # Around a pack's shard's image bytes lie 8 bytes of offset a sample in front and up to 45 of
@@ -74,9 +76,19 @@ class PackBlob(BlobShard):
         """A sample's name for people, such as "shard-000003.arrow[17]"."""
         return f"{self._shown}[{row}]"
 
-    def read_rows(self, rows: Rows, fields: Sequence[str]) -> dict[str, Column]:
+    def gather(
+        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+    ) -> None:
         """Raise TypeError: no field is stored so."""
-        raise TypeError(f"{self._shown}: {fields} of {len(rows)} samples aren't stored by rows")
+        del rows, out, places, wrong
+        raise TypeError(f"{self._shown}: {field} isn't stored by rows")
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
+    ) -> dict[str, Column]:
+        """Raise TypeError: no field is stored so."""
+        del rows, wrong
+        raise TypeError(f"{self._shown}: {fields} aren't stored by rows")
 
     def source_names(self) -> list[bytes] | None:
         """The samples' names in what the pack was made from; see `PackColumns`."""

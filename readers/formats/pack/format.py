@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.formats.format import Format, Indexing, ShardEntry, ShardOpener, Sidecar
+    from penstock.readers.formats.format import Format, Indexing, ShardEntry, ShardOpener
     from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.remote import RemoteFolder
 

@@ -6,7 +6,7 @@ It is mapped once; a sample is a slice of the flat buffer, and no Arrow object i
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.columns import Column
     from penstock.readers.formats.layout import Layout
-    from penstock.readers.formats.shard import Rows
+    from penstock.readers.formats.shard import Ints
     from penstock.readers.formats.summary import Sums
     from penstock.readers.types import Encoded
 
@@ -73,9 +73,19 @@ class PackShard:
         """The samples' names in what the pack was made from; see `PackColumns`."""
         return self.columns.source_names()
 
-    def read_rows(self, rows: Rows, fields: Sequence[str]) -> dict[str, Column]:
+    def gather(
+        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+    ) -> None:
         """Raise TypeError: no field is stored so."""
-        raise TypeError(f"{self._shown}: {fields} of {len(rows)} samples aren't stored by rows")
+        del rows, out, places, wrong
+        raise TypeError(f"{self._shown}: {field} isn't stored by rows")
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
+    ) -> dict[str, Column]:
+        """Raise TypeError: no field is stored so."""
+        del rows, wrong
+        raise TypeError(f"{self._shown}: {fields} aren't stored by rows")
 
     def views(self, starts: list[int], ends: list[int]) -> list[Encoded]:
         """Views of the map."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.format import Format, Indexing, Listing, Snapshot
     from penstock.readers.origin.origin import Origin
 
+
 @dataclass(frozen=True, slots=True)
 class TarIndexing:
     """How tar files get an index: local ones are looked at each time (name, size, time), and where

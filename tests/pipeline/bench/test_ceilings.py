@@ -63,7 +63,7 @@ def test_every_stage_of_a_local_dataset_is_measured(
 ) -> None:
     place: Path = request.getfixturevalue(kind)
     with Dataset(place) as dataset:
-        recipe = check_recipe(imagenet_train(32), images=dataset.index.images)
+        recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
         found = measure_ceilings(dataset, recipe, batch_size=16, threads=2, seconds=0.05)
     assert set(found.stages()) == {"read", "decode", "augment", "python"}
     for rate in found.stages().values():
@@ -88,7 +88,7 @@ def test_a_slow_remote_is_fetched_from_but_not_waited_for(pack: Path, tmp_path: 
     with serving(pack.parent, faults) as server:
         cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
         with Dataset(f"{server.url}/{pack.name}", cache=cache) as dataset:
-            recipe = check_recipe(imagenet_train(32), images=dataset.index.images)
+            recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
             found = measure_ceilings(dataset, recipe, batch_size=16, threads=1, seconds=0.2)
         cache.close()
     assert set(found.stages()) == {"remote", "decode", "augment", "python"}
@@ -120,7 +120,7 @@ def few(tmp_path: Path, *, progressive: int, baseline: int) -> Dataset:
 
 def measured(dataset: Dataset) -> ProgressiveCost | None:
     with dataset:
-        recipe = check_recipe(imagenet_train(32), images=dataset.index.images)
+        recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
         return measure_ceilings(dataset, recipe, batch_size=16, threads=1, seconds=0.02).progressive
 
 
@@ -152,7 +152,7 @@ def test_a_set_without_progressive_images_has_no_such_cost(tmp_path: Path) -> No
 @pytest.mark.gpu
 def test_on_a_gpu_the_copy_is_measured_too(pack: Path) -> None:
     with Dataset(pack) as dataset:
-        recipe = check_recipe(imagenet_train(32), images=dataset.index.images)
+        recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
         found = measure_ceilings(
             dataset, recipe, batch_size=16, device="cuda", threads=2, seconds=0.1
         )

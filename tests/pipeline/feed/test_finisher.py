@@ -83,7 +83,7 @@ def test_a_run_is_waited_for_once_and_seen_behind_that(
         sizes = dataset.index.sizes.tolist()
         rows = [(shard, row) for shard, n in enumerate(sizes) for row in range(n)]
         store = ResidentImages(
-            check_recipe(EVAL, images=dataset.index.images),
+            check_recipe(EVAL, images=dataset.index.images["image"]),
             image="image",
             samples=len(dataset),
             max_bytes=10**8,

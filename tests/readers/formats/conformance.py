@@ -17,9 +17,10 @@ from crc32c import crc32c
 from penstock.cache.errors import CorruptShardError, DatasetError
 from penstock.readers import Dataset, open_index
 from penstock.readers.files.names import OWN_FOLDER
+from penstock.readers.formats.candidates import Candidates
+from penstock.readers.formats.contents import read_candidates
 from penstock.readers.formats.registry import check_format, format_named, format_names, formats
-from penstock.readers.formats.shard import CRC, END, HEIGHT, LABEL, START, WIDTH
-from penstock.readers.formats.summary import Sums
+from penstock.readers.formats.sidecar import read_sidecar
 from penstock.readers.index.building import IndexBuilder
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
@@ -29,6 +30,8 @@ from tests.readers.remote_sets import everything, upload
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from penstock.readers.formats.format import Format, Indexing
     from penstock.readers.formats.shard import OpenShard
@@ -90,14 +93,17 @@ class FormatConformance:
         assert (index.shard_bytes // self.format.least_sample_bytes >= index.sizes).all()
         for number in range(len(index.sizes)):
             entry, table = index.manifest.entry(number), index.shards.open(number).table
-            assert table.shape == (entry.samples, 6)
-            sums = Sums.of(
-                table[:, CRC].astype(np.uint32),
-                table[:, HEIGHT].astype(np.int32),
-                table[:, WIDTH].astype(np.int32),
-                table[:, LABEL],
-            )
-            assert sums == entry.sums
+            assert table.shape == (entry.samples, index.layout.table.count)
+            start, end, crc, *_ = index.layout.table.spans["image"]
+            assert (table[:, start] < table[:, end]).all()
+            assert (table[:, end] <= entry.size_bytes).all()
+            assert (table[:, crc] >= 0).all()
+            assert (table[:, crc] < 2**32).all()
+
+    def test_an_image_and_its_label_are_six_numbers_of_one_table(self, root: Path) -> None:
+        columns = self.index(root).layout.table
+        assert columns.spans["image"] == (0, 1, 5, 2, None, None)
+        assert (columns.values, columns.present, columns.count) == ({"label": 4}, {}, 6)
 
     # Read rows.
 
@@ -106,16 +112,18 @@ class FormatConformance:
         for number in range(len(index.sizes)):
             shard = index.shards.open(number)
             assert shard.is_file_per_sample == self.format.is_file_per_sample
-            read = read_into(shard)
-            assert [crc32c(sample) for sample in read] == shard.table[:, CRC].tolist()
+            start, end, crc, *_ = index.layout.table.spans["image"]
+            starts, ends = shard.table[:, start], shard.table[:, end]
+            read = read_into(shard, starts, ends)
+            assert [crc32c(sample) for sample in read] == shard.table[:, crc].tolist()
             names = {shard.name(row) for row in range(len(shard.table))}
             assert len(names) == len(shard.table)
             source_names = shard.source_names()
             assert source_names is None or len(source_names) == len(shard.table)
-            shard.advise(shard.table[:, START], shard.table[:, END])
+            shard.advise(starts, ends)
             if shard.is_mapped:
-                starts, ends = shard.table[:, START].tolist(), shard.table[:, END].tolist()
-                assert list(map(bytes, shard.views(starts, ends))) == list(map(bytes, read))
+                views = shard.views(starts.tolist(), ends.tolist())
+                assert list(map(bytes, views)) == list(map(bytes, read))
 
     def test_a_file_that_is_gone_is_told_by_name(self, root: Path) -> None:
         index = self.index(root)
@@ -123,7 +131,11 @@ class FormatConformance:
             if path.is_file() and path.parent.name != OWN_FOLDER.decode():
                 path.rename(path.with_name(f"new-{path.name}"))
         with pytest.raises(DatasetError, match=r"gone|missing"):
-            read_into(index.shards.open(0))
+            self._read_first(index)
+
+    def _read_first(self, index: Index) -> None:
+        shard, (start, end, *_) = index.shards.open(0), index.layout.table.spans["image"]
+        read_into(shard, shard.table[:, start], shard.table[:, end])
 
     @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
     def test_blobs_hold_the_same_samples_and_their_keys_follow_from_the_manifest(
@@ -170,39 +182,45 @@ class IndexedFormatConformance(FormatConformance):
 
     def test_each_candidate_has_one_shard_a_name_and_bytes(self, root: Path) -> None:
         candidates = self.indexing.list(local(root)).candidates(workers=1)
-        count = len(candidates.sizes)
+        count = len(candidates)
+        assert isinstance(candidates, Candidates)
         assert count == SAMPLES
-        assert candidates.labels is not None
-        assert len(candidates.labels) == count
-        assert len({candidates.name(position) for position in range(count)}) == count
+        assert list(candidates.schema) == ["image", "label"]
+        assert len(candidates.values["label"]) == count
+        assert len(set(candidates.names)) == count
         shards = candidates.shards
         together = np.concatenate([shards.positions(n) for n in range(shards.shards)])
         assert sorted(together.tolist()) == list(range(count))
         some = together[::-1]
-        found = candidates.read(some)
+        found = read_candidates(local(root), candidates, some)["image"]
         assert [len(each) for each in found if isinstance(each, np.ndarray)] == (
-            candidates.sizes[some].tolist()
+            candidates.spans["image"].sizes[some].tolist()
         )
 
     def test_a_sidecar_comes_back_as_it_was_written(self, root: Path, tmp_path: Path) -> None:
         indexing, origin = self.indexing, local(root)
         builder = IndexBuilder(origin=origin, format=self.format, verify=images.verify, workers=1)
-        found = builder.rebuild_shard(indexing.list(origin).candidates(workers=1), 1)
+        candidates = indexing.list(origin).candidates(workers=1)
+        found = builder.rebuild_shard(candidates, 1)
         assert found is not None
         sidecar, summary = found
         path = os.fsencode(tmp_path / "sidecar.arrow")
         etag = sidecar.write(path)
-        again = indexing.read_sidecar(path, etag=etag)
+        how = {
+            "layout": candidates.layout,
+            "is_file_per_sample": self.format.is_file_per_sample,
+        }
+        again = read_sidecar(path, etag=etag, **how)
         assert (again.samples, again.size_bytes, again.suffix) == (
             sidecar.samples,
             sidecar.size_bytes,
             sidecar.suffix,
         )
-        assert again.summary(progressive=None) == summary
+        assert again.summary() == summary
         assert list(again.segments()) == list(sidecar.segments())
         assert again.write(path) == etag
         with pytest.raises(CorruptShardError):
-            indexing.read_sidecar(path, etag="crc32c-00000000")
+            read_sidecar(path, etag="crc32c-00000000", **how)
 
     def test_a_shard_can_be_made_anew_from_what_lies_there(self, root: Path) -> None:
         indexing, origin, index = self.indexing, local(root), self.index(root)
@@ -223,9 +241,10 @@ def local(root: Path) -> Origin:
     return locate(root, storage_options=None, scratch=Scratch())
 
 
-def read_into(shard: OpenShard) -> list[Encoded]:
+def read_into(
+    shard: OpenShard, starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> list[Encoded]:
     """All samples of a shard, read into slots."""
-    starts, ends = shard.table[:, START], shard.table[:, END]
     slots = [np.empty(size + 1, np.uint8) for size in (ends - starts).tolist()]
     shard.read_into(list(range(len(slots))), starts.tolist(), slots)
     return [slot[:-1] for slot in slots]

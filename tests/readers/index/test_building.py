@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,29 +14,32 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.errors import DatasetNotFoundError
-from penstock.readers.fields.verify import SampleFacts
-from penstock.readers.formats.folder.sidecar import FolderSidecar
-from penstock.readers.formats.format import PriorFacts, Snapshot
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.fields.facts import Facts
+from penstock.readers.fields.field_types import ClassLabel, Image
+from penstock.readers.fields.schema import Schema
+from penstock.readers.formats.candidates import Candidates, Spans
+from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.grouping import Grouping
-from penstock.readers.formats.image_columns import ImageColumns
+from penstock.readers.formats.prior import PriorFacts
 from penstock.readers.formats.registry import format_named
 from penstock.readers.index.building import IndexBuilder
 from penstock.readers.index.intake import cut, read_chunks
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest
 from penstock.readers.index.sidecar_names import SIDECARS, is_sidecar_name, sidecar_name
 from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.origin import Entry
 from penstock.readers.types import ImageFacts, Rejection
 from tests import images
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
 
-    from penstock.readers.formats.format import Sidecar
+    from penstock.readers.formats.contents import Contents
     from penstock.readers.index.manifest import Manifest
-    from penstock.readers.origin.quarantine import QuarantineEntry
     from penstock.readers.types import Encoded
 
 SNAPSHOT = Snapshot(fingerprint="0123456789abcdef" * 4, directories={b"": 7, b"a": 9})
@@ -43,45 +47,52 @@ SNAPSHOT = Snapshot(fingerprint="0123456789abcdef" * 4, directories={b"": 7, b"a
 
 class Memory:
     """Candidates in memory. samples: bytes of each, or why it can't be one; shards: how many of
-    them each shard has, in order."""
-
-    classes: tuple[str, ...] = ("a", "b")
-    shard_bytes: int | None = None
-    labels: NDArray[np.int64] | None
+    them each shard has, in order. was_read: positions, of the one that is read last."""
 
     def __init__(self, samples: Sequence[bytes | Rejection], shards: Sequence[int]) -> None:
         self.samples = samples
-        self.sizes = np.array([len(s) if isinstance(s, bytes) else 1 for s in samples], np.int64)
-        self.labels = np.arange(len(samples), dtype=np.int64) % 2  # by position
-        bounds = np.cumsum([0, *shards], dtype=np.int64)
-        self.shards = Grouping(order=np.arange(len(samples), dtype=np.int64), bounds=bounds)
-        self.quarantined: list[QuarantineEntry] = []
-        self.passed_over: dict[str, int] = {}
+        numbers = np.arange(len(samples), dtype=np.int64)
+        sizes = np.array([len(s) if isinstance(s, bytes) else 1 for s in samples], np.int64)
+        names = [b"%03d.jpg" % i for i in range(len(samples))]
+        entries = [
+            Entry(name=name, size_bytes=size, mtime_ns=0, version="")
+            for name, size in zip(names, sizes.tolist(), strict=True)
+        ]
+        self.candidates = Candidates(
+            schema=Schema({"image": Image(), "label": ClassLabel(("a", "b"))}),
+            files=entries,
+            names=names,
+            spans={"image": Spans(files=numbers, starts=np.zeros_like(numbers), sizes=sizes)},
+            values={"label": DenseColumn(numbers % 2)},
+            shards=Grouping(order=numbers, bounds=np.cumsum([0, *shards], dtype=np.int64)),
+            shard_bytes=None,
+            quarantined=[],
+            passed_over={},
+        )
         self.was_read: list[int] = []
 
-    def name(self, position: int) -> bytes:
-        return b"%03d.jpg" % position
-
-    def read(self, positions: NDArray[np.int64]) -> list[Encoded | Rejection]:
+    def read(self, positions: NDArray[np.int64]) -> Contents:
         self.was_read += positions.tolist()
         found = [self.samples[i] for i in positions.tolist()]
-        return [np.frombuffer(s, np.uint8) if isinstance(s, bytes) else s for s in found]
+        return {"image": [np.frombuffer(s, np.uint8) if isinstance(s, bytes) else s for s in found]}
 
-    def sidecar(
-        self, shard: int, positions: NDArray[np.int64], facts: Sequence[SampleFacts]
-    ) -> FolderSidecar:
-        del shard
-        return FolderSidecar(
-            names=[self.name(i) for i in positions.tolist()],
-            sizes=self.sizes[positions],
-            mtimes_ns=np.zeros(len(positions), np.int64),
-            versions=[""] * len(positions),
-            images=ImageColumns.of(facts, positions % 2),
-        )
 
-    def prior(self, sidecars: Iterable[Sidecar]) -> PriorFacts:
-        del sidecars
-        raise AssertionError("the builder is handed what is known")
+@pytest.fixture(autouse=True)
+def _reads_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(origin: object, candidates: Candidates, positions: NDArray[np.int64]) -> Contents:
+        del origin
+        return MEMORIES[id(candidates)].read(positions)
+
+    monkeypatch.setattr("penstock.readers.index.intake.read_candidates", read)
+
+
+MEMORIES: dict[int, Memory] = {}
+
+
+def noted(memory: Memory) -> Candidates:
+    """Its candidates, which are read from it from now on."""
+    MEMORIES[id(memory.candidates)] = memory
+    return memory.candidates
 
 
 class Decoder:
@@ -104,7 +115,7 @@ def build(
         verify=decoder,
         workers=2,
     )
-    return builder.build(candidates, SNAPSHOT, os.fsencode(place), prior=prior)
+    return builder.build(noted(candidates), SNAPSHOT, os.fsencode(place), prior=prior)
 
 
 def good(count: int) -> list[bytes | Rejection]:
@@ -145,17 +156,14 @@ def test_what_is_known_is_neither_read_nor_decoded_and_gives_the_same_index(
 ) -> None:
     samples = good(6)
     facts = {
-        i: SampleFacts(
-            crc32c=crc32c(sample),
-            image=ImageFacts(height=24, width=32, channels=3, codec="jpeg"),
-        )
+        i: {"image": Facts(crc32c(sample), 0, len(sample), (24, 32, 3), "jpeg")}
         for i, sample in enumerate(samples)
         if isinstance(sample, bytes)
     }
     fresh = build(tmp_path, Memory(samples, [3, 3]), Decoder())
     # 0 and 1 hold unread; 2 and 3 are read, and 2 has the bytes that it had.
     before = {i: facts[i] for i in (0, 1, 2)}
-    before[3] = SampleFacts(crc32c=1, image=facts[3].image)
+    before[3] = {"image": replace(facts[3]["image"], crc32c=1)}
     prior = PriorFacts(same={0: facts[0], 1: facts[1]}, before=before, shared=4, gone=0)
     candidates, decoder = Memory(samples, [3, 3]), Decoder()
     again = build(tmp_path, candidates, decoder, prior)
@@ -184,12 +192,12 @@ def test_one_shard_is_rebuilt_as_the_whole_was(tmp_path: Path) -> None:
         verify=decoder,
         workers=1,
     )
-    found = builder.rebuild_shard(candidates, 1)
+    found = builder.rebuild_shard(candidates.candidates, 1)
     assert found is not None
     sidecar, summary = found
     assert sidecar.write(os.fsencode(tmp_path / "again.arrow")) == manifest.etags[1]
     assert summary.sums == manifest.sums(1)
-    assert builder.rebuild_shard(Memory([b"x"], [1]), 0) is None
+    assert builder.rebuild_shard(noted(Memory([b"x"], [1])), 0) is None
 
 
 @pytest.mark.parametrize("suffix", [b"", b"-" + b"0f" * 16])
@@ -217,9 +225,10 @@ def test_slices_cover_all_in_order_and_are_bounded(sizes: list[int]) -> None:
 
 
 def test_chunks_come_in_order_and_are_of_one_shard() -> None:
-    candidates = Memory([b"x"] * 600, [300, 300])
+    candidates = noted(Memory([b"x"] * 600, [300, 300]))
+    origin = LocalFolder(b"/data")
     wanted = [(n, candidates.shards.positions(n)) for n in (1, 0)]
-    chunks = list(read_chunks(candidates, iter(wanted), workers=3))
+    chunks = list(read_chunks(origin, candidates, iter(wanted), workers=3))
     assert [chunk.shard for chunk in chunks] == [1, 1, 0, 0]
     together = np.concatenate([chunk.positions for chunk in chunks])
     assert together.tolist() == [*range(300, 600), *range(300)]

@@ -28,6 +28,8 @@ from penstock.cache.errors import (
     MissingDependencyError,
 )
 from penstock.readers import build_index, open_index, pack
+from penstock.readers.fields.field_types import ClassLabel
+from penstock.readers.fields.schema import Schema
 from penstock.readers.formats.limits import VERSION
 from penstock.readers.index.manifest_file import read_manifest, write_manifest
 from penstock.readers.index.totals import label_correlation
@@ -82,8 +84,8 @@ def test_what_an_index_says(folder: Path) -> None:
     assert index.starts.tolist() == [0]
     assert index.sizes.tolist() == [12]
     assert index.shard_bytes.sum() == sum(p.stat().st_size for p in folder.rglob("*.jpg"))
-    assert (index.images.min_height, index.images.max_height) == (16, 22)
-    assert (index.images.min_width, index.images.max_width) == (20, 24)
+    assert (index.images["image"].min_height, index.images["image"].max_height) == (16, 22)
+    assert (index.images["image"].min_width, index.images["image"].max_width) == (20, 24)
     assert index.icc == pytest.approx(0)
     assert Path(index.place) == folder.with_name("set.penstock")
 
@@ -119,22 +121,20 @@ def test_bad_files_are_named_with_their_reason(tmp_path: Path) -> None:
 
 def test_dims_are_after_the_exif_orientation(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "set", {"1.jpg": images.rotated_jpeg(1, 24, 32)})
-    assert open_index(root, verify=images.verify).images.fixed == (32, 24)
+    assert open_index(root, verify=images.verify).images["image"].fixed == (32, 24)
 
 
 def test_a_file_that_may_not_be_read_is_quarantined(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import builtins
-
-    real = builtins.open
+    real = os.open
 
     def refuse(path: object, *args: object, **kwargs: object) -> object:
         if isinstance(path, bytes) and path.endswith(b"0003.jpg"):
             raise PermissionError(13, "Permission denied")
-        return real(path, *args, **kwargs)  # type: ignore[call-overload]
+        return real(path, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("builtins.open", refuse)
+    monkeypatch.setattr("os.open", refuse)
     assert open_index(folder, verify=images.verify).samples == 11
     assert "Permission denied" in quarantine(beside(folder))["class-0/0003.jpg"]
 
@@ -344,7 +344,8 @@ def test_without_a_decoder_the_remedy_is_named(
 
 def test_a_manifest_reads_as_it_was_written(folder: Path, tmp_path: Path) -> None:
     written = open_index(folder, verify=images.verify).manifest
-    odd = replace(written, about=replace(written.about, classes=("\udcff\n", "ü", "c")))
+    schema = Schema({**written.about.schema, "label": ClassLabel(("\udcff\n", "ü", "c"))})
+    odd = replace(written, about=replace(written.about, schema=schema))
     path = os.fsencode(tmp_path / "manifest.arrow")
     write_manifest(path, odd)
     assert read_manifest(path, remedy="").about == odd.about

@@ -47,7 +47,7 @@ pytestmark = [
 def resident_images(path: Path, max_bytes: int) -> ResidentImages:
     index = Dataset(str(path)).index
     return ResidentImages(
-        check_recipe(RECIPES["train"], images=index.images),
+        check_recipe(RECIPES["train"], images=index.images["image"]),
         image="image",
         samples=index.samples,
         max_bytes=max_bytes,

@@ -134,7 +134,7 @@ class TestRoom:
         )
 
         dataset = Dataset(str(same_size))
-        recipe = check_recipe(RECIPES["train"], images=dataset.index.images)
+        recipe = check_recipe(RECIPES["train"], images=dataset.index.images["image"])
         pixels = 30 * 40 * 48 * 3
         least = pixels + 30 * (SAMPLE_BYTES_CUDA if cuda else SAMPLE_BYTES_CPU)
         for room, wanted in ((least, pixels), (least - 1, None)):

@@ -1,0 +1,80 @@
+"""Fields that are stored by rows: what was noted, and what lies in chunks; the shard gives them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from penstock.readers.fields.columns import DenseColumn, joined_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.index.index import Index
+    from penstock.readers.reading.choice import Choice
+    from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.reading.visit import Visit
+
+    Ints = NDArray[np.int64]
+
+WRONG_CRC = "its bytes aren't those that were indexed: its CRC-32C is wrong"
+
+
+class Reader(Protocol):
+    """Who has the shards."""
+
+    index: Index
+    shards: OpenShards
+
+    def corruption(self, number: int, row: int) -> Exception:
+        """The error for a sample whose bytes are wrong."""
+
+
+def read_by_rows(
+    visit: Visit, choice: Choice, order: Ints, *, reader: Reader, marks: dict[int, str] | None
+) -> dict[str, Column]:
+    """The columns of a batch, in its order. order: where each sample of the visit stands there.
+    marks: as in `SampleReader.read`, by the visit's samples. Raises what reading raises."""
+    if not choice.dense and not choice.rows:
+        return {}
+    outs = {
+        name: np.empty((len(order), *form.fixed_shape), form.dtype)
+        for name, form in choice.dense.items()
+    }
+    parts: dict[str, list[Column]] = {name: [] for name in choice.rows}
+    for piece, (shard, a, b) in enumerate(list(visit.pieces())):
+        found, wrong = _read(shard, visit.rows[a:b], choice, outs, order[a:b])
+        if wrong and reader.index.remote is not None:
+            shard = reader.shards.replace(visit.numbers[piece], shard)
+            found, wrong = _read(shard, visit.rows[a:b], choice, outs, order[a:b])
+        for place, reason in wrong.items():
+            if marks is None:
+                raise reader.corruption(visit.numbers[piece], int(visit.rows[a + place]))
+            marks.setdefault(a + place, reason)
+        for name, column in found.items():
+            parts[name].append(column)
+    back = np.argsort(order)
+    columns: dict[str, Column] = {name: DenseColumn(out) for name, out in outs.items()}
+    for name, some in parts.items():
+        if some:
+            columns[name] = joined_columns(some).take(back)
+    return columns
+
+
+def _read(
+    shard: OpenShard,
+    rows: Ints,
+    choice: Choice,
+    outs: Mapping[str, NDArray[np.generic]],
+    places: Ints,
+) -> tuple[Mapping[str, Column], dict[int, str]]:
+    """What one shard has, and which rows are wrong, by place in rows."""
+    wrong: dict[int, str] = {}
+    for name, out in outs.items():
+        shard.gather(name, rows, out, places, wrong)
+    return shard.read_rows(rows, choice.rows, wrong) if choice.rows else {}, wrong

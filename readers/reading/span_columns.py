@@ -1,0 +1,47 @@
+"""The columns of a batch's span fields, from their payloads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.readers.fields.columns import EncodedColumn
+from penstock.readers.reading.arrays import array_column
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.reading.choice import Choice
+    from penstock.readers.types import Encoded
+
+EMPTY = np.empty(0, np.uint8)
+"""In place of bytes that a sample lacks, or that are bad."""
+EMPTY.flags.writeable = False
+
+
+def span_columns(
+    choice: Choice, payloads: list[Encoded], table: NDArray[np.int64], back: NDArray[np.int64]
+) -> dict[str, Column]:
+    """The columns of n samples. payloads: of all spans, those of a sample side by side; back: where
+    each sample stands in there, int64, shape (n,); table: of the samples, in order."""
+    columns: dict[str, Column] = {}
+    fields = len(choice.names)
+    for field, (name, place, form) in enumerate(
+        zip(choice.names, choice.places, choice.forms, strict=True)
+    ):
+        at = back if fields == 1 else back * fields + field
+        samples = [payloads[i] for i in at.tolist()]
+        if form is None:
+            dims = None
+            if place.height is not None:
+                dims = table[:, place.height : place.height + 2].astype(np.int32)
+            columns[name] = EncodedColumn(samples, dims)
+            continue
+        assert place.codec is not None
+        lengths = None
+        if place.lengths is not None:
+            lengths = table[:, place.lengths : place.lengths + len(form.shape)]
+        columns[name] = array_column(samples, form, codecs=table[:, place.codec], lengths=lengths)
+    return columns

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-SUMMED = ("bytes", "samples", "crc32c", "columns_crc32c")
+SUMMED = ("bytes", "samples", "files", "crc32c", "columns_crc32c")
 CPU_S, RSS_BYTES = 1.0, 200 * 2**20
 
 
@@ -123,6 +123,16 @@ def says(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]
     return lambda about, _: about.__setitem__(name, value)
 
 
+def field(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
+    """Sets what is said of the images."""
+    return lambda about, _: about["fields"]["image"].__setitem__(name, value)
+
+
+def label(name: str, value: Any) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
+    """Sets what the schema says of the labels."""
+    return lambda about, _: about["schema"][1].__setitem__(name, value)
+
+
 def shards(count: int, samples: int) -> Callable[[dict[str, Any], dict[str, list[Any]]], None]:
     """So many shards of so many samples."""
 
@@ -166,28 +176,45 @@ HOSTILE = {
     "icc above 1": says("icc", 10**9),
     "icc of text": says("icc", "0.5"),
     "icc of a truth": says("icc", True),
-    "no images": says("images", None),
-    "images of text": says("images", {"min_height": "1"}),
-    "images below 1": says(
+    "no images": field("images", None),
+    "images of text": field("images", {"min_height": "1"}),
+    "images below 1": field(
         "images", {"min_height": 0, "max_height": -1, "min_width": 1, "max_width": 1}
     ),
-    "images upside down": says(
+    "images upside down": field(
         "images", {"min_height": 9, "max_height": 1, "min_width": 1, "max_width": 1}
     ),
-    "images of light years": says(
+    "images of light years": field(
         "images", {"min_height": 1, "max_height": 10**18, "min_width": 1, "max_width": 1}
     ),
-    "images of fractions": says(
+    "images of fractions": field(
         "images", {"min_height": 1, "max_height": 2.5, "min_width": 1, "max_width": 1}
     ),
+    "images stored as numbers": field("storage", "value"),
+    "images stored nowhere": field("storage", "nowhere"),
+    "more images missing than there are samples": field("missing", 10**6),
+    "lengths below nothing": field("lengths", [[-1, 2]]),
+    "bounds of a thousand digits": field("bounds", [0, 10**1000]),
+    "codecs of numbers": field("codecs", [7]),
+    "a field's surprise": field("surprise", 1),
     "another kind": says("kind", "zip"),
     "a kind of no name": says("kind", ["pack"]),
-    "fields of others": says("fields", ["image", "__class__"]),
+    "fields of others": lambda about, _: about["fields"].__setitem__("__class__", {}),
     "fields of text": says("fields", "image"),
-    "classes of numbers": says("classes", [1, 2]),
-    "classes alike": says("classes", ["a", "a"]),
-    "a class of 10 MB": says("classes", ["a" * 10**7]),
-    "10^7 classes": says("classes", [""] * 10**7),
+    "no schema": says("schema", []),
+    "a schema of text": says("schema", "image"),
+    "a field twice": lambda about, _: about["schema"].append(about["schema"][0]),
+    "a type that nobody knows": label("kind", "zip"),
+    "an array of no dtype": lambda about, _: about["schema"].__setitem__(
+        1, {"name": "label", "kind": "array", "dtype": "auto"}
+    ),
+    "a mask of nothing": lambda about, _: about["schema"].append(
+        {"name": "mask", "kind": "mask", "of": "photo"}
+    ),
+    "classes of numbers": label("names", [1, 2]),
+    "classes alike": label("names", ["a", "a"]),
+    "a class of 10 MB": label("names", ["a" * 10**7]),
+    "10^7 classes": label("names", [""] * 10**7),
     "a fingerprint of paths": says("fingerprint", "../../x"),
     "a seed of text": says("seed", "7"),
     "a seed of a thousand digits": says("seed", 10**1000),
@@ -355,17 +382,21 @@ def reforge_sidecar(root: Path, change: Callable[[dict[str, Any]], None], **more
     write(sidecar, fresh, None)
     about, told = columns_of(place / "manifest.arrow")
     told["etag"][0] = sidecar_etag(os.fsencode(sidecar))
-    told["samples"][0] = about["samples"] = fresh.num_rows
     told["bytes"][0] = max(1, more.get("size_bytes", told["bytes"][0]))
     forge(place / "manifest.arrow", about, told)
 
 
+def as_dictionary(lists: Any) -> Any:
+    values = lists.flatten()
+    return pa.LargeListArray.from_arrays([0, len(values)], values.dictionary_encode())
+
+
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
-    """Sets a column's first value."""
+    """Sets a column's first value; of a list its first."""
 
     def change(columns: dict[str, Any]) -> None:
         values = columns[name].to_pylist()
-        values[0] = value
+        (values[0] if isinstance(values[0], list) else values)[0] = value
         columns[name] = pa.array(values, columns[name].type)
 
     return change
@@ -374,24 +405,35 @@ def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
 @pytest.mark.parametrize(
     "change",
     [
-        put("path", b"../secret.jpg"),
-        put("path", b"/etc/passwd"),
-        put("path", b"a/../../secret.jpg"),
-        put("path", b"a\0b"),
-        put("path", b""),
-        put("path", b"x" * 5000),
-        put("bytes", -1),
-        put("bytes", 0),
-        put("bytes", 2**62),
-        put("height", 0),
-        put("width", -7),
-        put("height", 2**31 - 1),
-        put("codec", None),
-        lambda columns: columns.pop("crc32c"),
-        lambda columns: columns.update(crc32c=columns["crc32c"].cast(pa.int64())),
-        lambda columns: columns.update(path=columns["path"].dictionary_encode()),
+        put("/files/name", b"../secret.jpg"),
+        put("/files/name", b"/etc/passwd"),
+        put("/files/name", b"a/../../secret.jpg"),
+        put("/files/name", b"a\0b"),
+        put("/files/name", b""),
+        put("/files/name", b"x" * 5000),
+        put("/files/bytes", -1),
+        put("image/bytes", 0),
+        put("image/bytes", 2**62),
+        put("image/start", 1),
+        put("image/start", -1),
+        put("image/file", 99),
+        put("image/file", -2),
+        put("image/shape", 0),
+        put("image/shape", 2**31),
+        put("image/codec", None),
+        lambda columns: columns.pop("image/crc32c"),
+        lambda columns: columns.update(
+            {"image/crc32c": pa.array([[1]], pa.large_list(pa.int64()))}
+        ),
+        lambda columns: columns.update(
+            {"label/values": pa.array([[1]], pa.large_list(pa.int64()))}
+        ),
+        lambda columns: columns.update(
+            {"/names": pa.array([[]], pa.large_list(pa.large_binary()))}
+        ),
+        lambda columns: columns.update({"/names": as_dictionary(columns["/names"])}),
     ],
-    ids=range(16),
+    ids=range(21),
 )
 def test_a_hostile_sidecar_is_refused(
     indexed: Path, change: Callable[[dict[str, Any]], None]
@@ -421,7 +463,7 @@ def test_a_shard_that_a_link_leads_away_to_is_refused(packed: Path, tmp_path: Pa
 
 def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **options: Any) -> None:
     """Change a shard's columns, and let the manifest promise them."""
-    from penstock.readers.formats.summary import Sums
+    from penstock.readers.formats.summary import FieldNotes, Sums
 
     path = root / "shard-000000.arrow"
     batch = pa.ipc.open_file(path).get_batch(0)
@@ -432,8 +474,12 @@ def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **option
     write(path, fresh, pa.ipc.IpcWriteOptions(**options))
     about, told = columns_of(root / "_penstock" / "manifest.arrow")
     try:
-        parts = (columns[name].to_numpy() for name in ("crc32c", "height", "width", "label"))
-        sums = Sums.of(*parts)
+        crcs, label, *shape = (
+            columns[name].to_numpy() for name in ("crc32c", "label", "height", "width", "channels")
+        )
+        shapes = np.stack(shape, axis=1).astype(np.int64)
+        image = FieldNotes(storage="span", crcs=crcs, shapes=shapes)
+        sums = Sums.of({"image": image, "label": FieldNotes(storage="value", values=label)})
     except (KeyError, pa.ArrowInvalid, TypeError, ValueError):
         sums = Sums(1, 2)
     told["samples"][0], told["bytes"][0] = fresh.num_rows, path.stat().st_size

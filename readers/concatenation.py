@@ -13,7 +13,7 @@ from penstock.cache.errors import ConfigError, CorruptSampleError
 from penstock.readers.contents import Contents
 from penstock.readers.fields.columns import joined_batches
 from penstock.readers.fields.field_types import ClassLabel, MultiLabel
-from penstock.readers.index.totals import join_ranges
+from penstock.readers.formats.summary import join_ranges
 from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.source import Source
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.blobs.remote import Remote
     from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url

@@ -88,6 +88,23 @@ class _ShardResults:
                 yield QuarantineEntry(name=candidates.names[position], reason=result.reason)
 
 
+class _Draft:
+    """The sidecars of an index that is being built: written, and told for the manifest."""
+
+    def __init__(self, folder: bytes, fingerprint: str) -> None:
+        self._folder, self._fingerprint = folder, fingerprint
+        self.names: list[bytes] = []
+        self.etags: list[str] = []
+        self.summaries: list[ShardSummary] = []
+
+    def add(self, sidecar: Sidecar, *, progressive: Mapping[str, int]) -> None:
+        """Write one more."""
+        name = sidecar_name(self._fingerprint, len(self.names), sidecar.suffix)
+        self.etags.append(sidecar.write(os.path.join(self._folder, name)))
+        self.names.append(name)
+        self.summaries.append(sidecar.summary(progressive=progressive))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexBuilder:
     """Builds the index of one dataset, or a single shard of it anew.
@@ -128,28 +145,22 @@ class IndexBuilder:
             remedy="This is done once; `penstock index` does it before the job.",
         )
         quarantined = list(candidates.quarantined)
-        names: list[bytes] = []
-        etags: list[str] = []
-        summaries: list[ShardSummary] = []
-        layout, settling = candidates.layout, Settling(candidates.schema)
+        settling, draft = Settling(candidates.schema), _Draft(folder, snapshot.fingerprint)
         for shard in self._results(candidates, prior, reporter):
             quarantined += shard.rejected(candidates)
             if not settling.is_done:
                 for position, facts in shard.good():
                     settling.see(facts, sample=printable(candidates.names[position]))
-            sidecar = self._sidecar(shard, candidates, layout)
+            sidecar = self._sidecar(shard, candidates, candidates.layout)
             if sidecar is not None:
-                name = sidecar_name(snapshot.fingerprint, len(names), sidecar.suffix)
-                etags.append(sidecar.write(os.path.join(folder, name)))
-                names.append(name)
-                summaries.append(sidecar.summary(progressive=shard.progressive))
+                draft.add(sidecar, progressive=shard.progressive)
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
-        if not names:
+        if not draft.names:
             raise DatasetNotFoundError(nothing_decodes(self.origin.url, quarantined))
         manifest = join_manifest(
-            names,
-            summaries,
-            etags=etags,
+            draft.names,
+            draft.summaries,
+            etags=draft.etags,
             kind=self.format.name,
             schema=settling.schema(),
             quarantined=len(quarantined),
@@ -160,12 +171,12 @@ class IndexBuilder:
             passed_over=candidates.passed_over,
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
-        sweep_sidecars(folder, keep=set(names))
+        sweep_sidecars(folder, keep=set(draft.names))
         _log.info(
             "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
             self.origin.url,
             manifest.about.samples,
-            len(names),
+            len(draft.names),
             len(quarantined),
             reporter.seconds,
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.augment.batches import DecodedBatch
 from penstock.cache.errors import PenstockError
-from penstock.pipeline.feed.resident.images import NO_BYTES
+from penstock.pipeline.feed.resident.columns import NO_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -25,17 +25,17 @@ import numpy as np
 
 from penstock.augment.whole import WholeDecoder, resident_tensor
 from penstock.cache.base.sizes import format_size
+from penstock.pipeline.feed.resident.columns import NO_BYTES, KeptColumns
 from penstock.pipeline.report.facts import ResidentFacts
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, SampleBatch
+from penstock.readers.fields.columns import EncodedColumn, SampleBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     import torch
     from numpy.typing import NDArray
 
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers.fields.columns import Column
     from penstock.readers.types import EncodedBatch
 
     Read = Callable[[NDArray[np.int64], dict[int, str]], SampleBatch]
@@ -45,10 +45,6 @@ _LOG = logging.getLogger("penstock")
 _ABSENT, _REFUSED = -1, -2  # in place of where an image begins
 # After so many batches that needed no decoding the decoder's threads and buffers are given back.
 _IDLE_BATCHES = 64
-
-NO_BYTES = np.empty(0, np.uint8)
-"""Stands for the bytes of a resident sample, which aren't read."""
-NO_BYTES.flags.writeable = False
 
 
 class ResidentImages:
@@ -80,7 +76,7 @@ class ResidentImages:
         self._stream: Any = None
         self._begin = np.full(samples, _ABSENT, np.int64)
         self._dims = np.zeros((samples, 2), np.int32)
-        self._values: dict[str, NDArray[Any]] = {}
+        self._others = KeptColumns(samples=samples)
         self._wrapped: dict[int, Any] = {}  # on CUDA: wrapping anew costs more than keeping
         self._kept, self._used, self._fill_s = 0, 0, 0.0
         self._idle = 0
@@ -138,21 +134,23 @@ class ResidentImages:
             self._begin[:] = _ABSENT
             self._decoder = self._arena = self._stream = None
             self._wrapped.clear()
+            self._others = KeptColumns(samples=self._samples)  # a thread may be taking from that
 
     def _joined(
         self, ids: NDArray[np.int64], new: NDArray[np.int64], part: SampleBatch | None
     ) -> SampleBatch:
         """A batch of samples that are here, with those of part in the rows `new`."""
-        encoded = [NO_BYTES] * len(ids)
-        dims = self._dims[ids]
-        columns: dict[str, Column] = {self._image: EncodedColumn(encoded, dims)}
-        columns |= {name: DenseColumn(values[ids]) for name, values in self._values.items()}
-        batch = SampleBatch(ids=ids.copy(), columns=columns)
+        columns, present = self._others.take(ids)
+        columns[self._image] = EncodedColumn([NO_BYTES] * len(ids), self._dims[ids])
+        batch = SampleBatch(ids=ids.copy(), columns=columns, present=present)
         return batch if part is None else batch.patched(new, part)
 
     def _fill(self, content: SampleBatch, bad: Iterable[int]) -> None:
         """Keep what was read, but for bad rows, what is here by now and what has no room."""
         batch, left_out = content.encoded(self._image), set(bad)
+        present = content.present.get(self._image)
+        if present is not None:
+            left_out.update(np.flatnonzero(~present).tolist())
         with self._filling:
             if self._closed:
                 return
@@ -190,10 +188,7 @@ class ResidentImages:
         return sizes
 
     def _decode(self, decoder: WholeDecoder, content: SampleBatch, rows: list[int]) -> None:
-        batch, dense = content.encoded(self._image), _dense(content)
-        for name, values in dense.items():
-            if name not in self._values:
-                self._values[name] = np.zeros((self._samples, *values.shape[1:]), values.dtype)
+        batch = content.encoded(self._image)
         pixels = [int(height) * int(width) for height, width in batch.dims[rows].tolist()]
         kept: set[int] = set()
         with self._on_stream():
@@ -203,18 +198,14 @@ class ResidentImages:
                     for place, image in run
                     if tuple(image.shape) == (*batch.dims[rows[place]].tolist(), self._channels)
                 ]
-                self._keep(batch, dense, fitting)
+                self._others.keep(content, [row for row, _ in fitting], without=self._image)
+                self._keep(batch, fitting)
                 kept.update(row for row, _ in fitting)
         for row in rows:
             if row not in kept:
                 self._begin[batch.ids[row]] = _REFUSED
 
-    def _keep(
-        self,
-        batch: EncodedBatch,
-        dense: Mapping[str, NDArray[Any]],
-        run: list[tuple[int, torch.Tensor]],
-    ) -> None:
+    def _keep(self, batch: EncodedBatch, run: list[tuple[int, torch.Tensor]]) -> None:
         """Copy a run's images, by row, into the arena; then they are there for other threads."""
         begins: list[int] = []
         for _, image in run:
@@ -228,8 +219,6 @@ class ResidentImages:
                 place = self._arena[begin : begin + image.numel()].view(image.shape)
                 self._wrapped[sample_id] = resident_tensor(place)
             self._dims[sample_id] = batch.dims[row]
-            for name, values in dense.items():
-                self._values[name][sample_id] = values[row]
             self._begin[sample_id] = begin  # last: from here on other threads take it as there
         self._kept += len(run)
 
@@ -305,9 +294,3 @@ class ResidentImages:
                 "resident: the %s are full; what isn't there is decoded in each epoch",
                 format_size(self._max_bytes),
             )
-
-
-def _dense(content: SampleBatch) -> dict[str, NDArray[Any]]:
-    """The values of the columns that aren't encoded."""
-    columns = content.columns.items()
-    return {name: column.values for name, column in columns if isinstance(column, DenseColumn)}

@@ -24,7 +24,7 @@ from penstock.readers.types import Rejection
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from penstock.readers.formats.tar.archive import Archive
+    from penstock.readers.formats.data_file import DataFile
     from penstock.readers.formats.tar.headers import Member
     from penstock.readers.formats.tar.member_fields import Asked, MemberField
     from penstock.readers.origin.origin import Entry
@@ -71,7 +71,7 @@ def below(archive: Entry, name: bytes) -> bytes:
     return archive.name + b"/" + name
 
 
-def archive_samples(entry: Entry, opened: Archive, asked: Asked) -> ArchiveSamples:
+def archive_samples(entry: Entry, opened: DataFile, asked: Asked) -> ArchiveSamples:
     """Read an archive's headers, labels and json.
 
     Raises DatasetError (it is torn, damaged or compressed), IndexChangedError, FetchError.
@@ -172,7 +172,7 @@ def _shown(extension: str) -> str:
     return printable(os.fsencode(extension))[:_LABEL_BYTES]
 
 
-def _read_value(member: Member, field: MemberField, opened: Archive) -> Any:
+def _read_value(member: Member, field: MemberField, opened: DataFile) -> Any:
     """What a label or a json member holds, or why it can't be read."""
     size_bytes = member.end - member.start
     if field.kind == "class":

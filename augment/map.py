@@ -76,8 +76,7 @@ class Map:
     @property
     def name(self) -> str:
         """The operation in messages, by its function's name."""
-        named = getattr(self.fn, "__qualname__", None) or type(self.fn).__qualname__
-        return f"Map({named})"
+        return f"Map({getattr(self.fn, '__name__', type(self.fn).__name__)})"
 
     @property
     def takes_rng(self) -> bool:
@@ -108,22 +107,13 @@ class CheckedMaps:
     maps: tuple[PlacedMap, ...]
     schema: Schema
 
-    def added(self, before: Schema) -> tuple[str, ...]:
-        """The fields that a dataset doesn't have by itself, in order."""
-        return tuple(name for name in self.schema if name not in before)
-
-    def needed(self, before: Schema) -> tuple[str, ...]:
-        """The dataset's own fields that the functions get, in the order of the schema."""
-        taken = {name for each in self.maps for name in each.takes}
-        return tuple(name for name in before if name in taken)
-
 
 def split_maps(recipe: Any) -> tuple[tuple[Map, ...], Any]:
     """The Maps of a recipe with their fields, and the recipe without them.
 
     recipe: a list of operations, or a mapping from field to list, in which lists of Maps alone are
-    left out of what remains. What is neither comes back as it is: others judge it. Raises
-    RecipeError for a Map behind another operation, or without fields.
+    left out of what remains; None where nothing does. What is neither comes back as it is: others
+    judge it. Raises RecipeError for a Map behind another operation, or without fields.
     """
     if isinstance(recipe, Map):
         recipe = (recipe,)
@@ -135,7 +125,7 @@ def split_maps(recipe: Any) -> tuple[tuple[Map, ...], Any]:
             found += maps
             if others or not maps:
                 rest[name] = others
-        return tuple(found), rest
+        return tuple(found), rest or None
     maps, others = _front(recipe, of=None)
     return tuple(maps), others
 
@@ -157,7 +147,7 @@ def _front(operations: Any, *, of: str | None) -> tuple[list[Map], Any]:
                 "works on pixels is Apply, or code of yours on the batch."
             )
     maps = [_with_fields(each, of) for each in operations[:count]]
-    return maps, operations[count:] if maps else operations
+    return maps, (operations[count:] or None) if maps else operations
 
 
 def _with_fields(op: Map, of: str | None) -> Map:

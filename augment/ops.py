@@ -23,6 +23,7 @@ from penstock.augment.checks import (
     whole,
 )
 from penstock.augment.geometric_ops import Geometric
+from penstock.augment.map import Map
 from penstock.augment.pad import Pad
 from penstock.augment.sanitize import SanitizeBoxes
 from penstock.cache.errors import RecipeError
@@ -359,5 +360,5 @@ Pixel = (
 )
 Mixing = MixUp | CutMix
 OfFields = SanitizeBoxes | Pad
-Operation = Decode | Geometric | Pixel | Normalize | RandomErasing | Cast | Mixing | OfFields
+Operation = Decode | Geometric | Pixel | Normalize | RandomErasing | Cast | Mixing | OfFields | Map
 Recipe = Sequence[Operation]

@@ -21,6 +21,7 @@ from penstock.pipeline.feed.image_graph import (
     make_recipes,
     make_resident,
 )
+from penstock.pipeline.feed.mapping.fields import mapped_fields
 from penstock.pipeline.feed.padding import Pads
 from penstock.pipeline.feed.payloads import Payloads
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
@@ -34,6 +35,8 @@ from penstock.readers.fields.selection import stored_fields
 
 if TYPE_CHECKING:
     from penstock.augment.field_recipes import FieldRecipes
+    from penstock.pipeline.feed.mapping.fields import MappedFields
+    from penstock.pipeline.feed.mapping.mapper import Mapper
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options.native_options import NativeOptions
@@ -79,9 +82,13 @@ def build(
     fingerprint, seed = order.fingerprint(), order.settings.seed
     check_same_plan(agreement, plan=fingerprint, seed=seed, size=options.world.size)
     threads = options.threads or options.world.threads(usable_cores())
-    recipes = make_recipes(dataset, options)
+    mapped = mapped_fields(dataset, options)
+    recipes = make_recipes(dataset, options, mapped)
     meter = _meter(dataset, options, recipes, threads=threads)
-    road = _road(dataset, options, order, agreement, recipes, meter, threads=threads)
+    mapper = _mapper(dataset, options, mapped, meter, seed=seed)
+    road = _road(
+        dataset, options, order, agreement, mapped, recipes, mapper, meter, threads=threads
+    )
     try:
         prefetch = _prefetch(dataset, options, order)
     except PenstockError:
@@ -89,11 +96,14 @@ def build(
         raise
     if prefetch is not None:
         meter.remote = prefetch.facts
+    read_threads = _read_threads(dataset, options, road.reader.payloads)
+    map_threads = mapper.threads if mapper is not None else 0
     feed = Feed(
         road,
         position,
         depth=options.depth,
-        read_threads=_read_threads(dataset, options, road.reader.payloads),
+        read_threads=max(read_threads, map_threads),
+        least_ahead=map_threads,
         decodes_ahead=options.device.type == "cpu" and (bool(road.graphs) or options.pin_memory),
         prefetch=prefetch,
         timeout_s=options.timeout_s or STALL_TIMEOUT_S,
@@ -106,16 +116,20 @@ def _road(
     options: NativeOptions,
     order: JobOrder,
     agreement: Agreement,
+    mapped: MappedFields,
     recipes: FieldRecipes,
+    mapper: Mapper | None,
     meter: Meter,
     *,
     threads: int,
 ) -> Road:
     """The stages of the loader's batches."""
     seed, walk, schema = order.settings.seed, order.walk, dataset.schema
-    mixed = make_mixed(dataset, options, recipes, seed=seed)
+    mixed = make_mixed(mapped.schema, options, recipes, seed=seed)
     images = recipes.images
-    resident = make_resident(dataset, options, order.settings, images, walk=walk, threads=threads)
+    resident = make_resident(
+        dataset, options, order.settings, images, mapped, walk=walk, threads=threads
+    )
     graphs = make_graphs(recipes, options, threads, resident)
     if resident is not None:
         meter.resident = graphs.resident_facts
@@ -138,6 +152,7 @@ def _road(
             bad_samples=bad_samples,
             probe=meter.probe,
             resident=resident,
+            transform=mapper,
         ),
         draws=BatchDraws(recipes=recipes, seed=seed, mixer=mixed.mixer if mixed else None),
         graphs=graphs,
@@ -158,8 +173,24 @@ def check(dataset: Source, options: NativeOptions) -> JobOrder:
     """The order that `build` would freeze, with every check that needs no thread, no graph and no
     other rank: for a loader whose world isn't known yet. Raises what `build` raises."""
     order = freeze_order(dataset, options)
-    make_mixed(dataset, options, make_recipes(dataset, options), seed=order.settings.seed)
+    mapped = mapped_fields(dataset, options)
+    recipes = make_recipes(dataset, options, mapped)
+    make_mixed(mapped.schema, options, recipes, seed=order.settings.seed)
     return order
+
+
+def _mapper(
+    dataset: Source, options: NativeOptions, mapped: MappedFields, meter: Meter, *, seed: int
+) -> Mapper | None:
+    """What calls the functions of the recipe's Maps; None where it has none."""
+    if not mapped.maps.maps:
+        return None
+    from penstock.pipeline.feed.mapping.mapper import Mapper  # others needn't wait for its import
+
+    timeout_s = options.timeout_s or STALL_TIMEOUT_S
+    mapper = Mapper(mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s)
+    meter.map = mapper.facts
+    return mapper
 
 
 def _agreement(order: JobOrder, options: NativeOptions) -> Agreement:

@@ -54,8 +54,10 @@ class Feed:
         decodes_ahead: bool,
         prefetch: Prefetch | None = None,
         timeout_s: float = STALL_TIMEOUT_S,
+        least_ahead: int = 0,
     ) -> None:
-        """depth: batches in DALI at once. decodes_ahead: one more waits, finished."""
+        """depth: batches in DALI at once. decodes_ahead: one more waits, finished. least_ahead:
+        batches that are read ahead at least."""
         self._road = road
         self._position = position
         self.prefetch = prefetch
@@ -71,6 +73,7 @@ class Feed:
             depth=depth,
             prefetch=prefetch,
             timeout_s=timeout_s,
+            least_ahead=least_ahead,
         )
         self._decoding = Decoding(road, read_ahead, depth=depth)
         self._ahead: Outcome[Batch] | None = None  # the batch that is decoded ahead
@@ -220,6 +223,7 @@ class Feed:
         is_ours = threading.current_thread().name.startswith(NAME_PREFIX)
         is_quiet = False
         try:
+            self._road.reader.close()  # whoever waits for a user's function waits no longer
             self._stop()
             is_quiet = True
         finally:

@@ -17,18 +17,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.augment.recipe import CheckedRecipe
+    from penstock.pipeline.feed.mapping.fields import MappedFields
     from penstock.pipeline.feed.resident.graph import ResidentGraph
     from penstock.pipeline.feed.resident.images import ResidentImages
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.steps import Walk
+    from penstock.readers.fields.schema import Schema
     from penstock.readers.source import Source
 
 
-def make_recipes(dataset: Source, options: NativeOptions) -> FieldRecipes:
-    """Check the recipe against the fields that batches have."""
-    contents = dataset.contents
-    recipes = check_recipes(options.augment, contents.schema, dataset.fields, contents.images)
+def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
+    """Check the recipe, its Maps apart, against the fields that batches have."""
+    images = dataset.contents.images
+    recipes = check_recipes(mapped.augment, mapped.schema, mapped.fields, images)
     if options.as_dict and options.pad and VALID in recipes.fields:
         raise ConfigError(
             f'as_dict=True and pad="mask" add "{VALID}" to each batch, and there is a field of '
@@ -38,20 +40,20 @@ def make_recipes(dataset: Source, options: NativeOptions) -> FieldRecipes:
 
 
 def make_mixed(
-    dataset: Source, options: NativeOptions, recipes: FieldRecipes, *, seed: int
+    schema: Schema, options: NativeOptions, recipes: FieldRecipes, *, seed: int
 ) -> MixedFields | None:
     """Make what mixes the samples of a batch; None where the recipe doesn't."""
     image = recipes.mixed
     if image is None:
         return None
-    recipe, schema = recipes.images[image], dataset.schema
+    recipe = recipes.images[image]
     name = type(recipe.mixing[0]).__name__
     labels = [f for f in recipes.fields if isinstance(schema.get(f), ClassLabel)]
     if len(labels) != 1:
         known = list(schema.of_type(ClassLabel))
         remedy = f'add "{known[0]}" to the dataset\'s fields' if known else "give it labels"
         raise ConfigError(
-            f"{name} mixes labels with the images, but fields={dataset.fields!r} leaves them out. "
+            f"{name} mixes labels with the images, but fields={recipes.fields!r} leaves them out. "
             f"Drop {name}, or {remedy}."
             if not labels
             else f"{name} mixes one field of classes with the images, and fields= has "
@@ -74,6 +76,7 @@ def make_resident(
     options: NativeOptions,
     frozen: PlanSettings,
     images: Mapping[str, CheckedRecipe],
+    mapped: MappedFields,
     *,
     walk: Walk,
     threads: int,
@@ -84,13 +87,10 @@ def make_resident(
     mode, world, device = options.resident, options.world, options.device
     if mode is False:
         return None
-    if len(images) != 1:
+    why_not = _not_resident(images, mapped)
+    if why_not is not None:
         if mode is True:
-            raise ConfigError(
-                f"resident=True keeps decoded images of one field in memory, and "
-                f"fields={dataset.fields!r} has {len(images) or 'none'}. Drop resident=, or select "
-                "one image field of the dataset."
-            )
+            raise ConfigError(why_not)
         return None
     ((image, recipe),) = images.items()
     # Nobody who doesn't use it waits for its import.
@@ -126,6 +126,23 @@ def make_resident(
         device=device,
         deterministic=options.deterministic,
     )
+
+
+def _not_resident(images: Mapping[str, CheckedRecipe], mapped: MappedFields) -> str | None:
+    """Why no decoded images can be kept in memory; None where they can."""
+    if len(images) != 1:
+        return (
+            f"resident=True keeps decoded images of one field in memory, and "
+            f"fields={mapped.fields!r} has {len(images) or 'none'}. Drop resident=, or select one "
+            "image field of the dataset."
+        )
+    (image,) = images
+    if image in mapped.encoded_images:
+        return (
+            "resident=True keeps decoded images in memory, and a Map gets the bytes of "
+            f'"{image}": drop one of the two.'
+        )
+    return None
 
 
 def make_graphs(

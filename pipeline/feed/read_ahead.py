@@ -35,12 +35,14 @@ class ReadAhead:
         depth: int,
         prefetch: Prefetch | None,
         timeout_s: float,
+        least_ahead: int = 0,
     ) -> None:
-        """pool: the reading threads. depth: batches in DALI at once."""
+        """pool: the reading threads. depth: batches in DALI at once. least_ahead: batches that are
+        read ahead at least, of a local dataset."""
         self._road = road
         self._position = position
         self._pool = pool
-        self._depth = depth
+        self._depth, self._least_ahead = depth, least_ahead
         self._prefetch = prefetch
         self._timeout_s = timeout_s
         self._stream: Ordered[Step, Batch] | None = None
@@ -49,7 +51,7 @@ class ReadAhead:
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor. Only where nothing was started since the last stop()."""
-        ahead = self._depth + READ_AHEAD
+        ahead = self._depth + max(READ_AHEAD, self._least_ahead)
         self._wanted = 0
         if self._prefetch is not None:
             self._prefetch.seek(cursor)

@@ -32,7 +32,15 @@ if TYPE_CHECKING:
 
 
 class Transform(Protocol):
-    """What is done to samples once they are read and all but images is decoded; on any thread."""
+    """What is done to samples once they are read and all but images is decoded; on any thread.
+
+    is_random: a sample may become another in another epoch."""
+
+    @property
+    def is_random(self) -> bool: ...
+
+    def close(self) -> None:
+        """End what it works with. Safe to call twice."""
 
     def __call__(self, content: SampleBatch, *, epoch: int, bad: dict[int, str]) -> SampleBatch:
         """Other columns for these samples, each as a function of its own sample, id and epoch.
@@ -70,13 +78,18 @@ class BatchReader:
             found: dict[int, str] = {}
             content = self._read_once(own, epoch, found)
             for row, why in found.items():
-                self.bad_samples.learn(epoch, int(own[row]), why, lasting=True)
+                self.bad_samples.learn(epoch, int(own[row]), why, lasting=self._lasts)
             bad |= found
             valid = valid.copy()
             valid[list(bad)] = False
         image = next(iter(self.recipes), None)
         self.probe.sample(None if image is None else content.encoded(image))
         return Batch(step=step, slots=slots, own=own, content=content, bad=bad, valid=valid)
+
+    def close(self) -> None:
+        """End what samples are transformed by; what is read then fails. Safe to call twice."""
+        if self.transform is not None:
+            self.transform.close()
 
     def mark(self, batch: Batch, undecodable: Undecodable) -> None:
         """Mark the rows of a padded batch that don't decode as not valid."""
@@ -123,13 +136,18 @@ class BatchReader:
         content = self._read_once(ids, epoch, found)
         while found:
             for row, why in found.items():
-                self.bad_samples.learn(epoch, int(ids[row]), why, lasting=True)
+                self.bad_samples.learn(epoch, int(ids[row]), why, lasting=self._lasts)
                 bad.setdefault(row, why)  # the first that was tried was the row's own
                 ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
             rows, again = sorted(found), dict[int, str]()
             content = content.patched(rows, self._read_once(ids[rows], epoch, again))
             found = {rows[place]: why for place, why in again.items()}
         return content
+
+    @property
+    def _lasts(self) -> bool:
+        """Whether what is bad when it is read is so in every epoch."""
+        return self.transform is None or not self.transform.is_random
 
     def _read_once(self, ids: NDArray[np.int64], epoch: int, bad: dict[int, str]) -> SampleBatch:
         """From memory what is there, the rest from its files; decoded, but for images. bad: is told

@@ -85,8 +85,9 @@ def _operations(what: str, value: Any) -> tuple[Operation, ...]:
     if isinstance(value, get_args(Operation)):
         raise ConfigError(f"{what}: got the operation {value!r} alone, {wanted}. Put it in [...].")
     own = (
-        "A function of yours goes into the dataset's __getitem__ (torch datasets), onto the batch "
-        "in your loop, or, made of DALI's nodes, into the list as Apply(function)"
+        "A function of yours goes into the list as Map(function, fields=...), before images are "
+        "decoded; into a torch dataset's __getitem__; onto the batch in your loop; or, made of "
+        "DALI's nodes, into the list as Apply(function)"
     )
     if not isinstance(value, Iterable) or isinstance(value, str | bytes | Mapping):
         raise ConfigError(f"{what}: got {value!r}, {wanted}. {own}.")

@@ -52,7 +52,7 @@ ONE_OF_EACH: dict[type, Any] = {
 }
 # What is made of windows (`draws`), of whole batches (`mixing`), or takes no draw (`nodes`).
 ELSEWHERE = {*get_args(Geometric), *get_args(Mixing), augment.Decode, augment.Normalize}
-ELSEWHERE |= {augment.Cast, *get_args(OfFields)}
+ELSEWHERE |= {augment.Cast, *get_args(OfFields), augment.Map}
 SHAPE = Shape(24, 32, 3)
 SIZES = ImageRange(min_height=40, max_height=120, min_width=40, max_width=120)
 

@@ -150,12 +150,10 @@ class MapCall:
             is_many = hasattr(part, "__len__") and hasattr(part, "__getitem__")
             if not is_many or isinstance(part, str | bytes | Mapping) or not _ndim(part):
                 raise _Stop(
-                    row, self._misfit(name, type(part).__name__, f"a list or array of {count}")
+                    row, self.misfit(name, type(part).__name__, f"a list or array of {count}")
                 )
             if len(part) != count:
-                raise _Stop(
-                    row, self._misfit(name, f"{len(part)} values", f"one a sample: {count}")
-                )
+                raise _Stop(row, self.misfit(name, f"{len(part)} values", f"one a sample: {count}"))
         return parts
 
     def _generators(self, task: MapTask) -> list[np.random.Generator]:
@@ -195,7 +193,8 @@ class MapCall:
         wanted = f"a tuple of {len(names)}, or a dict, for {', '.join(names)}"
         raise _Stop(row, MapError(f"{self.name} returned {got}, wanted {wanted}."))
 
-    def _misfit(self, field: str, got: str, wanted: str) -> MapError:
+    def misfit(self, field: str, got: str, wanted: str) -> MapError:
+        """The error for what was returned for a field."""
         return MapError(
             f'{self.name} returned {got} for "{field}", wanted {wanted}. Convert it there, or say '
             "what it is: returns={...} of Map."
@@ -208,7 +207,7 @@ class MapCall:
             yield
         except MisfitError as error:
             at = error.row if row is None else row
-            raise _Stop(at, self._misfit(field, error.got, error.wanted)) from None
+            raise _Stop(at, self.misfit(field, error.got, error.wanted)) from None
 
 
 @dataclass(frozen=True, slots=True)

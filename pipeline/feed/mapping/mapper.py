@@ -13,17 +13,16 @@ from penstock.cache.errors import MapError, PenstockError
 from penstock.cache.outcomes import STALL_TIMEOUT_S
 from penstock.cache.processes import Crew, sendable
 from penstock.pipeline.feed.mapping.arguments import plain
-from penstock.pipeline.feed.mapping.call import MapCall, MapResult, MapTask, RemoteCall
+from penstock.pipeline.feed.mapping.call import Failure, MapCall, MapResult, MapTask, RemoteCall
 from penstock.pipeline.feed.mapping.results import joined, spread
 from penstock.pipeline.report.facts import MapFacts
-from penstock.readers.fields.columns import DenseColumn, SampleBatch
-from penstock.readers.fields.field_types import ID, PRESENT
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, SampleBatch
+from penstock.readers.fields.field_types import ID, PRESENT, Mask
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from penstock.augment.map import CheckedMaps, PlacedMap
-    from penstock.pipeline.feed.mapping.call import Failure
     from penstock.readers.fields.columns import Column
 
 # Pieces of a batch for each process: samples differ in what they take.
@@ -64,7 +63,7 @@ class Mapper:
         self._stations = [_station(each, seed=seed, timeout_s=timeout_s) for each in maps.maps]
 
     @property
-    def takes_rng(self) -> bool:
+    def is_random(self) -> bool:
         """Whether a sample may become another in another epoch."""
         return any(station.call.takes_rng for station in self._stations)
 
@@ -81,8 +80,8 @@ class Mapper:
         """Of its processes."""
         return [pid for station in self._stations if station.crew for pid in station.crew.pids]
 
-    def __call__(self, batch: SampleBatch, *, epoch: int, bad: dict[int, str]) -> SampleBatch:
-        """The batch with what the functions return.
+    def __call__(self, content: SampleBatch, *, epoch: int, bad: dict[int, str]) -> SampleBatch:
+        """The samples with what the functions return.
 
         bad: rows that no function is shown, and why; those that a function calls bad are added. In
         their place new columns are empty. Raises MapError for what doesn't fit what was declared;
@@ -90,10 +89,10 @@ class Mapper:
         """
         for station in self._stations:
             began = time.perf_counter()
-            batch = self._mapped(station, batch, epoch, bad)
+            content = self._mapped(station, content, epoch, bad)
             thread = threading.get_ident()
             station.seconds[thread] = station.seconds.get(thread, 0.0) + time.perf_counter() - began
-        return batch
+        return content
 
     def _mapped(
         self, station: _Station, batch: SampleBatch, epoch: int, bad: dict[int, str]
@@ -105,12 +104,40 @@ class Mapper:
         result = self._result(station, task)
         bad.update({rows[place]: why for place, why in result.bad.items()})
         new = dict(result.columns)
+        for name, type in station.map.returns.items():
+            if isinstance(type, Mask) and type.of in taken.columns:
+                self._check_sizes(station, name, new[name], taken, type.of, result.bad)
         if len(rows) < len(batch):
             new = {
                 name: spread(column, station.map.returns[name], rows, len(batch))
                 for name, column in new.items()
             }
         return replace(batch, columns={**batch.columns, **new})
+
+    def _check_sizes(
+        self,
+        station: _Station,
+        name: str,
+        masks: Column,
+        taken: SampleBatch,
+        image: str,
+        bad: Mapping[int, str],
+    ) -> None:
+        """Raise MapError for a mask of another size than its image. bad: rows that have none."""
+        images = taken.columns[image]
+        if not isinstance(images, EncodedColumn) or images.dims is None:
+            return
+        assert isinstance(masks, ListColumn)
+        samples: list[Any] = list(masks.samples)
+        there = taken.present.get(name)
+        for row, mask in enumerate(samples):
+            size = tuple(images.dims[row].tolist())
+            is_missing = row in bad or (there is not None and not there[row])
+            if not is_missing and mask.shape != size:
+                misfit = station.call.misfit(
+                    name, f"a mask of shape {mask.shape}", f'{size}, as "{image}" is'
+                )
+                raise self._error(station, Failure(row=row, error=misfit), taken.ids.tolist())
 
     def _result(self, station: _Station, task: MapTask) -> MapResult:
         pieces = _pieces(len(task.ids), station)

@@ -65,6 +65,9 @@ class Reader:
         self.let_go = threading.Event()
         self.hanging = threading.Event()
 
+    def close(self) -> None:
+        """It has nothing to end."""
+
     def read(self, step: Step, slots: Slots) -> Batch:
         if step.start in self.hangs:
             self.hanging.set()

@@ -81,3 +81,21 @@ def reuse(values: Any) -> Any:
 def wait_for_ever(number: Any) -> Any:
     signal.pause()
     return number
+
+
+def draw(number: Any, sample_id: Any, *, rng: np.random.Generator) -> tuple[Any, str]:
+    values = np.asarray([number, sample_id, 0], np.float32)
+    values[2] = rng.random()
+    return values, f"{sample_id}:{rng.integers(1000)}"
+
+
+def third_is_bad(sample_id: Any) -> int:
+    if sample_id % 3 == 0:
+        raise BadSampleError("it is a third")
+    return int(sample_id)
+
+
+def sometimes_bad(sample_id: Any, *, rng: np.random.Generator) -> int:
+    if rng.random() < 0.2:
+        raise BadSampleError("unlucky")
+    return int(sample_id)

@@ -82,7 +82,8 @@ class RemoteShards:
 
     # -- one shard
 
-    def _find(self, shard: int) -> tuple[Remote, BlobSource] | None:
+    def find(self, shard: int) -> tuple[Remote, BlobSource] | None:
+        """Through which remote a shard comes, and as which blob; None where it is local."""
         place = int(self._of[shard])
         if place == _ABSENT:
             return None
@@ -91,17 +92,17 @@ class RemoteShards:
 
     def is_whole(self, shard: int) -> bool:
         """Whether a shard is on the local disk, all of it."""
-        found = self._find(shard)
+        found = self.find(shard)
         return found is None or found[0].is_whole(found[1])
 
     def fill(self, shard: int, *, progress: Callable[[int], None], stop: threading.Event) -> int:
         """Fetch a whole shard into its cache; returns and raises as `Remote.fill`."""
-        found = self._find(shard)
+        found = self.find(shard)
         return 0 if found is None else found[0].fill(found[1], progress=progress, stop=stop)
 
     def uri(self, shard: int) -> str:
         """Where a remote shard lies, for people."""
-        found = self._find(shard)
+        found = self.find(shard)
         return "" if found is None else found[1].uri
 
     # -- all remotes

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from penstock.augment.ops import Operation
     from penstock.augment.recipe import CheckedRecipe
-    from penstock.readers import Dataset
+    from penstock.readers.source import Source
     from penstock.readers.types import EncodedBatch
 
 _SHRINK = 16  # a 224 crop becomes 14 x 14: a two-hundredth of the pixels to resize
@@ -57,7 +57,7 @@ _FEW = 8  # samples a thread, where they must be fetched
 
 
 def measure_ceilings(
-    dataset: Dataset,
+    dataset: Source,
     recipe: CheckedRecipe | None,
     *,
     batch_size: int,
@@ -88,7 +88,7 @@ def measure_ceilings(
     # From a remote only as few as it takes.
     some = next(rows) if read is not None else next(rows)[: _FEW * threads]
     batch = dataset.read(some).encoded("image")
-    bare = check_recipe(without_augmenting(recipe.ops), images=dataset.index.images["image"])
+    bare = check_recipe(without_augmenting(recipe.ops), images=dataset.contents.images["image"])
     stages = [RecipeTimer(bare), RecipeTimer(recipe), RecipeTimer(recipe, constant=True)]
     with contextlib.ExitStack() as open_ones:
         for stage in stages:
@@ -130,19 +130,19 @@ def _smaller(size: Any) -> Any:
     return tuple(max(1, side // _SHRINK) for side in size)
 
 
-def _near(dataset: Dataset) -> NDArray[np.bool_] | None:
+def _near(dataset: Source) -> NDArray[np.bool_] | None:
     """Which shards of a remote dataset are in the cache, of so many; None for a local one."""
-    remote, index = dataset.remote, dataset.index
+    remote = dataset.remote_shards
     if remote is None:
         return None
-    near = np.zeros(len(index.sizes), np.bool_)
+    near = np.zeros(len(dataset.contents.sizes), np.bool_)
     for shard in range(min(_LOOKED_AT, len(near))):
-        near[shard] = remote.is_whole(index.shards.source(shard))
+        near[shard] = remote.is_whole(shard)
     return near
 
 
 def _rows(
-    dataset: Dataset, batch_size: int, *, seed: int, near: NDArray[np.bool_] | None
+    dataset: Source, batch_size: int, *, seed: int, near: NDArray[np.bool_] | None
 ) -> Iterator[NDArray[np.int64]]:
     """(shard, row) of batch after batch, as a job of this seed would walk them, without an end.
 
@@ -159,9 +159,10 @@ def _rows(
                 yield rows
 
 
-def _read(dataset: Dataset, rows: Iterator[NDArray[np.int64]], seconds: float) -> tuple[Rate, bool]:
+def _read(dataset: Source, rows: Iterator[NDArray[np.int64]], seconds: float) -> tuple[Rate, bool]:
     """What reading gives, and whether the disk had to be waited for."""
-    workers = MAPPED_READ_THREADS if not dataset.index.format.is_file_per_sample else READ_THREADS
+    is_mapped = not dataset.contents.is_file_per_sample
+    workers = MAPPED_READ_THREADS if is_mapped else READ_THREADS
     blocks = _blocks()
 
     def read(some: NDArray[np.int64]) -> tuple[int, int]:

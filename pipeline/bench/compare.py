@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.bench.rounds import Comparison, Summary
     from penstock.readers import Dataset
     from penstock.readers.index.index import Index
+    from penstock.readers.source import Source
 
 MOST_SAMPLES = 8192
 """As many samples are written out as files at most: enough for some dozens of batches, which the
@@ -62,7 +63,7 @@ class PeerComparison:
 
 def compare_url(
     names: Sequence[str],
-    url: str | Dataset,
+    url: str | Source,
     *,
     recipe: Sequence[Operation],
     batch_size: int,
@@ -81,7 +82,7 @@ def compare_url(
     peers convert is timed. Penstock reads a local set where it lies as well, unless it has more
     than most_samples; of those, and of a remote one, all read the same local copy of so many.
 
-    url: or a Dataset, where it needs options; it stays open. names: of
+    url: or a Dataset, where it needs options, or a part of one; it stays open. names: of
     `pipeline.bench.peers.registry.PEERS`; what isn't installed is skipped and named. workers:
     processes or threads of each, this process's cores by default. progress: told (rounds played,
     rounds in all), counting every peer's. Raises ConfigError (unknown name, another recipe than
@@ -160,11 +161,16 @@ class _ComparedFiles:
             )
 
 
-def _local_files(url: str | Dataset, place: Path, most_samples: int) -> _ComparedFiles:
+def _local_files(url: str | Source, place: Path, most_samples: int) -> _ComparedFiles:
     from penstock.readers import Dataset
+    from penstock.readers.source import Source
 
     if isinstance(url, Dataset):
         return _files_of(url, place, most_samples)
+    if isinstance(url, Source):
+        done, copy = export_files(url, place / "files", most_samples=most_samples), place / "files"
+        note = f"All read a local copy with {done.samples} of {len(url)} samples as files."
+        return _ComparedFiles(folder=copy, ours=copy, samples=done.samples, note=note)
     with Dataset(url) as dataset:
         return _files_of(dataset, place, most_samples)
 

@@ -15,9 +15,7 @@ from penstock.readers.types import Rejection
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
-    from penstock.readers import Dataset
+    from penstock.readers.source import Source
 
 _DIGITS = 19  # of the largest int64: folders sort by name as labels do
 _CHUNK = 256  # samples a read; a remote set's shards are fetched one or a few at a time
@@ -33,18 +31,18 @@ class Export:
     same_labels: bool
 
 
-def export_files(dataset: Dataset, folder: Path, *, most_samples: int | None = None) -> Export:
+def export_files(dataset: Source, folder: Path, *, most_samples: int | None = None) -> Export:
     """Write `<folder>/<label>/<id>.<codec>`, bytes unchanged: the first most_samples, or all.
 
     Samples without labels go to one class. Raises what Dataset.read raises, and WriteError's
     base OSError where the folder can't be written.
     """
-    index = dataset.open()
-    count = min(index.samples, most_samples if most_samples is not None else index.samples)
-    has_labels = "label" in index.fields
+    contents = dataset.contents
+    count = min(contents.samples, most_samples if most_samples is not None else contents.samples)
+    has_labels = "label" in contents.schema
     seen: set[int] = set()
     for start in range(0, count, _CHUNK):
-        read = dataset.read(_rows(index.starts, np.arange(start, min(count, start + _CHUNK))))
+        read = dataset.read(contents.rows(np.arange(start, min(count, start + _CHUNK))))
         batch, column = read.encoded("image"), read.columns.get("label")
         labels = column.values.tolist() if isinstance(column, DenseColumn) else [0] * len(read)
         for number, label, encoded in zip(batch.ids.tolist(), labels, batch.encoded, strict=True):
@@ -56,12 +54,6 @@ def export_files(dataset: Dataset, folder: Path, *, most_samples: int | None = N
                 encoded.data
             )
     return Export(samples=count, same_labels=has_labels and seen == set(range(len(seen))))
-
-
-def _rows(starts: NDArray[np.int64], ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(shard, row) of sample ids."""
-    shards = np.searchsorted(starts, ids, side="right") - 1
-    return np.stack([shards, ids - starts[shards]], axis=1)
 
 
 def _suffix(head: bytes) -> str:

@@ -281,6 +281,14 @@ def test_all_read_the_same_copy_of_a_set_that_is_too_large(
     assert "20 of 48 samples" in done.note
 
 
+def test_all_read_the_same_copy_of_a_part_of_a_dataset(packed: Path, played: list[Work]) -> None:
+    with Dataset(packed) as dataset:
+        part = dataset.subset(range(0, 48, 3))
+        done = compare_url(["dali"], part, recipe=imagenet_train(), batch_size=8)
+    assert played[0].pack == played[0].folder
+    assert "16 of 16 samples" in done.note
+
+
 def test_nothing_is_played_where_no_peer_is_installed(
     monkeypatch: pytest.MonkeyPatch, coloured: Path, played: list[Work]
 ) -> None:

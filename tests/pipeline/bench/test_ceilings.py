@@ -20,6 +20,7 @@ from penstock.cache import DiskCache
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.ceilings import measure_ceilings, without_augmenting
 from penstock.readers import Dataset
+from penstock.readers.concatenation import concat
 from penstock.readers.types import ImageRange
 from tests.images import jpeg
 from tests.servers import Faults, serving
@@ -81,6 +82,15 @@ def test_a_dataset_without_images_is_only_read(pack: Path) -> None:
         found = measure_ceilings(dataset, None, batch_size=16, seconds=0.02)
     assert set(found.stages()) == {"read"}
     assert found.decode_share is None
+
+
+def test_a_part_of_a_dataset_is_measured_as_one_is(pack: Path, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
+    with serving(pack.parent) as server, Dataset(f"{server.url}/{pack.name}", cache=cache) as far:
+        both = concat([Dataset(pack), far]).subset(range(0, 2 * len(far), 5))
+        recipe = check_recipe(imagenet_train(32), images=far.index.images)
+        found = measure_ceilings(both, recipe, batch_size=16, threads=1, seconds=0.05)
+    assert set(found.stages()) == {"remote", "read", "decode", "augment", "python"}
 
 
 def test_a_slow_remote_is_fetched_from_but_not_waited_for(pack: Path, tmp_path: Path) -> None:

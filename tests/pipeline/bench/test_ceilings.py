@@ -88,7 +88,7 @@ def test_a_part_of_a_dataset_is_measured_as_one_is(pack: Path, tmp_path: Path) -
     cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
     with serving(pack.parent) as server, Dataset(f"{server.url}/{pack.name}", cache=cache) as far:
         both = concat([Dataset(pack), far]).subset(range(0, 2 * len(far), 5))
-        recipe = check_recipe(imagenet_train(32), images=far.index.images)
+        recipe = check_recipe(imagenet_train(32), images=far.contents.images["image"])
         found = measure_ceilings(both, recipe, batch_size=16, threads=1, seconds=0.05)
     assert set(found.stages()) == {"remote", "read", "decode", "augment", "python"}
 

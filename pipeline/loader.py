@@ -56,8 +56,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     and changes nothing (states are exact at every step); the rest are Penstock's. How each behaves
     with native and with torch datasets: docs/datasets.md.
 
-    dataset: a `penstock.Dataset` (native: decoded and augmented by DALI), or any torch dataset,
-        map-style or iterable, which torch's own workers read.
+    dataset: a `penstock.Dataset` (native: decoded and augmented by DALI), a part of one (`subset`,
+        `split`) or several end to end (`concat`); or any torch dataset, map-style or iterable,
+        which torch's own workers read.
     batch_size: samples of this rank's batch; global_batch_size is the alternative, over all ranks.
     shuffle: draw the order from the seed; otherwise samples come in index order.
     num_workers: native: decode threads of this rank, 0 is this rank's share of the usable cores.

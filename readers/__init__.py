@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.opening import IndexSummary, build_index, open_index
     from penstock.readers.packing.packing import pack
     from penstock.readers.packing.summary import PackSummary
+    from penstock.readers.source import Source
     from penstock.readers.types import EncodedBatch, ImageFacts, ImageRange, Rejection
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "PackSummary",
     "Rejection",
     "SampleBatch",
+    "Source",
     "build_index",
     "open_index",
     "pack",
@@ -39,6 +41,7 @@ _HOME = {
     "IndexSummary": "penstock.readers.index.opening",
     "PackSummary": "penstock.readers.packing.summary",
     "Rejection": "penstock.readers.types",
+    "Source": "penstock.readers.source",
     "SampleBatch": "penstock.readers.fields.columns",
     "build_index": "penstock.readers.index.opening",
     "open_index": "penstock.readers.index.opening",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,7 +61,6 @@ class Concatenation(Source):
         self.parts = tuple(parts)
         self.url = " + ".join(part.url for part in self.parts)
         self._contents: Contents | None = None
-        self._first_shard = self._first_id = np.empty(0, np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """For a spawned worker: its parts are opened anew there."""
@@ -74,12 +74,20 @@ class Concatenation(Source):
         """What all parts hold together. How alike samples of one shard are, compared with all, is
         known of no two datasets: icc is None, and the order mixes as widely as for such data."""
         if self._contents is None:
-            each = [part.contents for part in self.parts]
-            shards, ids = [len(c.sizes) for c in each], [c.id_end for c in each]
-            self._first_shard = np.cumsum([0, *shards[:-1]])
-            self._first_id = np.cumsum([0, *ids[:-1]])
-            self._contents = _joined(each)
+            self._contents = _joined([part.contents for part in self.parts])
         return self._contents
+
+    @cached_property
+    def _first_shard(self) -> Ints:
+        """Shards before each part, int64, shape (parts,)."""
+        counts = [len(part.contents.sizes) for part in self.parts]
+        return np.cumsum([0, *counts[:-1]])
+
+    @cached_property
+    def _first_id(self) -> Ints:
+        """What is added to the ids of each part, int64, shape (parts,)."""
+        ends = [part.contents.id_end for part in self.parts]
+        return np.cumsum([0, *ends[:-1]])
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -103,7 +111,6 @@ class Concatenation(Source):
 
     def _by_part(self, rows: Ints) -> Iterator[tuple[int, Ints, Ints]]:
         """Each part that has some of these rows: its number, their places, and its own rows."""
-        assert self.contents
         of = np.searchsorted(self._first_shard, rows[:, 0], side="right") - 1
         for number in np.unique(of).tolist():
             places = np.flatnonzero(of == number)
@@ -182,7 +189,6 @@ class Concatenation(Source):
 
     def _part_of(self, shard: int) -> tuple[Source, int]:
         """The part that a shard is of, and its number there."""
-        assert self.contents
         number = int(np.searchsorted(self._first_shard, shard, side="right")) - 1
         return self.parts[number], shard - int(self._first_shard[number])
 

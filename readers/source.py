@@ -10,6 +10,7 @@ import hashlib
 import logging
 from abc import ABC, abstractmethod
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import numpy as np
@@ -293,7 +294,6 @@ class Selection(Source):
         that they were chosen from."""
         self.url = base.url
         self._base, self._places, self._fingerprint = base, places, fingerprint
-        self._shards: Ints = np.empty(0, np.int64)
         self._contents: Contents | None = None
 
     @classmethod
@@ -322,12 +322,18 @@ class Selection(Source):
                     f"(index {self._fingerprint[:12]}, now {base.fingerprint[:12]}), so its ids "
                     "mean other samples. Take the selection again."
                 )
-            all_shards = np.searchsorted(base.starts, self._places, side="right") - 1
-            self._shards, sizes = np.unique(all_shards, return_counts=True)
-            self._contents = self._selected(base, sizes.astype(np.int64))
+            self._contents = self._selected(base)
         return self._contents
 
-    def _selected(self, base: Contents, sizes: Ints) -> Contents:
+    @cached_property
+    def _shards(self) -> Ints:
+        """Of each shard its number in the base, int64, ascending."""
+        starts = self._base.contents.starts
+        return np.unique(np.searchsorted(starts, self._places, side="right") - 1)
+
+    def _selected(self, base: Contents) -> Contents:
+        borders = np.append(base.starts[self._shards], base.samples)
+        sizes = np.diff(np.searchsorted(self._places, borders))
         said = f"selection {base.fingerprint} {len(self._places)} "
         digest = hashlib.sha256(said.encode() + self._places.astype("<i8").tobytes())
         units = base.units
@@ -346,12 +352,6 @@ class Selection(Source):
             files=len(self._places) if base.is_file_per_sample else len(sizes),
             units=units,
         )
-
-    @property
-    def _shard_numbers(self) -> Ints:
-        """Of each shard its number in the base."""
-        assert self.contents
-        return self._shards
 
     def _in_base(self, rows: Ints) -> Ints:
         """(shard, row) of the base."""
@@ -373,7 +373,7 @@ class Selection(Source):
     def remote_shards(self) -> RemoteShards | None:
         """Those of its shards that come from afar, whole, as the cache keeps them."""
         remote = self._base.remote_shards
-        return None if remote is None else remote.only(self._shard_numbers)
+        return None if remote is None else remote.only(self._shards)
 
     def ids(self, rows: Ints) -> Ints:
         """Sample ids, which are those of what it was taken from."""
@@ -418,7 +418,7 @@ class Selection(Source):
 
     def is_near(self, shard: int) -> bool:
         """Whether what is noted of a shard's samples can be had without the remote."""
-        return self._base.is_near(int(self._shard_numbers[shard]))
+        return self._base.is_near(int(self._shards[shard]))
 
     def give_back(self) -> None:
         """Forget open shards of what it was taken from that the cache needn't keep."""

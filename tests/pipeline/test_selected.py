@@ -77,7 +77,7 @@ def test_an_epoch_holds_each_selected_sample_once_with_the_pixels_of_the_whole(
     with make(whole.subset(chosen), augment=RECIPE) as loader, make(whole, augment=RECIPE) as all_:
         for _ in range(2):
             found, wanted = by_id(loader), by_id(all_)
-            assert sorted(found) == chosen
+            assert sorted(found) == chosen == sorted(loader.sampler)
             assert all(found[i].equal(wanted[i]) for i in chosen)
 
 

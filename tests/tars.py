@@ -55,12 +55,11 @@ END = bytes(1024)
 
 
 def photographs(first: int, count: int, classes: int = 3) -> dict[str, bytes]:
-    """count samples of jpg, cls and json."""
+    """count samples of jpg and cls."""
     files = {}
     for i in range(first, first + count):
         files[f"{i:05d}.jpg"] = images.jpeg(i, 16 + i % 7, 20 + i % 5)
         files[f"{i:05d}.cls"] = b"%d" % (i % classes)
-        files[f"{i:05d}.json"] = b'{"width": 32}'
     return files
 
 

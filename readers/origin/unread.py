@@ -132,24 +132,3 @@ def warn(
         PenstockWarning,
         stacklevel=9,
     )
-
-
-def warn_of_members(url: str, passed_over: Mapping[str, int], odd_labels: int) -> None:
-    """As `warn`, for members of tar files. odd_labels: json members whose label is no integer."""
-    kinds = {e: n for e, n in passed_over.items() if e != "(no key)"}
-    if odd_labels:
-        warnings.warn(
-            f"{url}: {odd_labels:,} json members hold a label that isn't an integer (a list, text, "
-            f"a fraction): it is left out, and no label is made up. {REMEDY}",
-            PenstockWarning,
-            stacklevel=8,
-        )
-    others = {e: n for e, n in kinds.items() if not (e == "json" and odd_labels == n)}
-    if others:
-        listed = ", ".join(f"{n:,} .{e}" for e, n in list(others.items())[:_NAMED])
-        warnings.warn(
-            f"{url}: {listed} members are left out: of a sample the image and an integer label "
-            f'(cls, or "label" in json) are read. {REMEDY}',
-            PenstockWarning,
-            stacklevel=8,
-        )

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.fields.field_types import ClassLabel, Image
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.candidates import Candidates, Spans
 from penstock.readers.formats.data_file import drop_copy
 from penstock.readers.formats.format import Snapshot
-from penstock.readers.formats.grouping import Grouping
 from penstock.readers.formats.tar.samples import list_samples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.candidates import Candidates
     from penstock.readers.origin.origin import Entry, Origin
-
-_IMAGE, _LABEL = "image", "label"
 
 
 class TarListing:
@@ -58,27 +49,4 @@ class TarListing:
     def _candidates(
         self, archives: Sequence[Entry], *, workers: int, warns: bool = True
     ) -> Candidates:
-        found = list_samples(self._origin, archives, workers=workers, warns=warns)
-        count = len(found.names)
-        schema: dict[str, FieldType] = {_IMAGE: Image()}
-        values = {}
-        if found.labels is not None:
-            schema[_LABEL] = ClassLabel()
-            values[_LABEL] = DenseColumn(found.labels)
-        images = Spans(
-            files=np.repeat(np.arange(len(archives)), np.diff(found.bounds)),
-            starts=found.starts,
-            sizes=found.sizes,
-        )
-        return Candidates(
-            schema=Schema(schema),
-            files=archives,
-            names=[found.shown(position) for position in range(count)],
-            spans={_IMAGE: images},
-            values=values,
-            # One shard an archive, also where it holds no sample.
-            shards=Grouping(order=np.arange(count, dtype=np.int64), bounds=found.bounds),
-            shard_bytes=None,
-            quarantined=found.quarantined,
-            passed_over=found.passed_over,
-        )
+        return list_samples(self._origin, archives, workers=workers, warns=warns)

@@ -10,6 +10,7 @@ import pytest
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.pipeline.cli.main import main
 from penstock.readers import Dataset, build_index, open_index, pack
+from penstock.readers.fields.field_types import Array, Image
 from tests import images, tars
 
 if TYPE_CHECKING:
@@ -85,16 +86,21 @@ def test_a_folder_of_another_kind_names_the_way(tmp_path: Path, name: str) -> No
 
 
 def test_members_of_tar_files_that_are_left_out_are_named(tmp_path: Path) -> None:
-    members = {"a.jpg": JPEG, "a.txt": b"a caption", "b.jpg": JPEG, "b.json": b'{"label": [1, 2]}'}
+    members = {
+        "a.jpg": JPEG,
+        "a.pth": b"?",
+        "b.jpg": JPEG,
+        "b.json": b'{"odd": ["x"], "label": [1]}',
+    }
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "a.tar").write_bytes(tars.archive(members))
     with pytest.warns(PenstockWarning) as told:
         index = open_index(tmp_path / "set", verify=images.verify)
     text = "\n".join(str(each.message) for each in told)
-    assert "1 .txt" in text
-    assert "isn't an integer" in text
+    assert "1 .pth members are left out" in text
+    assert '"odd"' in text
     assert len(told) == 2
-    assert index.fields == ("image",)
+    assert dict(index.about.schema) == {"image": Image(), "label": Array("int64", (1,))}
 
 
 def test_plain_folders_are_told_nothing(tmp_path: Path) -> None:

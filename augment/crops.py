@@ -35,11 +35,17 @@ def place_windows(
     window may reach outside, so that top and left may be negative."""
     places = keyed_draws(base, index, [0, 1])
     rows, columns = op.height_width
-    start = [
-        (place * (side + 2 * op.padding - length + 1)).astype(np.int64) - op.padding
-        for place, side, length in ((places[0], height, rows), (places[1], width, columns))
-    ]
-    return start[0], start[1], np.full_like(height, rows), np.full_like(width, columns)
+    top = _place(op, places[0], height, rows)
+    left = _place(op, places[1], width, columns)
+    return top, left, np.full_like(height, rows), np.full_like(width, columns)
+
+
+def _place(op: RandomCrop, place: Floats, side: Ints, length: int) -> Ints:
+    """The first pixel of a window on one side of each image. place: a draw in [0, 1)."""
+    padding = np.full_like(side, op.padding)
+    if op.pad_if_needed:
+        padding += np.maximum(length - side - 2 * padding, 0)
+    return (place * (side + 2 * padding - length + 1)).astype(np.int64) - padding
 
 
 def random_windows(

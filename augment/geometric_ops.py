@@ -69,15 +69,17 @@ class RandomCrop:
     """A window of a fixed size at a random place: torchvision's operation.
 
     size: an int is a square, a pair is (height, width), in pixels. padding: pixels that are put
-    around the image on all four sides first. fill: what they are, 0..255, for all channels;
+    around the image on all four sides first. pad_if_needed: where an image is still smaller than
+    the window, what it lacks is put on both of its sides, so that it may lie anywhere in the
+    window; else such images are an error. fill: what is put there, 0..255, for all channels;
     mask_fill: likewise in the masks of the image, such as 255 for what no loss counts. fields:
-    names of the images that it crops, with what is of them; None: all of its recipe. An image must
-    be as large as the window, its padding counted (torchvision's pad_if_needed doesn't exist here).
+    names of the images that it crops, with what is of them; None: all of its recipe.
     """
 
     size: Size
     _: KW_ONLY
     padding: int = 0
+    pad_if_needed: bool = False
     fill: float = 0.0
     mask_fill: int = 0
     fields: str | Sequence[str] | None = None
@@ -86,6 +88,7 @@ class RandomCrop:
         name = "RandomCrop"
         object.__setattr__(self, "size", height_width(f"{name}(size=...)", self.size))
         whole(f"{name}(padding=...)", self.padding, low=0, high=MAX_SIZE_PX)
+        flag(f"{name}(pad_if_needed=...)", self.pad_if_needed)
         object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
         whole(f"{name}(mask_fill=...)", self.mask_fill, low=-(2**31), high=2**31 - 1)
         object.__setattr__(self, "fields", field_names(f"{name}(fields=...)", self.fields))

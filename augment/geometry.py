@@ -66,9 +66,9 @@ def plan_geometries(
     sizes = images
     for index, op in geometric:
         if isinstance(op, CenterCrop | RandomCrop):
-            sizes = _cropped(op, sizes)
-            if isinstance(op, RandomCrop) and op.padding:
+            if isinstance(op, RandomCrop) and (op.padding or not _holds(sizes, op)):
                 geometries = _with_padding(geometries, op)
+            sizes = _cropped(op, sizes)
             geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
         elif isinstance(op, RandomHorizontalFlip | RandomVerticalFlip):
             geometries[-1] = _with_window(geometries[-1], Window(index, op), sizes)
@@ -91,7 +91,7 @@ def _with_window(geometry: Geometry, window: Window, sizes: ImageRange | None) -
 
 def _with_padding(geometries: list[Geometry], op: RandomCrop) -> list[Geometry]:
     if any(geometry.padding for geometry in geometries):
-        raise RecipeError("Two RandomCrop with padding= in one recipe: keep one.")
+        raise RecipeError("Two RandomCrop that pad in one recipe: keep one.")
     if geometries[-1].crops:
         # What it shows outside is padding, though the image went on there before it was cropped.
         return [*geometries, Geometry(padding=op)]
@@ -113,14 +113,22 @@ def _exactly(size: tuple[int, int]) -> ImageRange:
 
 
 def _cropped(op: CenterCrop | RandomCrop, sizes: ImageRange) -> ImageRange:
+    if _holds(sizes, op) or (isinstance(op, RandomCrop) and op.pad_if_needed):
+        return _exactly(op.height_width)
+    height, width = op.height_width
+    remedy = ", or pass pad_if_needed=True" if isinstance(op, RandomCrop) else ""
+    raise RecipeError(
+        f"{type(op).__name__}: wanted {height} x {width} (height x width) of images as small as "
+        f"{sizes.min_height} x {sizes.min_width}. Put a Resize in front of it, or crop "
+        f"less{remedy}."
+    )
+
+
+def _holds(sizes: ImageRange, op: CenterCrop | RandomCrop) -> bool:
+    """Whether the smallest image is as large as a window, its padding counted."""
     height, width = op.height_width
     padding = 2 * op.padding if isinstance(op, RandomCrop) else 0
-    if height > sizes.min_height + padding or width > sizes.min_width + padding:
-        raise RecipeError(
-            f"{type(op).__name__}: wanted {height} x {width} (height x width) of images as small "
-            f"as {sizes.min_height} x {sizes.min_width}. Put a Resize in front of it, or crop less."
-        )
-    return _exactly(op.height_width)
+    return height <= sizes.min_height + padding and width <= sizes.min_width + padding
 
 
 def _resized(op: Resize, sizes: ImageRange) -> ImageRange:

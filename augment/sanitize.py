@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from penstock.augment.checks import field_names, is_number
 from penstock.cache.errors import RecipeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -46,4 +45,4 @@ class SanitizeBoxes:
         """Which boxes stay, bool, (k,). boxes: x1, y1, x2, y2, clipped, shape (k, 4)."""
         width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
         large = (width >= self.min_size) & (height >= self.min_size)
-        return np.asarray(large & (width * height >= self.min_area))
+        return large & (width * height >= self.min_area)

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.augment import (
     Apply,
@@ -284,6 +286,26 @@ def test_a_box_that_is_dropped_takes_its_row_along() -> None:
     assert found["boxes"].values.tolist() == [[1, 1, 3, 4], [30, 20, 32, 24], [5, 5, 10, 10]]
     for column in found.values():
         assert column.offsets.tolist() == [0, 0, 2, 2, 3]
+
+
+@given(seed=st.integers(0, 2**40), min_area=st.floats(0, 30), min_size=st.floats(0, 6))
+@settings(max_examples=50, deadline=None)
+def test_what_is_dropped_is_what_torchvision_drops(
+    seed: int, min_area: float, min_size: float
+) -> None:
+    torch = pytest.importorskip("torch")
+    reference: Any = pytest.importorskip("torchvision.transforms.v2.functional")
+    boxes = np.sort(np.random.default_rng(seed).uniform(0, 9, (40, 2, 2)), axis=1)
+    boxes = boxes.reshape(40, 4).astype(np.float32)
+    keeps = SanitizeBoxes(min_area, min_size=min_size).keeps(boxes)
+    _, wanted = reference.sanitize_bounding_boxes(
+        torch.from_numpy(boxes),
+        format="XYXY",
+        canvas_size=(9, 9),
+        min_size=min_size,
+        min_area=min_area,
+    )
+    np.testing.assert_array_equal(keeps, wanted.numpy())
 
 
 def test_rows_of_any_shape_go_with_their_boxes() -> None:

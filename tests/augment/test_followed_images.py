@@ -46,6 +46,9 @@ LOSSLESS: dict[str, Any] = {
     "crop": (RandomCrop((37, 29)),),
     "padded": (RandomCrop(44, padding=9, fill=0),),
     "far outside": (RandomCrop((9, 7), padding=30),),
+    "as needed": (RandomCrop((100, 64), pad_if_needed=True), *FLIPS),
+    "as needed and more": (*FLIPS, RandomCrop((100, 64), padding=5, pad_if_needed=True), *FLIPS),
+    "not needed": (RandomCrop((40, 33), pad_if_needed=True), RandomCrop(42, padding=5)),
     "flipped": (*FLIPS, RandomCrop((40, 48), padding=8), *FLIPS),
     "cropped twice": (RandomCrop(40, padding=3), *FLIPS, CenterCrop((21, 33)), RandomCrop(17)),
     "padded again": (CenterCrop((38, 40)), *FLIPS, RandomCrop((48, 44), padding=7), *FLIPS),
@@ -248,6 +251,17 @@ def test_what_is_padded_has_the_colour_that_was_asked_for() -> None:
         move_masks(replace(moves, mask_fill=-1), masks)
 
 
+def test_what_a_small_image_lacks_is_put_on_both_of_its_sides() -> None:
+    checked = check_recipe((RandomCrop((50, 30), padding=1, pad_if_needed=True),), images=SAME)
+    dims = np.full((500, 2), 32, np.int32)
+    _, moves = draw_with_moves(checked, ids=np.arange(500), dims=dims, seed=1, epoch=1)
+    (crop,) = moves.moves
+    assert isinstance(crop, Crop)
+    # 32 + 2 and 16 more on each side for 50; the width is enough
+    assert np.unique(crop.top).tolist() == list(range(-17, 0))
+    assert np.unique(crop.left).tolist() == list(range(-1, 4))
+
+
 def test_grey_images_are_padded_too() -> None:
     recipe = (Decode("gray"), RandomCrop(32, padding=8, fill=50))
     batch = batch_of([np.full((32, 32, 3), 200, np.uint8)] * 16)
@@ -280,9 +294,9 @@ def test_points_are_turned_as_pixels_are() -> None:
 @pytest.mark.parametrize(
     ("recipe", "message"),
     [
-        ((RandomCrop(33),), "RandomCrop: wanted 33 x 33"),
+        ((RandomCrop(33),), "RandomCrop: wanted 33 x 33.*pad_if_needed=True"),
         ((RandomCrop((32, 41), padding=4),), "RandomCrop: wanted 32 x 41"),
-        ((RandomCrop(32, padding=4), RandomCrop(32, padding=4)), "Two RandomCrop with padding"),
+        ((RandomCrop(32, padding=4), RandomCrop(32, padding=4)), "Two RandomCrop that pad"),
         ((Normalize(), RandomCrop(32)), "stands after Normalize"),
         ((RandomRotation(1), RandomCrop(32)), "put what crops and resizes first"),
     ],
@@ -298,6 +312,7 @@ def test_windows_that_cannot_be(recipe: Any, message: str) -> None:
         (lambda: RandomCrop(0), r"RandomCrop\(size="),
         (lambda: RandomCrop(8, padding=-1), r"RandomCrop\(padding="),
         (lambda: RandomCrop(8, padding=(1, 2)), r"RandomCrop\(padding="),  # type: ignore[arg-type]
+        (lambda: RandomCrop(8, pad_if_needed=1), r"pad_if_needed="),  # type: ignore[arg-type]
         (lambda: RandomCrop(8, fill=256), r"RandomCrop\(fill="),
         (lambda: RandomCrop(8, mask_fill=0.5), r"RandomCrop\(mask_fill="),  # type: ignore[arg-type]
         (lambda: RandomCrop(8, fields=()), r"RandomCrop\(fields="),

@@ -295,8 +295,8 @@ def test_what_is_dropped_is_what_torchvision_drops(
 ) -> None:
     torch = pytest.importorskip("torch")
     reference: Any = pytest.importorskip("torchvision.transforms.v2.functional")
-    boxes = np.sort(np.random.default_rng(seed).uniform(0, 9, (40, 2, 2)), axis=1)
-    boxes = boxes.reshape(40, 4).astype(np.float32)
+    pairs = np.sort(np.random.default_rng(seed).uniform(0, 9, (40, 2, 2)), axis=1)
+    boxes = pairs.reshape(40, 4).astype(np.float32)
     keeps = SanitizeBoxes(min_area, min_size=min_size).keeps(boxes)
     _, wanted = reference.sanitize_bounding_boxes(
         torch.from_numpy(boxes),

@@ -15,9 +15,11 @@ from penstock.pipeline.cli.options import (
     Baseline,
     CacheFolder,
     Format,
+    ImageFields,
     IndexedSource,
     IndexOut,
     Json,
+    PackFields,
     PackFolder,
     Quality,
     ShardBytes,
@@ -27,6 +29,7 @@ from penstock.pipeline.cli.options import (
     Source,
     StorageOption,
     Workers,
+    parse_names,
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import SampleProgress
@@ -39,20 +42,22 @@ def pack(
     shuffle: Shuffle = True,
     seed: ShuffleSeed = 0,
     shard_bytes: ShardBytes = "64MiB",
+    fields: PackFields = None,
     short_side: ShortSide = None,
     quality: Quality = None,
     baseline: Baseline = False,
+    image: ImageFields = None,
     format: Format = "auto",
     workers: Workers = 0,
     cache: CacheFolder = None,
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Write a dataset as shards that are read fast: shuffled, every image decoded once to check it.
+    """Write a dataset as shards that are read fast: shuffled, every sample checked once.
 
-    What doesn't decode goes by name into DST/_penstock/quarantine.jsonl. Killed at any moment, the
-    same command goes on after the last finished shard. Under torchrun or Slurm each rank packs its
-    share.
+    What is bad, in any of its fields, goes by name into DST/_penstock/quarantine.jsonl. Killed at
+    any moment, the same command goes on after the last finished shard. Under torchrun or Slurm each
+    rank packs its share.
     """
     from penstock.readers import open_index
     from penstock.readers import pack as pack_dataset
@@ -63,12 +68,14 @@ def pack(
             src,
             dst,
             format=format,
+            fields=parse_names(fields),
             shuffle=shuffle,
             seed=seed,
             shard_bytes=shard_bytes,
             short_side=short_side,
             quality=quality,
             baseline=baseline,
+            image=parse_names(image),
             workers=workers or usable_cores(),
             rank=world.rank,
             size=world.size,

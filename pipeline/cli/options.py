@@ -65,12 +65,24 @@ ShuffleSeed = Annotated[int, typer.Option(help="Seed of that shuffle.")]
 ShardBytes = Annotated[
     str, typer.Option(help="Size of a shard: what is fetched and cached as one.")
 ]
+PackFields = Annotated[
+    str | None,
+    typer.Option("--fields", help="Fields to pack, such as image,label; all unless told."),
+]
+ImageFields = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        help="Image fields that --short-side, --quality and --baseline act on, such as left,right; "
+        "all unless told.",
+    ),
+]
 ShortSide = Annotated[
     int | None,
     typer.Option(
         min=1,
         help="Rewrite images whose short side is longer: upright, so many pixels, as baseline "
-        "JPEGs. Others stay as they are.",
+        "JPEGs, and their masks, boxes and keypoints with them. Others stay as they are.",
     ),
 ]
 Quality = Annotated[
@@ -207,6 +219,11 @@ Tune = Annotated[
 Plot = Annotated[
     Path | None, typer.Option("--plot", help="Picture to write, as bench.png; needs matplotlib.")
 ]
+
+
+def parse_names(text: str | None) -> tuple[str, ...] | None:
+    """Names of fields that a comma parts; None where none is given."""
+    return None if text is None else tuple(name.strip() for name in text.split(","))
 
 
 def parse_storage_options(pairs: list[str] | None) -> dict[str, Any] | None:

@@ -58,6 +58,35 @@ def metadata(buffer: Any) -> Mapping[bytes, bytes]:
     return found
 
 
+def typed_batch(buffer: Any, schema: Any) -> Any:
+    """The one record batch of a mapped Arrow IPC file whose columns are those of a schema, by name
+    and type. What stands in them isn't looked at: offsets may lead anywhere, text may be none.
+    Raises one of BROKEN."""
+    reader = pa.ipc.open_file(pa.BufferReader(buffer))
+    found = reader.schema
+    if found.names != schema.names or found.types != schema.types:
+        names = [*found.names, *schema.names]
+        odd = next((n for n in names if _types(found, n) != _types(schema, n)), "their order")
+        got, wanted = _types(found, odd), _types(schema, odd)
+        raise ValueError(f"its column {odd[:64]} is {got}, wanted {wanted}")
+    _only_one(reader, buffer)
+    batch = reader.get_batch(0)
+    batch.validate()
+    return batch
+
+
+def _types(schema: Any, name: str) -> str:
+    """For people: the types of all columns of a name."""
+    found = [str(field.type)[:64] for field in schema if field.name == name]
+    return " and ".join(found[:4]) or "absent"
+
+
+def _only_one(reader: Any, buffer: Any) -> None:
+    if reader.num_record_batches != 1:
+        raise ValueError(f"{reader.num_record_batches} record batches, wanted 1")
+    _refuse_packed(memoryview(buffer))
+
+
 def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = frozenset()) -> Any:
     """The one record batch of a mapped Arrow IPC file. columns: the wanted ones, of which those in
     `optional` may be absent. Raises one of BROKEN."""
@@ -67,9 +96,7 @@ def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = froz
     if list(found.items()) != list(wanted.items()) or len(reader.schema) != len(found):
         shown = ", ".join(f"{name[:32]} {kind[:32]}" for name, kind in list(found.items())[:12])
         raise ValueError(f"its columns are {shown}")
-    if reader.num_record_batches != 1:
-        raise ValueError(f"{reader.num_record_batches} record batches, wanted 1")
-    _refuse_packed(memoryview(buffer))
+    _only_one(reader, buffer)
     batch = reader.get_batch(0)
     batch.validate(full=True)  # or offsets that lead nowhere end in a crash
     if any(column.null_count for column in batch.columns):
@@ -77,12 +104,42 @@ def only_batch(buffer: Any, columns: Columns, *, optional: frozenset[str] = froz
     return batch
 
 
-def _refuse_packed(view: memoryview) -> None:
-    """Refuse compression and dictionaries. Raises ValueError."""
+def footer_start(buffer: Any) -> int:
+    """Where the footer of a file begins of which no more is here than the last 10 bytes. Raises
+    ValueError."""
+    view = memoryview(buffer)
     try:
         if bytes(view[-6:]) != _MAGIC:
             raise ValueError("its end mark is missing")
-        footer = len(view) - 10 - _number(view, "<i", len(view) - 10)
+        start = len(view) - 10 - _number(view, "<i", len(view) - 10)
+    except struct.error as error:
+        raise ValueError(f"its footer leads nowhere ({error})") from error
+    if not 0 <= start <= len(view) - 10:
+        raise ValueError("its footer leads nowhere")
+    return start
+
+
+def batch_head_end(buffer: Any) -> int:
+    """Where in a file, of which no more is here than its footer, the numbers of its one record
+    batch begin: all that says where these are stands before that. Raises ValueError."""
+    view = memoryview(buffer)
+    try:
+        footer = footer_start(buffer)
+        start, count = _vector(view, footer + _number(view, "<I", footer), _FOOTER_BATCHES)
+        if count != 1:
+            raise ValueError(f"{count} record batches, wanted 1")
+        end = _number(view, "<q", start) + _number(view, "<i", start + 8)
+    except (struct.error, IndexError) as error:
+        raise ValueError(f"its footer leads nowhere ({error})") from error
+    if not 0 <= end <= len(view):
+        raise ValueError("its footer leads nowhere")
+    return end
+
+
+def _refuse_packed(view: memoryview) -> None:
+    """Refuse compression and dictionaries. Raises ValueError."""
+    try:
+        footer = footer_start(view)
         root = footer + _number(view, "<I", footer)
         if _vector(view, root, _FOOTER_DICTIONARIES)[1]:
             raise ValueError("it has dictionaries")

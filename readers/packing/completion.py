@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.cache.errors import DatasetNotFoundError, PenstockError
+from penstock.readers.fields.field_types import Mask
+from penstock.readers.fields.masks import mask_dtype
+from penstock.readers.fields.schema import Schema
 from penstock.readers.files.atomic import locked, write_bytes
-from penstock.readers.files.names import printable
-from penstock.readers.formats.layout import Layout
-from penstock.readers.formats.pack.content import image_schema
 from penstock.readers.formats.pack.format import PackFormat
-from penstock.readers.formats.pack.shard import PackShard
+from penstock.readers.formats.pack.shard import rewrite_source
 from penstock.readers.index.manifest import Manifest, join_manifest
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.origin.quarantine import QUARANTINE, nothing_decodes, quarantine_lines
 from penstock.readers.packing.folder import shard_name
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
-    from penstock.readers.fields.schema import Schema
+    from penstock.readers.formats.summary import ShardSummary
     from penstock.readers.packing.folder import PackFolder, ShardRecord
     from penstock.readers.packing.plan import PackPlan
     from penstock.readers.packing.source import PackSource
@@ -73,7 +75,7 @@ class PackCompletion:
             [shard_name(shard) for shard, _ in good],
             [facts for _, facts in good],
             kind=PackFormat.name,
-            schema=self._schema,
+            schema=_settled(self.source.schema, [facts for _, facts in good]),
             quarantined=len(quarantined),
             shuffled=settings["shuffle"],
             seed=settings["seed"],
@@ -84,31 +86,26 @@ class PackCompletion:
         self.folder.tidy()
         return manifest
 
-    @property
-    def _schema(self) -> Schema:
-        return image_schema(self.source.labels is not None, self.source.classes)
-
     def _close_gaps(self, records: list[ShardRecord], rejected: NDArray[np.int64]) -> None:
         """Turn the `source` columns into ids of the source's index, which counts good files only.
 
         Which files are bad is known only now. The column is computed from the plan, not from what
         is there, so doing it twice does no harm.
         """
-        layout = Layout(
-            schema=self._schema,
-            storage={"image": "span", **dict.fromkeys(list(self._schema)[1:], "value")},
-        )
         for shard, record in enumerate(records):
             if record.facts is None:
                 continue
             ids = self.plan.source_ids[self.plan.grouping.positions(shard)]
             ids = ids[~np.isin(ids, rejected)]
-            opened = PackShard(
-                self.folder.shard(shard),
-                size_bytes=record.facts.size_bytes,
-                samples=record.facts.samples,
-                sums=record.facts.sums,
-                layout=layout,
-                shown=printable(shard_name(shard)),
-            )
-            opened.rewrite_source(ids - np.searchsorted(rejected, ids))
+            source = ids - np.searchsorted(rejected, ids)
+            rewrite_source(self.folder.shard(shard), self.source.schema, source)
+
+
+def _settled(schema: Schema, shards: Sequence[ShardSummary]) -> Schema:
+    """The schema, in which masks that may have any dtype get the one that holds them all."""
+    found = dict(schema)
+    for name, type in schema.of_type(Mask).items():
+        if not type.is_settled:
+            dtypes = {mask_dtype(codec) for shard in shards for codec in shard.fields[name].codecs}
+            found[name] = replace(type, dtype="int32" if "int32" in dtypes else "uint8")
+    return Schema(found)

@@ -1,4 +1,4 @@
-"""Writing a pack: shards of a seeded full shuffle, every image decoded once, resumable at any
+"""Writing a pack: shards of a seeded full shuffle, every sample checked once, resumable at any
 moment.
 
 Each shard is written, renamed into place and then recorded; the manifest comes last, and until then
@@ -23,12 +23,13 @@ from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import local_path, show
-from penstock.readers.packing.source import CandidateSource, PackedSource
+from penstock.readers.packing.packed_source import PackedSource
+from penstock.readers.packing.source import CandidateSource
 from penstock.readers.packing.task import PackTask
 from penstock.readers.packing.transcode import Transcode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.index.opening import Folder
@@ -44,12 +45,14 @@ def pack(
     dst: Folder,
     *,
     format: str = AUTO,
+    fields: Sequence[str] | None = None,
     shuffle: bool = True,
     seed: int = 0,
     shard_bytes: int | str = "64MiB",
     short_side: int | None = None,
     quality: int | None = None,
     baseline: bool = False,
+    image: Sequence[str] | None = None,
     workers: int | None = None,
     verify: Verify | None = None,
     rank: int = 0,
@@ -62,26 +65,28 @@ def pack(
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
     src: image folder, tar files or pack, local or behind a URL. format: which of them ("folder",
-    "tar", "pack") where src holds more than one kind. shuffle: False keeps the ids of the
-    source's index. shard_bytes: mean bytes of a shard, counted before images are rewritten.
-    short_side: images with a longer one are rewritten as baseline JPEGs of this short side (pixels,
-    upright, quality 92 by default); others stay as they are. quality: of what is rewritten, 1 to
-    100; without short_side every image is rewritten at its size. baseline: other progressive JPEGs
-    become baseline ones without loss (extra `transcode`). workers: threads, None is all cores.
-    verify: decodes images, None finds the installed one. rank, size: this process's share of the
-    shards; whoever sees all shards finished writes the manifest. progress: called as progress(done
-    samples, total samples, done bytes). storage_options, filesystem: of src, as for Dataset. cache:
-    what a remote src is read through; None keeps nothing.
+    "tar", "pack") where src holds more than one kind. fields: those that are packed, None is all.
+    shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a shard, counted
+    before images are rewritten. short_side: images with a longer one are rewritten as baseline
+    JPEGs of this short side (pixels, upright, quality 92 by default), and their masks, boxes and
+    keypoints with them; others stay. quality: of what is rewritten, 1 to 100; without short_side
+    every image is rewritten at its size. baseline: other progressive JPEGs become baseline ones
+    without loss (extra `transcode`). image: the image fields that these three act on, None is all.
+    workers: threads, None is all cores. verify: decodes images, None finds the installed one. rank,
+    size: this process's share of the shards; whoever sees all finished writes the manifest.
+    progress: called as progress(done samples, total samples, done bytes). storage_options,
+    filesystem, cache: of src, as for Dataset; without a cache nothing is kept.
 
-    Raises DatasetNotFoundError (nothing there, or nothing decodes), DestinationError (dst holds
-    other data; nothing was touched), ConfigError, IndexChangedError (a file changed meanwhile),
+    Raises DatasetNotFoundError (nothing there, or nothing good), DestinationError (dst holds other
+    data; nothing was touched), ConfigError, IndexChangedError (a file changed meanwhile),
     DatasetError, FetchError, WriteError (disk full, read-only), MissingDependencyError.
     """
+    rewriting = Transcode(short_side=short_side, quality=quality, baseline=baseline, images=image)
     task = PackTask(
         shuffle=shuffle,
         seed=seed,
         shard_bytes=parse_size(shard_bytes, what="shard_bytes"),
-        transcode=Transcode(short_side=short_side, quality=quality, baseline=baseline),
+        transcode=rewriting,
         workers=workers or usable_cores(),
         verify=verify,
         rank=rank,
@@ -93,7 +98,8 @@ def pack(
     origin = locate(src, storage_options=storage_options, scratch=scratch, filesystem=filesystem)
     with closing(scratch), closing(origin):
         root = _destination(dst, origin)
-        return task.run(_source(origin, scratch, format=format, workers=task.workers), root)
+        found = _source(origin, scratch, format=format, fields=fields, workers=task.workers)
+        return task.run(found, root)
 
 
 def _destination(dst: Folder, origin: Origin) -> bytes:
@@ -116,9 +122,16 @@ def _destination(dst: Folder, origin: Origin) -> bytes:
     return root
 
 
-def _source(origin: Origin, scratch: Scratch, *, format: str, workers: int) -> PackSource:
+def _source(
+    origin: Origin,
+    scratch: Scratch,
+    *,
+    format: str,
+    fields: Sequence[str] | None,
+    workers: int,
+) -> PackSource:
     opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
     index = opener.open_own(format)
     if index is not None:
-        return PackedSource(index)
-    return CandidateSource(origin, opener.indexing(format), workers=workers)
+        return PackedSource(index, fields=fields)
+    return CandidateSource(origin, opener.indexing(format), fields=fields, workers=workers)

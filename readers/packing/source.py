@@ -1,32 +1,36 @@
-"""What a pack is made from: an image folder, tar files, or another pack."""
+"""What a pack is made from: data without an index of its own, or another pack."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.errors import CorruptSampleError
-from penstock.cache.threads import ordered
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.fields.verify import SampleFacts, examine
-from penstock.readers.formats.pack.format import pack_shard
-from penstock.readers.index.intake import cut, read_chunks
-from penstock.readers.packing.plan import PackPlan, plan_candidates, plan_samples
-from penstock.readers.reading.open_shards import OPENERS
-from penstock.readers.types import ImageFacts, Rejection
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.arrays import array_form, to_array
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
+from penstock.readers.fields.examine import verify_for
+from penstock.readers.fields.facts import Facts
+from penstock.readers.fields.field_types import Array, is_encoded
+from penstock.readers.fields.schema import Schema
+from penstock.readers.fields.settle import Settling, unsettled
+from penstock.readers.files.names import printable
+from penstock.readers.index.intake import read_chunks
+from penstock.readers.packing.plan import PackPlan, plan_candidates
+from penstock.readers.packing.sample import PackSample
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.format import Indexing
-    from penstock.readers.formats.pack.blob import PackBlob
-    from penstock.readers.formats.pack.shard import PackShard
-    from penstock.readers.index.index import Index
+    from penstock.readers.index.intake import Chunk
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.quarantine import QuarantineEntry
     from penstock.readers.types import Encoded, Verify
@@ -34,30 +38,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleGroup:
-    """Some samples of one shard to be, read and examined. positions: int64, shape (n,); names: in
-    the source."""
+    """Some samples of one shard to be, read and examined. positions: int64, shape (n,); samples:
+    each, or why it is bad; names: in the source."""
 
     positions: NDArray[np.int64]
-    samples: list[Encoded | Rejection]
-    results: list[SampleFacts | Rejection]
+    samples: list[PackSample | Rejection]
     names: list[bytes]
 
 
 class PackSource(Protocol):
     """A source is what a pack is made from.
 
-    sizes: bytes of each sample, int64, shape (n,). labels: int64, shape (n,), or None.
-    fingerprint: changes when anything about the source does. has_ids: the ids are known, no sample
-    can drop out.
+    schema: the fields that are packed; a mask's dtype may be unsettled. sizes: bytes of each
+    sample, int64, shape (n,). fingerprint: changes when anything about the source does.
     """
 
     url: str
     fingerprint: str
+    schema: Schema
     sizes: NDArray[np.int64]
-    labels: NDArray[np.int64] | None
-    classes: tuple[str, ...]
     quarantined: list[QuarantineEntry]
-    has_ids: bool
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         """Which sample goes into which shard."""
@@ -69,27 +69,32 @@ class PackSource(Protocol):
         verify: Verify | None,
         workers: int,
     ) -> Iterator[SampleGroup]:
-        """The samples of (shard, positions), in that order, in pieces of one shard each."""
+        """The samples of (shard, positions), in that order, in pieces of one shard each. verify:
+        decodes images, None for the installed decoder; samples that were verified aren't again."""
 
     def name(self, position: int) -> bytes:
         """A sample's name for the quarantine."""
 
 
 class CandidateSource:
-    """Data without an index of its own: each sample is read where it lies and decoded once, on its
+    """Data without an index of its own: each sample is read where it lies and checked once, on its
     way into the pack. Of remote objects that hold many samples as many stay in the cache as it has
     room for: a shuffled shard takes from all."""
 
-    has_ids = False
-
-    def __init__(self, origin: Origin, indexing: Indexing, *, workers: int) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        indexing: Indexing,
+        *,
+        fields: Sequence[str] | None = None,
+        workers: int,
+    ) -> None:
         listing = indexing.list(origin)
-        self._candidates = found = listing.candidates(workers=workers)
+        found = listing.candidates(workers=workers)
+        self._origin = origin
+        self._candidates = found = _settled(origin, chosen(found, fields), workers=workers)
         self.url, self.fingerprint = origin.url, listing.snapshot().fingerprint
-        self.sizes, self.quarantined = found.sizes, found.quarantined
-        self._origin, self.classes = origin, found.schema.class_names()
-        labels = found.values.get("label")
-        self.labels = labels.values if isinstance(labels, DenseColumn) else None
+        self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
         return plan_candidates(
@@ -103,17 +108,12 @@ class CandidateSource:
         verify: Verify | None,
         workers: int,
     ) -> Iterator[SampleGroup]:
-        if verify is None:
-            raise TypeError("samples without facts are verified")
-        for chunk in read_chunks(self._origin, self._candidates, shards, workers=workers):
-            images = [
-                Rejection("no image") if each is None else each for each in chunk.contents["image"]
-            ]
-            results = examine(images, verify)
+        found = self._candidates
+        decoder = verify_for(self.schema, verify, workers=workers)
+        for chunk in read_chunks(self._origin, found, shards, workers=workers):
             yield SampleGroup(
                 positions=chunk.positions,
-                samples=images,
-                results=results,
+                samples=list(_samples(chunk, found, decoder)),
                 names=[self.name(position) for position in chunk.positions.tolist()],
             )
 
@@ -121,95 +121,98 @@ class CandidateSource:
         return self._candidates.names[position]
 
 
-class PackedSource:
-    """Another pack: its images were decoded when it was written, so their CRC is checked here and
-    their facts are taken over."""
+def chosen(candidates: Candidates, fields: Sequence[str] | None) -> Candidates:
+    """Candidates with some of their fields. Raises ConfigError for others."""
+    if fields is None:
+        return candidates
+    schema = chosen_schema(candidates.schema, fields)
+    return replace(
+        candidates,
+        schema=schema,
+        spans={name: each for name, each in candidates.spans.items() if name in schema},
+        values={name: each for name, each in candidates.values.items() if name in schema},
+        present={name: each for name, each in candidates.present.items() if name in schema},
+    )
 
-    has_ids = True
 
-    def __init__(self, index: Index) -> None:
-        self._index = index
-        self.url, self.fingerprint, self.classes = index.url, index.fingerprint, index.classes
-        self.quarantined: list[QuarantineEntry] = []
-        tables = ordered(
-            lambda number: self._shard(number).table,
-            range(len(index.sizes)),
-            workers=1 if index.remote is None else OPENERS,
-            ahead=OPENERS,
-            name="tables",
-        )
-        table, columns = np.concatenate(list(tables)), index.layout.table
-        self._place = place = columns.spans["image"]
-        self.sizes = table[:, place.end] - table[:, place.start]
-        self.labels = table[:, columns.values["label"]].copy() if "label" in index.fields else None
+def chosen_schema(schema: Schema, fields: Sequence[str]) -> Schema:
+    """Some fields of a schema. Raises ConfigError for what is none, and for what belongs to a field
+    that isn't among them."""
+    wrong = [name for name in fields if name not in schema]
+    if wrong or not fields or len(set(fields)) < len(fields):
+        raise ConfigError(f"fields: got {list(fields)}, wanted some of {list(schema)}, each once.")
+    return schema.only(tuple(fields))
 
-    def _shard(self, number: int) -> PackShard | PackBlob:
-        return pack_shard(self._index.shards.open(number))
 
-    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        return plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+def _settled(origin: Origin, candidates: Candidates, *, workers: int) -> Candidates:
+    """Candidates whose arrays have a dtype and as many dimensions as they have: they are read for
+    it, since a shard's columns have types. Raises DatasetError (they differ)."""
+    schema = candidates.schema
+    arrays = schema.of_type(Array)
+    open = {name: arrays[name] for name in unsettled(schema) if name in arrays}
+    if not open:
+        return candidates
+    # Belonging to nothing, they can be read without it.
+    apart = Schema({**schema, **{name: replace(type, of=None) for name, type in open.items()}})
+    alone = chosen(replace(candidates, schema=apart), tuple(open))
+    settling = Settling(alone.schema)
+    every = (
+        (shard, candidates.shards.positions(shard)) for shard in range(candidates.shards.shards)
+    )
+    for chunk in read_chunks(origin, alone, every, workers=workers):
+        for position, facts in zip(
+            chunk.positions.tolist(), chunk.examine(alone, None), strict=True
+        ):
+            if not isinstance(facts, Rejection):
+                settling.see(facts, sample=printable(candidates.names[position]))
+    found = settling.schema()
+    return replace(candidates, schema=Schema({**schema, **_belonging(found, open)}))
 
-    def groups(
-        self,
-        shards: Iterator[tuple[int, NDArray[np.int64]]],
-        *,
-        verify: Verify | None,
-        workers: int,
-    ) -> Iterator[SampleGroup]:
-        del verify
-        pieces = (positions[part] for _, positions in shards for part in cut(self.sizes[positions]))
-        yield from ordered(self._read, pieces, workers=workers, ahead=workers + 2, name="intake")
 
-    def _read(self, ids: NDArray[np.int64]) -> SampleGroup:
-        place = self._place
-        shards = np.searchsorted(self._index.starts, ids, side="right") - 1
-        samples: list[Encoded | Rejection] = [Rejection("")] * len(ids)
-        results: list[SampleFacts | Rejection] = [Rejection("")] * len(ids)
-        names = [b""] * len(ids)
-        for number in np.unique(shards).tolist():
-            places = np.flatnonzero(shards == number)
-            rows = ids[places] - self._index.starts[number]
-            shard, spans, images = self._images(number, rows)
-            codecs, channels = shard.columns.codecs(), shard.columns.channels()
-            known = shard.source_names()
-            for at, row, span, image in zip(
-                places.tolist(), rows.tolist(), spans.tolist(), images, strict=True
-            ):
-                assert place.height is not None
-                if crc32c(image) != span[place.crc]:
-                    raise self._corrupt(int(ids[at]), shard.name(row))
-                facts = ImageFacts(
-                    height=span[place.height],
-                    width=span[place.height + 1],
-                    channels=int(channels[row]),
-                    codec=codecs[row],
-                )
-                names[at] = known[row] if known is not None else shard.name(row).encode()
-                samples[at], results[at] = image, SampleFacts(crc32c=span[place.crc], image=facts)
-        return SampleGroup(positions=ids, samples=samples, results=results, names=names)
+def _belonging(found: Schema, to: Mapping[str, Array]) -> dict[str, FieldType]:
+    """Arrays with what each belongs to."""
+    return {
+        name: replace(type, of=to[name].of)
+        for name, type in found.items()
+        if isinstance(type, Array)
+    }
 
-    def _images(
-        self, number: int, rows: NDArray[np.int64]
-    ) -> tuple[PackShard | PackBlob, NDArray[np.int64], list[Encoded]]:
-        """A shard, the rows of its table and their images; what the cache has wrong is fetched
-        again."""
-        place = self._place
-        for attempt in range(2):
-            shard = self._shard(number)
-            spans = shard.table[rows]
-            images = shard.views(spans[:, place.start].tolist(), spans[:, place.end].tolist())
-            crcs = [crc32c(image) for image in images]
-            if attempt or self._index.remote is None or crcs == spans[:, place.crc].tolist():
-                break
-            self._index.shards.drop(number, opened=shard)
-        return shard, spans, images
 
-    def _corrupt(self, sample_id: int, name: str) -> CorruptSampleError:
-        return CorruptSampleError(
-            f"Sample {sample_id} of {self.url} ({name}): its checksum (CRC-32C) is wrong. Pack "
-            "from an intact copy of the source.",
-            sample_id=sample_id,
-        )
+def _samples(
+    chunk: Chunk, candidates: Candidates, verify: Verify | None
+) -> Iterator[PackSample | Rejection]:
+    results = chunk.examine(candidates, verify)
+    for row, (position, facts) in enumerate(zip(chunk.positions.tolist(), results, strict=True)):
+        if isinstance(facts, Rejection):
+            yield facts
+            continue
+        payloads: dict[str, Encoded] = {}
+        arrays: dict[str, NDArray[Any]] = {}
+        kept: dict[str, Facts] = {}
+        for name, each in facts.items():
+            data, type = chunk.contents[name][row], candidates.schema[name]
+            assert isinstance(data, np.ndarray)
+            payload = data[each.start : each.start + each.size]
+            if is_encoded(type):
+                payloads[name], kept[name] = payload, replace(each, start=0)
+            elif (form := array_form(type)) is not None:
+                arrays[name] = to_array(payload, each.codec, each.shape, form.dtype)
+        for name, column in candidates.values.items():
+            there = candidates.present.get(name)
+            if there is not None and not there[position]:
+                continue
+            if isinstance(column, ListColumn | EncodedColumn):
+                payloads[name], kept[name] = _noted_bytes(column.samples[position])
+            elif isinstance(column, DenseColumn):
+                arrays[name] = column.values[position]
+            else:
+                arrays[name] = column.sample(position)
+        yield PackSample(payloads=payloads, facts=kept, arrays=arrays)
 
-    def name(self, position: int) -> bytes:
-        return b"%d" % position
+
+def _noted_bytes(sample: str | bytes | Encoded) -> tuple[Encoded, Facts]:
+    """What a table says of a text, or of bytes."""
+    codec = "utf-8" if isinstance(sample, str) else "bytes"
+    data = sample.encode() if isinstance(sample, str) else sample
+    payload = np.frombuffer(data, np.uint8)
+    return payload, Facts(crc32c(payload), 0, len(payload), (), codec)

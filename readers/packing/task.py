@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
-from penstock.readers.fields.verify import find_verify
 from penstock.readers.files.atomic import locked, make_folder
 from penstock.readers.files.names import printable
 from penstock.readers.formats.limits import VERSION
+from penstock.readers.formats.pack.forms import pack_forms
 from penstock.readers.packing.completion import PackCompletion
 from penstock.readers.packing.folder import PackFolder
 from penstock.readers.packing.summary import PackSummary
@@ -55,11 +55,14 @@ class PackTask:
             "shuffle": self.shuffle,
             "seed": self.seed if self.shuffle else None,
             "shard_bytes": self.shard_bytes,
+            "fields": list(source.schema),
             **self.transcode.settings(),
         }
 
     def run(self, source: PackSource, root: bytes) -> PackSummary:
         """Write this rank's share, and the manifest if all shares are there by then."""
+        self.transcode.image_fields(source.schema)
+        pack_forms(source.schema)
         folder = PackFolder(root, self.settings(source))
         manifest = folder.finished()
         if manifest is not None:
@@ -72,7 +75,7 @@ class PackTask:
             source=source,
             plan=plan,
             folder=folder,
-            verify=None if source.has_ids else self.verify or find_verify(workers=self.workers),
+            verify=self.verify,
             transcode=self.transcode,
             workers=self.workers,
             progress=self.progress,

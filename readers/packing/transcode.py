@@ -12,20 +12,26 @@ from __future__ import annotations
 import io
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.errors import ConfigError, MissingDependencyError
+from penstock.readers.fields.facts import Facts
+from penstock.readers.fields.field_types import Image
 from penstock.readers.fields.sniff import is_progressive
-from penstock.readers.fields.verify import SampleFacts
-from penstock.readers.types import ImageFacts
+from penstock.readers.packing.followers import follow
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from PIL import Image
+    from collections.abc import Sequence
 
+    from PIL.Image import Image as Picture
+
+    from penstock.readers.fields.schema import Schema
+    from penstock.readers.packing.sample import PackSample
     from penstock.readers.types import Encoded
 
 QUALITY = 92
@@ -42,18 +48,24 @@ class Transcode:
 
     short_side: those with a longer one are resized to it, in pixels; quality: of what is rewritten,
     1 to 100; without short_side all images are rewritten. baseline: progressive JPEGs that stay
-    otherwise are rewritten without loss.
+    otherwise are rewritten without loss. images: the fields that this concerns; None is all. What
+    belongs to an image (masks, boxes, points) follows it to its size.
     """
 
     short_side: int | None = None
     quality: int | None = None
     baseline: bool = False
+    images: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if self.short_side is not None and self.short_side < 1:
             raise ConfigError(f"short_side: got {self.short_side}, wanted pixels, 1 or more.")
         if self.quality is not None and not 1 <= self.quality <= 100:
             raise ConfigError(f"quality: got {self.quality}, wanted 1 to 100, such as {QUALITY}.")
+        if self.images is not None and not self.is_needed:
+            raise ConfigError(
+                "image: it names what short_side, quality and baseline act on. Add one of these."
+            )
         if self.baseline:
             load_jpeglib()
 
@@ -61,18 +73,56 @@ class Transcode:
     def is_needed(self) -> bool:
         return self.baseline or self.short_side is not None or self.quality is not None
 
-    def settings(self) -> dict[str, int | bool | None]:
+    def settings(self) -> dict[str, Any]:
         """For the manifest, and for telling one pack from another; None for what isn't asked."""
         quality = self.quality
         if quality is None and self.short_side is not None:
             quality = QUALITY
         baseline = True if self.baseline else None
-        return {"short_side": self.short_side, "quality": quality, "baseline": baseline}
+        images = None if self.images is None else list(self.images)
+        return {
+            "short_side": self.short_side,
+            "quality": quality,
+            "baseline": baseline,
+            "images": images,
+        }
 
-    def apply(self, sample: Encoded, facts: SampleFacts) -> tuple[Encoded, SampleFacts]:
-        """The sample as the pack shall hold it; the same where there is nothing to do, and where
-        Pillow can't decode it or has no equal of its colours."""
-        short = min(facts.image.height, facts.image.width)
+    def apply(self, sample: PackSample, schema: Schema) -> PackSample | Rejection:
+        """The sample as the pack shall hold it, with what belongs to its images; images stay the
+        same where there is nothing to do, and where Pillow can't decode them or has no equal of
+        their colours."""
+        for name in self.image_fields(schema):
+            if name not in sample.payloads:
+                continue
+            facts = sample.facts[name]
+            payload, fresh = self._image(sample.payloads[name], facts)
+            if payload is sample.payloads[name]:
+                continue
+            before = facts.shape[0], facts.shape[1]
+            after = fresh.shape[0], fresh.shape[1]
+            sample = replace(
+                sample,
+                payloads={**sample.payloads, name: payload},
+                facts={**sample.facts, name: fresh},
+            )
+            try:
+                sample = follow(sample, name, before=before, after=after, schema=schema)
+            except ValueError as error:
+                return Rejection(f"{name}: what belongs to it can't be resized: {error}")
+        return sample
+
+    def image_fields(self, schema: Schema) -> tuple[str, ...]:
+        """The image fields that are rewritten. Raises ConfigError for names of none."""
+        there = tuple(schema.of_type(Image))
+        wrong = [name for name in self.images or () if name not in there]
+        if wrong:
+            raise ConfigError(
+                f"image: got {wrong[0]!r}, wanted some of the image fields {list(there)}."
+            )
+        return there if self.images is None else tuple(self.images)
+
+    def _image(self, sample: Encoded, facts: Facts) -> tuple[Encoded, Facts]:
+        short = min(facts.shape[:2])
         if (self.short_side is None and self.quality is not None) or (
             self.short_side is not None and short > self.short_side
         ):
@@ -80,10 +130,10 @@ class Transcode:
             if rewritten is not None:
                 return rewritten
         if self.baseline and is_progressive(sample) and (same := baseline_twin(sample)) is not None:
-            return same, SampleFacts(crc32c=crc32c(same), image=facts.image)
+            return same, Facts(crc32c(same), 0, len(same), facts.shape, facts.codec)
         return sample, facts
 
-    def _rewritten(self, sample: Encoded) -> tuple[Encoded, SampleFacts] | None:
+    def _rewritten(self, sample: Encoded) -> tuple[Encoded, Facts] | None:
         image = _decoded(sample)
         target = _TARGETS.get(image.mode) if image is not None else None
         if image is None or target is None:
@@ -95,29 +145,28 @@ class Transcode:
         quality = QUALITY if self.quality is None else self.quality
         image.save(buffer, "JPEG", quality=quality, progressive=False)
         data = np.frombuffer(buffer.getvalue(), np.uint8)
-        facts = ImageFacts(
-            height=image.height, width=image.width, channels=len(image.getbands()), codec="jpeg"
-        )
-        return data, SampleFacts(crc32c=crc32c(data), image=facts)
+        shape = (image.height, image.width, len(image.getbands()))
+        return data, Facts(crc32c(data), 0, len(data), shape, "jpeg")
 
 
-def _decoded(sample: Encoded) -> Image.Image | None:
+def _decoded(sample: Encoded) -> Picture | None:
     """The upright image, or None where Pillow can't; it may know less than who verified it."""
-    from PIL import Image, ImageOps
+    from PIL import Image as pillow
+    from PIL import ImageOps
 
     try:
-        with Image.open(io.BytesIO(sample.data)) as image:
+        with pillow.open(io.BytesIO(sample.data)) as image:
             return ImageOps.exif_transpose(image)
     except Exception:  # each of Pillow's decoders raises its own kinds: the sample stays as it is
         return None
 
 
-def _shrunk(image: Image.Image, short_side: int) -> Image.Image:
-    from PIL import Image
+def _shrunk(image: Picture, short_side: int) -> Picture:
+    from PIL.Image import Resampling
 
     short = min(image.size)
     width, height = (max(1, round(side * short_side / short)) for side in image.size)
-    return image.resize((width, height), Image.Resampling.LANCZOS)
+    return image.resize((width, height), Resampling.LANCZOS)
 
 
 def load_jpeglib() -> Any:

@@ -12,26 +12,25 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.threads import ordered
-from penstock.readers.fields.verify import SampleFacts
 from penstock.readers.files.progress import Reporter
-from penstock.readers.formats.image_columns import ImageColumns
-from penstock.readers.formats.pack.content import ShardContent, write_shard
+from penstock.readers.formats.pack.content import write_shard
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.packing.folder import ShardRecord
+from penstock.readers.packing.sample import shard_content
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
+    from penstock.readers.formats.pack.content import ShardContent
     from penstock.readers.packing.folder import PackFolder
     from penstock.readers.packing.plan import PackPlan
+    from penstock.readers.packing.sample import PackSample
     from penstock.readers.packing.source import PackSource, SampleGroup
     from penstock.readers.packing.transcode import Transcode
-    from penstock.readers.types import Encoded, Progress, Verify
-
-    _Pair = tuple[Encoded | Rejection, SampleFacts | Rejection]
+    from penstock.readers.types import Progress, Verify
 
 _log = logging.getLogger("penstock")
 
@@ -42,15 +41,14 @@ class _ShardDraft:
 
     shard: int
     positions: NDArray[np.int64]
-    samples: list[Encoded | Rejection]
-    results: list[SampleFacts | Rejection]
+    samples: list[PackSample | Rejection]
     names: list[bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardWriter:
-    """Writes shards of a plan into a pack's folder. verify: None where the source's samples were
-    verified already; workers: threads."""
+    """Writes shards of a plan into a pack's folder. verify: decodes images, None for the installed
+    decoder; workers: threads."""
 
     source: PackSource
     plan: PackPlan
@@ -93,67 +91,55 @@ class ShardWriter:
         groups = self.source.groups(wanted, verify=self.verify, workers=self.workers)
         for shard in shards:
             positions = self.plan.grouping.positions(shard)
-            samples: list[Encoded | Rejection] = []
-            results: list[SampleFacts | Rejection] = []
+            samples: list[PackSample | Rejection] = []
             names: list[bytes] = []
             while len(samples) < len(positions):
                 group = next(groups)
                 names += group.names
-                for sample, result in self._transcoded(group):
-                    samples.append(sample)
-                    results.append(result)
+                samples += self._transcoded(group)
                 reporter.done(len(group.positions), int(self.source.sizes[group.positions].sum()))
-            yield _ShardDraft(
-                shard=shard, positions=positions, samples=samples, results=results, names=names
-            )
+            yield _ShardDraft(shard=shard, positions=positions, samples=samples, names=names)
 
-    def _transcoded(self, group: SampleGroup) -> Iterator[_Pair]:
-        pairs = zip(group.samples, group.results, strict=True)
+    def _transcoded(self, group: SampleGroup) -> Iterable[PackSample | Rejection]:
         if not self.transcode.is_needed:
-            return iter(pairs)
+            return group.samples
+        ahead = self.workers + 2
         return ordered(
-            self._transcode, pairs, workers=self.workers, ahead=self.workers + 2, name="transcode"
+            self._transcode, group.samples, workers=self.workers, ahead=ahead, name="transcode"
         )
 
-    def _transcode(self, pair: _Pair) -> _Pair:
-        sample, result = pair
-        if isinstance(sample, Rejection) or isinstance(result, Rejection):
-            return pair
-        return self.transcode.apply(sample, result)
+    def _transcode(self, sample: PackSample | Rejection) -> PackSample | Rejection:
+        if isinstance(sample, Rejection):
+            return sample
+        return self.transcode.apply(sample, self.source.schema)
 
     def _write_shard(self, draft: _ShardDraft) -> ShardRecord:
-        good = np.array([isinstance(r, SampleFacts) for r in draft.results], bool)
-        content = self._content(draft, draft.positions[good]) if good.any() else None
+        content = self._content(draft)
         facts = None
         if content is not None:
-            size_bytes = write_shard(self.folder.shard(draft.shard), content)
-            facts = content.summary(size_bytes)
+            facts = write_shard(self.folder.shard(draft.shard), content)
         rejected = [
             (
                 int(self.plan.source_ids[position]),
-                QuarantineEntry(name=self.source.name(position), reason=result.reason),
+                QuarantineEntry(name=self.source.name(position), reason=sample.reason),
             )
-            for position, result in zip(draft.positions.tolist(), draft.results, strict=True)
-            if isinstance(result, Rejection)
+            for position, sample in zip(draft.positions.tolist(), draft.samples, strict=True)
+            if isinstance(sample, Rejection)
         ]
         record = ShardRecord(facts=facts, rejected=rejected)
         self.folder.write_record(draft.shard, record)
         return record
 
-    def _content(self, draft: _ShardDraft, positions: NDArray[np.int64]) -> ShardContent:
-        pairs = zip(draft.samples, draft.results, strict=True)
-        images = [
-            s for s, r in pairs if isinstance(r, SampleFacts) and not isinstance(s, Rejection)
-        ]
-        facts = [r for r in draft.results if isinstance(r, SampleFacts)]
-        labels = self.source.labels
-        return ShardContent(
-            encoded=images,
-            columns=ImageColumns.of(facts, None if labels is None else labels[positions]),
-            source=self.plan.source_ids[positions],
-            names=[
-                name
-                for name, result in zip(draft.names, draft.results, strict=True)
-                if isinstance(result, SampleFacts)
-            ],
+    def _content(self, draft: _ShardDraft) -> ShardContent | None:
+        """What goes into a shard; None where no sample is good."""
+        good = [sample for sample in draft.samples if not isinstance(sample, Rejection)]
+        if not good:
+            return None
+        is_good = np.array([not isinstance(sample, Rejection) for sample in draft.samples], bool)
+        names = zip(draft.names, is_good.tolist(), strict=True)
+        return shard_content(
+            good,
+            self.source.schema,
+            source=self.plan.source_ids[draft.positions[is_good]],
+            names=[name for name, is_one in names if is_one],
         )

@@ -1,111 +1,143 @@
-"""A pack's shard in a blob: its head and tail are asked for, the images as they are needed."""
+"""A pack's shard in a blob: first comes what tells where its samples are, then what is needed."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from crc32c import crc32c
+
 from penstock.cache.errors import CorruptShardError
+from penstock.readers.files.ipc import batch_head_end, footer_start
+from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, only_the_tail
 from penstock.readers.formats.blob_shard import BlobShard
 from penstock.readers.formats.pack.columns import PackColumns
+from penstock.readers.formats.pack.dense import WRONG_CRC, DenseFields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
-    from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.layout import Layout
+    from penstock.readers.formats.format import ShardEntry
     from penstock.readers.formats.shard import Ints
-    from penstock.readers.formats.summary import Sums
 
-# Around a pack's shard's image bytes lie 8 bytes of offset a sample in front and up to 45 of
-# columns behind (label, height, width, channels, codec, CRC, source), each column padded to 64;
-# schema and footer take 1.5 KB.
+# Before the samples of a shard's first field lie schema, metadata and 8 bytes of offset a sample;
+# behind those of its last one some columns of numbers, each padded to 64, and the footer.
 _HEAD_BYTES, _HEAD_SAMPLE_BYTES = 4096, 8
 _TAIL_BYTES, _TAIL_SAMPLE_BYTES = 4096, 48
 
 
-class PackBlob(BlobShard):
+class PackBlob(DenseFields, BlobShard):
     """A pack's shard in a blob.
 
-    Opening it asks for its head (schema, offsets) and tail (columns, footer) only, guessed from the
-    number of samples. Bytes that aren't there read as zeros, so a guess that is too small fails the
-    manifest's sums, and then all is asked for.
+    Opening it asks for its head and tail, whose sizes are guessed from the number of samples. They
+    tell what else is needed to know where the samples are; that is asked for at once.
     """
 
-    def __init__(
-        self,
-        remote: Remote,
-        blob: Blob,
-        *,
-        samples: int,
-        sums: Sums,
-        layout: Layout,
-        shown: str,
-        overhead_bytes: int | None = None,
-    ) -> None:
-        """samples, sums: what the manifest promises; shown: the shard's name for people;
-        overhead_bytes: what stands beside the images, at most. Raises CorruptShardError,
-        FetchError."""
-        self._shown = shown
-        size_bytes = blob.source.size_bytes
-        head = min(size_bytes, _HEAD_BYTES + _HEAD_SAMPLE_BYTES * samples)
-        behind = overhead_bytes or _TAIL_BYTES + _TAIL_SAMPLE_BYTES * samples
-        tail = max(head, size_bytes - behind)
-        try:
-            columns = _read(blob, [(0, head), (tail, size_bytes)], samples, sums, layout)
-            start, end = columns.file_offset, columns.file_offset + columns.flat.size
-            if start > head or end < tail:
-                columns = _read(blob, [(0, start), (end, size_bytes)], samples, sums, layout)
-        except _NotParsedError:
-            try:
-                columns = _read(blob, [(0, size_bytes)], samples, sums, layout)
-            except _NotParsedError as error:
-                raise CorruptShardError(
-                    f"{blob.source.uri}: not a shard that Penstock wrote, or changed since "
-                    f"({error}). Upload the pack again."
-                ) from error
-        self.columns = columns
-        super().__init__(remote, blob, columns.table)
+    def __init__(self, remote: Remote, blob: Blob, entry: ShardEntry) -> None:
+        """entry: what the manifest promises. Raises CorruptShardError, FetchError."""
+        self.shown = printable(entry.name)
+        columns = _columns(blob, entry)
+        quiet: Any = nullcontext()
+        if blob.is_cached:
+            quiet = only_the_tail(columns.data.ctypes.data, len(columns.data))
+        with quiet, _parsing(blob):
+            table = columns.table(entry.layout, samples=entry.samples, sums=entry.sums)
+        BlobShard.__init__(self, remote, blob, table)
+        DenseFields.__init__(self, columns)
 
     def name(self, row: int) -> str:
         """A sample's name for people, such as "shard-000003.arrow[17]"."""
-        return f"{self._shown}[{row}]"
-
-    def gather(
-        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
-    ) -> None:
-        """Raise TypeError: no field is stored so."""
-        del rows, out, places, wrong
-        raise TypeError(f"{self._shown}: {field} isn't stored by rows")
-
-    def read_rows(
-        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
-    ) -> dict[str, Column]:
-        """Raise TypeError: no field is stored so."""
-        del rows, wrong
-        raise TypeError(f"{self._shown}: {fields} aren't stored by rows")
+        return f"{self.shown}[{row}]"
 
     def source_names(self) -> list[bytes] | None:
         """The samples' names in what the pack was made from; see `PackColumns`."""
         return self.columns.source_names()
 
+    def gather(
+        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+    ) -> None:
+        """Gather rows, of which only what is needed is fetched."""
+        if not self.blob.is_cached and self.columns.fields[field].form.has_ranges:
+            self._ranges(field, rows, out, places, wrong)
+            return
+        if not self.blob.is_whole:
+            dense = self.dense(field)
+            spans = [dense.span(block) for block in dense.unchecked(rows)]
+            if spans:
+                self.blob.buffer(spans)
+        super().gather(field, rows, out, places, wrong)
 
-def _read(
-    blob: Blob, spans: list[tuple[int, int]], samples: int, sums: Sums, layout: Layout
-) -> PackColumns:
-    buffer = blob.buffer(spans)
-    quiet = only_the_tail(buffer.address, buffer.size) if blob.is_cached else nullcontext()
+    def _ranges(
+        self, name: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+    ) -> None:
+        """Rows by themselves: of a shard that is kept nowhere, a block would be much for one."""
+        field = self.columns.fields[name]
+        assert field.crcs is not None
+        starts = field.start + rows * field.form.row_bytes
+        found = self.views(starts.tolist(), (starts + field.form.row_bytes).tolist())
+        crcs = field.crcs[rows].tolist()
+        for i, (place, crc, sample) in enumerate(zip(places.tolist(), crcs, found, strict=True)):
+            if crc32c(sample) != crc:
+                wrong[i] = WRONG_CRC
+            out[place] = sample.view(field.form.dtype).reshape(out.shape[1:])
+
+
+class _Parts:
+    """A blob's bytes as far as they are here. Others read as zeros."""
+
+    def __init__(self, blob: Blob) -> None:
+        self._blob = blob
+        self._here: list[tuple[int, int]] = []
+        self._buffer: Any = None
+
+    def fetch(self, spans: Sequence[tuple[int, int]]) -> Any:
+        """The blob as a buffer in which these spans [start, end) are."""
+        missing = [piece for span in spans for piece in self._missing(*span)]
+        self._here += missing
+        if missing or self._buffer is None:
+            self._buffer = self._blob.buffer(missing)
+        return self._buffer
+
+    def _missing(self, start: int, end: int) -> list[tuple[int, int]]:
+        pieces = [(start, end)] if start < end else []
+        for a, b in self._here:
+            cut = [((low, min(high, a)), (max(low, b), high)) for low, high in pieces]
+            pieces = [piece for pair in cut for piece in pair if piece[0] < piece[1]]
+        return pieces
+
+
+def _columns(blob: Blob, entry: ShardEntry) -> PackColumns:
+    """A shard's columns, once all is here that tells where its samples are. Raises
+    CorruptShardError, FetchError."""
+    parts, size_bytes, samples = _Parts(blob), blob.source.size_bytes, entry.samples
+    head = min(size_bytes, _HEAD_BYTES + _HEAD_SAMPLE_BYTES * samples)
+    behind = entry.overhead_bytes or _TAIL_BYTES + _TAIL_SAMPLE_BYTES * samples
+    buffer = parts.fetch([(0, head), (max(head, size_bytes - behind), size_bytes)])
+    with _parsing(blob):
+        footer = footer_start(buffer)
+    parts.fetch([(footer, size_bytes)])
+    with _parsing(blob):
+        head = batch_head_end(buffer)
+    parts.fetch([(0, head)])
+    with _parsing(blob):
+        columns = PackColumns(buffer, entry.layout.schema)
+        needed = columns.needed()
+    parts.fetch(needed)
+    return columns
+
+
+@contextmanager
+def _parsing(blob: Blob) -> Iterator[None]:
+    """Inside, nothing is fetched: what goes wrong is the shard's fault."""
     try:
-        with quiet:
-            return PackColumns(buffer, samples=samples, sums=sums, layout=layout, from_file=True)
+        yield
     except BROKEN as error:
-        raise _NotParsedError(str(error)) from error
-
-
-class _NotParsedError(Exception):
-    """These bytes are no shard; not an OSError, as what fetching raises is."""
+        raise CorruptShardError(
+            f"{blob.source.uri}: not a shard that Penstock wrote, or changed since ({error}). "
+            "Upload the pack again."
+        ) from error

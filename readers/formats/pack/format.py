@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.readers.files.names import OWN_FOLDER, below, printable
+from penstock.readers.files.names import OWN_FOLDER, below
 from penstock.readers.formats.pack.blob import PackBlob
 from penstock.readers.formats.pack.shard import PackShard
 
@@ -66,28 +66,11 @@ class PackOpener:
 
     def open_local(self, root: bytes) -> PackShard:
         """Map its file."""
-        entry = self.entry
-        return PackShard(
-            below(root, entry.name),
-            size_bytes=entry.size_bytes,
-            samples=entry.samples,
-            sums=entry.sums,
-            layout=entry.layout,
-            shown=printable(entry.name),
-        )
+        return PackShard(below(root, self.entry.name), self.entry)
 
     def open_blob(self, remote: Remote, blob: Blob) -> PackBlob:
-        """Fetch its head and tail; its images come as they are needed."""
-        entry = self.entry
-        return PackBlob(
-            remote,
-            blob,
-            samples=entry.samples,
-            sums=entry.sums,
-            layout=entry.layout,
-            shown=printable(entry.name),
-            overhead_bytes=entry.overhead_bytes,
-        )
+        """Fetch what tells where its samples are; these come as they are needed."""
+        return PackBlob(remote, blob, self.entry)
 
 
 FORMAT: Format = PackFormat()

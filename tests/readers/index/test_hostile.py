@@ -474,9 +474,11 @@ def reforge_shard(root: Path, change: Callable[[dict[str, Any]], None], **option
     write(path, fresh, pa.ipc.IpcWriteOptions(**options))
     about, told = columns_of(root / "_penstock" / "manifest.arrow")
     try:
-        crcs, label, *shape = (
-            columns[name].to_numpy() for name in ("crc32c", "label", "height", "width", "channels")
+        crcs, *shape = (
+            columns[f"penstock/{kind}/image"].to_numpy()
+            for kind in ("crc32c", "height", "width", "channels")
         )
+        label = columns["label"].to_numpy()
         shapes = np.stack(shape, axis=1).astype(np.int64)
         image = FieldNotes(storage="span", crcs=crcs, shapes=shapes)
         sums = Sums.of({"image": image, "label": FieldNotes(storage="value", values=label)})
@@ -503,9 +505,9 @@ def lie(columns: dict[str, Any]) -> None:
     ("change", "options"),
     [
         (put("image", b""), {}),
-        (put("height", 0), {}),
-        (put("width", -1), {}),
-        (put("height", 2**30), {}),
+        (put("penstock/height/image", 0), {}),
+        (put("penstock/width/image", -1), {}),
+        (put("penstock/height/image", 2**30), {}),
         (lie, {}),
         (lambda columns: columns.pop("image"), {}),
         (lambda columns: columns.update(image=columns["image"].cast(pa.binary())), {}),

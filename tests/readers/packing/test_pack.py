@@ -124,10 +124,12 @@ def test_any_arrow_tool_opens_a_shard(folder: Path, tmp_path: Path) -> None:
     make(folder, tmp_path / "pack")
     with pa.memory_map(str(tmp_path / "pack" / "shard-000000.arrow")) as file:
         table = pa.ipc.open_file(file).read_all()
-    names = ["image", "label", "height", "width", "channels", "codec", "crc32c", "source", "name"]
-    assert table.column_names == names
+    noted = [
+        f"penstock/{kind}/image" for kind in ("crc32c", "height", "width", "channels", "codec")
+    ]
+    assert table.column_names == ["image", "label", *noted, "penstock/source", "penstock/name"]
     assert table.schema.field("image").type == pa.large_binary()
-    assert table["codec"].to_pylist() == ["jpeg"] * table.num_rows
+    assert table["penstock/codec/image"].to_pylist() == ["jpeg"] * table.num_rows
 
 
 def test_a_pack_of_a_pack(folder: Path, tmp_path: Path) -> None:

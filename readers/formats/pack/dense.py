@@ -1,0 +1,117 @@
+"""Rows of a field of one shape in a mapped shard: gathered at once, checked a block at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from crc32c import crc32c
+
+from penstock.readers.formats.pack.own_columns import block_bounds, block_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.pack.columns import PackColumns, PackField
+    from penstock.readers.formats.shard import Ints
+
+WRONG_CRC = "its bytes aren't those that were packed: its CRC-32C is wrong"
+
+
+class DenseRows:
+    """The rows of one field in one shard. Each block is checked against its CRC-32C when one of its
+    rows is asked for first. Safe for several threads: two may check one block."""
+
+    def __init__(self, field: PackField) -> None:
+        assert field.values is not None
+        assert field.blocks is not None
+        self._form, self._values = field.form, field.values
+        self._data: NDArray[np.uint8] = field.values.reshape(-1).view(np.uint8)
+        self._start = field.start
+        self._bounds = block_bounds(field.form, field.rows)
+        self._each = block_rows(field.form)
+        self._sums = field.blocks.tolist()
+        self._is_right = np.zeros(len(self._sums), bool)
+        self._are_all_right = False
+
+    def unchecked(self, rows: NDArray[np.int64]) -> list[int]:
+        """The blocks of these rows that nobody has found right yet."""
+        if self._are_all_right:
+            return []
+        blocks = rows // self._each
+        unchecked: list[int] = np.unique(blocks[~self._is_right[blocks]]).tolist()
+        return unchecked
+
+    def span(self, block: int) -> tuple[int, int]:
+        """Where a block lies in the file, [start, end)."""
+        return self._start + int(self._bounds[block]), self._start + int(self._bounds[block + 1])
+
+    def wrong(self, rows: NDArray[np.int64]) -> NDArray[np.bool_] | None:
+        """Which of these rows lie in a block whose bytes are wrong, bool, shape (len(rows),); None
+        if none does."""
+        unchecked = self.unchecked(rows)
+        if not unchecked:
+            return None
+        for block in unchecked:
+            self._is_right[block] = self._sum(block) == self._sums[block]
+        self._are_all_right = bool(self._is_right.all())
+        right = self._is_right[rows // self._each]
+        return None if right.all() else ~right
+
+    def _sum(self, block: int) -> int:
+        return int(crc32c(self._data[self._bounds[block] : self._bounds[block + 1]]))
+
+    def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        """The rows, unchecked, shape (len(rows), *row); zeros where a sample lacks the field."""
+        if self._form.is_bits:
+            return self._bits(rows)
+        found: NDArray[Any] = self._values.take(rows, axis=0)
+        return found
+
+    def _bits(self, rows: NDArray[np.int64]) -> NDArray[Any]:
+        numbers = self._form.numbers
+        at = rows[:, None] * numbers + np.arange(numbers)
+        bits = self._data[at >> 3] >> (at & 7).astype(np.uint8) & 1
+        found: NDArray[Any] = bits.astype(self._form.dtype)
+        return found.reshape(len(rows), *self._form.row)
+
+
+class DenseFields:
+    """The fields of one shape of an open shard, opened as they are asked for.
+
+    columns: of the shard; shown: its name for people.
+    """
+
+    shown: str
+
+    def __init__(self, columns: PackColumns) -> None:
+        self.columns = columns
+        self._dense: dict[str, DenseRows] = {}
+
+    def dense(self, name: str) -> DenseRows:
+        """The rows of one field."""
+        found = self._dense.get(name)
+        if found is None:  # two threads may make it: what one has checked the other checks again
+            found = self._dense[name] = DenseRows(self.columns.fields[name])
+        return found
+
+    def gather(
+        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+    ) -> None:
+        """out[places] = the rows of a field, each block checked when it is touched first. wrong:
+        where rows of wrong bytes are noted, by place in rows, with the reason."""
+        dense = self.dense(field)
+        bad = dense.wrong(rows)
+        if bad is not None:
+            wrong.update(dict.fromkeys(np.flatnonzero(bad).tolist(), WRONG_CRC))
+        out[places] = dense.take(rows)
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
+    ) -> dict[str, Column]:
+        """Raise TypeError: what is stored by rows has one shape here."""
+        del rows, wrong
+        raise TypeError(f"{self.shown}: {list(fields)} have one shape each, and are gathered")

@@ -1,0 +1,224 @@
+"""A pack's shard by itself: every type of field, as any Arrow tool reads it and as we do."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from crc32c import crc32c
+
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fields.field_types import Array, Image, Mask, MultiLabel, Value
+from penstock.readers.fields.schema import Schema
+from penstock.readers.files.pages import map_buffer
+from penstock.readers.formats.pack.columns import PackColumns
+from penstock.readers.formats.pack.content import write_shard
+from penstock.readers.formats.pack.dense import DenseRows
+from penstock.readers.formats.pack.forms import pack_form, pack_forms
+from penstock.readers.formats.pack.own_columns import block_bounds, block_rows
+from tests.readers.formats.pack_contents import EVERY, content
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.formats.pack.content import ShardContent
+
+LACKING = ("mask", "caption", "score", "label", "tags", "vector", "boxes", "spectrum", "is_new")
+
+
+def written(path: Path, made: ShardContent) -> Any:
+    """The shard as pyarrow alone reads it."""
+    write_shard(os.fsencode(path), made)
+    with pa.ipc.open_file(path) as reader:
+        assert reader.num_record_batches == 1
+        table = reader.read_all()
+    table.validate(full=True)
+    return table
+
+
+def opened(path: Path, schema: Schema = EVERY) -> PackColumns:
+    return PackColumns(map_buffer(os.fsencode(path)), schema)
+
+
+def wanted(made: ShardContent, name: str) -> list[Any]:
+    """What a tool shall read of a field, as plain Python values."""
+    column, type = made.columns[name], made.schema[name]
+    form, found = pack_form(type), []
+    for row in range(len(column)):
+        present = made.present.get(name)
+        if present is not None and not present[row]:
+            found.append(None)
+        elif isinstance(column, EncodedColumn):
+            data = bytes(column.samples[row])
+            found.append(data.decode() if form.arrow == pa.large_string() else data)
+        else:
+            value = column.values[row] if isinstance(column, DenseColumn) else column.sample(row)
+            flat = as_stored(value, form)
+            found.append(flat)
+    return found
+
+
+def as_stored(value: NDArray[Any], form: Any) -> Any:
+    array = np.asarray(value)
+    if form.kind == "shaped":
+        return {"values": array.reshape(-1).tolist(), "shape": list(array.shape)}
+    if form.dtype.kind == "c":
+        array = np.stack((array.real, array.imag), -1)
+    if form.kind == "ragged":
+        is_flat = form.arrow.value_type.num_fields == 0
+        return [each.item() if is_flat else each.reshape(-1).tolist() for each in array]
+    if pa.types.is_fixed_size_list(form.arrow):
+        array = array.reshape(-1)
+    if form.is_bits:
+        array = array.astype(bool)
+    return array.tolist()
+
+
+@pytest.mark.parametrize("lacking", [(), LACKING], ids=["whole", "with gaps"])
+def test_any_arrow_tool_reads_every_field(tmp_path: Path, lacking: tuple[str, ...]) -> None:
+    made = content(lacking=lacking)
+    table = written(tmp_path / "shard.arrow", made)
+    for name in EVERY:
+        assert table[name].to_pylist() == wanted(made, name), name
+        assert (table[name].null_count > 0) == (name in lacking)
+    assert table["penstock/source"].to_pylist() == made.source.tolist()
+    assert table["penstock/name"].to_pylist() == made.names
+    crcs = [crc32c(each) for each in made.columns["image"].samples]  # type: ignore[union-attr]
+    assert table["penstock/crc32c/image"].to_pylist() == crcs
+    assert table["penstock/height/image"].to_pylist() == [4] * 9
+
+
+def test_what_arrow_has_no_word_for_stands_in_the_metadata(tmp_path: Path) -> None:
+    schema = written(tmp_path / "shard.arrow", content()).schema
+    assert json.loads(schema.field("volume").metadata[b"penstock.shape"]) == [3, 4, 5]
+    assert schema.field("vector").metadata is None
+    assert Schema.from_json(json.loads(schema.metadata[b"penstock.schema"])) == EVERY
+    values = schema.field("volume")
+    assert values.type == pa.list_(pa.float16(), 60)
+
+
+def test_no_field_can_hide_a_column_of_penstock(tmp_path: Path) -> None:
+    own = [name for name in written(tmp_path / "s", content()).schema.names if name not in EVERY]
+    assert own
+    assert all("/" in name for name in own)
+    for name in own:
+        with pytest.raises(ConfigError, match="slash"):
+            Schema({name: Value("int8")})
+
+
+def test_many_class_names_are_left_to_the_manifest(tmp_path: Path) -> None:
+    names = tuple(f"class {number}" for number in range(5000))
+    schema = Schema({"tags": MultiLabel(names)})
+    metadata = written(tmp_path / "s", content(schema)).schema.metadata
+    assert len(metadata[b"penstock.schema"]) < 100
+
+
+@pytest.mark.parametrize("lacking", [(), LACKING], ids=["whole", "with gaps"])
+def test_what_was_written_is_read(tmp_path: Path, lacking: tuple[str, ...]) -> None:
+    path = tmp_path / "shard.arrow"
+    made = content(lacking=lacking, samples=20)
+    write_shard(os.fsencode(path), made)
+    columns, data = opened(path), np.frombuffer(path.read_bytes(), np.uint8)
+    for name, field in columns.fields.items():
+        column = made.columns[name]
+        there = field.present if field.present is not None else np.ones(20, bool)
+        assert there.tolist() == made.present.get(name, np.ones(20, bool)).tolist()
+        if field.bounds is None:
+            continue
+        assert field.crcs is not None
+        for row in np.flatnonzero(there).tolist():
+            found = data[field.bounds[row] : field.bounds[row + 1]]
+            assert crc32c(found) == field.crcs[row]
+            if isinstance(column, EncodedColumn):
+                assert np.array_equal(found, column.samples[row])
+            else:
+                assert isinstance(column, RaggedColumn)
+                assert field.shapes is not None
+                values = found.view(field.form.dtype).reshape(field.shapes[row])
+                assert np.array_equal(values, column.sample(row))
+    assert columns.source().tolist() == made.source.tolist()
+    assert columns.source_names() == made.names
+    assert columns.codecs("mask") == ["png"] * 20
+    assert data[columns.source_offset() :][:8].view("<i8").tolist() == [100]
+
+
+DENSE = {name: type for name, type in EVERY.items() if pack_form(type).kind == "dense"}
+
+
+@pytest.mark.parametrize("lacking", [(), LACKING], ids=["whole", "with gaps"])
+@pytest.mark.parametrize("name", DENSE)
+def test_rows_of_one_shape_are_gathered(
+    tmp_path: Path, name: str, lacking: tuple[str, ...]
+) -> None:
+    path = tmp_path / "shard.arrow"
+    made = content(lacking=lacking)
+    write_shard(os.fsencode(path), made)
+    dense = DenseRows(opened(path).fields[name])
+    values = made.columns[name].values  # type: ignore[union-attr]
+    rows = np.array([3, 1, 8, 1])
+    assert dense.wrong(rows) is None
+    found = dense.take(rows)
+    assert found.dtype == values.dtype
+    assert np.array_equal(found, values[rows])
+
+
+@pytest.mark.parametrize(
+    ("type", "samples"), [(Array("uint8", (4096,)), 700), (Array("bool", (100_001,)), 250)]
+)
+def test_only_the_rows_of_a_wrong_block_are_wrong(
+    tmp_path: Path, type: Array, samples: int
+) -> None:
+    schema, path = Schema({"x": type}), tmp_path / "shard.arrow"
+    write_shard(os.fsencode(path), content(schema, samples=samples))
+    field = opened(path, schema).fields["x"]
+    each, form = block_rows(field.form), pack_form(type)
+    bounds = block_bounds(form, samples)
+    assert len(bounds) == -(-samples // each) + 1 > 3
+    assert 2**19 < np.diff(bounds)[:-1].max() <= 2**20
+    data = bytearray(path.read_bytes())
+    data[field.start + int(bounds[1]) + 5] ^= 1
+    path.unlink()
+    path.write_bytes(data)
+    dense = DenseRows(opened(path, schema).fields["x"])
+    assert dense.wrong(np.array([0, each - 1, 2 * each, samples - 1])) is None
+    wrong = dense.wrong(np.array([each, 0, 2 * each - 1]))
+    assert wrong is not None
+    assert wrong.tolist() == [True, False, True]
+    assert dense.wrong(np.array([0])) is None
+
+
+def test_a_block_is_checked_once(tmp_path: Path) -> None:
+    schema, path = Schema({"x": Array("uint8", (4096,))}), tmp_path / "shard.arrow"
+    write_shard(os.fsencode(path), content(schema, samples=700))
+    columns = opened(path, schema)
+    field = columns.fields["x"]
+    dense = DenseRows(field)
+    assert dense.wrong(np.arange(700)) is None
+    data = np.memmap(path, np.uint8, "r+", offset=0)
+    data[field.start] ^= 1
+    assert dense.wrong(np.arange(700)) is None
+    assert DenseRows(field).wrong(np.arange(2)) is not None
+
+
+def test_a_field_that_nobody_has_settled_is_named() -> None:
+    with pytest.raises(ConfigError, match='"x": got the type'):
+        pack_forms(Schema({"x": Array()}))
+    with pytest.raises(ConfigError, match="numbers"):
+        pack_form(Array("uint8", (2**20, 2**20)))
+
+
+def test_a_missing_mask_leaves_its_image_alone(tmp_path: Path) -> None:
+    schema = Schema({"image": Image(), "mask": Mask("image")})
+    path = tmp_path / "shard.arrow"
+    write_shard(os.fsencode(path), content(schema, lacking=("mask",)))
+    found = opened(path, schema).fields
+    assert found["image"].present is None
+    assert found["mask"].shapes is not None
+    assert found["mask"].shapes[1].tolist() == [0, 0, 0]

@@ -39,7 +39,7 @@ from penstock.cache.errors import PlanError
 from penstock.pipeline.plan.job_plan import Places
 from penstock.pipeline.plan.lanes import LaneLayout, StrandPieces, cut, deal, lanes_of_slots, lay
 from penstock.pipeline.plan.units import units_of
-from penstock.pipeline.plan.windows import Windows, window_count
+from penstock.pipeline.plan.windows import UnitBorders, Windows, window_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -72,8 +72,8 @@ class Plan:
     left of a lane widens its windows, up to twice; W of a lane's shards or more is the whole lane.
     reshuffle: share of the shards, 0 to 1, that take another place among the lanes in each epoch.
     units: of shards that are decoded in parts, the rows of each part, in order, for every shard:
-    what lanes permute and windows mix are then the units, W of them at a time, and the rows of one
-    lie in one window or in two that follow one another. None: each shard is one.
+    what lanes permute and windows mix are then the units, W of them at a time, and a unit lies in
+    one window, unless two strands share it. None: each shard is one unit, which windows may cut.
 
     Memory is O(shards + units + lanes), plus 9 bytes for each sample of W·L mean shards. Layouts of
     two epochs and two windows a strand are kept: walkers that are further apart in the stream
@@ -243,10 +243,17 @@ class Plan:
         if self.seed is None:
             return _Epoch(layout=lay(pieces, None), strand_start=start, windows=None)
         hashes = keyed_hash(self.seed, _PIECE, number, np.arange(len(pieces.rows)))
+        layout, borders = lay(pieces, hashes), None
+        if self._units is not None:
+            longest = self._units.longest
+            borders = UnitBorders(begin=layout.begin, strand_start=start, longest=longest)
         windows = Windows(
-            keys=(self.seed, _WINDOW, number), strand_rows=np.diff(start), rows=self._window_rows()
+            keys=(self.seed, _WINDOW, number),
+            strand_rows=np.diff(start),
+            rows=self._window_rows(),
+            borders=borders,
         )
-        return _Epoch(layout=lay(pieces, hashes), strand_start=start, windows=windows)
+        return _Epoch(layout=layout, strand_start=start, windows=windows)
 
     def _filled_shards(self) -> Ints:
         """Shards that hold a sample; made anew, as most plans need them once."""
@@ -255,7 +262,8 @@ class Plan:
     def _window_rows(self) -> int:
         """Rows of a strand that W mean shards (or units) of its lane stand for."""
         mixed = self.window * self.samples * self.lanes
-        return max(1, mixed // (max(1, self._mixed) * self.strands))
+        rows = mixed // (max(1, self._mixed) * self.strands)
+        return max(1, rows if self._units is None else max(rows, self._units.longest))
 
     def _cut_shards(self, epoch: int | None) -> StrandPieces:
         """Strands from the shards' order: of the job (None), or of an epoch that moves some.

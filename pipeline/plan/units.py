@@ -37,6 +37,11 @@ class Units:
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def longest(self) -> int:
+        """Rows of the longest unit."""
+        return int(self.rows.max(initial=0))
+
     def of_shards(self, shards: Ints) -> Ints:
         """The units of these shards, shard after shard: numbers, int64, shape (n,)."""
         begin, counts = self.first[shards], self.first[shards + 1] - self.first[shards]

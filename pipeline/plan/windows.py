@@ -7,6 +7,9 @@ reads strands in a row, nearly so over a node's. A strand's ends stay where they
 last windows are half to one and a half times as long as the others, and a strand that is one window
 isn't cut at all.
 
+Where shards are decoded in units, a boundary goes to the begin of the unit that it would cut: so no
+unit is in two windows, and each is decoded once and let go.
+
 The order in a window is that of keyed hashes, so any window can be computed alone; two windows a
 strand are kept, as a walk needs.
 """
@@ -14,6 +17,7 @@ strand are kept, as a walk needs.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -43,18 +47,43 @@ def window_count(shortest: int, rows: int) -> int:
 _ZERO, _ONE = np.array(0, dtype=np.int64), np.array(1, dtype=np.int64)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class UnitBorders:
+    """Where units begin, and strands, in stream coordinates: int64, ascending. longest: rows of the
+    longest unit."""
+
+    begin: Ints
+    strand_start: Ints
+    longest: int
+
+    def before(self, strand: Ints, offset: Ints) -> Ints:
+        """Where in its strand the unit begins that stands at an offset: int64, shape (n,)."""
+        first = self.strand_start[strand]
+        unit = np.searchsorted(self.begin, first + offset, side="right") - 1
+        before: Ints = self.begin[unit] - first
+        return before
+
+
 class Windows:
     """The windows of one epoch's strands, and the permutations of those in use.
 
     keys: what the permutations depend on, beside strand and window number.
     strand_rows: samples of each strand, int64, shape (strands,), as equal as can be.
-    rows: samples of a window, at least; what is left of a strand widens its windows.
+    rows: samples of a window, at least; what is left of a strand widens its windows. borders: of
+    units that no window may cut, none of them longer than a window; None: rows may part anywhere.
     Raises PlanError for windows of more samples than 32 bits count. Not thread-safe: the owner
     locks.
     """
 
-    def __init__(self, *, keys: tuple[int, ...], strand_rows: Ints, rows: int) -> None:
-        self._keys = keys
+    def __init__(
+        self,
+        *,
+        keys: tuple[int, ...],
+        strand_rows: Ints,
+        rows: int,
+        borders: UnitBorders | None = None,
+    ) -> None:
+        self._keys, self._borders = keys, borders
         self._strand_rows = strand_rows
         strands, shortest = len(strand_rows), int(strand_rows.min())
         windows = window_count(shortest, rows)  # of every strand
@@ -71,6 +100,8 @@ class Windows:
             room[:strands] += np.maximum(self._shift, 0)
             last = slice(strands, None) if windows % 2 == 0 else slice(strands)
             room[last] = np.maximum(room[last], strand_rows - (windows - 1) * rows - self._shift)
+            if borders is not None:
+                room += borders.longest  # a window begins as much earlier at most
         if room.max() > MAX_WINDOW:
             raise PlanError(
                 f"A window opens {room.max()} samples in one lane, and {MAX_WINDOW} is the limit. "
@@ -90,12 +121,15 @@ class Windows:
         if self._is_one:
             window, start = np.zeros_like(offset), np.zeros_like(offset)
         else:
-            shift = self._shift[strand]
-            window = offset - shift
+            window = offset - self._shift[strand]
             window //= self._rows
             np.maximum(window, _ZERO, out=window)
             np.minimum(window, self._last_window, out=window)
-            start = self._start(window, shift)
+            if self._borders is not None:
+                # What stands before a boundary may be of the unit behind which it has gone.
+                after = np.minimum(window + _ONE, self._last_window)
+                window = np.where(offset >= self._start(after, strand), after, window)
+            start = self._start(window, strand)
         within = offset - start
         place = self._place(strand, window)
         index = self._table[self._begin[place] + within]
@@ -105,11 +139,12 @@ class Windows:
         start += index
         return start
 
-    def _start(self, window: Ints, shift: Ints) -> Ints:
+    def _start(self, window: Ints, strand: Ints) -> Ints:
+        """Where in its strand a window begins; of the first one 0."""
         start: Ints = window * self._rows
-        start += shift
+        start += self._shift[strand]
         start *= window > _ZERO
-        return start
+        return start if self._borders is None else self._borders.before(strand, start)
 
     def _place(self, strand: Ints, window: Ints) -> Ints:
         place: Ints = strand + (window & _ONE) * self._strands
@@ -144,11 +179,10 @@ class Windows:
 
     def _describe(self, strand: Ints, window: Ints) -> tuple[Hashes, Ints]:
         """Hash and samples of windows."""
-        shift = self._shift[strand]
-        end = self._start(window + 1, shift)
         is_last = window == self._last_window
+        end = self._start(np.where(is_last, window, window + 1), strand)
         end[is_last] = self._strand_rows[strand[is_last]]
-        return keyed_hash(*self._keys, strand, window), end - self._start(window, shift)
+        return keyed_hash(*self._keys, strand, window), end - self._start(window, strand)
 
 
 def _scalar(number: int) -> Ints:

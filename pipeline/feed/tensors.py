@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from penstock.pipeline.feed.ragged import Ragged
@@ -25,17 +24,14 @@ def tensor_of(values: NDArray[Any]) -> torch.Tensor:
 
 
 def output_of(column: Column) -> Any:
-    """A decoded column as a tensor, a `Ragged` or a list. Arrays one by one are stacked."""
+    """A decoded column as a tensor, a `Ragged` or a list."""
     if isinstance(column, DenseColumn):
         return tensor_of(column.values)
     if isinstance(column, RaggedColumn):
         shapes = None if column.shapes is None else tensor_of(column.shapes)
         return Ragged(tensor_of(column.values), tensor_of(column.offsets), shapes)
     assert isinstance(column, ListColumn), type(column)
-    samples: list[Any] = column.samples
-    if samples and isinstance(samples[0], np.ndarray):
-        return torch.from_numpy(np.stack(samples))
-    return samples
+    return column.samples
 
 
 def on_each(value: Any, change: Callable[[Any], Any]) -> Any:

@@ -116,13 +116,14 @@ def check_about(values: dict[str, Any]) -> About:
         if name in values and not is_right(values[name]):
             raise ValueError(f"its {name} can't be {str(values[name])[:80]!r}")
     schema = values["schema"] = Schema.from_json(values["schema"])
-    values["fields"] = {name: check_summary(each) for name, each in values["fields"].items()}
+    fields = {name: check_summary(each) for name, each in values["fields"].items()}
+    if fields.keys() != set(schema):
+        raise ValueError("what it says of its fields isn't of those of its schema")
+    values["fields"] = {name: fields[name] for name in schema}  # JSON has them sorted
     values["directories"] = tuple((name, ns) for name, ns in values.get("directories", ()))
     about = About(**values)
     if unknown := unsettled(schema):
         raise ValueError(f"its schema doesn't say what {unknown[0]!r} is in full")
-    if list(about.fields) != list(schema):
-        raise ValueError("what it says of its fields isn't of those of its schema")
     for name, each in about.fields.items():
         check_fit(each, schema[name], samples=about.samples)
     return about

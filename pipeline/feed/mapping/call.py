@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import traceback
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from penstock.pipeline.feed.mapping.arguments import generators, samples_of, sta
 from penstock.pipeline.feed.mapping.results import MisfitError, collector
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -112,8 +111,10 @@ class MapCall:
                 bad[row] = _reason(error)
                 continue
             for name, part in self._parts(value, row).items():
-                with self._judged(name, row):
+                try:
                     takers[name].put(row, part)
+                except MisfitError as error:
+                    raise self._unfit(name, row, error) from None
 
     def _all(self, task: MapTask, takers: Takers, bad: dict[int, str]) -> None:
         """One call for all samples; where it calls one of them bad, a call for each alone."""
@@ -127,8 +128,10 @@ class MapCall:
                 self._alone(task, row, takers, bad)
             return
         for name, part in parts.items():
-            with self._judged(name, None):
+            try:
                 takers[name].put_all(part)
+            except MisfitError as error:
+                raise self._unfit(name, None, error) from None
 
     def _alone(self, task: MapTask, row: int, takers: Takers, bad: dict[int, str]) -> None:
         try:
@@ -137,8 +140,10 @@ class MapCall:
             bad[row] = _reason(error)
             return
         for name, part in parts.items():
-            with self._judged(name, row):
+            try:
                 takers[name].put(row, part[0])
+            except MisfitError as error:
+                raise self._unfit(name, row, error) from None
 
     def _batch(self, task: MapTask) -> Mapping[str, Any]:
         """What a function of batches gives, by field: as many values each as there are samples."""
@@ -200,14 +205,10 @@ class MapCall:
             "what it is: returns={...} of Map."
         )
 
-    @contextlib.contextmanager
-    def _judged(self, field: str, row: int | None) -> Iterator[None]:
-        """Raise what doesn't fit a field as the error that names it."""
-        try:
-            yield
-        except MisfitError as error:
-            at = error.row if row is None else row
-            raise _Stop(at, self.misfit(field, error.got, error.wanted)) from None
+    def _unfit(self, field: str, row: int | None, error: MisfitError) -> _Stop:
+        """What to raise where a value doesn't fit a field."""
+        at = error.row if row is None else row
+        return _Stop(at, self.misfit(field, error.got, error.wanted))
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,3 +99,18 @@ def sometimes_bad(sample_id: Any, *, rng: np.random.Generator) -> int:
     if rng.random() < 0.2:
         raise BadSampleError("unlucky")
     return int(sample_id)
+
+
+def swap_classes(mask: Any) -> Any:
+    return np.where(mask < 3, mask + 100, mask).astype(np.uint8)
+
+
+def longer(vector: Any) -> Any:
+    return np.append(vector, np.float32(-1))
+
+
+def box_of_classes(mask: Any) -> Any:
+    """Around class 3, as x, y, width, height."""
+    rows, columns = np.nonzero(mask == 3)
+    width, height = np.ptp(columns) + 1, np.ptp(rows) + 1
+    return np.array([[columns.min(), rows.min(), width, height]], np.float32)

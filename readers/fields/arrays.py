@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from crc32c import crc32c
 
-from penstock.readers.fields.facts import array_codec
+from penstock.readers.fields.facts import Facts, array_codec
 from penstock.readers.fields.field_types import (
     Array,
     Boxes,
@@ -21,6 +23,7 @@ from penstock.readers.fields.field_types import (
     Tokens,
     Value,
 )
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -121,6 +124,24 @@ def from_bits(bits: NDArray[np.int64], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype.kind in "cu" and dtype.itemsize == 8:
         return bits.copy().view(dtype)
     return bits.astype(dtype)
+
+
+def bare_facts(data: Encoded, form: ArrayForm, codec: str) -> Facts | Rejection:
+    """The facts of an array whose bytes are bare numbers. codec: of them; one length of the form
+    may be None."""
+    stored = array_codec(codec)
+    if stored is None:
+        raise ValueError(f"{codec[:40]!r} is no array's codec")
+    rest = math.prod(length for length in form.shape if length is not None)
+    open = form.shape.count(None)
+    count, left = divmod(len(data), stored.dtype.itemsize * rest or 1)
+    if left or open > 1 or (not open and count != 1):
+        return Rejection(
+            f"{len(data):,} bytes, which aren't {stored.name} of shape {form.shape}: truncated, or "
+            "of another dtype or shape"
+        )
+    shape = tuple(count if length is None else length for length in form.shape)
+    return Facts(crc32c(data), 0, len(data), shape, codec)
 
 
 def to_array(

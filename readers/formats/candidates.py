@@ -34,12 +34,14 @@ class Spans:
     """Where the bytes of one field lie, for n candidates; all int64, shape (n,).
 
     files: numbers in `Candidates.files`, MISSING where the sample lacks the field. starts, sizes:
-    bytes in that file.
+    bytes in that file. codec: of an array whose bytes are bare numbers, without an .npy header:
+    numpy's `dtype.str`; its shape is the schema's, where one length may be None.
     """
 
     files: NDArray[np.int64]
     starts: NDArray[np.int64]
     sizes: NDArray[np.int64]
+    codec: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -1,60 +1,119 @@
-"""Every format that is read, by name, in the order in which `format="auto"` asks them.
+"""Every format that is read, by name: our own, in the order in which `format="auto"` asks them, and
+those of other packages.
 
-To add a format, write a folder here whose `format.py` ends with its `FORMAT` (`format.Format` says
-what that holds), name it in `_MODULES` below, and have it run the tests of
-tests/readers/formats/test_conformance.py.
+A format is a module that ends with its `FORMAT`; `record_format.RecordFormat` is the base of simple
+ones, `format.Format` says what any has. One of ours is named in `_MODULES` below. Another package
+names its own in its pyproject.toml:
+
+    [project.entry-points."penstock.formats"]
+    cifar = "my_package.cifar"
+
+Both run the tests of tests/readers/formats/conformance.py.
 """
 
 from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError
+from penstock.cache.errors import ConfigError, MissingDependencyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from importlib.metadata import EntryPoint
 
     from penstock.readers.formats.format import Format, Indexing
 
 AUTO = "auto"
 """Whichever format recognises the dataset first."""
 
-# A module's FORMAT is loaded when it is first asked for: who reads a pack needs no tar files. The
-# folder comes last, as it takes whatever no other does.
+FALLBACK = "folder"
+"""The format that takes whatever no other does."""
+
+GROUP = "penstock.formats"
+"""The entry points of formats that other packages bring."""
+
+# A module's FORMAT is loaded when it is first asked for: who reads a pack needs no tar files.
 _MODULES = {
     "pack": "penstock.readers.formats.pack.format",
     "tar": "penstock.readers.formats.tar.format",
-    "folder": "penstock.readers.formats.folder.format",
+    FALLBACK: "penstock.readers.formats.folder.format",
 }
+_METHODS = ("recognises", "opener", "blob_key")
+_FACTS = ("name", "least_sample_bytes", "is_file_per_sample", "indexing")
+
+
+@cache
+def _guests() -> dict[str, EntryPoint]:
+    """The formats of other packages by name, none loaded; ours can't be replaced."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in _MODULES}
 
 
 def format_names() -> tuple[str, ...]:
     """The names that `format=` takes."""
-    return (AUTO, *_MODULES)
+    return (AUTO, *_MODULES, *_guests())
 
 
 def is_format(name: str) -> bool:
     """Whether a format has this name, as a manifest notes it."""
-    return name in _MODULES
+    return name in _MODULES or name in _guests()
 
 
 @cache
 def format_named(name: str) -> Format:
-    """The format of a name that was checked: a manifest's, or an argument."""
+    """The format of a name that was checked: a manifest's, or an argument. Raises
+    MissingDependencyError, ConfigError (another package's doesn't load, or isn't a format)."""
+    if name not in _MODULES:
+        return _guest(_guests()[name])
     found: Format = import_module(_MODULES[name]).FORMAT
     return found
 
 
+def _guest(point: EntryPoint) -> Format:
+    package = point.dist.name if point.dist is not None else point.value
+    where = f"format {point.name!r} of the package {package} ({point.value})"
+    try:
+        loaded = point.load()
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"{where}: can't be imported ({error}). Install what it needs, or uninstall it."
+        ) from error
+    except Exception as error:  # another's code: whatever it raises is told with its name
+        raise ConfigError(
+            f"{where}: fails when it is imported ({type(error).__name__}: {error}). Tell its "
+            "authors, or uninstall it."
+        ) from error
+    found: Format = getattr(loaded, "FORMAT", loaded)
+    lacks = [name for name in _METHODS if not callable(getattr(found, name, None))]
+    lacks += [name for name in _FACTS if not hasattr(found, name)]
+    if lacks or found.name != point.name:
+        why = f"lacks {', '.join(lacks)}" if lacks else f"calls itself {found.name!r}"
+        raise ConfigError(
+            f"{where}: isn't a format: it {why}. See penstock.readers.formats.format.Format."
+        )
+    return found
+
+
 def formats() -> Iterator[Format]:
-    """All formats, in the order in which they are asked."""
+    """Our formats, in the order in which they are asked."""
     return map(format_named, _MODULES)
+
+
+def guests() -> Iterator[Format]:
+    """The formats of other packages. Raises as `format_named` does."""
+    return map(format_named, _guests())
+
+
+def has_guests() -> bool:
+    """Whether other packages bring formats; loads none."""
+    return bool(_guests())
 
 
 def check_format(format: str) -> None:
     """Raise ConfigError for a name that `format=` doesn't take."""
-    if format not in format_names():
+    if format not in _MODULES and format not in format_names():
         raise ConfigError(f"format: got {format!r}, wanted one of {list(format_names())}.")
 
 

@@ -7,7 +7,7 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError, CorruptShardError, PenstockWarning
+from penstock.cache.errors import ConfigError, CorruptShardError, OtherVersionError, PenstockWarning
 from penstock.readers.files.names import printable
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.sidecar_file import is_sidecar
@@ -26,8 +26,9 @@ _MOST_CHECKED_BYTES = 256 * 2**20
 
 
 def read_index(place: bytes) -> Manifest | None:
-    """Read the manifest in `place`; None if there is none, or a torn one, which is ours to replace.
-    Raises ConfigError (a pack's)."""
+    """Read the manifest in `place`; None if there is none, or one that is ours to replace: a torn
+    one, and, where only we keep it, one of another version. Raises ConfigError (a pack's),
+    OtherVersionError."""
     path = os.path.join(place, MANIFEST)
     try:
         # What we alone keep may be damaged under a live job, and is no part of the data.
@@ -36,6 +37,11 @@ def read_index(place: bytes) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except CorruptShardError as error:
+        _log.warning("%s It is rebuilt.", error)
+        return None
+    except OtherVersionError as error:
+        if not is_kept(place):
+            raise
         _log.warning("%s It is rebuilt.", error)
         return None
     if manifest.format.indexing is None:

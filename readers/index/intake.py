@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.threads import ordered
+from penstock.readers.fields.arrays import array_form, bare_facts
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 from penstock.readers.fields.examine import examine
 from penstock.readers.fields.field_types import Array, Boxes, Keypoints
 from penstock.readers.formats.contents import read_candidates
+from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -17,12 +19,13 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.facts import Facts
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.contents import Contents
     from penstock.readers.origin.origin import Origin
-    from penstock.readers.types import Rejection, Verify
+    from penstock.readers.types import Encoded, Verify
 
 # Enough images for every core of a large machine to have some, and little enough that a few chunks
 # in flight are tens of megabytes.
@@ -48,7 +51,12 @@ class Chunk:
         here = range(len(self.positions)) if rows is None else rows
         if not self.contents:
             return [{} for _ in here]
-        samples = {name: [each[row] for row in here] for name, each in self.contents.items()}
+        bare = {name: spans.codec for name, spans in candidates.spans.items() if spans.codec}
+        samples = {
+            name: [each[row] for row in here]
+            for name, each in self.contents.items()
+            if name not in bare
+        }
         positions = self.positions[list(here)].tolist()
         noted = {
             name: [
@@ -60,7 +68,34 @@ class Chunk:
             or (isinstance(type, Array) and type.of is not None)
             for there in (candidates.present.get(name),)
         }
-        return examine(samples, candidates.schema, verify, noted=noted)
+        found: list[Mapping[str, Facts] | Rejection] = [{}] * len(here)
+        if samples:
+            found = examine(samples, candidates.schema, verify, noted=noted)
+        for name, codec in bare.items():
+            values = [self.contents[name][row] for row in here]
+            form = array_form(candidates.schema[name])
+            assert form is not None, name
+            found = [
+                _with_bare(name, facts, value, form, codec)
+                for facts, value in zip(found, values, strict=True)
+            ]
+        return found
+
+
+def _with_bare(
+    name: str,
+    facts: Mapping[str, Facts] | Rejection,
+    data: Encoded | Rejection | None,
+    form: ArrayForm,
+    codec: str,
+) -> Mapping[str, Facts] | Rejection:
+    """A sample's facts and those of a field that is bare numbers."""
+    if isinstance(facts, Rejection) or data is None:
+        return facts
+    if isinstance(data, Rejection):
+        return data
+    found = bare_facts(data, form, codec)
+    return found if isinstance(found, Rejection) else {**facts, name: found}
 
 
 def _sample(column: Column, position: int) -> NDArray[np.generic]:

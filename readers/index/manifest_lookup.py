@@ -17,6 +17,7 @@ from penstock.cache.errors import (
     DatasetError,
     DatasetNotFoundError,
     FetchError,
+    OtherVersionError,
     PenstockWarning,
 )
 from penstock.readers.files.names import OWN_FOLDER
@@ -105,6 +106,13 @@ class ManifestLookup:
         except (FetchError, DatasetError) as error:
             if is_named:
                 raise
+            if isinstance(error, OtherVersionError):
+                warnings.warn(
+                    f"{error} Until then an index of our own is used.",
+                    PenstockWarning,
+                    stacklevel=6,
+                )
+                return None
             # Who may read the data needn't be allowed to look beside it.
             _log.info("%s: no index is read there (%s)", place.url, error)
             return None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.folders import make_private_folder
-from penstock.cache.errors import ConfigError, FetchError, PenstockWarning
+from penstock.cache.errors import ConfigError, FetchError, OtherVersionError, PenstockWarning
 from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.names import printable
 from penstock.readers.index.home import user_cache
@@ -115,7 +115,8 @@ class Places:
         WriteError, ConfigError."""
         place = next((p for p in self.candidates() if self._can_write(p)), None)
         if place is not None:
-            read_index(place)  # a pack's own folder is refused
+            with contextlib.suppress(OtherVersionError):  # it is replaced
+                read_index(place)  # a pack's own folder is refused
             return place
         if self.index is not None:
             make_folder(self.candidates()[0])  # raises what is wrong with it

@@ -8,7 +8,14 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, CorruptShardError, DatasetNotFoundError
 from penstock.readers.files.names import printable
-from penstock.readers.formats.registry import AUTO, format_named, formats
+from penstock.readers.formats.registry import (
+    AUTO,
+    FALLBACK,
+    format_named,
+    formats,
+    guests,
+    has_guests,
+)
 from penstock.readers.index.manifest_lookup import OWN_MANIFEST, REPACK, ManifestLookup
 from penstock.readers.origin.local import LocalFolder
 
@@ -67,13 +74,25 @@ class Recognition:
         return self._by_root() if known is None else known.format
 
     def _by_root(self) -> Format:
-        """The first that recognises the dataset."""
+        """The first that recognises the dataset: of ours, then of other packages', which are
+        loaded only where there is nothing that a folder of ours shows."""
         for format in formats():
-            if format.indexing is not None and format.recognises(self._origin):
-                return format
+            if format.indexing is None or not format.recognises(self._origin):
+                continue
+            if format.name == FALLBACK and has_guests() and not self._shows_a_folder():
+                found = (each for each in guests() if each.recognises(self._origin))
+                return next(found, format)
+            return format
         raise ConfigError(
             f"{self._origin.url}: no format recognises this dataset. Say which it is: format=."
         )
+
+    def _shows_a_folder(self) -> bool:
+        """Whether there are folders or images at the root."""
+        from penstock.readers.formats.tar.keys import IMAGES, extension
+
+        top = self._origin.top(lambda name: extension(name) in IMAGES)
+        return bool(top.folders or top.entries)
 
     def _check_large(self, own: Manifest) -> None:
         """Shards that say they hold very much are looked at before anything is sized by that."""

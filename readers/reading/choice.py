@@ -23,7 +23,7 @@ class Choice:
     """The fields that a batch gets.
 
     fields: all, in order. names, places, forms: of those that are spans. dense: those by rows whose
-    samples have one shape; rows: the others by rows. lacking: fields that some samples lack.
+    samples have one shape; rows: the others by rows. are_never_empty: each span has bytes.
     """
 
     def __init__(self, layout: Layout, fields: Sequence[str]) -> None:
@@ -47,6 +47,9 @@ class Choice:
             for name in fields
             if (at := layout.table.values.get(name)) is not None
         }
+        self.are_never_empty = all(place.height is not None for place in self.places) and not (
+            layout.lacking.intersection(spans)
+        )
         self._lacking = tuple(name for name in fields if name in layout.lacking)
         self._columns = tuple(
             [getattr(place, what) for place in self.places] for what in ("start", "end", "crc")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.columns import Column
     from penstock.readers.index.index import Index
     from penstock.readers.types import Encoded
 
@@ -70,8 +71,11 @@ class SampleReader:
         visit = self._visit(rows[order])
         marks: dict[int, str] | None = None if bad is None else {}
         spans = SpanVisit.of(visit, choice)
-        payloads = self._payloads(spans, choice, mode, marks)
-        by_rows = read_by_rows(visit, choice, order, reader=self, marks=marks)
+        size_bytes = int((spans.ends - spans.starts).sum())
+        payloads = self._payloads(spans, choice, mode, marks, size_bytes=size_bytes)
+        by_rows: dict[str, Column] = {}
+        if choice.dense or choice.rows:
+            by_rows = read_by_rows(visit, choice, order, reader=self, marks=marks)
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         if marks:
@@ -90,7 +94,7 @@ class SampleReader:
             ids=index.starts[rows[:, 0]] + rows[:, 1],
             columns={name: columns[name] for name in choice.fields},
             present=choice.present(table),
-            bytes_read=spans.size_bytes,
+            bytes_read=size_bytes,
         )
 
     def close(self) -> None:
@@ -107,7 +111,13 @@ class SampleReader:
         return Visit.of(numbers, opened, bounds, rows[:, 1], columns=self._layout.table.count)
 
     def _payloads(
-        self, spans: SpanVisit, choice: Choice, mode: ReadMode, marks: dict[int, str] | None
+        self,
+        spans: SpanVisit,
+        choice: Choice,
+        mode: ReadMode,
+        marks: dict[int, str] | None,
+        *,
+        size_bytes: int,
     ) -> list[Encoded]:
         """The bytes of all spans of the batch, checked; empty ones too."""
         began = time.perf_counter()
@@ -116,7 +126,10 @@ class SampleReader:
         if self.index.remote is not None:
             began = time.perf_counter()  # the network's time isn't the disk's
         crcs = checksums(spans, payloads, mode, self._blocks)
-        self._note(spans, time.perf_counter() - began)
+        if self.index.remote is None:
+            self._local.add(bytes_disk=size_bytes)
+        seconds = time.perf_counter() - began
+        self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
         if crcs != (wanted := spans.crcs.tolist()):
             wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
             self._refetch(spans, choice, payloads, wrong, mode, found)
@@ -141,12 +154,6 @@ class SampleReader:
         if remote is None:
             return load_local(spans, mode, advise=advise, marks=marks)
         return load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)
-
-    def _note(self, spans: SpanVisit, seconds: float) -> None:
-        size_bytes = spans.size_bytes
-        if self.index.remote is None:
-            self._local.add(bytes_disk=size_bytes)
-        self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
 
     def _refetch(
         self,

@@ -40,8 +40,6 @@ def read_by_rows(
 ) -> dict[str, Column]:
     """The columns of a batch, in its order. order: where each sample of the visit stands there.
     marks: as in `SampleReader.read`, by the visit's samples. Raises what reading raises."""
-    if not choice.dense and not choice.rows:
-        return {}
     outs = {
         name: np.empty((len(order), *form.fixed_shape), form.dtype)
         for name, form in choice.dense.items()

@@ -1,0 +1,153 @@
+"""Simple formats of other packages: recognised, indexed, read, cached and refused like ours."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import TYPE_CHECKING
+
+import fsspec
+import numpy as np
+import pytest
+
+from penstock.cache.errors import (
+    ConfigError,
+    CorruptSampleError,
+    DatasetError,
+    IndexChangedError,
+    MissingDependencyError,
+)
+from penstock.readers import Dataset
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.formats import registry
+from tests import images
+from tests.readers.formats.conformance import SAMPLES, IndexedFormatConformance
+from tests.readers.formats.guests import RECORD_BYTES
+from tests.readers.remote_sets import rows_of, upload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+GUESTS = "tests.readers.formats.guests"
+
+
+def install(monkeypatch: pytest.MonkeyPatch, **formats: str) -> None:
+    """As if other packages had these entry points."""
+    points = {
+        name: EntryPoint(name=name, value=value, group=registry.GROUP)
+        for name, value in formats.items()
+    }
+    registry.format_named.cache_clear()
+    monkeypatch.setattr(registry, "_guests", lambda: points)
+
+
+@pytest.fixture
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from tests.readers.formats import guests
+
+    monkeypatch.setattr(guests, "CIFAR", guests.Cifar(), raising=False)
+    monkeypatch.setattr(guests, "STRIP", guests.Strip(), raising=False)
+    install(monkeypatch, strip=f"{GUESTS}:STRIP", cifar=f"{GUESTS}:CIFAR")
+    yield
+    registry.format_named.cache_clear()
+
+
+@pytest.mark.usefixtures("_installed")
+class TestStrip(IndexedFormatConformance):
+    name = "strip"
+
+    def write(self, folder: Path) -> Path:
+        root = folder / "strips"
+        root.mkdir()
+        for number in range(3):
+            data, lines = b"", []
+            for seed in range(number * 4, number * 4 + 4):
+                image = images.jpeg(seed, 16 + seed % 7, 20 + seed % 5)
+                lines.append(f"{len(data)} {len(image)} {seed % 3}")
+                data += image
+            (root / f"{number}.strip").write_bytes(data)
+            (root / f"{number}.txt").write_text("\n".join(lines))
+        assert SAMPLES == 12
+        return root
+
+    def test_its_datasets_are_recognised_by_it_first(self, root: Path) -> None:
+        assert self.index(root).format is self.format
+        assert self.index(root).about.progressive == 0
+
+
+def cifar(root: Path, *, files: int = 2, records: int = 5) -> tuple[Path, np.ndarray]:
+    """Files of records; also what they hold, shape (records, 3073)."""
+    root.mkdir()
+    data = np.random.default_rng(7).integers(0, 256, (files * records, RECORD_BYTES), np.uint8)
+    data[:, 0] %= 10
+    for number in range(files):
+        part = data[number * records : (number + 1) * records]
+        (root / f"batch_{number}.bin").write_bytes(part.tobytes())
+    return root, data
+
+
+@pytest.mark.usefixtures("_installed")
+def test_bare_records_are_arrays_and_numbers_wherever_they_lie(tmp_path: Path) -> None:
+    root, data = cifar(tmp_path / "cifar")
+    memory = fsspec.filesystem("memory")
+    upload(root, memory, "/cifar-guest")
+    try:
+        for url in (root, "memory://cifar-guest"):
+            for mode in ("copy", "mmap", "pread"):
+                with Dataset(url, cache=tmp_path / "cache") as dataset:
+                    assert dataset.fields == ("pixels", "label")
+                    batch = dataset.read(rows_of(dataset)[::-1], mode=mode)  # type: ignore[arg-type]
+                    pixels, labels = batch.columns["pixels"], batch.columns["label"]
+                    assert isinstance(pixels, DenseColumn)
+                    assert isinstance(labels, DenseColumn)
+                    assert pixels.values.dtype == np.uint8
+                    assert pixels.values.shape == (10, 3, 32, 32)
+                    assert (pixels.values.reshape(10, -1) == data[::-1, 1:]).all()
+                    assert labels.values.dtype == np.int64
+                    assert labels.values.tolist() == data[::-1, 0].tolist()
+                    assert dataset.names([7]) == ["batch_1.bin[2]"]
+    finally:
+        memory.rm("/cifar-guest", recursive=True)
+
+
+@pytest.mark.usefixtures("_installed")
+def test_a_changed_record_is_marked_and_a_torn_file_refused(tmp_path: Path) -> None:
+    root, data = cifar(tmp_path / "cifar")
+    with Dataset(root) as dataset:
+        dataset.open()
+        with (root / "batch_0.bin").open("r+b") as file:
+            file.seek(RECORD_BYTES + 9)
+            file.write(bytes([data[1, 9] ^ 1]))
+        bad: dict[int, str] = {}
+        batch = dataset.read(rows_of(dataset), bad=bad)
+        assert list(bad) == [1]
+        pixels = batch.columns["pixels"]
+        assert isinstance(pixels, DenseColumn)
+        assert not pixels.values[1].any()
+        assert (pixels.values[2:].reshape(8, -1) == data[2:, 1:]).all()
+        with pytest.raises((CorruptSampleError, IndexChangedError), match="batch_0"):
+            dataset.read(rows_of(dataset))
+    (root / "batch_0.bin").write_bytes(data[:5].tobytes()[:-1])
+    with pytest.raises(DatasetError, match=r"batch_0\.bin: isn't a cifar file"):
+        Dataset(root).open()
+
+
+def test_what_another_package_brings_is_told_by_name_where_it_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, absent="no_such_package.format", odd="json:dumps")
+    with pytest.raises(MissingDependencyError, match=r"absent.*no_such_package"):
+        Dataset(tmp_path, format="absent").open()
+    with pytest.raises(ConfigError, match=r"odd.*isn't a format"):
+        Dataset(tmp_path, format="odd").open()
+    with pytest.raises(ConfigError, match="'absent', 'odd'"):
+        Dataset(tmp_path, format="zip")
+
+
+def test_an_image_folder_loads_no_format_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, absent="no_such_package.format")
+    for root in (images.class_folder(tmp_path / "set", 4), tmp_path / "flat"):
+        images.write_folder(tmp_path / "flat", {"1.jpg": images.jpeg(1)})
+        Dataset(root).open(verify=images.verify)

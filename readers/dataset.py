@@ -93,6 +93,15 @@ class Dataset(Source):
         }
         return partial(Dataset, **arguments), (self._source,)
 
+    def select(self, *fields: str) -> Dataset:
+        """The same data with other fields, as a dataset of its own that opens and closes by itself.
+
+        fields: names in the order in which batches shall have them, as for `Dataset(fields=)`;
+        raises what that raises.
+        """
+        make, (url,) = self.__reduce__()
+        return Dataset(url, **{**make.keywords, "fields": fields})
+
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
         """Open the index, or build it; again, it costs nothing. verify, workers, and what is
         raised: as for `open_index`. Raises ConfigError for fields that aren't there."""

@@ -14,10 +14,12 @@ from penstock.pipeline.bench.compare import ROUND, ROUNDS, compare_url
 from penstock.pipeline.bench.play import Run, floor_au, import_all, play
 from penstock.pipeline.bench.tune import SearchResult, Setup, axes_for, tune
 from penstock.pipeline.report.diagnosis import Diagnosis, diagnose
+from penstock.readers.fields.field_types import Image
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
+    from penstock.augment.recipe import CheckedRecipe
     from penstock.pipeline.bench.compare import PeerComparison
     from penstock.pipeline.bench.workload import Workload
     from penstock.pipeline.report.ceilings import Ceilings
@@ -98,6 +100,7 @@ def _alone(workload: Workload, *, progress: ProgressReport, search: bool) -> Ben
     progress("opening (what has no index yet is indexed once)")
     with workload.dataset() as dataset:
         dataset.open()
+        workload = workload.settled(dataset)
         setup, found = workload.setup(dataset), None
         if search:
             found = _search(workload, dataset, setup, progress)
@@ -192,15 +195,23 @@ def _floor(workload: Workload, setup: Setup, progress: ProgressReport) -> float:
 
 
 def _ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
-    from penstock.augment.recipe import check_recipe
+    from penstock.augment.field_recipes import check_recipes
+    from penstock.augment.map import check_maps, split_maps
 
-    recipe = None
-    if workload.recipe.operations is not None:
-        recipe = check_recipe(workload.recipe.operations, images=dataset.index.images["image"])
+    images: Mapping[str, CheckedRecipe] = {}
+    if not workload.recipe.reads_only:
+        maps, operations = split_maps(workload.recipe.operations or None)
+        checked = check_maps(maps, dataset.schema)
+        # What a Map makes of a field isn't what the dataset holds: it can't be measured alone.
+        made = {name for each in checked.maps for name in each.returns}
+        fields = [name for name in dataset.fields if name not in made]
+        if not made or any(isinstance(dataset.schema.get(name), Image) for name in fields):
+            ranges = dataset.contents.images
+            images = check_recipes(operations, dataset.schema, fields, ranges).images
     with _as_at_first(workload, dataset) as own:
         return measure_ceilings(
             own,
-            recipe,
+            next(iter(images.items()), None),
             batch_size=setup.batch_size,
             device=workload.device,
             threads=setup.num_workers,
@@ -219,7 +230,7 @@ def _play_peers(
         return compare_url(
             peers,
             dataset,
-            recipe=workload.recipe.operations or (),
+            recipe=result.workload.recipe.operations,
             batch_size=result.setup.batch_size,
             workers=result.setup.num_workers,
             size=replace(ROUND, timed=timed),

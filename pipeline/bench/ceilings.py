@@ -58,7 +58,7 @@ _FEW = 8  # samples a thread, where they must be fetched
 
 def measure_ceilings(
     dataset: Source,
-    recipe: CheckedRecipe | None,
+    image: tuple[str, CheckedRecipe] | None,
     *,
     batch_size: int,
     device: str = "cpu",
@@ -68,7 +68,8 @@ def measure_ceilings(
 ) -> Ceilings:
     """Measure reading, decoding, augmenting, the copy and Python's part, each for about `seconds`.
 
-    recipe: of `check_recipe`; None: a dataset without images. threads: that decode, 0: all usable
+    image: the field of images that is decoded, and its recipe (several are decoded one after the
+    other; this is the first); None without images. threads: that decode, 0: all usable
     cores. seed: of the order that is read in. The dataset stays open. Call it when nothing else of
     this process runs. Raises ConfigError for numbers that can't be, and what reading and decoding
     raise.
@@ -82,13 +83,14 @@ def measure_ceilings(
     near = _near(dataset)
     rows = _rows(dataset, batch_size, seed=seed, near=near)
     read, is_cold = _read(dataset, rows, seconds) if near is None or near.any() else (None, False)
-    if recipe is None or "image" not in dataset.fields:
+    if image is None:
         return Ceilings(remote=remote, read=read, is_cold=is_cold)
+    field, recipe = image
     threads = threads or usable_cores()
     # From a remote only as few as it takes.
     some = next(rows) if read is not None else next(rows)[: _FEW * threads]
-    batch = dataset.read(some).encoded("image")
-    bare = check_recipe(without_augmenting(recipe.ops), images=dataset.contents.images["image"])
+    batch = dataset.values(field, some).encoded(field)
+    bare = check_recipe(without_augmenting(recipe.ops), images=dataset.contents.images[field])
     stages = [RecipeTimer(bare), RecipeTimer(recipe), RecipeTimer(recipe, constant=True)]
     with contextlib.ExitStack() as open_ones:
         for stage in stages:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +20,9 @@ from penstock.pipeline.bench.rounds import compare
 from penstock.readers.origin.local import LocalFolder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
-    from penstock.augment.ops import Operation
+    from penstock.augment.field_recipes import Recipes
     from penstock.pipeline.bench.rounds import Comparison, Summary
     from penstock.readers import Dataset
     from penstock.readers.index.index import Index
@@ -65,7 +66,7 @@ def compare_url(
     names: Sequence[str],
     url: str | Source,
     *,
-    recipe: Sequence[Operation],
+    recipe: Recipes,
     batch_size: int,
     workers: int | None = None,
     rounds: int = ROUNDS,
@@ -120,9 +121,9 @@ def compare_url(
     )
 
 
-def crop_of(recipe: Sequence[Operation]) -> int:
+def crop_of(recipe: Recipes) -> int:
     """Height and width of imagenet_train's crops. Raises ConfigError for any other recipe."""
-    for operation in recipe:
+    for operation in recipe if not isinstance(recipe, Mapping) else ():
         if not isinstance(operation, RandomResizedCrop):
             continue
         if tuple(recipe) == imagenet_train(operation.size):

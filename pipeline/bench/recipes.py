@@ -1,37 +1,54 @@
 """The recipes that `penstock bench` plays, by name.
 
-A recipe is named by imagenet, imagenet-eval, none (encoded bytes, nothing is decoded: what reading
-alone can do), or module:name of a user's own list of operations or function that makes one.
+A recipe is named by imagenet, imagenet-eval, auto (imagenet where there are images, else the fields
+as they are), none (nothing is decoded: what reading alone can do), or module:name of a user's own
+recipe or function that makes one.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError, RecipeError
 
 if TYPE_CHECKING:
-    from penstock.augment import Operation
+    from penstock.augment.field_recipes import Recipes
 
-RECIPES = ("imagenet", "imagenet-eval", "none")
+AUTO = "auto"
+RECIPES = (AUTO, "imagenet", "imagenet-eval", "none")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedRecipe:
     """A recipe that a bench can play, and the Python that says the same.
 
-    operations: None hands out encoded samples' ids only. shuffled: as for training. line: the
-    Python that makes the operations. names: of `penstock` that it needs; imports: further lines."""
+    operations: as `augment=` takes them; empty for fields as they are. reads_only: samples are read
+    and nothing is made of them. shuffled: as for training. line: the Python that makes the
+    operations. names: of `penstock` that it needs; imports: further lines."""
 
     name: str
-    operations: tuple[Operation, ...] | None
+    operations: Recipes
     shuffled: bool
     line: str
     names: tuple[str, ...] = ()
     imports: tuple[str, ...] = ()
+    reads_only: bool = False
+
+    def settled(self, *, has_images: bool) -> NamedRecipe:
+        """What auto stands for, on a dataset that has images or none; any other recipe itself.
+        Raises RecipeError for one that needs images where there are none."""
+        if self.name == AUTO:
+            return recipe_named("imagenet") if has_images else replace(self, name="fields")
+        if self.name.startswith("imagenet") and not has_images:
+            raise RecipeError(
+                f"--augment {self.name} works on images, and the batches of this dataset have "
+                "none. Leave it out, or pass --augment none."
+            )
+        return self
 
 
 def recipe_named(name: str) -> NamedRecipe:
@@ -56,7 +73,9 @@ def recipe_named(name: str) -> NamedRecipe:
             names=("imagenet_eval",),
         )
     if name == "none":
-        return NamedRecipe(name=name, operations=None, shuffled=True, line="")
+        return NamedRecipe(name=name, operations=(), shuffled=True, line="", reads_only=True)
+    if name == AUTO:
+        return NamedRecipe(name=name, operations=(), shuffled=True, line="")
     module, colon, attribute = name.partition(":")
     if not (colon and module and attribute):
         raise ConfigError(
@@ -88,7 +107,7 @@ def _users_recipe(name: str, module: str, attribute: str) -> NamedRecipe:
         )
     return NamedRecipe(
         name=name,
-        operations=tuple(operations),
+        operations=operations if isinstance(operations, Mapping) else tuple(operations),
         shuffled=True,
         line=attribute + ("()" if made else ""),
         imports=(f"from {module} import {attribute.partition('.')[0]}",),

@@ -154,7 +154,7 @@ def _head(result: BenchResult) -> Text:
     where = workload.device
     if where == "cpu":
         where = f"{setup.num_workers} decode thread{'s' * (setup.num_workers != 1)} on the CPU"
-    what = "encoded bytes" if workload.recipe.operations is None else workload.recipe.name
+    what = "read only" if workload.recipe.reads_only else workload.recipe.name
     return Text.assemble(
         (workload.place, "bold"),
         f"\n{dataset.samples:,} samples, {format_size(dataset.bytes)}, {dataset.kind}; {what}, "

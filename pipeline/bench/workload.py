@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.blob import READ_MODE
@@ -11,6 +11,7 @@ from penstock.cache.errors import ConfigError, PlanError
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
 from penstock.pipeline.bench.tune import Setup
 from penstock.pipeline.plan.world import World
+from penstock.readers.fields.field_types import Image
 from penstock.readers.origin.urls import show
 
 if TYPE_CHECKING:
@@ -53,15 +54,23 @@ class Workload:
 
     def dataset(self) -> Dataset:
         """The dataset, not open yet; the caller closes it."""
+        from penstock.pipeline.bench.whole_samples import WholeSamples
         from penstock.readers import Dataset
 
-        return Dataset(
+        kind = WholeSamples if self.recipe.reads_only else Dataset
+        return kind(
             self.url,
-            fields=("id",) if self.recipe.operations is None else None,
+            fields=("id",) if self.recipe.reads_only else None,
             cache=self.cache,
             index=self.index,
             storage_options=self.storage_options,
         )
+
+    def settled(self, dataset: Dataset) -> Workload:
+        """The workload with the recipe that fits the dataset, which is open. Raises RecipeError."""
+        schema = dataset.schema
+        has_images = any(isinstance(schema.get(name), Image) for name in dataset.fields)
+        return replace(self, recipe=self.recipe.settled(has_images=has_images))
 
     def setup(self, dataset: Dataset) -> Setup:
         """What is given, and the loader's own defaults for the rest. Raises PlanError for a batch
@@ -92,7 +101,7 @@ class Workload:
             drop_last=self.recipe.shuffled,
             prefetch_factor=setup.prefetch_factor,
             seed=_SEED if self.recipe.shuffled else None,
-            augment=self.recipe.operations,
+            augment=self.recipe.operations or None,
             device=self.device,
             world=World(0, 1),
             read=setup.read,
@@ -121,7 +130,7 @@ class Workload:
         if setup.read != READ_MODE:
             options.append(f"read={setup.read!r}")
         parts = [repr(self.place)]
-        if self.recipe.operations is None:
+        if self.recipe.reads_only:
             parts.append('fields=("id",)')
         if self.index is not None:
             parts.append(f"index={str(self.index)!r}")

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 def bench(
     url: Source,
-    augment: BenchRecipe = "imagenet",
+    augment: BenchRecipe = "auto",
     batch_size: BatchSize = None,
     device: Device = ("cpu"),
     seconds: Seconds = 10.0,
@@ -117,6 +117,7 @@ def _peers(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str
     """Raises ConfigError for unknown names, and for work that the others can't do."""
     from penstock.pipeline.bench.compare import crop_of
     from penstock.pipeline.bench.peers.registry import PEERS, adapter
+    from penstock.pipeline.bench.recipes import AUTO
 
     if against is None:
         return []
@@ -128,7 +129,8 @@ def _peers(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str
             f"--against: got --device {device}, but the peers run on the CPU. Leave out one of "
             "the two."
         )
-    crop_of(recipe.operations or ())
+    if recipe.name != AUTO:
+        crop_of(recipe.operations)
     if names == ["all"]:
         return list(PEERS)
     return [adapter(name).name for name in names]

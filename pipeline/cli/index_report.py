@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from penstock.cache.base.sizes import format_size
+from penstock.pipeline.cli.field_report import field_table, field_values
 from penstock.pipeline.plan.advice import usual_spread_words, usual_spreads
 from penstock.pipeline.plan.order import default_lanes, default_window, label_spread
 
@@ -31,14 +31,11 @@ def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
         "shards": shards,
         "bytes": int(found.shard_bytes.sum()),
         "largest_shard_bytes": int(found.shard_bytes.max()),
-        "fields": list(found.fields),
-        "classes": len(found.classes),
+        "fields": field_values(found),
         "shuffled": found.shuffled,
         "icc": found.icc,
-        "images": asdict(next(iter(found.images.values()))) if found.images else None,
         "quarantined": found.quarantined,
         "passed_over": found.about.passed_over,
-        "progressive": found.about.progressive,
         "fingerprint": found.fingerprint,
         "batch_size": batch_size,
         "lanes": lanes,
@@ -57,9 +54,10 @@ def show_index(url: str, values: Mapping[str, Any]) -> None:
     console = Console()
     table = Table("", url, show_header=True, box=None, pad_edge=False)
     for name, value in values.items():
-        table.add_row(name, _readable(name, value))
-    console.print(table)
-    if values["progressive"]:
+        if name != "fields":
+            table.add_row(name, _readable(name, value))
+    console.print(table, field_table(values["fields"]), sep="\n")
+    if any(field["progressive"] for field in values["fields"].values()):
         console.print(
             "Progressive JPEGs take about 3 times as long to decode: `penstock pack --baseline` "
             "rewrites them without loss.",

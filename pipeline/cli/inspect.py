@@ -43,14 +43,17 @@ def inspect(
         raise ConfigError("--out writes the contact sheet of --batch N: pass --batch too.")
     # Here, as everywhere in the command line: no command waits for what another one imports.
     if batch is not None:
-        from penstock.pipeline.cli.inspect_batch import look, open_with_ids, show
+        from penstock.pipeline.cli.inspect_batch import look, open_with_all_fields, show
 
-        options = parse_storage_options(storage_option)
-        with open_with_ids(
-            url, format=format, index=index_folder, cache=cache, options=options
+        with open_with_all_fields(
+            url,
+            format=format,
+            index=index_folder,
+            cache=cache,
+            storage_options=parse_storage_options(storage_option),
         ) as dataset:
-            report, images = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
-        show(url, report, images, out=out, as_json=as_json)
+            report, pictures = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
+        show(url, report, pictures, out=out, as_json=as_json)
         return
     from penstock.pipeline.cli.index_report import index_values, show_index, warn_of_labels
     from penstock.readers import open_index

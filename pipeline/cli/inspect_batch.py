@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import json
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
-from penstock.cache.errors import ConfigError, MissingDependencyError
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.cli.batch_report import (
+    BatchReport,
+    batch_fields,
+    batch_samples,
+    value_ranges,
+)
+from penstock.pipeline.cli.contact_sheet import Picture, contact_sheet
+from penstock.readers.fields.field_types import (
+    ID,
+    PRESENT,
+    Boxes,
+    Image,
+    Keypoints,
+    Mask,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -23,54 +38,10 @@ if TYPE_CHECKING:
     from penstock.augment import Normalize, Operation
     from penstock.pipeline.cli.options import Recipe
     from penstock.readers import Dataset
+    from penstock.readers.fields.schema import Schema
 
 MOST_SAMPLES = 1024
-_SHEET_PIXELS = 1800  # about the width of a screen
-_LARGEST_CELL = 256
 _SQUARE = 224
-_CAPTION_PIXELS = 16
-_GAP = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchTensor:
-    """One tensor of the batch that is shown."""
-
-    name: str
-    shape: list[int]
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchChannel:
-    """Values of one channel over the whole batch, as the model gets them."""
-
-    min: float
-    max: float
-    mean: float
-    std: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchSample:
-    """Which sample stands where in the batch. label: None without labels; name: of the file."""
-
-    id: int
-    name: str
-    label: int | None
-    class_name: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchReport:
-    """What a batch holds."""
-
-    seed: int
-    epoch: int
-    augment: str
-    tensors: list[BatchTensor]
-    channels: list[BatchChannel]
-    samples: list[BatchSample]
 
 
 def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
@@ -81,46 +52,34 @@ def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
     return known[recipe]
 
 
-def open_with_ids(
-    url: str,
-    *,
-    format: str,
-    index: str | None,
-    cache: Path | None,
-    options: dict[str, Any] | None,
-) -> Dataset:
-    """The dataset with all its fields, and "id"."""
+def open_with_all_fields(url: str, **options: Any) -> Dataset:
+    """The dataset with every field that it has, what tells which samples lack one, and "id".
+    options: of `Dataset`."""
     from penstock.readers import Dataset
 
-    with Dataset(url, format=format, index=index, cache=cache, storage_options=options) as found:
-        fields = (*found.fields, "id")
-    return Dataset(
-        url, format=format, fields=fields, index=index, cache=cache, storage_options=options
-    )
+    with Dataset(url, **options) as found:
+        schema, lacking = found.schema, found.index.lacking
+    fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name)), ID]
+    return Dataset(url, **options).select(*fields)
 
 
 def look(
     dataset: Dataset, *, size: int, recipe: Recipe, seed: int, epoch: int
-) -> tuple[BatchReport, NDArray[np.uint8]]:
-    """The first batch of an epoch, and its images for the eye: uint8, (n, h, w, 3 or 1).
+) -> tuple[BatchReport, list[Picture]]:
+    """The first batch of an epoch, and its images for the eye.
 
     dataset: with "id" among its fields. Shuffled where the recipe is one for training. Raises what
-    the loader raises, ConfigError for a dataset without images or a size out of range.
+    the loader raises, ConfigError for a size out of range.
     """
-    from penstock.augment import Decode, Normalize, Resize
+    from penstock.augment import Normalize
     from penstock.pipeline.loader import DataLoader
     from penstock.pipeline.plan.world import World
 
     if not 1 <= size <= MOST_SAMPLES:
         raise ConfigError(f"--batch: got {size}, wanted 1 to {MOST_SAMPLES}.")
-    if "image" not in dataset.fields:
-        raise ConfigError("--batch shows images, and this dataset has none: leave it out.")
-    ops = operations(recipe)
-    shown: str = recipe
-    if ops is None and dataset.index.images["image"].fixed is None:
-        # Images of different sizes make no tensor: the whole of each, squeezed, is what fits.
-        ops = (Decode(), Resize((_SQUARE, _SQUARE)))
-        shown = f"none, all resized to {_SQUARE} x {_SQUARE} since their sizes differ"
+    schema = dataset.schema
+    images = [name for name in dataset.fields if isinstance(schema.get(name), Image)]
+    ops, words = _fitting(dataset, images, recipe)
     with DataLoader(
         dataset,
         batch_size=min(size, len(dataset)),
@@ -128,40 +87,80 @@ def look(
         seed=seed,
         augment=ops,
         world=World(0, 1),
+        as_dict=True,
     ) as loader:
         loader.set_epoch(epoch)
-        batch = dict(zip(dataset.fields, next(iter(loader)), strict=True))
-    images: NDArray[Any] = batch["image"].numpy()
+        batch: dict[str, Any] = next(iter(loader))
+    names = dataset.names(batch[ID].tolist())
+    shown = [n for n in batch if n not in (*images, ID) and not n.endswith(PRESENT)]
     report = BatchReport(
         seed=seed,
         epoch=epoch,
-        augment=shown,
-        tensors=[
-            BatchTensor(name=name, shape=list(tensor.shape), dtype=str(tensor.dtype).split(".")[-1])
-            for name, tensor in batch.items()
-        ],
-        channels=channels(images),
-        samples=_samples(dataset, batch),
+        augment=words,
+        fields=batch_fields(batch, schema),
+        values=value_ranges(batch, images),
+        samples=batch_samples(batch, names, schema, shown),
     )
     normalize = next((op for op in ops or () if isinstance(op, Normalize)), None)
-    return report, pictures(images, normalize)
+    drawn = [p for name in images for p in _pictures(batch, name, schema, report, normalize)]
+    return report, drawn
 
 
-def channels(images: NDArray[Any]) -> list[BatchChannel]:
-    """Value ranges of images of shape (n, c, h, w), a channel at a time."""
+def _fitting(
+    dataset: Dataset, images: list[str], recipe: Recipe
+) -> tuple[tuple[Operation, ...] | None, str]:
+    """A recipe that makes tensors of the images, and words for it: images of different sizes make
+    none, so the whole of each, squeezed, is what fits."""
+    from penstock.augment import Decode, Resize
+
+    if not images:
+        return None, "none"
+    ops = operations(recipe)
+    if ops is not None or all(dataset.index.images[name].fixed for name in images):
+        return ops, recipe
+    words = f"none, all resized to {_SQUARE} x {_SQUARE} since their sizes differ"
+    return (Decode(), Resize((_SQUARE, _SQUARE))), words
+
+
+def _pictures(
+    batch: Mapping[str, Any],
+    name: str,
+    schema: Schema,
+    report: BatchReport,
+    normalize: Normalize | None,
+) -> list[Picture]:
+    """The images of one field, with what belongs to them."""
+    several = sum(isinstance(schema.get(each), Image) for each in batch) > 1
+
+    def followers(kind: type[Any]) -> list[Any]:
+        of = [each for each in batch if isinstance(schema.get(each), kind)]
+        return [batch[each] for each in of if getattr(schema[each], "of", None) == name]
+
+    masks, boxes, points = map(followers, (Mask, Boxes, Keypoints))
+    pixels = pixels_for_the_eye(batch[name].cpu().numpy(), normalize)
     return [
-        BatchChannel(
-            min=float(values.min()),
-            max=float(values.max()),
-            mean=float(values.mean(dtype=np.float64)),
-            std=float(values.std(dtype=np.float64)),
+        Picture(
+            pixels=pixels[row],
+            caption=_caption(sample.id, sample.values, name if several else ""),
+            masks=[mask[row].cpu().numpy() for mask in masks],
+            boxes=_joined([each[row].cpu().numpy() for each in boxes]),
+            points=_joined([each[row].cpu().numpy() for each in points]),
         )
-        for values in images.swapaxes(0, 1)
+        for row, sample in enumerate(report.samples)
     ]
 
 
-def pictures(images: NDArray[Any], normalize: Normalize | None) -> NDArray[np.uint8]:
-    """Images (n, c, h, w) for the eye: uint8, (n, h, w, c); what Normalize did is undone."""
+def _joined(parts: list[NDArray[Any]]) -> NDArray[Any] | None:
+    return np.concatenate(parts) if parts else None
+
+
+def _caption(number: int, values: Mapping[str, str], field: str) -> str:
+    label = values.get("label", "")
+    return " ".join(each for each in (str(number), field, label) if each)
+
+
+def pixels_for_the_eye(images: NDArray[Any], normalize: Normalize | None) -> NDArray[np.uint8]:
+    """Images (n, c, h, w) as uint8, (n, h, w, c); what Normalize did is undone."""
     values = images.transpose(0, 2, 3, 1).astype(np.float32)
     if normalize is not None:
         mean, std = (np.asarray(each, np.float32) for each in (normalize.mean, normalize.std))
@@ -169,47 +168,16 @@ def pictures(images: NDArray[Any], normalize: Normalize | None) -> NDArray[np.ui
     return np.clip(np.rint(values), 0, 255).astype(np.uint8)
 
 
-def contact_sheet(images: NDArray[np.uint8], captions: Sequence[str]) -> Any:
-    """A Pillow image with all images in rows, each above its caption. Smaller where they are many.
-
-    Raises MissingDependencyError without Pillow.
-    """
-    image, draw, font = _pillow()
-    count, height, width = images.shape[:3]
-    columns = math.ceil(math.sqrt(count * height / width))
-    room = max(48, _SHEET_PIXELS // columns - _GAP)
-    scale = min(1.0, room / width, _LARGEST_CELL / max(height, width))
-    if max(height, width) < 64:
-        scale = 64 / max(height, width)
-    cell = max(1, round(width * scale)), max(1, round(height * scale))
-    step_x, step_y = cell[0] + _GAP, cell[1] + _CAPTION_PIXELS + _GAP
-    rows = math.ceil(count / columns)
-    sheet = image.new("RGB", (columns * step_x + _GAP, rows * step_y + _GAP), "white")
-    pen = draw.Draw(sheet)
-    letters = font.load_default(11)
-    for number, (pixels, caption) in enumerate(zip(images, captions, strict=True)):
-        x = _GAP + number % columns * step_x
-        y = _GAP + number // columns * step_y
-        picture = image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        sheet.paste(picture.convert("RGB").resize(cell), (x, y))
-        while caption and pen.textlength(caption, font=letters) > cell[0]:
-            caption = caption[:-1]
-        pen.text((x, y + cell[1] + 1), caption, fill="black", font=letters)
-    return sheet
-
-
 def show(
-    url: str,
-    report: BatchReport,
-    images: NDArray[np.uint8],
-    *,
-    out: Path | None,
-    as_json: bool,
+    url: str, report: BatchReport, pictures: list[Picture], *, out: Path | None, as_json: bool
 ) -> None:
-    """Write the contact sheet where wanted, and tell the rest."""
+    """Write the contact sheet where wanted, and tell the rest. Raises ConfigError for a sheet of a
+    dataset without images."""
+    if out is not None and not pictures:
+        raise ConfigError("--out draws images, and this dataset has none: leave it out.")
     if out is not None:
         try:
-            contact_sheet(images, [_caption(sample) for sample in report.samples]).save(out)
+            contact_sheet(pictures).save(out)
         except ValueError as error:
             raise ConfigError(f"--out: {error}. Use a name that ends in .png or .jpg.") from None
     if as_json:
@@ -222,60 +190,31 @@ def show(
         markup=False,
         soft_wrap=True,
     )
-    console.print(_tensors(report), _channels(report), _listed(report), sep="\n")
+    console.print(_fields(report), _values(report), _samples(report), sep="\n")
     if out is not None:
         console.print("Contact sheet, normalisation undone:", str(out), markup=False)
 
 
-def _tensors(report: BatchReport) -> Table:
-    table = Table("tensor", "shape", "dtype", box=None, pad_edge=False)
-    for tensor in report.tensors:
-        table.add_row(tensor.name, " x ".join(map(str, tensor.shape)), tensor.dtype)
+def _fields(report: BatchReport) -> Table:
+    table = Table("field", "type", "shape", "dtype", "present", box=None, pad_edge=False)
+    for field in report.fields:
+        shape = " x ".join("*" if each is None else str(each) for each in field.shape)
+        table.add_row(escape(field.name), field.type, shape, field.dtype, str(field.present))
     return table
 
 
-def _channels(report: BatchReport) -> Table:
-    table = Table("channel", "min", "max", "mean", "std", box=None, pad_edge=False)
-    for number, channel in enumerate(report.channels):
-        values = (channel.min, channel.max, channel.mean, channel.std)
-        table.add_row(str(number), *(f"{value:.4g}" for value in values))
+def _values(report: BatchReport) -> Table:
+    table = Table("values of", "min", "max", "mean", "std", box=None, pad_edge=False)
+    for each in report.values:
+        numbers = (each.min, each.max, each.mean, each.std)
+        table.add_row(escape(each.name), *(f"{number:.4g}" for number in numbers))
     return table
 
 
-def _listed(report: BatchReport) -> Table:
-    table = Table("id", "label", "class", "file", box=None, pad_edge=False)
+def _samples(report: BatchReport) -> Table:
+    names = list(report.samples[0].values) if report.samples else []
+    table = Table("id", *map(escape, names), "name", box=None, pad_edge=False)
     for sample in report.samples:
-        label = "-" if sample.label is None else str(sample.label)
-        name = sample.name.encode(errors="replace").decode().replace("[", r"\[")
-        table.add_row(str(sample.id), label, sample.class_name or "-", name)
+        name = sample.name.encode(errors="replace").decode()
+        table.add_row(str(sample.id), *map(escape, sample.values.values()), escape(name))
     return table
-
-
-def _samples(dataset: Dataset, batch: dict[str, Any]) -> list[BatchSample]:
-    ids = batch["id"].tolist()
-    labels = batch["label"].tolist() if "label" in batch else [None] * len(ids)
-    classes = dataset.classes
-    return [
-        BatchSample(
-            id=number,
-            name=name,
-            label=label,
-            class_name=None if label is None or not 0 <= label < len(classes) else classes[label],
-        )
-        for number, name, label in zip(ids, dataset.names(ids), labels, strict=True)
-    ]
-
-
-def _caption(sample: BatchSample) -> str:
-    label = sample.class_name if sample.class_name is not None else sample.label
-    return f"{sample.id}" if label is None else f"{sample.id} {label}"
-
-
-def _pillow() -> tuple[Any, Any, Any]:
-    try:
-        from PIL import Image, ImageDraw, ImageFont
-    except ImportError:
-        raise MissingDependencyError(
-            "The contact sheet needs Pillow: pip install pillow, or leave --out out."
-        ) from None
-    return Image, ImageDraw, ImageFont

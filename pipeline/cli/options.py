@@ -177,8 +177,8 @@ DryRun = Annotated[
 BenchRecipe = Annotated[
     str,
     typer.Option(
-        help="What is done to images: imagenet, imagenet-eval, none (encoded bytes only: what "
-        "reading alone can do), or module:name of your own recipe."
+        help="What is done to samples: auto (imagenet where there are images), imagenet, "
+        "imagenet-eval, none (they are read only), or module:name of your own recipe."
     ),
 ]
 BatchSize = Annotated[

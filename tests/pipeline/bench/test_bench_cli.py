@@ -179,7 +179,12 @@ sys.exit(code)
 
 def test_recipes_by_name() -> None:
     assert recipe_named("imagenet").operations == tuple(imagenet_train(224))
-    assert recipe_named("none").operations is None
+    assert recipe_named("none").reads_only
+    auto = recipe_named("auto")
+    assert auto.settled(has_images=True) == recipe_named("imagenet")
+    assert auto.settled(has_images=False).operations == ()
+    with pytest.raises(RecipeError, match="have none"):
+        recipe_named("imagenet-eval").settled(has_images=False)
     mine = recipe_named("tests.pipeline.bench.test_bench_cli:RECIPE")
     assert (mine.operations, mine.line) == (tuple(RECIPE), "RECIPE")
     made = recipe_named("tests.pipeline.bench.test_bench_cli:made_recipe")

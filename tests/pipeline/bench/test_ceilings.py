@@ -65,7 +65,7 @@ def test_every_stage_of_a_local_dataset_is_measured(
     place: Path = request.getfixturevalue(kind)
     with Dataset(place) as dataset:
         recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
-        found = measure_ceilings(dataset, recipe, batch_size=16, threads=2, seconds=0.05)
+        found = measure_ceilings(dataset, ("image", recipe), batch_size=16, threads=2, seconds=0.05)
     assert set(found.stages()) == {"read", "decode", "augment", "python"}
     for rate in found.stages().values():
         assert rate.samples_per_s > 0
@@ -89,7 +89,7 @@ def test_a_part_of_a_dataset_is_measured_as_one_is(pack: Path, tmp_path: Path) -
     with serving(pack.parent) as server, Dataset(f"{server.url}/{pack.name}", cache=cache) as far:
         both = concat([Dataset(pack), far]).subset(range(0, 2 * len(far), 5))
         recipe = check_recipe(imagenet_train(32), images=far.contents.images["image"])
-        found = measure_ceilings(both, recipe, batch_size=16, threads=1, seconds=0.05)
+        found = measure_ceilings(both, ("image", recipe), batch_size=16, threads=1, seconds=0.05)
     assert set(found.stages()) == {"remote", "read", "decode", "augment", "python"}
 
 
@@ -99,7 +99,9 @@ def test_a_slow_remote_is_fetched_from_but_not_waited_for(pack: Path, tmp_path: 
         cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
         with Dataset(f"{server.url}/{pack.name}", cache=cache) as dataset:
             recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
-            found = measure_ceilings(dataset, recipe, batch_size=16, threads=1, seconds=0.2)
+            found = measure_ceilings(
+                dataset, ("image", recipe), batch_size=16, threads=1, seconds=0.2
+            )
         cache.close()
     assert set(found.stages()) == {"remote", "decode", "augment", "python"}
 
@@ -131,7 +133,9 @@ def few(tmp_path: Path, *, progressive: int, baseline: int) -> Dataset:
 def measured(dataset: Dataset) -> ProgressiveCost | None:
     with dataset:
         recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
-        return measure_ceilings(dataset, recipe, batch_size=16, threads=1, seconds=0.02).progressive
+        return measure_ceilings(
+            dataset, ("image", recipe), batch_size=16, threads=1, seconds=0.02
+        ).progressive
 
 
 def test_progressive_images_are_decoded_beside_their_twins(tmp_path: Path) -> None:
@@ -164,7 +168,7 @@ def test_on_a_gpu_the_copy_is_measured_too(pack: Path) -> None:
     with Dataset(pack) as dataset:
         recipe = check_recipe(imagenet_train(32), images=dataset.index.images["image"])
         found = measure_ceilings(
-            dataset, recipe, batch_size=16, device="cuda", threads=2, seconds=0.1
+            dataset, ("image", recipe), batch_size=16, device="cuda", threads=2, seconds=0.1
         )
     assert found.copy is not None
     assert found.copy.samples_per_s > 0

@@ -41,7 +41,9 @@ def test_pack_index_inspect_as_json(folder: Path, tmp_path: Path) -> None:
     indexed = json.loads(penstock("index", folder, "--out", tmp_path / "i", "--json").stdout)
     assert indexed["samples"] == SAMPLES
     told = json.loads(penstock("inspect", folder, "--index", tmp_path / "i", "--json").stdout)
-    assert told["fields"] == ["image", "label"]
+    assert list(told["fields"]) == ["image", "label"]
+    assert told["fields"]["image"]["codecs"] == ["jpeg"]
+    assert told["fields"]["label"]["bounds"] == [0, 6]
 
 
 def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
@@ -51,9 +53,11 @@ def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
     packed = json.loads(penstock("pack", some, tmp_path / "p", *options).stdout)
     assert (packed["samples"], packed["progressive"]) == (6, 0)
     told = json.loads(penstock("inspect", tmp_path / "p", "--json").stdout)
-    assert (told["images"]["min_height"], told["images"]["min_width"]) == (12, 12)
+    sizes = told["fields"]["image"]["images"]
+    assert (sizes["min_height"], sizes["min_width"]) == (12, 12)
     told = json.loads(penstock("inspect", tmp_path / "set", "--json").stdout)
-    assert (told["kind"], told["passed_over"], told["progressive"]) == ("tar", {}, 0)
+    assert (told["kind"], told["passed_over"]) == ("tar", {})
+    assert told["fields"]["image"]["progressive"] == 0
 
 
 def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from penstock.augment import Normalize, imagenet_train
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli import main
-from penstock.pipeline.cli.inspect_batch import channels, contact_sheet, look, pictures
+from penstock.pipeline.cli.batch_report import value_ranges
+from penstock.pipeline.cli.contact_sheet import Picture, class_color, contact_sheet
+from penstock.pipeline.cli.inspect_batch import look, pixels_for_the_eye
 from penstock.pipeline.loader import DataLoader
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES, write_photographs
@@ -33,20 +36,24 @@ def inspect(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 def test_it_is_the_batch_that_the_loader_gives(pack: Path) -> None:
     pytest.importorskip("nvidia.dali")
-    report, images = look(Dataset(pack, fields=FIELDS), size=6, recipe="imagenet", seed=3, epoch=2)
+    report, pictures = look(
+        Dataset(pack, fields=FIELDS), size=6, recipe="imagenet", seed=3, epoch=2
+    )
     dataset = Dataset(pack, fields=FIELDS)
     with DataLoader(dataset, 6, shuffle=True, seed=3, augment=imagenet_train()) as loader:
         loader.set_epoch(2)
         tensors = next(iter(loader))
     assert [sample.id for sample in report.samples] == tensors[2].tolist()
-    assert [sample.label for sample in report.samples] == tensors[1].tolist()
+    names = dataset.classes
+    assert [s.values["label"] for s in report.samples] == [names[i] for i in tensors[1].tolist()]
     assert [sample.name for sample in report.samples] == dataset.names(tensors[2].tolist())
-    assert report.tensors[0].shape == list(tensors[0].shape) == [6, 3, 224, 224]
-    assert [c.max for c in report.channels] == pytest.approx(tensors[0].amax((0, 2, 3)).tolist())
-    assert [c.mean for c in report.channels] == pytest.approx(
-        tensors[0].double().mean((0, 2, 3)).tolist()
-    )
-    assert np.array_equal(images, pictures(tensors[0].numpy(), Normalize()))
+    assert report.fields[0].shape == list(tensors[0].shape) == [6, 3, 224, 224]
+    channels = report.values[:3]
+    assert [c.name for c in channels] == ["image 0", "image 1", "image 2"]
+    assert [c.max for c in channels] == pytest.approx(tensors[0].amax((0, 2, 3)).tolist())
+    assert [c.mean for c in channels] == pytest.approx(tensors[0].double().mean((0, 2, 3)).tolist())
+    wanted = pixels_for_the_eye(tensors[0].numpy(), Normalize())
+    assert np.array_equal(np.stack([picture.pixels for picture in pictures]), wanted)
 
 
 def test_pictures_undo_normalize() -> None:
@@ -55,29 +62,60 @@ def test_pictures_undo_normalize() -> None:
     norm = Normalize()
     mean, std = (np.array(each, np.float32)[:, None, None] for each in (norm.mean, norm.std))
     seen = ((raw / np.float32(255) - mean) / std).astype(np.float32)
-    assert np.array_equal(pictures(seen, norm), raw.transpose(0, 2, 3, 1))
-    assert np.array_equal(pictures(raw, None), raw.transpose(0, 2, 3, 1))
+    assert np.array_equal(pixels_for_the_eye(seen, norm), raw.transpose(0, 2, 3, 1))
+    assert np.array_equal(pixels_for_the_eye(raw, None), raw.transpose(0, 2, 3, 1))
 
 
-def test_channels_are_those_of_numpy() -> None:
-    images = np.arange(2 * 3 * 4 * 5, dtype=np.uint8).reshape(2, 3, 4, 5)
-    (red, _, blue) = channels(images)
-    assert (red.min, blue.max) == (0, 119)
-    assert red.mean == images[:, 0].mean()
-    assert blue.std == pytest.approx(images[:, 2].std())
+def test_values_are_those_of_numpy() -> None:
+    images = torch.arange(2 * 3 * 4 * 5, dtype=torch.uint8).reshape(2, 3, 4, 5)
+    vectors = torch.tensor([[0.5, -2.0], [1.0, 7.0]])
+    batch = {"view": images, "id": torch.tensor([1, 2]), "speed": vectors, "text": ["a", "b"]}
+    (red, _, blue, speed) = value_ranges(batch, ["view"])
+    assert (red.name, red.min, blue.max) == ("view 0", 0, 119)
+    assert red.mean == images[:, 0].double().mean()
+    assert blue.std == pytest.approx(images[:, 2].numpy().std())
+    assert (speed.name, speed.min, speed.max) == ("speed", -2.0, 7.0)
 
 
 @pytest.mark.parametrize(
     "shape", [(1, 8, 8, 3), (7, 32, 20, 1), (40, 224, 224, 3), (3, 16, 300, 3)]
 )
 def test_a_contact_sheet_holds_every_image(shape: tuple[int, int, int, int]) -> None:
-    count = shape[0]
-    images = np.zeros(shape, np.uint8)
-    sheet = np.asarray(contact_sheet(images, ["a caption that is much too long"] * count))
+    caption = "a caption that is much too long"
+    sheet = np.asarray(
+        contact_sheet([Picture(pixels=each, caption=caption) for each in np.zeros(shape, np.uint8)])
+    )
     assert sheet.shape[1] < 2200
     black = (sheet == 0).all(-1).mean()
     assert black > 0.3
     assert (sheet == 255).all(-1).any()
+
+
+def test_masks_boxes_and_points_are_drawn_over_their_image() -> None:
+    pixels = np.zeros((64, 64, 3), np.uint8)
+    mask = np.zeros((64, 64), np.int64)
+    mask[8:24, 8:24] = 2
+    picture = Picture(
+        pixels=pixels,
+        caption="",
+        masks=[mask],
+        boxes=np.array([[30, 30, 60, 60], [5, 5, 5, 5], [np.nan, 0, 1, 1]], np.float32),
+        points=np.array([[50, 10]], np.float32),
+    )
+    sheet = np.asarray(contact_sheet([picture]))
+    drawn = sheet[4:68, 4:68]
+    assert drawn[12, 12].tolist() == [round(each / 2) for each in class_color(2)]
+    assert drawn[30, 45].tolist() == list(class_color(1))
+    assert drawn[45, 45].tolist() == [0, 0, 0]
+    assert drawn[10, 50].tolist() == list(class_color(1))
+    assert not pixels.any()
+
+
+def test_neighbouring_classes_have_colours_far_apart() -> None:
+    colors = np.array([class_color(number) for number in range(64)], int)
+    assert len({tuple(each) for each in colors.tolist()}) == 64
+    assert np.abs(colors[1:] - colors[:-1]).max(axis=1).min() >= 64
+    assert class_color(0) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("size", [0, 1025])
@@ -91,7 +129,7 @@ def test_the_command(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "contact.png"
     run = inspect(folder, "--batch", 5, "--augment", "imagenet", "--out", out, "--json")
     told: dict[str, Any] = json.loads(run.stdout)
-    assert [tensor["name"] for tensor in told["tensors"]] == ["image", "label", "id"]
+    assert [field["name"] for field in told["fields"]] == ["image", "label", "id"]
     assert len(told["samples"]) == 5
     assert len({sample["id"] for sample in told["samples"]} - set(range(SAMPLES))) == 0
     with Image.open(out) as sheet:
@@ -120,7 +158,7 @@ def test_images_of_different_sizes_are_shown_without_a_recipe(
     root = images.class_folder(tmp_path / "set", samples=6)
     assert main(["inspect", str(root), "--batch", "4", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["tensors"][0]["shape"] == [4, 3, 224, 224]
+    assert told["fields"][0]["shape"] == [4, 3, 224, 224]
     assert "sizes differ" in told["augment"]
 
 

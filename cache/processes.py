@@ -140,6 +140,11 @@ class Crew:
         with self._starting:
             if self._closed:
                 raise ClosedError(f"The worker processes of {self._name} are closed.")
+            if multiprocessing.current_process().daemon:
+                raise WorkerError(
+                    f"{self._name} wants worker processes, and this is one itself, which may start "
+                    "none. Pass processes=0 here."
+                )
             if self._generation is None:
                 generation = _Generation()
                 for number in range(self._count):

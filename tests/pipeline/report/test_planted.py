@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from penstock.augment import imagenet_eval, imagenet_train
+from penstock.augment import Map, imagenet_eval, imagenet_train
 from penstock.augment.recipe import check_recipe
 from penstock.cache import DiskCache
 from penstock.cache.base.limits import usable_cores
@@ -199,6 +199,19 @@ def test_slow_disk(pack: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.limit, found.cause) == ("disk", "slow-disk")
     assert "bytes from the disk" in found.verdict
     assert "NVMe" in found.verdict
+
+
+def slow_function(label: Any) -> Any:
+    wait(0.004)
+    return label
+
+
+def test_slow_function_in_the_recipe(pack: Path) -> None:
+    mapped = [Map(slow_function, "label"), *SMALL]
+    found = run(Dataset(pack), 12, augment=mapped)
+    assert (found.limit, found.cause) == ("map", "slow-map")
+    assert "Map(slow_function)" in found.verdict
+    assert "processes=" in found.verdict
 
 
 QUICK = {"retry_timeout": 20.0, "connect_timeout": 2.0, "read_timeout": 5.0}

@@ -63,7 +63,7 @@ def tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def make(tar: Path, *maps: Map, fields: Any = FIELDS, **options: Any) -> DataLoader:
     given = {"batch_size": 4, "shuffle": True, "seed": 3, "num_workers": 1, **options}
-    recipe = [*maps, RandomResizedCrop(SIZE)] if "image" in fields else list(maps)
+    recipe: list[Any] = [*maps, RandomResizedCrop(SIZE)] if "image" in fields else [*maps]
     return DataLoader(Dataset(str(tar), fields=fields), augment=recipe, **given)
 
 

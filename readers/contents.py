@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,29 @@ class Contents:
         return np.stack([shards, places - self.starts[shards]], axis=1)
 
 
-def selected_units(rows: Ints, units: Ints) -> Ints:
+def selected(base: Contents, places: Ints, shards: Ints) -> Contents:
+    """What a selection holds. places: of the samples among all, ascending; shards: that hold any of
+    them. How alike samples of a shard are, and the sizes of images, are taken to be as in all."""
+    digest = hashlib.sha256(f"selection {base.fingerprint} {len(places)} ".encode())
+    digest.update(places.astype("<i8", copy=False).data)
+    borders = np.searchsorted(places, [*base.starts[shards].tolist(), base.samples])
+    units = base.units
+    if units is not None:
+        units = [
+            _of_units(places[begin:end] - base.starts[shard], units[shard])
+            for shard, begin, end in zip(shards.tolist(), borders[:-1], borders[1:], strict=True)
+        ]
+    return replace(
+        base,
+        sizes=np.diff(borders),
+        shard_bytes=base.shard_bytes[shards],
+        fingerprint=digest.hexdigest(),
+        files=len(places) if base.is_file_per_sample else len(shards),
+        units=units,
+    )
+
+
+def _of_units(rows: Ints, units: Ints) -> Ints:
     """Rows of each unit that are among some rows of their shard, without those that have none."""
     counts = np.bincount(np.searchsorted(np.cumsum(units), rows, side="right"))
     kept: Ints = counts[counts > 0].astype(np.int64)

@@ -6,10 +6,8 @@ says (shard, row), and the feed, which wants columns, nobody asks which.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from abc import ABC, abstractmethod
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
@@ -17,15 +15,11 @@ import numpy as np
 
 from penstock.cache.base.blob import READ_MODE
 from penstock.cache.errors import ConfigError, IndexChangedError
-from penstock.readers.contents import selected_units
-from penstock.readers.fields.columns import (
-    DenseColumn,
-    EncodedColumn,
-    ListColumn,
-    joined_columns,
-)
-from penstock.readers.fields.field_types import ClassLabel, Text, Value, has_values
-from penstock.readers.splits import by_group, by_sample, check_choice, check_keys, check_shares
+from penstock.readers.contents import selected
+from penstock.readers.fields.columns import DenseColumn, RaggedColumn, joined_columns
+from penstock.readers.fields.decode import decode_text
+from penstock.readers.fields.field_types import PRESENT, ClassLabel, Text, Value, has_values
+from penstock.readers.splits import by_group, by_sample, check_choice, check_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -116,31 +110,40 @@ class Source(ABC):
         values are noted beside the samples, no sample is read. Raises ConfigError for a field that
         isn't there."""
 
-    def column(self, name: str) -> Column:
+    def column(self, name: str) -> NDArray[Any] | list[Any]:
         """One field of all samples, in the order of their ids: such as labels, to choose by.
 
-        Memory is that of the values, all of them at once. Fields that lie in files of their own
-        (images, masks, sounds, bytes) are refused with ConfigError; texts in such files are read.
-        Raises ConfigError also where some samples lack it.
+        An array with a row for each sample; of texts a list of str, of arrays whose shapes differ a
+        list of arrays. Of a field that some lack, "<name>.present" is a mask of those that have it.
+        Memory is that of the values, all of them at once. What has to be decoded or kept as bytes
+        (images, masks, sounds) is refused with ConfigError; texts in files of their own are read.
+        Raises ConfigError also for a field that some lack.
         """
-        type = self.schema.get(name)
-        if type is None or not has_values(type):
+        field = name.removesuffix(PRESENT)
+        type = self.schema.get(field)
+        if type is None or not (has_values(type) or name != field):
             said = "no field" if type is None else f"a field of {type!r}"
             raise ConfigError(
                 f'"{name}": {said} of {self.url}, wanted one of values: '
                 f"{[n for n, t in self.schema.items() if has_values(t)]}."
             )
-        found = []
+        columns, present = [], [np.empty(0, np.bool_)]
         for places in _runs(len(self)):
-            batch = self.values(name, self.contents.rows(places))
-            if name in batch.present and not batch.present[name].all():
-                lacking = self.names(batch.ids[~batch.present[name]][:3])
-                raise ConfigError(
-                    f'"{name}": some samples of {self.url} lack it, such as {", ".join(lacking)}. '
-                    "Take a subset of those that have it."
-                )
-            found.append(batch.columns[name])
-        return joined_columns(found)
+            batch = self.values(field, self.contents.rows(places))
+            present.append(batch.present.get(field, np.ones(len(batch), np.bool_)))
+            columns.append(batch.columns[field])
+        has = np.concatenate(present)
+        if name != field:
+            return has
+        if not has.all():
+            places = np.flatnonzero(~has)[:3]
+            lacking = self.names(self.ids(self.contents.rows(places)))
+            raise ConfigError(
+                f'"{name}": {np.count_nonzero(~has):,} samples of {self.url} lack it, such as '
+                f"{', '.join(lacking)}. Take those that have it: "
+                f'dataset.subset(dataset.column("{name}{PRESENT}")).'
+            )
+        return _plain(joined_columns(columns))
 
     # -- parts
 
@@ -172,7 +175,7 @@ class Source(ABC):
           key for each sample in the order of ids, or a function of a sample's name: **groups**: all
           samples of one key are in one part, so that nothing of a patient or a video leaks. Sizes
           are then as near to the shares as whole groups allow. To group by a class field, pass its
-          values: by=dataset.column("label").values.
+          values: by=dataset.column("label").
 
         Raises ConfigError for shares that can't be, a part that would be empty, and a `by` that is
         neither.
@@ -182,12 +185,10 @@ class Source(ABC):
         if by is None:
             parts = by_sample(ids, wanted, seed=seed)
         elif isinstance(by, str) and isinstance(self.schema.get(by), ClassLabel):
-            column = self.column(by)
-            assert isinstance(column, DenseColumn)
-            parts = by_sample(ids, wanted, seed=seed, classes=column.values.astype(np.int64))
+            parts = by_sample(ids, wanted, seed=seed, classes=np.asarray(self.column(by)))
             _log.info('split: stratified by the classes of "%s"', by)
         else:
-            parts = by_group(self._keys(by, ids), wanted, seed=seed)
+            parts = by_group(self._keys(by, ids), len(ids), wanted, seed=seed)
         found = [np.flatnonzero(parts == number) for number in range(len(shares))]
         for share, places in zip(shares, found, strict=True):
             if not len(places):
@@ -200,13 +201,12 @@ class Source(ABC):
 
     def _keys(
         self, by: str | Callable[[str], object] | Sequence[object] | NDArray[Any], ids: Ints
-    ) -> NDArray[Any]:
+    ) -> object:
         """A group's key for each sample."""
         if callable(by):
-            names = (name for run in _runs(len(ids)) for name in self.names(ids[run]))
-            return check_keys([by(name) for name in names], len(ids))
+            return [by(name) for run in _runs(len(ids)) for name in self.names(ids[run])]
         if not isinstance(by, str):
-            return check_keys(by, len(ids))
+            return by
         type = self.schema.get(by)
         if not isinstance(type, Text) and not (
             isinstance(type, Value) and np.dtype(type.dtype).kind in "biu"
@@ -217,13 +217,7 @@ class Source(ABC):
                 "has its share of every class), or of texts or whole numbers (those of one value "
                 f"stay together). Fields: {dict(self.schema)}."
             )
-        column = self.column(by)
-        if isinstance(column, DenseColumn):
-            return check_keys(column.values, len(ids))
-        if isinstance(column, EncodedColumn):
-            return check_keys([bytes(sample) for sample in column.samples], len(ids))
-        assert isinstance(column, ListColumn)
-        return check_keys(column.samples, len(ids))
+        return self.column(by)
 
     def _chosen(self, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Ints:
         """Where the samples that were asked for stand among all, ascending."""
@@ -322,7 +316,7 @@ class Selection(Source):
                     f"(index {self._fingerprint[:12]}, now {base.fingerprint[:12]}), so its ids "
                     "mean other samples. Take the selection again."
                 )
-            self._contents = self._selected(base)
+            self._contents = selected(base, self._places, self._shards)
         return self._contents
 
     @cached_property
@@ -330,28 +324,6 @@ class Selection(Source):
         """Of each shard its number in the base, int64, ascending."""
         starts = self._base.contents.starts
         return np.unique(np.searchsorted(starts, self._places, side="right") - 1)
-
-    def _selected(self, base: Contents) -> Contents:
-        borders = np.append(base.starts[self._shards], base.samples)
-        sizes = np.diff(np.searchsorted(self._places, borders))
-        said = f"selection {base.fingerprint} {len(self._places)} "
-        digest = hashlib.sha256(said.encode() + self._places.astype("<i8").tobytes())
-        units = base.units
-        if units is not None:
-            starts = np.cumsum(sizes) - sizes
-            rows = [self._places[at : at + n] for at, n in zip(starts, sizes, strict=True)]
-            units = [
-                selected_units(mine - base.starts[shard], units[shard])
-                for shard, mine in zip(self._shards.tolist(), rows, strict=True)
-            ]
-        return replace(
-            base,
-            sizes=sizes,
-            shard_bytes=base.shard_bytes[self._shards],
-            fingerprint=digest.hexdigest(),
-            files=len(self._places) if base.is_file_per_sample else len(sizes),
-            units=units,
-        )
 
     def _in_base(self, rows: Ints) -> Ints:
         """(shard, row) of the base."""
@@ -436,3 +408,13 @@ def _runs(count: int) -> Iterator[Ints]:
     """The numbers up to count, some at a time."""
     for start in range(0, count, _AT_ONCE):
         yield np.arange(start, min(count, start + _AT_ONCE), dtype=np.int64)
+
+
+def _plain(column: Column) -> NDArray[Any] | list[Any]:
+    """A column as numpy and Python have such values."""
+    if isinstance(column, DenseColumn):
+        return column.values
+    if isinstance(column, RaggedColumn):
+        return [column.sample(row) for row in range(len(column))]
+    samples: list[Any] = list(column.samples)
+    return [each if isinstance(each, str | bytes) else decode_text(each) for each in samples]

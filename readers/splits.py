@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -84,29 +84,64 @@ def _deal(counts: Ints, shares: list[float]) -> Ints:
     return dealt
 
 
-def by_group(keys: NDArray[Any], shares: list[float], *, seed: int) -> Ints:
-    """Part of each sample, int64, shape (n,), LEFT_OUT for the rest; samples of one key share it.
+def by_group(keys: object, count: int, shares: list[float], *, seed: int) -> Ints:
+    """Part of each of `count` samples, int64, shape (n,), LEFT_OUT for the rest; those of one key
+    share it.
 
-    keys: whole numbers, strings or bytes, shape (n,). Groups come in the order of their hashes, and
-    each goes where its middle falls: sizes are exact but for the groups at the borders.
+    keys: whole numbers or strings, one a sample. Groups come in the order of their hashes, and each
+    goes where its middle falls: sizes are exact but for the groups at the borders. Raises
+    ConfigError for other keys.
     """
-    groups, number, counts = np.unique(keys, return_inverse=True, return_counts=True)
-    if len(groups) < sum(share > 0 for share in shares[:-1]):
+    number, hashes = _groups(keys, count, seed=seed)
+    counts = np.bincount(number, minlength=len(hashes))
+    if len(hashes) < len(shares) - 1:
         raise ConfigError(
-            f"split: by= has {len(groups)} group{'s' * (len(groups) != 1)}, which can't fill "
+            f"split: by= has {len(hashes)} group{'s' * (len(hashes) != 1)}, which can't fill "
             f"{len(shares) - 1} parts: a group is never cut. Ask for fewer parts."
         )
-    order = np.argsort(_hashes(groups, seed), kind="stable")
+    # By their first sample where two hashes are one: any order will do that is always the same.
+    order = np.argsort(hashes, kind="stable")
     ends = np.cumsum(counts[order])
     middles = (ends - counts[order] / 2) / max(1, int(ends[-1]))
-    borders = np.cumsum(shares)[:-1]
-    of_group = np.empty(len(groups), np.int64)
-    of_group[order] = np.searchsorted(borders, middles, side="right")
+    of_group = np.empty(len(hashes), np.int64)
+    of_group[order] = np.searchsorted(np.cumsum(shares)[:-1], middles, side="right")
     if shares[-1] == 0:  # however the sum of the shares was rounded
         of_group = of_group.clip(0, len(shares) - 2)
     of_group[of_group == len(shares) - 1] = LEFT_OUT
-    parts: Ints = of_group[number.reshape(-1)]
+    parts: Ints = of_group[number]
     return parts
+
+
+def _groups(keys: object, count: int, *, seed: int) -> tuple[Ints, NDArray[np.uint64]]:
+    """The group of each sample, int64, shape (n,), and a hash for each group."""
+    listed = keys if isinstance(keys, np.ndarray) else [*keys] if _is_list(keys) else [keys]
+    if isinstance(listed, list) and len(listed) == count and {*map(type, listed)} <= {str, bytes}:
+        return _groups_of_texts(listed, seed)
+    array: NDArray[Any] = np.asarray(listed)
+    if array.shape == (count,) and array.dtype.kind in "USO":
+        texts = array.tolist()
+        if {*map(type, texts)} <= {str, bytes}:
+            return _groups_of_texts(texts, seed)
+    if array.shape != (count,) or array.dtype.kind not in "biu":
+        raise ConfigError(
+            f"split: by= gave keys of {array.dtype} in shape {array.shape}, wanted a whole number "
+            f"or a string for each of the {count:,} samples, in the order of their ids."
+        )
+    groups, number = np.unique(array, return_inverse=True)
+    return number.reshape(-1).astype(np.int64), keyed_hash(seed, _GROUP, groups)
+
+
+def _is_list(keys: object) -> TypeGuard[Iterable[Any]]:
+    return isinstance(keys, Iterable) and not isinstance(keys, str | bytes)
+
+
+def _groups_of_texts(texts: list[str] | list[bytes], seed: int) -> tuple[Ints, NDArray[np.uint64]]:
+    """As a dict, for an array of them would give each the room of the longest."""
+    known: dict[str | bytes, int] = {}
+    number = np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
+    said = (text.encode() if isinstance(text, str) else text for text in known)
+    digests = b"".join(hashlib.blake2b(each, digest_size=8).digest() for each in said)
+    return number, keyed_hash(seed, _GROUP, np.frombuffer(digests, "<u8"))
 
 
 def check_choice(which: object, count: int, *, url: str) -> NDArray[Any]:
@@ -126,26 +161,3 @@ def check_choice(which: object, count: int, *, url: str) -> NDArray[Any]:
             "each, in the order of ids."
         )
     return array
-
-
-def check_keys(keys: object, count: int) -> NDArray[Any]:
-    """Group keys as an array of whole numbers or strings. Raises ConfigError."""
-    array = np.asarray(keys)
-    if array.dtype == object:
-        kinds = {type(key) for key in array.ravel().tolist()}
-        if kinds <= {str} or kinds <= {bytes}:
-            array = array.astype(str if kinds == {str} else bytes)
-    if array.shape != (count,) or array.dtype.kind not in "biuUS":
-        raise ConfigError(
-            f"split: by= gave keys of {array.dtype} in shape {array.shape}, wanted a whole number "
-            f"or a string for each of the {count:,} samples, in the order of their ids."
-        )
-    return array
-
-
-def _hashes(groups: NDArray[Any], seed: int) -> NDArray[np.uint64]:
-    if groups.dtype.kind in "biu":
-        return keyed_hash(seed, _GROUP, groups)
-    said = (group.encode() if isinstance(group, str) else group for group in groups.tolist())
-    digests = b"".join(hashlib.blake2b(each, digest_size=8).digest() for each in said)
-    return keyed_hash(seed, _GROUP, np.frombuffer(digests, "<u8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.pipeline.feed.test_bad_samples import bad_ids, build
 from tests.sources import Values
+from tests.tars import archive, photographs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -173,10 +175,35 @@ def test_folder_and_pack_end_to_end(folder: Path, ordered_pack: Path) -> None:
         assert all(labels[i] == labels[SAMPLES + i] for i in range(SAMPLES))
         assert both.names([3, SAMPLES + 3]) == [*a.names([3]), *b.names([3])]
         column = both.column("label")
-        assert column.values.tolist() == [labels[i] for i in range(2 * SAMPLES)]  # type: ignore[union-attr]
+        assert np.asarray(column).tolist() == [labels[i] for i in range(2 * SAMPLES)]
         mixed = both.subset([0, 1, SAMPLES, SAMPLES + 1])
         with make(mixed, augment=RECIPE, batch_size=4) as loader:
             assert sorted(ids_in(loader)[0]) == [0, 1, SAMPLES, SAMPLES + 1]
+
+
+def test_patients_stay_together_and_what_some_lack_is_chosen_by_a_mask(tmp_path: Path) -> None:
+    members = photographs(0, 40)
+    for number in range(40):
+        said: dict[str, object] = {"patient": f"p{number % 9}", "age": number % 4}
+        if number % 3:
+            said["score"] = number / 3
+        members[f"{number:05d}.json"] = json.dumps(said).encode()
+    names = sorted(members)
+    (tmp_path / "train.tar").write_bytes(archive([(name, members[name]) for name in names]))
+    with Dataset(str(tmp_path / "train.tar")) as dataset:
+        for by in ("patient", "age", lambda name: name[-5]):
+            parts = dataset.split(0.7, 0.3, seed=2, by=by)
+            assert sum(map(len, parts)) == 40
+            if isinstance(by, str):
+                assert not {*parts[0].column(by)} & {*parts[1].column(by)}
+        with pytest.raises(ConfigError, match=r'14 samples of .* lack it.*"score.present"'):
+            dataset.column("score")
+        some = dataset.subset(dataset.column("score.present"))
+        assert len(some) == 26
+        assert np.asarray(some.column("score")).dtype == np.float32
+        train, _ = some.split(0.5, 0.5, seed=0, by="label")
+        with make(train, augment=RECIPE) as loader:
+            assert sum(len(batch[0]) for batch in loader) == len(train)
 
 
 def test_sources_of_numbers_need_no_decoder() -> None:

@@ -130,7 +130,7 @@ def _road(
     resident = make_resident(
         dataset, options, order.settings, images, mapped, walk=walk, threads=threads
     )
-    graphs = make_graphs(recipes, options, threads, resident)
+    graphs = make_graphs(recipes, options, threads, resident, ranges=dataset.contents.images)
     if resident is not None:
         meter.resident = graphs.resident_facts
     bad_samples = BadSamples(dataset, seed=seed)

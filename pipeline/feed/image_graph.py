@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.steps import Walk
     from penstock.readers.fields.schema import Schema
     from penstock.readers.source import Source
+    from penstock.readers.types import ImageRange
 
 
 def make_recipes(dataset: Source, options: NativeOptions, mapped: MappedFields) -> FieldRecipes:
@@ -146,18 +147,39 @@ def _not_resident(images: Mapping[str, CheckedRecipe], mapped: MappedFields) -> 
 
 
 def make_graphs(
-    recipes: FieldRecipes, options: NativeOptions, threads: int, resident: ResidentImages | None
+    recipes: FieldRecipes,
+    options: NativeOptions,
+    threads: int,
+    resident: ResidentImages | None,
+    *,
+    ranges: Mapping[str, ImageRange],
 ) -> ImageGraphs:
-    """Build the graphs that decode a loader's batches. threads: of all of them together."""
-    share = max(1, threads // max(1, len(recipes.images)))
+    """Build the graphs that decode a loader's batches. threads: of all of them together, as far as
+    each can have one. ranges: sizes of the images by field."""
+    shares = thread_shares(threads, {field: ranges[field] for field in recipes.images})
     graphs: dict[str, Graph | ResidentGraph] = {}
     try:
         for field, recipe in recipes.images.items():
-            graphs[field] = _make_graph(recipe, options, share, resident)
+            graphs[field] = _make_graph(recipe, options, shares[field], resident)
     except BaseException:
         ImageGraphs(graphs).close()
         raise
     return ImageGraphs(graphs)
+
+
+def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, int]:
+    """Decode threads of each field's graph, by what its images take: their pixels, rounded up.
+
+    All graphs of a batch are waited for, so a thumbnail's threads mustn't be missing beside those
+    of a photograph: for 384 x 512 and 96 x 96 pixels on 2 cores, one thread each gave 901
+    samples/s and two each 1,169.
+    """
+    pixels = {
+        field: each.min_height * each.min_width + each.max_height * each.max_width
+        for field, each in ranges.items()
+    }
+    total = sum(pixels.values())
+    return {field: -(-threads * each // total) for field, each in pixels.items()}
 
 
 def _make_graph(

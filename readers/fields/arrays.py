@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
+from penstock.readers.fields.decode import decode_array
 from penstock.readers.fields.facts import Facts, array_codec
 from penstock.readers.fields.field_types import (
     Array,
@@ -149,9 +150,4 @@ def to_array(
 ) -> NDArray[Any]:
     """One sample's numbers in a dtype, rows first. shape: its own. Raises ValueError for a payload
     that doesn't fit."""
-    stored = array_codec(codec)
-    if stored is None:
-        raise ValueError(f"{codec[:40]!r} is no array's codec")
-    values = np.frombuffer(payload, stored.dtype)
-    values = values.reshape(tuple(shape), order="F" if stored.is_fortran else "C")
-    return np.ascontiguousarray(values, dtype)
+    return decode_array(payload, codec, shape).astype(dtype, copy=False)

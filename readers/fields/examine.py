@@ -118,30 +118,35 @@ class _Columns:
             if isinstance(checked, Rejection):
                 return self._refuse(name, checked)
             facts[name] = checked
-        refusal = self._check_noted(row, facts)
+        values = {name: each[row] for name, each in self._noted.items()}
+        refusal = check_noted(values, facts, self._schema)
         return refusal or {name: facts[name] for name in self._schema if name in facts}
-
-    def _check_noted(self, row: int, facts: Mapping[str, Facts]) -> Rejection | None:
-        """What is known of boxes and points, against the image; and rows against their boxes."""
-        lengths = {name: each.shape[0] for name, each in facts.items() if each.shape}
-        for name, values in self._noted.items():
-            value = values[row]
-            if value is None:
-                continue
-            lengths[name] = len(value)
-            refusal = _check_points(self._schema[name], value, facts)
-            if refusal is not None:
-                return self._refuse(name, refusal)
-        for name, type in self._schema.of_type(Array).items():
-            if type.of is None or name not in lengths or type.of not in lengths:
-                continue
-            if lengths[name] != lengths[type.of]:
-                reason = f'{lengths[name]} rows for the {lengths[type.of]} boxes of "{type.of}"'
-                return self._refuse(name, Rejection(reason))
-        return None
 
     def _refuse(self, name: str, refusal: Rejection) -> Rejection:
         return Rejection(f"{name}: {refusal.reason}") if self._is_prefixed else refusal
+
+
+def check_noted(
+    values: Mapping[str, NDArray[Any] | None], facts: Mapping[str, Facts], schema: Schema
+) -> Rejection | None:
+    """Why what a table says of one sample's boxes and points can't be so in its image, or None; and
+    whether what belongs to boxes has a row for each. values: None where it says nothing."""
+    lengths = {name: each.shape[0] for name, each in facts.items() if each.shape}
+    for name, value in values.items():
+        if value is None:
+            continue
+        lengths[name] = len(value)
+        refusal = _check_points(schema[name], value, facts)
+        if refusal is not None:
+            return Rejection(f"{name}: {refusal.reason}")
+    for name, type in schema.of_type(Array).items():
+        if type.of is None or name not in lengths or type.of not in lengths:
+            continue
+        if lengths[name] != lengths[type.of]:
+            return Rejection(
+                f'{name}: {lengths[name]} rows for the {lengths[type.of]} boxes of "{type.of}"'
+            )
+    return None
 
 
 def _images(

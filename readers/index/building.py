@@ -12,6 +12,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.errors import DatasetNotFoundError
+from penstock.readers.fields.examine import check_noted
 from penstock.readers.fields.field_types import Image
 from penstock.readers.fields.settle import Settling
 from penstock.readers.fields.sniff import is_progressive
@@ -19,7 +20,7 @@ from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.names import printable
 from penstock.readers.files.progress import Reporter
 from penstock.readers.formats.sidecar import make_sidecar
-from penstock.readers.index.intake import read_chunks
+from penstock.readers.index.intake import noted_of, read_chunks
 from penstock.readers.index.manifest import join_manifest
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.index.sidecar_names import SIDECARS, sidecar_name, sweep_sidecars
@@ -229,7 +230,10 @@ class IndexBuilder:
                 reporter.done(len(positions) - len(found), 0)
             yield _ShardResults(
                 positions=positions,
-                results=[found[i] if i in found else same[i] for i in positions.tolist()],
+                results=[
+                    found[i] if i in found else _still_good(candidates, i, same[i])
+                    for i in positions.tolist()
+                ],
                 progressive=progressive,
             )
 
@@ -242,7 +246,7 @@ class IndexBuilder:
         for row, position in enumerate(chunk.positions.tolist()):
             earlier = before.get(position)
             if earlier is not None and _is_same(chunk, row, earlier):
-                results[row] = earlier
+                results[row] = _still_good(candidates, position, earlier)
             else:
                 new.append(row)
         results |= zip(new, chunk.examine(candidates, self.verify, new), strict=True)
@@ -255,6 +259,14 @@ def _is_same(chunk: Chunk, row: int, earlier: Mapping[str, Facts]) -> bool:
         isinstance(sample := chunk.contents[name][row], np.ndarray) and crc32c(sample) == was.crc32c
         for name, was in earlier.items()
     )
+
+
+def _still_good(
+    candidates: Candidates, position: int, facts: Mapping[str, Facts]
+) -> Mapping[str, Facts] | Rejection:
+    """The facts of a sample whose files are those that they were; a table may say else now."""
+    noted = {name: value for name, (value,) in noted_of(candidates, [position]).items()}
+    return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
 
 
 def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:

@@ -58,16 +58,7 @@ class Chunk:
             if name not in bare
         }
         positions = self.positions[list(here)].tolist()
-        noted = {
-            name: [
-                _sample(column, position) if there is None or there[position] else None
-                for position in positions
-            ]
-            for name, column in candidates.values.items()
-            if isinstance(type := candidates.schema[name], Boxes | Keypoints)
-            or (isinstance(type, Array) and type.of is not None)
-            for there in (candidates.present.get(name),)
-        }
+        noted = noted_of(candidates, positions)
         found: list[Mapping[str, Facts] | Rejection] = [{}] * len(here)
         if samples:
             found = examine(samples, candidates.schema, verify, noted=noted)
@@ -96,6 +87,23 @@ def _with_bare(
         return data
     found = bare_facts(data, form, codec)
     return found if isinstance(found, Rejection) else {**facts, name: found}
+
+
+def noted_of(
+    candidates: Candidates, positions: Sequence[int]
+) -> dict[str, list[NDArray[np.generic] | None]]:
+    """What is noted of candidates and has to fit their images: boxes, points, and what belongs to
+    boxes; None where they lack it."""
+    return {
+        name: [
+            _sample(column, position) if there is None or there[position] else None
+            for position in positions
+        ]
+        for name, column in candidates.values.items()
+        if isinstance(type := candidates.schema[name], Boxes | Keypoints)
+        or (isinstance(type, Array) and type.of is not None)
+        for there in (candidates.present.get(name),)
+    }
 
 
 def _sample(column: Column, position: int) -> NDArray[np.generic]:

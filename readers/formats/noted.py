@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from crc32c import crc32c
 
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
 from penstock.readers.formats.summary import FieldNotes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
@@ -24,9 +22,10 @@ def notes_of(column: Column, storage: Storage, present: NDArray[np.bool_] | None
     if storage == "value":
         assert isinstance(column, DenseColumn)
         return FieldNotes(storage=storage, values=column.values, present=present)
-    if isinstance(column, EncodedColumn | ListColumn):
-        crcs = [crc32c(each) for each in _bytes(column.samples)]
+    if isinstance(column, EncodedColumn):
+        crcs = [crc32c(each) for each in column.samples]
         return FieldNotes(storage=storage, crcs=np.array(crcs, np.uint32), present=present)
+    assert isinstance(column, DenseColumn | RaggedColumn)
     samples = [
         column.values[row] if isinstance(column, DenseColumn) else column.sample(row)
         for row in range(len(column))
@@ -42,5 +41,9 @@ def notes_of(column: Column, storage: Storage, present: NDArray[np.bool_] | None
     )
 
 
-def _bytes(samples: Sequence[Any]) -> list[Any]:
-    return [each.encode() if isinstance(each, str) else each for each in samples]
+def as_noted(column: Column) -> Column:
+    """A column as a sidecar that is read has it: texts are bytes."""
+    if not isinstance(column, ListColumn):
+        return column
+    texts = [each.encode() if isinstance(each, str) else each for each in column.samples]
+    return EncodedColumn([np.frombuffer(each, np.uint8) for each in texts])

@@ -18,7 +18,7 @@ from penstock.readers.files.ipc import LazyColumn, write_batch
 from penstock.readers.files.pages import BROKEN
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.limits import MAX_SHARD_BYTES, VERSION
-from penstock.readers.formats.noted import notes_of
+from penstock.readers.formats.noted import as_noted, notes_of
 from penstock.readers.formats.shard_files import ShardFiles
 from penstock.readers.formats.sidecar_file import check_names, sidecar_batch, sidecar_etag, torn
 from penstock.readers.formats.sidecar_lists import (
@@ -190,7 +190,9 @@ def make_sidecar(
             name: SpanNotes.of(files, each.starts[positions], [one.get(name) for one in facts])
             for (name, each), files in zip(spans.items(), local, strict=True)
         },
-        values={name: column.take(positions) for name, column in candidates.values.items()},
+        values={
+            name: as_noted(column.take(positions)) for name, column in candidates.values.items()
+        },
         present={name: there[positions] for name, there in candidates.present.items()},
     )
 

@@ -28,15 +28,15 @@ def array_column(
 ) -> DenseColumn | RaggedColumn:
     """The arrays of n samples in the dtype of their field.
 
-    payloads: empty where a sample is missing or bad, which is then zeros, or has no rows. codecs:
-    numbers in ARRAY_CODECS, shape (n,). lengths: of the arrays, shape (n, dimensions), where shapes
-    differ. That payloads have the bytes that their shapes take was checked with the index.
+    payloads: empty where a sample is missing or bad, which is then zeros. codecs: numbers in
+    ARRAY_CODECS, shape (n,). lengths: of the arrays, shape (n, dimensions), where shapes differ; 0
+    where a sample is missing or bad. Whether payloads have the bytes that their shapes take was
+    checked with the index.
     """
     there = np.fromiter(map(len, payloads), np.int64, len(payloads)) > 0
     is_native = bool((codecs[there] == codec_number(form.dtype.str)).all())
     if lengths is None:
         return DenseColumn(_dense(payloads, form, codecs, there, is_native=is_native))
-    lengths = np.where(there[:, None], lengths, 0)
     flat = _flat(payloads, form, codecs, lengths, is_native=is_native)
     rest = form.rest
     counts = lengths[:, 0] if rest is not None else lengths.prod(axis=1)

@@ -23,7 +23,8 @@ class Choice:
     """The fields that a batch gets.
 
     fields: all, in order. names, places, forms: of those that are spans. dense: those by rows whose
-    samples have one shape; rows: the others by rows. are_never_empty: each span has bytes.
+    samples have one shape; rows: the others by rows, with their forms where they are arrays.
+    are_never_empty: each span has bytes.
     """
 
     def __init__(self, layout: Layout, fields: Sequence[str]) -> None:
@@ -41,7 +42,9 @@ class Choice:
         by_rows = [name for name in fields if layout.storage[name] == "rows"]
         forms = {name: _dense_form(layout, name) for name in by_rows}
         self.dense = {name: form for name, form in forms.items() if form is not None}
-        self.rows = tuple(name for name, form in forms.items() if form is None)
+        self.rows = {
+            name: array_form(layout.schema[name]) for name, form in forms.items() if form is None
+        }
         self._values = {
             name: (at, number_dtype(layout.schema[name]))
             for name in fields
@@ -54,6 +57,11 @@ class Choice:
         self._columns = tuple(
             [getattr(place, what) for place in self.places] for what in ("start", "end", "crc")
         )
+
+    def dimensions(self, span: int) -> int:
+        """How many an array of a span field has."""
+        form = self.forms[span]
+        return 0 if form is None else len(form.shape)
 
     def spans(self, table: Ints) -> tuple[Ints, Ints, Ints]:
         """Start, end and CRC of the samples' spans, those of one sample side by side. table: of the

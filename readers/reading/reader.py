@@ -78,13 +78,11 @@ class SampleReader:
             by_rows = read_by_rows(visit, choice, order, reader=self, marks=marks)
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
+        table = visit.table[back]
         if marks:
             assert bad is not None
-            for row, reason in marks.items():
-                bad[int(order[row])] = reason
-                for field in range(len(choice.places)):
-                    payloads[row * len(choice.places) + field] = EMPTY
-        table = visit.table[back]
+            bad |= {int(order[row]): reason for row, reason in marks.items()}
+            _make_empty(sorted(marks), order, payloads, table, choice)
         columns = {
             **span_columns(choice, payloads, table, back),
             **choice.values(table),
@@ -205,6 +203,21 @@ class SampleReader:
             "wrong. The shard was changed or the disk is failing: fetch or pack that shard again.",
             sample_id=sample_id,
         )
+
+
+def _make_empty(
+    rows: list[int],
+    order: NDArray[np.int64],
+    payloads: list[Encoded],
+    table: NDArray[np.int64],
+    choice: Choice,
+) -> None:
+    """Take away what was read of bad samples. rows: of the visit; table: in the batch's order."""
+    for row in rows:
+        for field, place in enumerate(choice.places):
+            payloads[row * len(choice.places) + field] = EMPTY
+            if place.lengths is not None:
+                table[order[row], place.lengths : place.lengths + choice.dimensions(field)] = 0
 
 
 def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str) -> None:

@@ -6,13 +6,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from penstock.readers.fields.columns import DenseColumn, joined_columns
+from penstock.readers.fields.columns import (
+    DenseColumn,
+    EncodedColumn,
+    RaggedColumn,
+    joined_columns,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.index.index import Index
@@ -59,9 +65,18 @@ def read_by_rows(
     back = np.argsort(order)
     columns: dict[str, Column] = {name: DenseColumn(out) for name, out in outs.items()}
     for name, some in parts.items():
-        if some:
-            columns[name] = joined_columns(some).take(back)
+        columns[name] = joined_columns(some).take(back) if some else _nothing(choice.rows[name])
     return columns
+
+
+def _nothing(form: ArrayForm | None) -> Column:
+    """A column of no samples. form: of arrays, None of what is encoded."""
+    if form is None:
+        return EncodedColumn([])
+    shapes = None if form.rest is not None else np.empty((0, len(form.shape)), np.int64)
+    return RaggedColumn(
+        np.empty((0, *(form.rest or ())), form.dtype), np.zeros(1, np.int64), shapes
+    )
 
 
 def _read(
@@ -75,4 +90,4 @@ def _read(
     wrong: dict[int, str] = {}
     for name, out in outs.items():
         shard.gather(name, rows, out, places, wrong)
-    return shard.read_rows(rows, choice.rows, wrong) if choice.rows else {}, wrong
+    return shard.read_rows(rows, tuple(choice.rows), wrong) if choice.rows else {}, wrong

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,22 +35,25 @@ def plain(column: Column, type: FieldType) -> Column:
 def samples_of(column: Column) -> Sequence[Any]:
     """Each sample: str or bytes, a read-only array, or a numpy scalar."""
     if isinstance(column, DenseColumn):
-        values = _read_only(column.values)
+        values = _private(column.values)
         return [values[row] for row in range(len(values))]
     if isinstance(column, RaggedColumn):
-        return [_read_only(column.sample(row)) for row in range(len(column))]
-    return [each if isinstance(each, str | bytes) else _read_only(each) for each in column.samples]
+        own = replace(column, values=_private(column.values))
+        return [own.sample(row) for row in range(len(own))]
+    return [each if isinstance(each, str | bytes) else _private(each) for each in column.samples]
 
 
 def stack_of(column: Column) -> Any:
     """All samples at once: a list, or where they share a shape a read-only array of them."""
-    return _read_only(column.values) if isinstance(column, DenseColumn) else samples_of(column)
+    return _private(column.values) if isinstance(column, DenseColumn) else samples_of(column)
 
 
-def _read_only(values: NDArray[Any]) -> NDArray[Any]:
-    view = values.view()
-    view.flags.writeable = False
-    return view
+def _private(values: NDArray[Any]) -> NDArray[Any]:
+    """A copy that can't be written to. Both: a tensor over it may be, and what is behind the
+    original is the dataset's: a mapped file, or what stays in memory for the next epoch."""
+    copy = values.copy()
+    copy.flags.writeable = False
+    return copy
 
 
 def generators(keys: NDArray[np.uint64]) -> list[np.random.Generator]:

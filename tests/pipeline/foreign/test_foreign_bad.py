@@ -8,12 +8,14 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.augment import RandomResizedCrop
 from penstock.cache.errors import (
     BadSampleError,
     ConfigError,
@@ -53,6 +55,14 @@ class HoledBatches(Holed):
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
         return [self[index] for index in indices]
+
+
+class Pictures(Holed):
+    """(pixels, index)."""
+
+    def __getitem__(self, index: int) -> Any:
+        super().__getitem__(index)
+        return np.random.default_rng(index).integers(0, 255, (20, 24, 3), dtype=np.uint8), index
 
 
 @pytest.fixture(autouse=True)
@@ -133,6 +143,21 @@ class TestSubstitutes:
         found = stand_ins(dataset=HoledBatches())
         assert {own for own, (i, _) in found.items() if own != i} == BAD
         assert {found[i][0] for i in BAD} == {stand_ins()[i][0] for i in BAD}
+
+    def test_their_images_are_augmented_as_their_own(self) -> None:
+        def handed_out(bad: set[int]) -> dict[int, tuple[int, Any]]:
+            recipe = [RandomResizedCrop(16)]
+            with make(Pictures(bad=bad), augment=recipe) as loader:
+                rows = [
+                    row for images, ids in loader for row in zip(ids.tolist(), images, strict=True)
+                ]
+                return dict(zip(own_order(loader), rows, strict=True))
+
+        found, plain = handed_out(BAD), handed_out(set())
+        for i in BAD:
+            stand_in, image = found[i]
+            assert stand_in not in BAD
+            assert torch.equal(image, plain[stand_in][1])
 
     @given(
         sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6),

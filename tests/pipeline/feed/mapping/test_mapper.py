@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -79,6 +81,16 @@ class TestArguments:
         op = Map(functions.write_into, "vector", batched=batched)
         with pytest.raises(MapError, match=r"Map\(write_into\) changes what it was given in place"):
             mapped(batch, op)
+        assert values_of(batch, "vector") == values_of(batch_of([1, 2]), "vector")
+
+    def test_a_tensor_over_what_it_gets_reaches_nobody_else(self) -> None:
+        def through_torch(values: Any) -> Any:
+            with warnings.catch_warnings():  # torch warns, once a process
+                warnings.simplefilter("ignore")
+                return torch.from_numpy(values).add_(1)
+
+        batch = batch_of([1, 2])
+        mapped(batch, Map(through_torch, "vector", returns={"new": Array("float32", (4,))}))
         assert values_of(batch, "vector") == values_of(batch_of([1, 2]), "vector")
 
 

@@ -148,10 +148,11 @@ class TestSubstitutes:
         def handed_out(bad: set[int]) -> dict[int, tuple[int, Any]]:
             recipe = [RandomResizedCrop(16)]
             with make(Pictures(bad=bad), augment=recipe) as loader:
+                own = own_order(loader)
                 rows = [
                     row for images, ids in loader for row in zip(ids.tolist(), images, strict=True)
                 ]
-                return dict(zip(own_order(loader), rows, strict=True))
+                return dict(zip(own, rows, strict=True))
 
         found, plain = handed_out(BAD), handed_out(set())
         for i in BAD:

@@ -116,7 +116,8 @@ def modules() -> dict[str, Path]:
 def all_sources() -> list[Path]:
     """Every Python file of the repository."""
     others = (path for top in ("tests", "benchmarks") for path in ROOT.glob(f"{top}/**/*.py"))
-    return [ROOT / PACKAGE / "__init__.py", *modules().values(), *sorted(others)]
+    own = (ROOT / PACKAGE).glob("*.py")
+    return [*own, *modules().values(), *sorted(others)]
 
 
 def imported_names(path: Path) -> Iterator[tuple[str, int]]:

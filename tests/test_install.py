@@ -126,7 +126,7 @@ def held(wheel: Path) -> set[str]:
 def test_the_wheel_brings_one_package_and_all_of_it(wheel: Path) -> None:
     there = held(wheel)
     assert {name.split("/")[0] for name in there} == {"penstock", "penstock-0.1.0.dist-info"}
-    ours = {"penstock/__init__.py", "penstock/py.typed"} | {
+    ours = {"penstock/__init__.py", "penstock/py.typed", "penstock/testing.py"} | {
         str(path.relative_to(ROOT)) for path in modules().values()
     }
     assert {name for name in there if name.startswith("penstock/")} == ours

@@ -1,0 +1,288 @@
+"""What every format of datasets must do, as tests for whoever writes one.
+
+Subclass `FormatConformance` in a pytest module, say what the format is called and write a small
+dataset; each test method then runs on it, through the public surface alone:
+
+    from penstock.testing import FormatConformance
+
+    class TestCards(FormatConformance):
+        format = "cards"
+
+        def write(self, folder):
+            ...                                     # files below folder, in two shards or more
+            return folder
+
+        def samples(self):
+            return {"deck-0/3": {"image": png_bytes, "suit": 2, "title": "three of clubs"}, ...}
+
+What a format is: `penstock.readers.formats.format`. How one becomes known: docs/formats.md.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pytest
+
+from penstock.cache.errors import ConfigError, PenstockError
+from penstock.pipeline.loader import DataLoader
+from penstock.pipeline.plan.world import World
+from penstock.readers import Dataset, pack
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fields.field_types import ID, PRESENT, Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.readers.fields.columns import Column, SampleBatch
+    from penstock.readers.fields.schema import Schema
+
+__all__ = ["FormatConformance", "sample_values"]
+
+_WORLDS = (1, 2, 3, 5)
+_MISSING = object()
+
+
+def sample_values(batch: SampleBatch, schema: Schema) -> list[dict[str, Any]]:
+    """The samples of a batch that `Dataset.read` gave, as Python has them.
+
+    Text is str; what is encoded, bytes; numbers and arrays are numpy's. A field that a sample lacks
+    is left out.
+    """
+    return [
+        {
+            name: _value(column, row, is_text=isinstance(schema[name], Text))
+            for name, column in batch.columns.items()
+            if name not in batch.present or batch.present[name][row]
+        }
+        for row in range(len(batch))
+    ]
+
+
+def _value(column: Column, row: int, *, is_text: bool) -> Any:
+    if isinstance(column, EncodedColumn):
+        data = bytes(column.samples[row])
+        return data.decode() if is_text else data
+    if isinstance(column, RaggedColumn):
+        return column.sample(row)
+    assert isinstance(column, DenseColumn), column
+    return column.values[row]
+
+
+class FormatConformance:
+    """Tests of one format, on one small dataset of at least 8 samples in at least two shards.
+
+    format: its name. options: further arguments of `Dataset`, where it needs some.
+    """
+
+    format: str
+    options: Mapping[str, Any] = {}
+
+    def write(self, folder: Path) -> str | Path:
+        """Write the dataset below an empty folder; returns what `Dataset` takes for it."""
+        raise NotImplementedError
+
+    def samples(self) -> Mapping[str, Mapping[str, Any]]:
+        """What the dataset holds: values by field, by the sample's name.
+
+        Of images and other encoded fields the bytes, of text a str, of all else numbers or arrays;
+        a field that a sample lacks is left out.
+        """
+        raise NotImplementedError
+
+    @pytest.fixture
+    def root(self, tmp_path: Path) -> Path:
+        return Path(self.write(tmp_path / "data"))
+
+    @pytest.fixture
+    def remote_url(self, root: Path, tmp_path: Path) -> Iterator[str]:
+        """The same dataset on a remote."""
+        memory = fsspec.filesystem("memory")
+        place = f"/conformance-{self.format}-{tmp_path.name}"
+        for path in sorted(root.rglob("*")):
+            if path.is_file():
+                memory.pipe_file(f"{place}/{path.relative_to(root)}", path.read_bytes())
+        yield f"memory:/{place}"
+        memory.rm(place, recursive=True)
+
+    def open(self, url: str | Path, **options: Any) -> Dataset:
+        """A dataset with every field; its index lies in a folder of its own."""
+        with Dataset(url, **{**self.options, **options}) as found:
+            schema, lacking = found.schema, found.index.lacking
+        fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name)), ID]
+        return Dataset(url, **{**self.options, **options}).select(*fields)
+
+    def everything(self, dataset: Dataset, **options: Any) -> dict[str, dict[str, Any]]:
+        """All samples by name, read in one batch."""
+        sizes = dataset.index.sizes.tolist()
+        rows = [(shard, row) for shard, size in enumerate(sizes) for row in range(size)]
+        batch = dataset.read(np.array(rows, np.int64).reshape(-1, 2), **options)
+        names = dataset.names(batch.ids)
+        assert len(set(names)) == len(names)
+        return dict(zip(names, sample_values(batch, dataset.schema), strict=True))
+
+    # Recognise and list.
+
+    def test_its_datasets_are_recognised(self, root: Path) -> None:
+        with self.open(root) as by_itself, self.open(root, format=self.format) as by_name:
+            assert by_itself.index.kind == self.format == by_name.index.kind
+            assert by_itself.index.fingerprint == by_name.index.fingerprint
+
+    def test_what_isnt_one_of_its_datasets_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        with pytest.raises(PenstockError), self.open(tmp_path / "empty", format=self.format) as it:
+            it.open()
+
+    # Index a shard.
+
+    def test_the_index_says_what_is_there(self, root: Path) -> None:
+        expected = self.samples()
+        with self.open(root) as dataset:
+            index = dataset.index
+            assert index.samples == len(expected) >= 8
+            assert len(index.sizes) >= 2
+            assert (index.sizes > 0).all()
+            fields = {name for values in expected.values() for name in values}
+            assert set(dataset.schema) == fields
+            for name in fields:
+                lacking = sum(name not in values for values in expected.values())
+                assert index.lacking.get(name, 0) == lacking
+
+    def test_an_index_is_made_once_and_anew_when_a_file_has_changed(self, root: Path) -> None:
+        with self.open(root) as first, self.open(root) as again:
+            assert first.index.fingerprint == again.index.fingerprint
+        victim = min(path for path in root.rglob("*") if path.is_file())
+        victim.rename(victim.with_name(f"renamed-{victim.name}"))
+        os.utime(victim.parent, ns=(1, 1))  # whatever the clock's steps are
+        try:
+            with self.open(root) as dataset:
+                now = self.everything(dataset)
+        except PenstockError:
+            return  # a format may need the very name
+        values = [str(sorted(each.items(), key=str)) for each in now.values()]
+        assert len(values) == len(now)
+
+    # Read rows.
+
+    @pytest.mark.parametrize("mode", ["copy", "pread", "mmap"])
+    def test_every_sample_is_what_was_written(self, root: Path, mode: str) -> None:
+        with self.open(root) as dataset:
+            assert_same(self.everything(dataset, mode=mode), self.samples())
+
+    def test_rows_come_in_the_order_asked_for(self, root: Path) -> None:
+        with self.open(root) as dataset:
+            starts, samples = dataset.index.starts, dataset.index.samples
+            ids = np.random.default_rng(3).permutation(samples).astype(np.int64)
+            ids = np.concatenate([ids, ids[:3]])
+            shards = np.searchsorted(starts, ids, side="right") - 1
+            batch = dataset.read(np.stack([shards, ids - starts[shards]], axis=1))
+            assert batch.ids.tolist() == ids.tolist()
+            found = sample_values(batch, dataset.schema)
+            wanted = self.everything(dataset)
+            for name, values in zip(dataset.names(ids), found, strict=True):
+                assert_same({name: values}, {name: wanted[name]})
+            assert len(dataset.read(np.empty((0, 2), np.int64))) == 0
+
+    def test_only_the_chosen_fields_are_read(self, root: Path) -> None:
+        with self.open(root) as dataset:
+            for name in dataset.schema:
+                chosen = [field for field in dataset.fields if field in (name, name + PRESENT)]
+                found = self.everything(dataset.select(*chosen))
+                wanted = {
+                    key: {k: v for k, v in values.items() if k == name}
+                    for key, values in self.samples().items()
+                }
+                assert_same(found, wanted)
+            with pytest.raises(ConfigError):
+                dataset.select("no such field").open()
+
+    @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+    def test_a_remote_gives_the_same_samples_with_a_cache_and_without(
+        self, remote_url: str, tmp_path: Path
+    ) -> None:
+        place = tmp_path / "own-index"
+        for cache in (None, tmp_path / "one", tmp_path / "one"):
+            with self.open(remote_url, cache=cache, index=place) as dataset:
+                assert_same(self.everything(dataset), self.samples())
+
+    def test_damage_is_told_and_nothing_wrong_is_handed_out(self, root: Path) -> None:
+        with self.open(root) as dataset:
+            expected = self.everything(dataset)
+        victim = max(
+            (path for path in root.rglob("*") if path.is_file() and not _is_ours(path, root)),
+            key=lambda path: path.stat().st_size,
+        )
+        data, times = bytearray(victim.read_bytes()), victim.stat()
+        for place in range(len(data) // 3, len(data), 7):
+            data[place] ^= 0x55
+        victim.write_bytes(data)
+        os.utime(victim, ns=(times.st_atime_ns, times.st_mtime_ns))
+        bad: dict[int, str] = {}
+        try:
+            with self.open(root) as dataset:
+                found = self.everything(dataset, bad=bad)
+                names = list(found)
+        except PenstockError:
+            return
+        assert bad
+        good = {name: found[name] for row, name in enumerate(names) if row not in bad}
+        assert_same(good, {name: expected[name] for name in good})
+
+    # What stands on it.
+
+    @pytest.mark.parametrize("size", _WORLDS)
+    def test_a_loader_hands_out_each_sample_once_over_all_ranks(
+        self, root: Path, size: int
+    ) -> None:
+        def ids(rank: int) -> list[int]:
+            dataset = self.open(root).select(ID)
+            options: dict[str, Any] = {"seed": 5, "shuffle": True, "pad": "mask"}
+            world = World(rank, size)
+            with DataLoader(dataset, global_batch_size=8, world=world, **options) as loader:
+                return [i for numbers, valid in loader for i in numbers[valid].tolist()]
+
+        together = [i for rank in range(size) for i in ids(rank)]
+        assert sorted(together) == list(range(len(self.samples())))
+
+    def test_a_pack_of_it_holds_the_same(self, root: Path, tmp_path: Path) -> None:
+        pack(root, tmp_path / "pack", shard_bytes=20_000, **self.options)
+        with FormatConformance.open(self, tmp_path / "pack", format="pack") as dataset:
+            assert_same(self.everything(dataset), self.samples())
+
+    def test_a_spawned_worker_opens_the_same(self, root: Path) -> None:
+        dataset = self.open(root)
+        with pickle.loads(pickle.dumps(dataset)) as again:
+            assert again.fields == dataset.fields
+            assert_same(self.everything(again), self.samples())
+        dataset.close()
+
+
+def _is_ours(path: Path, root: Path) -> bool:
+    """Whether a file is a part of an index."""
+    return any(part.startswith("_penstock") for part in path.relative_to(root).parts)
+
+
+def assert_same(
+    found: Mapping[str, Mapping[str, Any]], wanted: Mapping[str, Mapping[str, Any]]
+) -> None:
+    """Assert that samples are equal, value by value; what differs is named."""
+    assert sorted(found) == sorted(wanted)
+    for name, values in wanted.items():
+        assert sorted(found[name]) == sorted(values), name
+        for field, value in values.items():
+            _assert_equal(found[name][field], value, f"{field} of {name}")
+
+
+def _assert_equal(found: Any, wanted: Any, what: str) -> None:
+    if isinstance(wanted, bytes | str):
+        assert type(found) is type(wanted), what
+        assert found == wanted, what
+        return
+    left, right = np.asarray(found), np.asarray(wanted)
+    assert left.shape == right.shape, f"{what}: {left.shape} and {right.shape}"
+    assert np.array_equal(left, right.astype(left.dtype), equal_nan=left.dtype.kind in "fc"), what

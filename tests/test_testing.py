@@ -1,0 +1,156 @@
+"""The conformance class that others get passes on our formats and on a guest's, and fails where a
+format breaks its word."""
+
+from __future__ import annotations
+
+import io
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock.testing import FormatConformance
+from tests import field_sets, images, tars
+from tests.house import ROOT
+from tests.readers.formats.guests import RECORD_BYTES, Cifar
+from tests.readers.formats.test_record_format import GUESTS, install
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+COUNT = 13
+
+pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+
+
+@pytest.fixture
+def _guests(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    from penstock.readers.formats import registry
+    from tests.readers.formats import guests
+
+    monkeypatch.setattr(guests, "CIFAR", Cifar(), raising=False)
+    install(monkeypatch, cifar=f"{GUESTS}:CIFAR")
+    yield
+    registry.format_named.cache_clear()
+
+
+@pytest.mark.usefixtures("_guests")
+class TestCifar(FormatConformance):
+    format = "cifar"
+
+    @property
+    def records(self) -> np.ndarray:
+        data = np.random.default_rng(5).integers(0, 256, (COUNT, RECORD_BYTES), np.uint8)
+        data[:, 0] %= 10
+        return data
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir()
+        for number, part in enumerate(np.array_split(self.records, 3)):
+            (folder / f"batch_{number}.bin").write_bytes(part.tobytes())
+        return folder
+
+    def samples(self) -> Mapping[str, Mapping[str, Any]]:
+        parts = enumerate(np.array_split(self.records, 3))
+        return {
+            f"batch_{number}.bin[{row}]": {
+                "pixels": record[1:].reshape(3, 32, 32),
+                "label": int(record[0]),
+            }
+            for number, part in parts
+            for row, record in enumerate(part)
+        }
+
+
+class TestTar(FormatConformance):
+    """Captions that some lack, arrays of many shapes, a vector."""
+
+    format = "tar"
+
+    def write(self, folder: Path) -> Path:
+        folder.mkdir()
+        for number in range(2):
+            files: dict[str, bytes] = {}
+            for each in map(field_sets.street, range(number, COUNT, 2)):
+                files[f"{each.name}.png"] = each.image
+                if each.number % 3:
+                    files[f"{each.name}.txt"] = each.caption.encode()
+                buffer = io.BytesIO()
+                np.save(buffer, each.points)
+                files[f"{each.name}.points.npy"] = buffer.getvalue()
+                files[f"{each.name}.json"] = b'{"speed": %d.5}' % each.number
+            (folder / f"street-{number}.tar").write_bytes(tars.archive(files))
+        return folder
+
+    def samples(self) -> Mapping[str, Mapping[str, Any]]:
+        found = {}
+        for each in map(field_sets.street, range(COUNT)):
+            values: dict[str, Any] = {
+                "image": each.image,
+                "points": each.points,
+                "speed": np.float32(each.number + 0.5),
+            }
+            if each.number % 3:
+                values["caption"] = each.caption
+            found[f"street-{each.number % 2}.tar/{each.name}.png"] = values
+        return found
+
+
+class TestFolder(FormatConformance):
+    format = "folder"
+
+    @pytest.fixture(autouse=True)
+    def _small_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from penstock.readers.formats.folder.listing import virtual_shards
+
+        monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
+
+    def write(self, folder: Path) -> Path:
+        for number in range(COUNT):
+            place = folder / f"class-{number % 3}"
+            place.mkdir(parents=True, exist_ok=True)
+            (place / f"{number:03d}.jpg").write_bytes(images.jpeg(number))
+        return folder
+
+    def samples(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            f"class-{n % 3}/{n:03d}.jpg": {"image": images.jpeg(n), "label": n % 3}
+            for n in range(COUNT)
+        }
+
+
+@pytest.mark.usefixtures("_guests")
+def test_a_format_that_breaks_its_word_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spans that are one byte off are noticed."""
+    from tests.readers.formats import guests
+
+    whole = Cifar.records
+
+    def shifted(self: Cifar, *arguments: Any) -> Any:
+        records = whole(self, *arguments)
+        records.spans["pixels"].starts[0] -= 1
+        return records
+
+    monkeypatch.setattr(guests.Cifar, "records", shifted)
+    conformance = TestCifar()
+    root = conformance.write(tmp_path / "data")
+    with pytest.raises(AssertionError, match="pixels of batch_0"):
+        conformance.test_every_sample_is_what_was_written(root, "copy")
+
+
+def test_the_documented_format_works_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "docs" / "formats.md").read_text()
+    module = types.ModuleType("documented_cifar")
+    exec(text.split("```python\n", 1)[1].split("```", 1)[0], module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    install(monkeypatch, cifar=module.__name__)
+    conformance = TestCifar()
+    root = conformance.write(tmp_path / "data")
+    conformance.test_every_sample_is_what_was_written(root, "copy")

@@ -180,7 +180,7 @@ class Source(ABC):
         Raises ConfigError for shares that can't be, a part that would be empty, and a `by` that is
         neither.
         """
-        wanted = check_shares(shares)
+        wanted = check_shares(shares, seed=seed)
         ids = self.ids(self.contents.rows(np.arange(len(self), dtype=np.int64)))
         if by is None:
             parts = by_sample(ids, wanted, seed=seed)

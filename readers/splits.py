@@ -30,9 +30,11 @@ _SAMPLE, _GROUP = 0x5917, 0x5918  # keep these hashes apart from one another and
 _EPSILON = 1e-9
 
 
-def check_shares(shares: Sequence[float]) -> list[float]:
+def check_shares(shares: Sequence[float], *, seed: object) -> list[float]:
     """Returns the shares of a split, and the rest behind them. Raises ConfigError for those that
-    can't be."""
+    can't be, and for a seed that is no whole number."""
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer):
+        raise ConfigError(f"split: got seed={seed!r}, wanted a whole number.")
     if not shares:
         raise ConfigError("split: got no shares, wanted some such as split(0.9, 0.1, seed=0).")
     for share in shares:

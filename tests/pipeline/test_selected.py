@@ -114,6 +114,17 @@ def test_any_step_resumes_at_another_world(labels: Dataset) -> None:
         assert again == batches[step + 1 :]
 
 
+@pytest.mark.parametrize("size", [1, 3, 4])
+def test_a_part_is_evaluated_exactly_once(labels: Dataset, size: int) -> None:
+    _, test = labels.split(0.8, 0.2, seed=1)
+    seen: list[int] = []
+    for rank in range(size):
+        with make(test, shuffle=False, pad="mask", world=World(rank, size)) as loader:
+            for _, ids, valid in loader:
+                seen += ids[valid].tolist()
+    assert sorted(seen) == ids_of(test)
+
+
 def test_a_state_belongs_to_the_samples_that_it_was_saved_for(labels: Dataset) -> None:
     train, test = labels.split(0.5, 0.5, seed=1)
     both = concat([train, test])
@@ -137,7 +148,7 @@ def test_a_state_belongs_to_the_samples_that_it_was_saved_for(labels: Dataset) -
 
 
 def test_what_is_in_the_fingerprint_and_what_is_not(
-    labels: Dataset, whole: Dataset, monkeypatch: pytest.MonkeyPatch
+    labels: Dataset, whole: Dataset, ordered_pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the list of names that outlive a release has it."""
 
@@ -148,8 +159,10 @@ def test_what_is_in_the_fingerprint_and_what_is_not(
     first = fingerprint(labels)
     assert fingerprint(labels, batch_size=16) == first
     assert fingerprint(labels, world=World(1, 4), drop_last=True) == first
-    assert fingerprint(whole, augment=RECIPE) == first  # other fields, and a recipe
+    assert fingerprint(Dataset(labels.url, fields=("id",))) == first
+    assert fingerprint(whole, augment=RECIPE) == first
     different = [
+        fingerprint(Dataset(str(ordered_pack), fields=("label", "id"))),
         fingerprint(labels, seed=6),
         fingerprint(labels, lanes=4),
         fingerprint(labels, window=5),

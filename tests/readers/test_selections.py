@@ -308,6 +308,7 @@ def test_splits_of_parts_go_on_with_the_samples_of_the_dataset() -> None:
         ((0.9, 0.2), {}, "add up to 1.1, wanted at most 1"),
         ((True,), {}, "got the share True"),
         ((0.9, 0.02), {}, "the share 0.02 of 8 samples of memory:values is none"),
+        ((0.5, 0.5), {"seed": "a"}, "got seed='a', wanted a whole number"),
         ((0.5, 0.5), {"by": "nothing"}, 'by="nothing" is no field'),
         ((0.5, 0.5), {"by": "array"}, r'by="array" is a field of Array.*texts or whole numbers'),
         ((0.5, 0.5), {"by": [1, 2]}, r"keys of int64 in shape \(2,\), wanted .* each of the 8"),
@@ -323,7 +324,7 @@ def test_splits_that_cannot_be_are_refused(
     columns = {"value": np.arange(8), "array": np.arange(8)}
     base = Values([4, 4], columns, types={"array": Array("int64", (1,))})
     with pytest.raises(ConfigError, match=says):
-        base.split(*shares, seed=0, **more)
+        base.split(*shares, **{"seed": 0, **more})
 
 
 def test_columns_are_read_without_anything_else() -> None:

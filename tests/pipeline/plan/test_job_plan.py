@@ -96,6 +96,15 @@ def test_two_parts_keep_their_shares(
         assert abs(np.count_nonzero(mine[:, 0] >= plan.first_shard[1]) - share * len(mine)) <= 2
 
 
+def test_shares_are_in_the_fingerprint() -> None:
+    parts = (Plan([3], seed=1, lanes=1, window=1), Plan([4], seed=1, lanes=1, window=1))
+    prints = {
+        TwoParts(parts, weights, samples=10).fingerprint for weights in ((1, 2), (2, 1), (1, 1))
+    }
+    prints.add(TwoParts((parts[1], parts[0]), (1, 2), samples=10).fingerprint)
+    assert len(prints) == 4
+
+
 @settings(max_examples=40, deadline=None)
 @given(plan=two_parts(), size=st.integers(1, 40))
 def test_two_parts_go_through_epochs_of_their_own(plan: TwoParts, size: int) -> None:

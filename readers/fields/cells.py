@@ -171,8 +171,9 @@ def _label(value: Any, numbers: Mapping[str, int], *, is_text: bool) -> int | Re
         return numbers[value]
     found = number_of(value) if is_text else value
     if type(found) is not int:
-        what = "is no class of the list" if numbers and isinstance(value, str) else "is no integer"
-        return Rejection(f"{shown(value)} {what}")
+        if numbers and isinstance(value, str):
+            return Rejection(f"{shown(value)} is no class of the list, which has {len(numbers):,}")
+        return Rejection(f"{shown(value)} is no integer")
     if found not in (range(len(numbers)) if numbers else _INT64):
         return Rejection(f"{found} is no class: there are {len(numbers)}, numbered from 0")
     return found

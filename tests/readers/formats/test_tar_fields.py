@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import tempfile
+import warnings
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.cache.errors import ConfigError, DatasetError
+from penstock.cache.errors import ConfigError, DatasetError, PenstockError
+from penstock.readers import Dataset
 from penstock.readers.fields.columns import EncodedColumn, RaggedColumn
+from penstock.readers.fields.decode import decode_mask
 from penstock.readers.fields.field_types import (
     Array,
     Audio,
@@ -27,7 +33,8 @@ from penstock.readers.formats.tar.joining import join
 from penstock.readers.formats.tar.keys import IMAGES
 from penstock.readers.formats.tar.member_fields import Asked, MemberField, member_field
 from penstock.readers.origin.origin import Entry
-from tests import tars
+from tests import images, tars
+from tests.readers.fields.arrays import npy, palette, picture
 
 
 class Memory:
@@ -346,3 +353,75 @@ def test_names_that_are_no_fields_end_in_one_message():
         candidates([(f"photo.{i}.jpg", b"1") for i in range(1500)])
     with pytest.raises(DatasetError, match="two kinds"):
         candidates([("a.x.npy", b"1"), ("b.x.jpg", b"1")])
+
+
+def whole(i):
+    """All members of one key."""
+    mask = picture(palette(np.full((24, 32), i, np.uint8)))
+    return {
+        f"{i}.jpg": images.jpeg(i),
+        f"{i}.mask.png": mask,
+        f"{i}.cls": b"%d" % i,
+        f"{i}.txt": b"caption %d" % i,
+        f"{i}.vec.npy": npy(np.full((i, 3), i, np.float32)),
+        f"{i}.json": b'{"n": %d, "tags": [1, %d], "size": {"w": 2.5}}' % (i, i),
+    }
+
+
+RICH = tars.archive(whole(1) | whole(2))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    flips=st.lists(
+        st.tuples(st.integers(0, len(RICH) - 1), st.integers(0, 255)), min_size=1, max_size=8
+    ),
+    cut=st.one_of(st.none(), st.integers(0, len(RICH))),
+)
+def test_any_damage_to_any_field_ends_in_samples_or_an_error(flips, cut):
+    data = bytearray(RICH)
+    for at, value in flips:
+        data[at] = value
+    with tempfile.TemporaryDirectory() as above, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = Path(above, "set")
+        folder.mkdir()
+        Path(folder, "a.tar").write_bytes(data[:cut])
+        try:
+            dataset = Dataset(folder)
+            index = dataset.open(verify=images.verify, workers=1)
+        except PenstockError:
+            return
+        rows = np.array([(0, row) for row in range(index.samples)], np.int64)
+        batch = dataset.read(rows, fields=tuple(index.about.schema))
+        assert set(batch.columns) == set(index.about.schema)
+        assert all(len(column) == len(rows) for column in batch.columns.values())
+        for name, type in index.about.schema.items():
+            column = batch.columns[name]
+            if isinstance(type, Mask) and isinstance(column, EncodedColumn):
+                for mask in column.samples:
+                    assert len(mask) == 0 or decode_mask(mask, type.dtype).shape == (24, 32)
+
+
+def test_a_set_of_all_kinds_comes_back(tmp_path):
+    (tmp_path / "a.tar").write_bytes(RICH)
+    dataset = Dataset(tmp_path)
+    schema = dataset.open(verify=images.verify, workers=1).about.schema
+    assert dict(schema) == {
+        "image": Image(),
+        "mask": Mask(of="image", dtype="uint8"),
+        "label": ClassLabel(),
+        "caption": Text(),
+        "vec": Array("float32", (None, 3)),
+        "n": Value("int64"),
+        "tags": Array("int64", (2,)),
+        "size.w": Value("float32"),
+    }
+    batch = dataset.read(np.array([(0, 1), (0, 0)], np.int64), fields=tuple(schema))
+    for row, i in enumerate((2, 1)):
+        masks, vectors = batch.columns["mask"], batch.columns["vec"]
+        assert (decode_mask(masks.samples[row]) == i).all()
+        assert np.array_equal(vectors.sample(row), np.full((i, 3), i, np.float32))
+        assert batch.columns["tags"].values[row].tolist() == [1, i]
+        assert batch.columns["label"].values[row] == i
+        assert bytes(batch.columns["caption"].samples[row]) == b"caption %d" % i

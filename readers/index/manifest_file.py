@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import stat
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,9 @@ from penstock.readers.files.pages import BROKEN, map_buffer
 from penstock.readers.formats.limits import VERSION
 from penstock.readers.index.about import check_about, load_values
 from penstock.readers.index.manifest import NAMES_AT_ONCE, Manifest, check_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 MANIFEST = b"manifest.arrow"
 """Its name in the index's folder."""
@@ -44,6 +48,7 @@ COLUMNS = {
 
 # What a manifest takes: 112 bytes a shard and the names of the folders that were listed.
 _MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
+_PACKS, _MAX_SOURCE = ("pack", "arrow"), 1000  # as packs' manifests have named their format
 _VERSION_TEXT = re.compile(rb'"version": \d+')
 
 
@@ -88,7 +93,7 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
     except BROKEN as error:
         raise _damaged(path, error, remedy) from error
     if form != VERSION and not _was_ours(buffer, text, noted.get(_SUM)):
-        raise _other_version(path, form, by, remedy)
+        raise _other_version(path, form, by, _remake(values) or remedy)
     try:
         if form != VERSION:
             raise ValueError("its version was changed")
@@ -109,6 +114,17 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
         return manifest
     except BROKEN as error:
         raise _damaged(path, error, remedy) from error
+
+
+def _remake(values: Mapping[str, Any]) -> str | None:
+    """The command that makes a pack anew, if it says what it was made from."""
+    source = values.get("source")
+    if values.get("kind") not in _PACKS or not isinstance(source, str):
+        return None
+    if not 0 < len(source) <= _MAX_SOURCE:
+        return None
+    shown = shlex.quote(printable(os.fsencode(source)))
+    return f"Make a new one of what it was made from: penstock pack {shown} DST"
 
 
 def _other_version(path: bytes, form: int, by: str, remedy: str) -> OtherVersionError:

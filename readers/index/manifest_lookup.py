@@ -36,7 +36,7 @@ _log = logging.getLogger("penstock")
 OWN_MANIFEST = OWN_FOLDER + b"/" + MANIFEST
 """Of a pack, below its root."""
 
-REPACK = "Run the same `penstock pack` again into an empty folder, or fetch the pack again."
+REPACK = "Run `penstock pack SRC DST` again into an empty folder, or fetch the pack again."
 
 
 class ManifestLookup:

@@ -10,7 +10,12 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import DatasetError, DestinationError, WriteError
+from penstock.cache.errors import (
+    DatasetError,
+    DestinationError,
+    OtherVersionError,
+    WriteError,
+)
 from penstock.readers.files.atomic import make_folder, temp_name, write_json
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.formats.summary import ShardSummary, Sums
@@ -134,8 +139,10 @@ class PackFolder:
     def _matching(self, path: bytes) -> Manifest:
         try:
             manifest = read_manifest(path, remedy=_REMEDY)
+        except OtherVersionError:
+            raise self._foreign("it holds a pack of another version of Penstock") from None
         except DatasetError as error:
-            raise self._foreign(str(error)) from error
+            raise self._foreign(str(error).rstrip(".")) from error
         if manifest.format.indexing is not None:
             raise self._foreign("it is images or tar files with their index")
         self._compare(manifest.about.settings)

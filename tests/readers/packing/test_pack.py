@@ -23,6 +23,7 @@ from penstock.cache.errors import (
     DatasetNotFoundError,
     DestinationError,
     IndexChangedError,
+    OtherVersionError,
     WriteError,
 )
 from penstock.readers import Dataset, PackSummary, open_index, pack
@@ -130,6 +131,20 @@ def test_any_arrow_tool_opens_a_shard(folder: Path, tmp_path: Path) -> None:
     assert table.column_names == ["image", "label", *noted, "penstock/source", "penstock/name"]
     assert table.schema.field("image").type == pa.large_binary()
     assert table["penstock/codec/image"].to_pylist() == ["jpeg"] * table.num_rows
+
+
+def test_an_old_pack_names_the_command_that_makes_a_new_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as old:
+        old.setattr("penstock.readers.index.manifest_file.VERSION", 1)
+        make(folder, tmp_path / "pack")
+    with pytest.raises(OtherVersionError, match=rf"format 1.*penstock pack {folder} DST"):
+        open_index(tmp_path / "pack")
+    with pytest.raises(OtherVersionError, match="penstock pack"):
+        make(tmp_path / "pack", tmp_path / "new")
+    with pytest.raises(DestinationError, match="another version"):
+        make(folder, tmp_path / "pack")
 
 
 def test_a_pack_of_a_pack(folder: Path, tmp_path: Path) -> None:

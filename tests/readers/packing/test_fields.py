@@ -1,0 +1,275 @@
+"""Packs of every type of field: of tar files, of packs, without images; stopped and by ranks."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pytest
+from PIL import Image as Pillow
+
+from penstock.cache.errors import ConfigError, DestinationError
+from penstock.readers import Dataset, open_index, pack
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
+from penstock.readers.fields.field_types import Array, Image, Mask, Text, Value
+from tests import images, tars
+from tests.readers.remote_sets import upload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.types import Encoded, ImageFacts, Rejection
+
+SAMPLES, SMALL = 24, 4000
+
+
+def npy(values: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    return buffer.getvalue()
+
+
+def png(classes: Any) -> bytes:
+    buffer = io.BytesIO()
+    Pillow.fromarray(classes).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def members(i: int, *, has_image: bool) -> dict[str, bytes]:
+    """One sample's members, with the fields that make it up."""
+    rng, key = np.random.default_rng(i), f"{i:04d}"
+    told = {
+        "score": i / 4,
+        "vector": [i + k / 8 for k in range(8)],
+        "path": [[k, i] for k in range(i % 4)],
+    }
+    found = {
+        f"{key}.json": json.dumps(told).encode(),
+        f"{key}.txt": f"sample {i}".encode() if i % 5 else b"",
+        f"{key}.volume.npy": npy(rng.random((2, 3, 4), np.float32)),
+        f"{key}.series.npy": npy(rng.integers(0, 99, (i % 3, 2), np.int16)),
+        f"{key}.cls": b"%d" % (i % 3),
+    }
+    if has_image:
+        height, width = 16 + i % 7, 20 + i % 5
+        found[f"{key}.jpg"] = images.jpeg(i, height, width)
+        found[f"{key}.mask.png"] = png(rng.integers(0, 9, (height, width), np.uint8))
+    return found
+
+
+def tar_folder(root: Path, *, has_image: bool, bad: dict[str, bytes] | None = None) -> Path:
+    root.mkdir(parents=True)
+    for number in range(3):
+        files: dict[str, bytes] = {}
+        for i in range(8 * number, 8 * number + 8):
+            files |= members(i, has_image=has_image)
+        files |= {name: data for name, data in (bad or {}).items() if name in files}
+        (root / f"train-{number:06d}.tar").write_bytes(tars.archive(files))
+    return root
+
+
+@pytest.fixture(params=[True, False], ids=["with images", "without any"])
+def has_image(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+@pytest.fixture
+def source(tmp_path: Path, has_image: bool) -> Path:
+    return tar_folder(tmp_path / "tars", has_image=has_image)
+
+
+def never(_: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
+    raise AssertionError("nothing is to be decoded")
+
+
+def make(src: Path | str, dst: Path, **options: Any) -> Any:
+    options = {"shard_bytes": SMALL, "verify": images.verify, "workers": 2} | options
+    return pack(src, dst, **options)
+
+
+def sample(column: Column, row: int) -> Any:
+    if isinstance(column, EncodedColumn):
+        return bytes(column.samples[row])
+    if isinstance(column, ListColumn):
+        return column.samples[row]
+    found = column.values[row] if isinstance(column, DenseColumn) else column.sample(row)
+    return found.dtype.str, found.shape, found.tolist()
+
+
+def samples(url: Path | str, **options: Any) -> dict[str, list[Any]]:
+    """By name, the fields of each sample, as they are read."""
+    with Dataset(url, **options) as dataset:
+        dataset.open(verify=images.verify)
+        fields = tuple(dataset.schema)
+        rows = dataset.contents.rows(np.arange(len(dataset)))
+        with Dataset(url, fields=fields, **options) as all_fields:
+            batch = all_fields.read(rows)
+            names = all_fields.names(range(len(dataset)))
+    return {
+        name: [sample(batch.columns[field], row) for field in fields]
+        for row, name in enumerate(names)
+    }
+
+
+def everything(pack_folder: Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(pack_folder)): path.read_bytes()
+        for path in pack_folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_pack_holds_every_field_of_its_source(
+    source: Path, tmp_path: Path, has_image: bool
+) -> None:
+    summary = make(source, tmp_path / "pack", verify=images.verify if has_image else never)
+    assert (summary.samples, summary.quarantined) == (SAMPLES, 0)
+    assert summary.shards > 2
+    before, after = samples(source), samples(tmp_path / "pack")
+    assert after == before
+    schema = open_index(tmp_path / "pack").schema
+    assert schema == open_index(source, verify=images.verify).schema
+    assert isinstance(schema["series"], Array)
+    assert schema["series"].shape == (None, 2)
+    assert schema["volume"] == Array("float32", (2, 3, 4))
+    assert schema["score"] == Value("float32")
+    assert isinstance(schema["caption"], Text)
+    if has_image:
+        assert schema["mask"] == Mask("image", "uint8")
+        assert isinstance(schema["image"], Image)
+
+
+def test_a_pack_of_a_pack_decodes_nothing(source: Path, tmp_path: Path) -> None:
+    make(source, tmp_path / "one")
+    make(tmp_path / "one", tmp_path / "two", seed=5, verify=never)
+    assert samples(tmp_path / "two") == samples(tmp_path / "one")
+    assert list(samples(tmp_path / "two")) != list(samples(tmp_path / "one"))
+
+
+def test_an_unshuffled_pack_has_the_sources_order_and_fingerprint(
+    source: Path, tmp_path: Path
+) -> None:
+    index = open_index(source, verify=images.verify)
+    pack(source, tmp_path / "pack", shuffle=False, verify=images.verify, shard_bytes="64MiB")
+    assert list(samples(tmp_path / "pack")) == list(samples(source))
+    assert list(open_index(tmp_path / "pack").schema) == list(index.schema)
+
+
+def test_any_number_of_ranks_makes_the_same_bytes(source: Path, tmp_path: Path) -> None:
+    make(source, tmp_path / "one")
+    for size in (2, 3):
+        for rank in reversed(range(size)):
+            make(source, tmp_path / f"of-{size}", rank=rank, size=size)
+        assert everything(tmp_path / f"of-{size}") == everything(tmp_path / "one")
+
+
+class Stop(Exception):
+    pass
+
+
+def stopping(after: int) -> Any:
+    calls: Iterator[int] = iter(range(10**6))
+
+    def progress(*_: int) -> None:
+        if next(calls) >= after:
+            raise Stop
+
+    return progress
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_stopped_it_goes_on_to_the_same_bytes(source: Path, tmp_path: Path, after: int) -> None:
+    make(source, tmp_path / "whole")
+    with pytest.raises(Stop):
+        make(source, tmp_path / "resumed", progress=stopping(after))
+    make(source, tmp_path / "resumed")
+    assert everything(tmp_path / "resumed") == everything(tmp_path / "whole")
+
+
+def test_some_fields_alone(source: Path, tmp_path: Path) -> None:
+    make(source, tmp_path / "some", fields=("vector", "caption"), verify=never)
+    schema = open_index(tmp_path / "some").schema
+    assert list(schema) == ["vector", "caption"]
+    whole = samples(source)
+    at = [list(open_index(source, verify=images.verify).schema).index(name) for name in schema]
+    assert samples(tmp_path / "some") == {
+        name: [values[place] for place in at] for name, values in whole.items()
+    }
+    with pytest.raises(DestinationError, match="another fields"):
+        make(source, tmp_path / "some", fields=("vector",), verify=never)
+    with pytest.raises(ConfigError, match="fields: got"):
+        make(source, tmp_path / "none", fields=("vector", "colour"))
+    make(tmp_path / "some", tmp_path / "one", fields=("caption",), verify=never)
+    assert list(open_index(tmp_path / "one").schema) == ["caption"]
+
+
+def test_a_mask_without_its_image_is_refused(tmp_path: Path) -> None:
+    source = tar_folder(tmp_path / "tars", has_image=True)
+    with pytest.raises(ConfigError, match="mask"):
+        make(source, tmp_path / "pack", fields=("mask", "label"))
+
+
+BAD = {
+    "0003.jpg": (images.truncated(images.jpeg(3)), "image: truncated"),
+    "0005.mask.png": (png(np.zeros((3, 3), np.uint8)), "mask: it is 3 wide"),
+    "0009.txt": (b"\xff\xfe\xff", "caption: not UTF-8"),
+    "0012.volume.npy": (npy(np.zeros((2, 3, 4)))[:-9], "volume: truncated"),
+}
+
+
+def test_bad_samples_are_named_with_their_field(tmp_path: Path) -> None:
+    bad = {name: data for name, (data, _) in BAD.items()}
+    source = tar_folder(tmp_path / "tars", has_image=True, bad=bad)
+    summary = make(source, tmp_path / "pack")
+    assert (summary.samples, summary.quarantined) == (SAMPLES - len(BAD), len(BAD))
+    lines = (tmp_path / "pack/_penstock/quarantine.jsonl").read_text().splitlines()
+    reasons = {entry["name"]: entry["reason"] for entry in map(json.loads, lines)}
+    for name, (_, reason) in BAD.items():
+        (said,) = [why for where, why in reasons.items() if name.partition(".")[0] in where]
+        assert said.startswith(reason)
+    assert samples(tmp_path / "pack") == samples(source)
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["cached", "passing"])
+@pytest.mark.parametrize("fields", [None, ("volume", "series"), ("caption", "score", "vector")])
+def test_a_remote_pack_gives_all_fields(
+    source: Path,
+    tmp_path: Path,
+    kept: bool,
+    fields: tuple[str, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make(source, tmp_path / "pack")
+    memory = fsspec.filesystem("memory")
+    place = f"/fields-{tmp_path.name}"
+    upload(tmp_path / "pack", memory, place)
+    wanted = samples(tmp_path / "pack")
+    names = fields or tuple(open_index(tmp_path / "pack").schema)
+    try:
+        with Dataset(f"memory:/{place}", fields=names, cache=tmp_path / "cache") as dataset:
+            if not kept:
+                monkeypatch.setattr(dataset.index.remote._opener, "open", lambda _: None)  # type: ignore[union-attr]
+            rows = dataset.contents.rows(np.arange(len(dataset)))
+            batch = dataset.read(rows[::-1])
+            assert dataset.index.shards.open(0).blob.is_cached == kept  # type: ignore[attr-defined]
+            order = list(open_index(tmp_path / "pack").schema)
+            for place_in_batch, name in enumerate(reversed(dataset.names(range(SAMPLES)))):
+                for field in names:
+                    found = sample(batch.columns[field], place_in_batch)
+                    assert found == wanted[name][order.index(field)], field
+    finally:
+        memory.rm(place, recursive=True)
+
+
+def test_a_column_is_ragged_where_its_samples_are(source: Path, tmp_path: Path) -> None:
+    make(source, tmp_path / "pack")
+    with Dataset(tmp_path / "pack", fields=("series", "volume", "path")) as dataset:
+        batch = dataset.read(dataset.contents.rows(np.arange(5)))
+    assert isinstance(batch.columns["series"], RaggedColumn)
+    assert isinstance(batch.columns["path"], RaggedColumn)
+    assert isinstance(batch.columns["volume"], DenseColumn)

@@ -71,8 +71,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         ranks need the same, so there it must be given. torch datasets: None leaves order and
         randomness to torch; a seed gives Penstock's order, shared out over the ranks, and seeds
         python's, numpy's and torch's generators for each sample by (seed, epoch, index).
-    augment: operations, such as `imagenet_train(224)`. None gives uint8 images of shape (n, 3, h,
-        w) where all are of one size, and is an error otherwise.
+    augment: operations, such as `imagenet_train(224)`, or such a list by field (docs/augment.md).
+        None gives uint8 images of shape (n, 3, h, w) where all are of one size, and is an error
+        otherwise.
     device: "cpu", "cuda" or "cuda:1": native images are decoded there; every tensor lies there.
     world: rank and size; None reads torch's process group, else the launcher's environment, again
         with each pass until one has begun: a trainer may start the group later.
@@ -83,13 +84,16 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     deterministic: bit-exact pixels on CUDA too, for speed.
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).
+    as_dict: native: batches are dicts by field, not tuples.
     read: "copy" checks and decodes a copy of each sample; "pread" copies by reading the file, where
         it may shrink under its map (NFS) or the disk fails; "mmap" decodes views of the mapped
         file: whoever writes to it behind the check changes the sample (docs/cache.md).
 
-    Yields, for a native dataset, tuples in the order of `dataset.fields`: "image" (n, c, h, w),
-    "label" and "id" int64 (n,); MixUp and CutMix make of "label" float32 (n, classes). For a torch
-    dataset what torch yields. A batch is the user's; no buffer is reused.
+    Yields, for a native dataset, tuples in the order of `dataset.fields`, or with as_dict=True
+    dicts: images (n, c, h, w), numbers of one shape as a tensor, of several as `Ragged` (or dense,
+    by `Pad`), text as a list of str, "id" int64 (n,); docs/batches.md says it of each type. MixUp
+    and CutMix make of classes float32 (n, classes). For a torch dataset what torch yields. A batch
+    is the user's; no buffer is reused.
 
     Raises: ConfigError, PlanError and RecipeError (all ValueErrors) for arguments that don't fit,
     before any work starts; torch's own errors for torch's arguments with a torch dataset;

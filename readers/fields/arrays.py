@@ -43,6 +43,11 @@ ARRAY_CODECS: tuple[str, ...] = tuple(
 )
 """All codecs that an array's facts can name: a table notes their numbers."""
 
+CODEC_ITEMSIZES = np.array(
+    [np.dtype(codec.removesuffix(":F")).itemsize for codec in ARRAY_CODECS], np.int64
+)
+"""Bytes of one number, by the number of the codec."""
+
 _NUMBERS = {codec: number for number, codec in enumerate(ARRAY_CODECS)}
 
 

@@ -142,7 +142,7 @@ class Sidecar:
         table = np.zeros((self.samples, columns.count), np.int64)
         begins = self.files.starts
         for name, place in columns.spans.items():
-            self.spans[name].fill(table, place, begins, self.layout.schema[name])
+            self.spans[name].fill(table, place, begins)
         for name, at in columns.values.items():
             column = self.values[name]
             assert isinstance(column, DenseColumn)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields.arrays import array_form, codec_number, has_sides
+from penstock.readers.fields.arrays import CODEC_ITEMSIZES, array_form, codec_number, has_sides
 from penstock.readers.files.ipc import LazyColumn
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.layout import NOWHERE
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.facts import Facts
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.layout import SpanPlace
@@ -126,8 +127,9 @@ class SpanNotes:
             raise ValueError("its offsets lead out of the file")
         if has_sides(type):
             self._check_sides(there)
-        if self.shapes is not None and self.shapes.min() < 0:
-            raise ValueError("a length below 0")
+        form = array_form(type)
+        if form is not None:
+            self._check_arrays(form, there)
 
     def _check_sides(self, there: NDArray[np.bool_]) -> None:
         if self.shapes is None or self.shapes.shape[1] != 3:
@@ -136,9 +138,21 @@ class SpanNotes:
         if not (sides.min() >= 1 and sides.max() <= MAX_SIDE):
             raise ValueError(f"an image has {sides.min():,} to {sides.max():,} pixels a side")
 
-    def fill(
-        self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64], type: FieldType
-    ) -> None:
+    def _check_arrays(self, form: ArrayForm, there: NDArray[np.bool_]) -> None:
+        """Whether each array has the bytes that its shape takes."""
+        count = int(there.sum())
+        shapes = np.empty((count, 0), np.int64) if self.shapes is None else self.shapes[there]
+        if shapes.shape[1] != len(form.shape):
+            raise ValueError(f"arrays of {shapes.shape[1]} dimensions, wanted {len(form.shape)}")
+        for lengths, wanted in zip(shapes.T, form.shape, strict=True):
+            if lengths.min() < 0 or (wanted is not None and (lengths != wanted).any()):
+                raise ValueError(f"an array has a length of {lengths.min():,}, wanted {wanted}")
+        itemsizes = CODEC_ITEMSIZES[self._codec_numbers()[there]]
+        # As floats: products of lengths may pass 2^63, and sizes that can be are exact.
+        if (shapes.prod(axis=1, dtype=np.float64) * itemsizes != self.sizes[there]).any():
+            raise ValueError("an array hasn't the bytes that its shape takes")
+
+    def fill(self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64]) -> None:
         """Fill a table's columns. begins: of each file in the shard's flat data."""
         there = self.present
         starts = begins[self.files] + self.starts
@@ -150,11 +164,7 @@ class SpanNotes:
         if place.codec is not None:
             table[:, place.codec] = self._codec_numbers()
         if place.lengths is not None and self.shapes is not None:
-            form = array_form(type)
-            count = 0 if form is None else len(form.shape)
-            if self.shapes.shape[1] != count:
-                raise ValueError(f"arrays of {self.shapes.shape[1]} dimensions, wanted {count}")
-            table[:, place.lengths : place.lengths + count] = self.shapes
+            table[:, place.lengths : place.lengths + self.shapes.shape[1]] = self.shapes
 
     def _codec_numbers(self) -> NDArray[np.int64]:
         numbers: dict[str, int] = {"": 0}

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import os
 from importlib.metadata import EntryPoint
 from typing import TYPE_CHECKING, Any
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from penstock.cache.errors import ConfigError, IndexChangedError
+from penstock.cache.errors import ConfigError, CorruptShardError, IndexChangedError
 from penstock.readers import Dataset, build_index
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
 from penstock.readers.fields.field_types import Array, Mask
+from penstock.readers.files.ipc import write_batch
 from penstock.readers.formats import registry
+from penstock.readers.formats.sidecar import read_sidecar
+from penstock.readers.formats.sidecar_file import sidecar_etag
 from tests import images
 from tests.readers.any_schema import (
     SAMPLES,
@@ -27,7 +32,7 @@ from tests.readers.any_schema import (
 from tests.readers.remote_sets import rows_of, upload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from penstock.readers.fields.columns import Column, SampleBatch
@@ -230,3 +235,69 @@ def test_parts_that_are_damaged_in_the_cache_are_made_anew(tmp_path: Path, kind:
                 check(dataset.read(rows_of(dataset)), list(range(SAMPLES)))
     finally:
         memory.rm(url, recursive=True)
+
+
+def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    """Sets the first value of a list."""
+
+    def change(columns: dict[str, Any]) -> None:
+        values = columns[name].to_pylist()
+        values[0][0] = value
+        columns[name] = pa.array(values, columns[name].type)
+
+    return change
+
+
+def cut(name: str) -> Callable[[dict[str, Any]], None]:
+    """Takes the last value of a list away."""
+
+    def change(columns: dict[str, Any]) -> None:
+        (values,) = columns[name].to_pylist()
+        columns[name] = pa.array([values[:-1]], columns[name].type)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        put("flow/shape", 7),
+        put("flow/shape", -2),
+        put("flow/shape", 2**62),
+        put("flow/bytes", 20),
+        put("flow/codec", "<f8"),
+        put("flow/codec", "|O8"),
+        put("grid/shape", -1),
+        put("grid/start", 2**40),
+        put("mask/file", 2**20),
+        put("points/file", 2),
+        put("boxes/counts", -1),
+        put("boxes/counts", 2**40),
+        cut("flow/shape"),
+        cut("flow/codec"),
+        cut("boxes/values"),
+        cut("boxes/counts"),
+        cut("vector/values"),
+        cut("label/values"),
+        cut("note/values"),
+        cut("note/present"),
+        cut("/files/bytes"),
+    ],
+    ids=range(21),
+)
+def test_a_hostile_sidecar_of_any_fields_is_refused(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None]
+) -> None:
+    root = write_files(tmp_path / "set")
+    build_index(root, format="any-files", verify=images.verify)
+    place = tmp_path / "set.penstock"
+    sidecar = min((place / "sidecars").iterdir())
+    batch = pa.ipc.open_file(sidecar).get_batch(0)
+    columns = {name: batch.column(name) for name in batch.schema.names}
+    change(columns)
+    path = os.fsencode(tmp_path / "changed.arrow")
+    write_batch(path, pa.record_batch(columns))
+    with Dataset(root, format="any-files", fields="id") as dataset:
+        layout = dataset.index.layout
+    with pytest.raises(CorruptShardError, match="torn"):
+        read_sidecar(path, etag=sidecar_etag(path), layout=layout, is_file_per_sample=True)

@@ -26,6 +26,7 @@ from penstock.cache.errors import (
     DatasetNotFoundError,
     IndexChangedError,
     MissingDependencyError,
+    OtherVersionError,
 )
 from penstock.readers import build_index, open_index, pack
 from penstock.readers.fields.field_types import ClassLabel
@@ -261,6 +262,40 @@ def test_a_newer_format_is_refused_with_a_remedy(
     monkeypatch.undo()
     with pytest.raises(DatasetError, match="Upgrade penstock"):
         open_index(folder, verify=images.verify)
+
+
+def test_an_older_index_beside_the_data_is_refused_with_the_command_that_makes_a_new_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
+    open_index(folder, verify=images.verify)
+    monkeypatch.undo()
+    with pytest.raises(OtherVersionError, match=r"earlier Penstock.*`penstock index`"):
+        open_index(folder, verify=images.verify)
+    build_index(folder, verify=images.verify)
+    assert open_index(folder).samples == 12
+
+
+def test_an_older_index_that_only_we_keep_is_rebuilt(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.readers.index.places._may_be_trusted", lambda *_: False)
+    with monkeypatch.context() as older:
+        older.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
+        kept = open_index(folder, cache=tmp_path / "cache", verify=images.verify)
+    assert "indexes" in kept.place
+    again = open_index(folder, cache=tmp_path / "cache", verify=images.verify)
+    assert (again.place, again.samples) == (kept.place, 12)
+
+
+def test_an_older_pack_is_refused_with_the_command_that_makes_a_new_one(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as older:
+        older.setattr("penstock.readers.index.manifest_file.VERSION", VERSION - 1)
+        pack(folder, tmp_path / "pack", verify=images.verify)
+    with pytest.raises(OtherVersionError, match=r"earlier Penstock.*penstock pack"):
+        open_index(tmp_path / "pack")
 
 
 def test_a_torn_sidecar_is_found(folder: Path) -> None:

@@ -114,7 +114,8 @@ class Source(ABC):
         """One field of all samples, in the order of their ids: such as labels, to choose by.
 
         An array with a row for each sample; of texts a list of str, of arrays whose shapes differ a
-        list of arrays. Of a field that some lack, "<name>.present" is a mask of those that have it.
+        list of arrays. Of a field that some lack, "<name>.present" is a mask of those that have it
+        (where it lies in files, these are read for that).
         Memory is that of the values, all of them at once. What has to be decoded or kept as bytes
         (images, masks, sounds) is refused with ConfigError; texts in files of their own are read.
         Raises ConfigError also for a field that some lack.

@@ -61,6 +61,17 @@ def test_imports_go_down(module: str) -> None:
             )
 
 
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("pipeline.")])
+def test_loaders_read_sources_and_ask_for_no_dataset(module: str) -> None:
+    """A dataset, a part of one, several: the plan and the engines know none of them."""
+    if module.split(".")[1] in ("cli", "bench"):
+        return
+    for other, line in IMPORTS[module].items():
+        assert not re.match(r"readers(\.(dataset|index|reading|concatenation)\b|$)", other), (
+            f"{MODULES[module].relative_to(ROOT)}:{line} imports {other}"
+        )
+
+
 def test_nothing_imports_in_a_circle() -> None:
     assert circles(IMPORTS) == []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from functools import partial
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
 from penstock.readers.contents import Contents
 from penstock.readers.fields.selection import check_names, check_selection, stored_fields
+from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.locate import locate
@@ -25,13 +26,15 @@ from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.blobs.remote import Remote
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.arranging import ManifestFile
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url
@@ -46,12 +49,16 @@ class Dataset(Source):
     url: a local path or any fsspec URL; tar files by a pattern such as train-{000000..000009}.tar
     too. fields: names, in the order in which batches shall have them; "id" is the sample's number,
     and "caption.present" says which samples have a caption. None: the images and their classes, or
-    without these all that can be handed out. format: "auto", "folder", "tar" or "pack". index:
-    folder of the index of images or tar files, of remote ones also a URL of the same store; None is
-    beside them, else the cache folder, else the user's cache directory. cache: a DiskCache that
-    remote data is read through (data on a network mount too), or a folder for one: its limit is
-    what it was made with, or 90 % of the free space. storage_options: of the store
-    (docs/datasets.md). filesystem: any fsspec file system object; url is then a path in it.
+    without these all that can be handed out. A mapping says where each field lies, too: {"image":
+    "images", "mask": "masks"}, folders or patterns of a folder, columns of a manifest, members of
+    tar files; None is what is there under that name ({…, "id": None}). manifest: a table of a
+    folder's samples, below url or on this machine; False reads none that lies there. schema: types
+    of some fields, which count before what is found (docs/datasets.md). format: "auto", "folder",
+    "tar" or "pack". index: folder of the index of images or tar files, of remote ones also a URL of
+    the same store; None is beside them, else the cache folder, else the user's cache directory.
+    cache: a DiskCache that remote data is read through (data on a network mount too), or a folder
+    for one: its limit is what it was made with, or 90 % of the free space. storage_options: of the
+    store (docs/datasets.md). filesystem: any fsspec file system object; url is then a path in it.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
     with the first use.
@@ -61,16 +68,21 @@ class Dataset(Source):
         self,
         url: Url,
         *,
-        fields: Sequence[str] | None = None,
+        fields: Sequence[str] | Mapping[str, str | None] | None = None,
         format: str = AUTO,
         index: Folder | None = None,
         cache: DiskCache | Folder | None = None,
         storage_options: Mapping[str, Any] | None = None,
         filesystem: Any | None = None,
+        manifest: ManifestFile | None = None,
+        schema: Mapping[str, FieldType] | None = None,
     ) -> None:
         self.url = show(url)
         check_format(format)
-        self._names = check_names(fields)
+        self._places = fields if isinstance(fields, Mapping) else None
+        self._names = check_names(tuple(fields) if isinstance(fields, Mapping) else fields)
+        self._manifest, self._types = manifest, schema
+        arrangement_of(url, fields=fields, schema=schema)  # raises for what can't be
         self._fields: tuple[str, ...] | None = None
         self._scratch = Scratch(cache)
         self._source, self._format, self._index_folder = url, format, index
@@ -84,14 +96,16 @@ class Dataset(Source):
     def __reduce__(self) -> tuple[Any, ...]:
         """For a spawned worker: the same dataset, opened anew there."""
         arguments: dict[str, Any] = {
-            "fields": self._names,
+            "fields": self._places,
             "format": self._format,
             "index": self._index_folder,
             "cache": self._cache,
             "storage_options": self._storage_options,
             "filesystem": self._filesystem,
+            "manifest": self._manifest,
+            "schema": self._types,
         }
-        return partial(Dataset, **arguments), (self._source,)
+        return _made, (self._source, arguments, self._names)
 
     def select(self, *fields: str) -> Dataset:
         """The same data with other fields, as a dataset of its own that opens and closes by itself.
@@ -99,8 +113,8 @@ class Dataset(Source):
         fields: names in the order in which batches shall have them, as for `Dataset(fields=)`;
         raises what that raises.
         """
-        make, (url,) = self.__reduce__()
-        return Dataset(url, **{**make.keywords, "fields": fields})
+        _, (url, arguments, _) = self.__reduce__()
+        return _made(url, arguments, check_names(fields))
 
     def open(self, *, verify: Verify | None = None, workers: int | None = None) -> Index:
         """Open the index, or build it; again, it costs nothing. verify, workers, and what is
@@ -119,6 +133,13 @@ class Dataset(Source):
                     storage_options=self._storage_options,
                     scratch=self._scratch,
                     filesystem=self._filesystem,
+                    arrangement=arrangement_of(
+                        self._source,
+                        manifest=self._manifest,
+                        fields=self._places,
+                        schema=self._types,
+                        filesystem=self._filesystem,
+                    ),
                 )
                 opener = Opener(
                     origin=origin,
@@ -273,6 +294,13 @@ class Dataset(Source):
                 self._reader.close()
                 self._reader.index.origin.close()
             self._scratch.close()
+
+
+def _made(url: Url, arguments: dict[str, Any], names: tuple[str, ...] | None) -> Dataset:
+    """A dataset by its arguments; names: the fields of a batch, whatever lies where."""
+    dataset = Dataset(url, **arguments)
+    dataset._names = names
+    return dataset
 
 
 def _contents(index: Index) -> Contents:

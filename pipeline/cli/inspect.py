@@ -10,9 +10,11 @@ from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.options import (
     CacheFolder,
     ContactSheet,
+    FieldPlaces,
     Format,
     IndexFolder,
     Json,
+    ManifestFile,
     ShownEpoch,
     ShownRecipe,
     ShownSamples,
@@ -20,6 +22,7 @@ from penstock.pipeline.cli.options import (
     Source,
     StorageOption,
     WalkBatchSize,
+    parse_places,
     parse_storage_options,
 )
 
@@ -34,6 +37,8 @@ def inspect(
     epoch: ShownEpoch = 0,
     out: ContactSheet = None,
     format: Format = "auto",
+    manifest: ManifestFile = None,
+    fields: FieldPlaces = None,
     cache: CacheFolder = None,
     storage_option: StorageOption = None,
     as_json: Json = False,
@@ -50,6 +55,8 @@ def inspect(
             format=format,
             index=index_folder,
             cache=cache,
+            manifest=manifest,
+            fields=parse_places(fields),
             storage_options=parse_storage_options(storage_option),
         ) as dataset:
             report, pictures = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
@@ -61,6 +68,8 @@ def inspect(
     found = open_index(
         url,
         format=format,
+        manifest=manifest,
+        fields=parse_places(fields),
         index=index_folder,
         cache=cache,
         storage_options=parse_storage_options(storage_option),

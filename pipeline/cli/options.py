@@ -45,6 +45,21 @@ Format = Annotated[
         help="What to read where a folder holds more than one kind of data, such as folder or tar.",
     ),
 ]
+ManifestFile = Annotated[
+    str | None,
+    typer.Option(
+        "--manifest",
+        help="Table of a folder's samples, as list.csv or list.jsonl with a column path: below the "
+        "folder or on this machine.",
+    ),
+]
+FieldPlaces = Annotated[
+    str | None,
+    typer.Option(
+        "--fields",
+        help="Which sub-folder, pattern or column holds which field: image=images,mask=masks.",
+    ),
+]
 Workers = Annotated[
     int, typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default=True)
 ]
@@ -67,7 +82,11 @@ ShardBytes = Annotated[
 ]
 PackFields = Annotated[
     str | None,
-    typer.Option("--fields", help="Fields to pack, such as image,label; all unless told."),
+    typer.Option(
+        "--fields",
+        help="Fields to pack, such as image,label; all unless told. Or where each lies in a "
+        "folder: image=images,mask=masks.",
+    ),
 ]
 ImageFields = Annotated[
     str | None,
@@ -224,6 +243,27 @@ Plot = Annotated[
 def parse_names(text: str | None) -> tuple[str, ...] | None:
     """Names of fields that a comma parts; None where none is given."""
     return None if text is None else tuple(name.strip() for name in text.split(","))
+
+
+def parse_fields(text: str | None) -> tuple[str, ...] | dict[str, str] | None:
+    """Names of fields, or where each lies."""
+    return parse_places(text) if text is not None and "=" in text else parse_names(text)
+
+
+def parse_places(told: str | None) -> dict[str, str] | None:
+    """`image=images,mask=masks` as a dict."""
+    if told is None:
+        return None
+    places: dict[str, str] = {}
+    for pair in told.split(","):
+        field, equals, place = pair.partition("=")
+        if not (field and equals and place) or field in places:
+            raise ConfigError(
+                f"--fields got {told!r}, wanted each field once with its place, such as "
+                "image=images,mask=masks."
+            )
+        places[field] = place
+    return places
 
 
 def parse_storage_options(pairs: list[str] | None) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from penstock.cache.base.sizes import format_size
 from penstock.pipeline.cli.options import (
     DryRun,
     FetchedShards,
+    FieldPlaces,
     Format,
     GlobalBatchSize,
     IndexFolder,
@@ -21,6 +22,7 @@ from penstock.pipeline.cli.options import (
     JobShuffles,
     Json,
     Lanes,
+    ManifestFile,
     MaxBytes,
     NodeRank,
     Nodes,
@@ -30,12 +32,16 @@ from penstock.pipeline.cli.options import (
     WarmSource,
     Window,
     WorldSize,
+    parse_places,
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import ByteProgress
 from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.feed.share_fills import WarmResult, WarmState
 
 _FAILURES_SHOWN = 20
@@ -58,6 +64,8 @@ def warm(
     workers: FetchedShards = 4,
     index_folder: IndexFolder = None,
     format: Format = "auto",
+    manifest: ManifestFile = None,
+    fields: FieldPlaces = None,
     dry_run: DryRun = False,
     storage_option: StorageOption = None,
     as_json: Json = False,
@@ -68,24 +76,23 @@ def warm(
     Under torchrun or srun each node fetches its share, and a node's processes share that out.
     Interrupted, the same command goes on from there. It may run beside the job: they share fills.
     """
-    from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.feed.warm import warm as warm_dataset
     from penstock.readers import Dataset
 
     launched = World.detect()
-    world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
-    kept = DiskCache(cache, max_bytes=max_bytes) if max_bytes else DiskCache.at(cache)
     dataset = Dataset(
         url,
+        fields=parse_places(fields),
         format=format,
-        cache=kept,
+        manifest=manifest,
+        cache=_cache(cache, max_bytes),
         index=index_folder,
         storage_options=parse_storage_options(storage_option),
     )
     with dataset, ByteProgress("warm") as bar:
         result = warm_dataset(
             dataset,
-            world=world,
+            world=_node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank),
             epoch=epoch,
             seed=seed,
             global_batch_size=global_batch_size,
@@ -99,8 +106,13 @@ def warm(
             progress=lambda state: _show_progress(bar, state),
         )
     _report(result, as_json=as_json, dry_run=dry_run)
-    if result.failed:
-        raise typer.Exit(1)
+    raise typer.Exit(bool(result.failed))
+
+
+def _cache(folder: Path, max_bytes: str | None) -> DiskCache:
+    from penstock.cache.disk.disk_cache import DiskCache
+
+    return DiskCache(folder, max_bytes=max_bytes) if max_bytes else DiskCache.at(folder)
 
 
 def _show_progress(bar: ByteProgress, state: WarmState) -> None:

@@ -32,6 +32,7 @@ _MAX_BRACKETS, _MAX_COMMAS = 2**20, 2**21
 _MAX_NAME = 4096
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _LISTING = re.compile(r"[0-9a-f]{0,64}")
+_ARRANGEMENT = re.compile(r"([0-9a-f]{16})?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +40,11 @@ class About:
     """What is true of all shards; the JSON part of a manifest.
 
     kind: the format's name; schema: the fields, settled; fields: what is known of each; icc: see
-    `index.totals`; source: URL of what a pack, or an index of tar files, was made from; settings:
-    what a pack was asked to be; directories: name and modification time in ns of each listed folder
-    (local folders); listing: fingerprint of what an index was built over, hex; passed_over: what is
-    no part of a sample, by extension; overhead_bytes: of a pack's shard beside the bytes of its
+    `index.totals`; source: URL of what a pack, or an index of tar files, was made from;
+    arrangement: names what the user said of how the data lie, "" for nothing; settings: what a pack
+    was asked to be; directories: name and modification time in ns of each listed folder (local
+    folders); listing: fingerprint of what an index was built over, hex; passed_over: what is no
+    part of a sample, by extension; overhead_bytes: of a pack's shard beside the bytes of its
     samples, at most.
     """
 
@@ -56,6 +58,7 @@ class About:
     shuffled: bool = False
     seed: int | None = None
     source: str = ""
+    arrangement: str = ""
     settings: dict[str, Any] = field(default_factory=dict)
     directories: tuple[tuple[str, int], ...] = ()
     listing: str = ""
@@ -172,6 +175,7 @@ _RIGHT: dict[str, Callable[[Any], bool]] = {
     "quarantined": _is_count,
     "shuffled": lambda value: isinstance(value, bool),
     "seed": lambda value: value is None or (type(value) is int and abs(value) < 2**64),
+    "arrangement": lambda value: _is_text(value) and bool(_ARRANGEMENT.fullmatch(value)),
     "source": lambda value: _is_text(value, most=2**16),
     "settings": lambda value: isinstance(value, dict),
     "directories": _is_list(_is_time),

@@ -167,6 +167,7 @@ class IndexBuilder:
             quarantined=len(quarantined),
             # Whose an index is, is told by its files' names where facts of files are kept.
             source="" if self._keeps_facts else self.origin.url,
+            arrangement=self.origin.variant,
             directories=noted_directories(snapshot),
             listing=snapshot.fingerprint,
             passed_over=candidates.passed_over,

@@ -7,7 +7,13 @@ import os
 import warnings
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import ConfigError, CorruptShardError, OtherVersionError, PenstockWarning
+from penstock.cache.errors import (
+    ConfigError,
+    CorruptShardError,
+    IndexChangedError,
+    OtherVersionError,
+    PenstockWarning,
+)
 from penstock.readers.files.names import printable
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.sidecar_file import is_sidecar
@@ -15,6 +21,7 @@ from penstock.readers.index.manifest_file import MANIFEST, MAX_READ_BYTES, read_
 
 if TYPE_CHECKING:
     from penstock.readers.index.manifest import Manifest
+    from penstock.readers.origin.origin import Origin
 
 _log = logging.getLogger("penstock")
 
@@ -60,6 +67,17 @@ def _is_large(path: bytes) -> bool:
         return os.stat(path).st_size > MAX_READ_BYTES
     except OSError:  # whoever reads it says what is wrong
         return False
+
+
+def check_arrangement(manifest: Manifest, origin: Origin, *, shown: str) -> None:
+    """Raise IndexChangedError for an index of the same data that was made with other arguments.
+    shown: where it is."""
+    if manifest.about.arrangement != origin.variant:
+        raise IndexChangedError(
+            f"{shown}: this index is of {origin.url} arranged otherwise: by another manifest=, "
+            "fields= with places or schema=. Give the arguments that it was made with, or another "
+            "folder as index=."
+        )
 
 
 def is_kept(place: bytes) -> bool:

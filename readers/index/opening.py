@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format, format_named, indexing_of
 from penstock.readers.index.index import index_of
-from penstock.readers.index.index_folder import is_kept
+from penstock.readers.index.index_folder import check_arrangement, is_kept
 from penstock.readers.index.places import Folder as Folder
 from penstock.readers.index.places import Places, upload
 from penstock.readers.index.recognition import Recognition
+from penstock.readers.origin.arrangement import AS_IT_LIES
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.arranging import ManifestFile
     from penstock.readers.formats.format import Format, Indexing
     from penstock.readers.index.index import Index
     from penstock.readers.index.manifest import Manifest
@@ -63,6 +67,9 @@ def open_index(
     verify: Verify | None = None,
     format: str = AUTO,
     workers: int | None = None,
+    manifest: ManifestFile | None = None,
+    fields: Mapping[str, str] | None = None,
+    schema: Mapping[str, FieldType] | None = None,
 ) -> Index:
     """Open the index of a dataset; that of foreign data is built on first use, or brought up to
     date.
@@ -70,7 +77,8 @@ def open_index(
     index: folder that holds or gets it; of remote data also a URL of the same store, that holds it.
     cache: what remote data is read through, and for an index that has no better place; it,
     storage_options and filesystem: as for Dataset. verify: decodes images while building; None
-    finds the installed one. workers: threads for building, None is all cores.
+    finds the installed one. workers: threads for building, None is all cores. manifest, fields
+    (where each lies), schema: as for Dataset.
 
     Raises DatasetNotFoundError, ConfigError, CorruptShardError (a torn pack manifest), DatasetError
     (a newer version), IndexChangedError (index= of another dataset), FetchError,
@@ -78,7 +86,15 @@ def open_index(
     """
     scratch = Scratch(cache)
     opener = Opener(
-        origin=locate(url, storage_options=storage_options, scratch=scratch, filesystem=filesystem),
+        origin=locate(
+            url,
+            storage_options=storage_options,
+            scratch=scratch,
+            filesystem=filesystem,
+            arrangement=arrangement_of(
+                url, manifest=manifest, fields=fields, schema=schema, filesystem=filesystem
+            ),
+        ),
         scratch=scratch,
         index=index,
         verify=verify,
@@ -98,6 +114,9 @@ def build_index(
     verify: Verify | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
+    manifest: ManifestFile | None = None,
+    fields: Mapping[str, str] | None = None,
+    schema: Mapping[str, FieldType] | None = None,
 ) -> IndexSummary:
     """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
     index says.
@@ -110,7 +129,15 @@ def build_index(
     """
     began = time.monotonic()
     scratch = Scratch(cache)
-    origin = locate(url, storage_options=storage_options, scratch=scratch, filesystem=filesystem)
+    origin = locate(
+        url,
+        storage_options=storage_options,
+        scratch=scratch,
+        filesystem=filesystem,
+        arrangement=arrangement_of(
+            url, manifest=manifest, fields=fields, schema=schema, filesystem=filesystem
+        ),
+    )
     opener = Opener(
         origin=origin,
         scratch=scratch,
@@ -158,20 +185,31 @@ class Opener:
         check_format(format)
         self._warn_of_lost_copies()
         recognition = self._recognition()
-        own = recognition.own_index(format)
+        own = self._own(recognition, format)
         if own is not None:
             return self._index(own, None)
         found = recognition.indexed(format)
         remote = recognition.manifests.remote
         if remote is not None and remote.about.kind == found.name:
-            return self._index(remote, self.places.remote())
+            place = self.places.remote()
+            check_arrangement(remote, self.origin, shown="" if place is None else place.url)
+            return self._index(remote, place)
         return self._index(*self._upkeep(found, self.places).open())
 
     def open_own(self, format: str) -> Index | None:
         """The index that the dataset carries itself, as a pack does; None where it has none. Raises
         as open_index does."""
-        own = self._recognition().own_index(format)
+        own = self._own(self._recognition(), format)
         return None if own is None else self._index(own, None)
+
+    def _own(self, recognition: Recognition, format: str) -> Manifest | None:
+        own = recognition.own_index(format)
+        if own is not None and self.origin.arrangement != AS_IT_LIES:
+            raise ConfigError(
+                f"{self.origin.url} is a pack, which carries its schema: fields= with places, "
+                "manifest= and schema= say how other data lie. Pack those with them."
+            )
+        return own
 
     def indexing(self, format: str) -> Indexing:
         """How a dataset that doesn't carry its index gets one. Raises as open_index does."""

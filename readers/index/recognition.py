@@ -60,6 +60,8 @@ class Recognition:
     def indexed(self, format: str) -> Format:
         """The format of a dataset that doesn't carry its index. Raises ConfigError where that can't
         be told, FetchError."""
+        if self._origin.arrangement.manifest is not None:
+            return self._listed(format)
         if self._origin.selection is not None:
             found = self._by_root()
             if format not in (AUTO, found.name):
@@ -72,6 +74,17 @@ class Recognition:
             return format_named(format)
         known = None if self._origin.is_local else self.manifests.separate
         return self._by_root() if known is None else known.format
+
+    def _listed(self, format: str) -> Format:
+        """The format whose samples a manifest lists."""
+        found = next(f for f in formats() if f.indexing is not None and f.indexing.takes_manifest)
+        if format not in (AUTO, found.name) or self._origin.selection is not None:
+            told = f'format="{format}"' if format != AUTO else "tar files that are named"
+            raise ConfigError(
+                f"manifest: a table lists the files of a folder, and {self._origin.url} is given "
+                f'with {told}. Leave one out, or pass format="{found.name}".'
+            )
+        return found
 
     def _by_root(self) -> Format:
         """The first that recognises the dataset: of ours, then of other packages', which are

@@ -17,7 +17,7 @@ from penstock.readers.files.names import printable
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.prior import prior_facts
 from penstock.readers.index.building import IndexBuilder, noted_directories
-from penstock.readers.index.index_folder import read_index
+from penstock.readers.index.index_folder import check_arrangement, read_index
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.index.sidecars import Sidecars
 from penstock.readers.origin.local import LocalFolder
@@ -89,7 +89,11 @@ class Upkeep:
     def _read(self, place: bytes) -> Manifest | None:
         """The index in a folder, if it is of this format; see `read_index`."""
         manifest = read_index(place)
-        is_ours = manifest is not None and manifest.about.kind == self._format.name
+        if manifest is None or manifest.about.kind != self._format.name:
+            return None
+        if self._places.index is not None:
+            check_arrangement(manifest, self._origin, shown=printable(place))
+        is_ours = manifest.about.arrangement == self._origin.variant
         return manifest if is_ours else None
 
     def _stands(self, manifest: Manifest, place: bytes) -> bool:

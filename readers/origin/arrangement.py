@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.cache.errors import ConfigError
 
@@ -16,13 +16,18 @@ MAX_MANIFEST_BYTES = 2**30
 """As large a local table is read."""
 
 
+NO_TABLE = ""
+"""In a manifest's place: tables that lie there aren't read."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrangement:
     """How the files of a dataset make up samples, as far as a user says so.
 
-    manifest: a table of samples: a name below the dataset's root, or a local path; None is what
-    lies there. places: fields and where each lies (folders, patterns or a table's columns), in
-    order. schema: types of some fields, as `Schema.to_json` writes them in JSON; "" is none.
+    manifest: a table of samples: a name below the dataset's root, or an absolute local path; None
+    is what lies there, NO_TABLE nothing of that. places: fields and where each lies (folders,
+    patterns or a table's columns), in order. schema: types of some fields, as `Schema.to_json`
+    writes them in JSON; "" is none.
     """
 
     manifest: str | None = None
@@ -39,8 +44,9 @@ class Arrangement:
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def key_with_content(self) -> str:
-        """As `key`, and it changes with the bytes of a local table: for remote data, whose index is
-        kept without asking each time whether it is still true. Raises ConfigError."""
+        """As `key`, with the bytes of a local table in place of its path: for remote data, whose
+        index may be used elsewhere, and is kept without asking each time whether it is still true.
+        Raises ConfigError."""
         path = self.local_manifest()
         if path is None:
             return self.key
@@ -56,7 +62,7 @@ class Arrangement:
             raise ConfigError(
                 f"manifest: {self.manifest} can't be read ({error.strerror})."
             ) from error
-        return hashlib.sha256(f"{self.key}{content}".encode()).hexdigest()[:16]
+        return replace(self, manifest=content).key
 
     def local_manifest(self) -> str | None:
         """The manifest's path on this machine; None where it lies below the dataset's root."""

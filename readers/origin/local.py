@@ -39,9 +39,9 @@ class LocalFolder:
             self.selection, self._index_name = selection.names, selection.index_name
             self.url = os.path.join(self.url, selection.pattern)
             self.key = f"{self.key}\0{selection.key}"
-        self.arrangement, self._variant = arrangement, os.fsencode(arrangement.key)
-        if self._variant:
-            self.key = f"{self.key}\0{arrangement.key}"
+        self.arrangement, self.variant = arrangement, arrangement.key
+        if self.variant:
+            self.key = f"{self.key}\0{self.variant}"
 
     def index_folders(self) -> list[bytes]:
         """Folders beside the data for their index, best first: beside the name that was given, and
@@ -51,11 +51,10 @@ class LocalFolder:
             folders = [os.path.join(root, self._index_name) for root in roots]
         else:
             folders = [root + INDEX_SUFFIX for root in roots if os.path.basename(root)]
-        if not self._variant:
+        if not self.variant:
             return folders
-        return [
-            b"%s-%s%s" % (f[: -len(INDEX_SUFFIX)], self._variant, INDEX_SUFFIX) for f in folders
-        ]
+        variant = os.fsencode(self.variant)
+        return [b"%s-%s%s" % (f[: -len(INDEX_SUFFIX)], variant, INDEX_SUFFIX) for f in folders]
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         del size_bytes, version

@@ -49,7 +49,8 @@ class Origin(Protocol):
 
     url: for people, without credentials; key: names this dataset in a cache.
     selection: names below the root that were asked for, in order, None for all that is there.
-    arrangement: what the user says of how the files make up samples.
+    arrangement: what the user says of how the files make up samples; variant: names it in this
+    place, "" where nothing is said.
     """
 
     url: str
@@ -57,6 +58,7 @@ class Origin(Protocol):
     is_local: bool
     selection: tuple[bytes, ...] | None
     arrangement: Arrangement
+    variant: str
 
     def file(self, name: bytes, *, size_bytes: int | None, version: str) -> bytes:
         """Local path of a file below the root; a small remote one is fetched whole. Raises

@@ -53,9 +53,8 @@ class RemoteFolder:
         self._others: dict[str, RemoteFolder] = {}
         self._root_url = self.url = shown.rstrip("/")
         self._scope = remote.fetcher.store.scope
-        self.arrangement = arrangement
-        variant = arrangement.key_with_content()
-        self.key = dataset_key(self._scope, self._root_url, selection, variant)
+        self.arrangement, self.variant = arrangement, arrangement.key_with_content()
+        self.key = dataset_key(self._scope, self._root_url, selection, self.variant)
         self.selection: tuple[bytes, ...] | None = None
         if selection is not None:
             self.selection = selection.names

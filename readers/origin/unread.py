@@ -44,20 +44,18 @@ _IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", 
 _PICTURE_FOLDERS = frozenset(
     ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "rgb", "input", "inputs")
 )
-_MASK_FOLDERS = frozenset(
-    (
-        *("masks", "mask", "labels", "label", "annotations", "annotation", "segmentation", "gt"),
-        *(
-            "segmentations",
-            "segmentationclass",
-            "segmentationobject",
-            "groundtruth",
-            "ground_truth",
-        ),
-        *("depth", "depths", "targets", "target", "outputs", "trimaps"),
-    )
-)
+# What belongs to images, and the name of its field where it is images too.
+_MASK_FOLDERS = {
+    **dict.fromkeys(("masks", "mask", "labels", "label", "gt", "trimaps"), "mask"),
+    **dict.fromkeys(("annotations", "annotation", "groundtruth", "ground_truth"), "mask"),
+    **dict.fromkeys(("segmentation", "segmentations", "segmentationclass"), "mask"),
+    "segmentationobject": "object_mask",
+    **dict.fromkeys(("depth", "depths"), "depth"),
+    **dict.fromkeys(("targets", "target", "outputs"), "target"),
+}
 _SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "eval"))
+_LISTS = frozenset(("csv", "tsv", "jsonl", "ndjson"))
+_READ = frozenset(("npy", "txt", "caption"))
 _TEXT = frozenset(("txt", "caption"))
 _NAMED = 5
 
@@ -70,65 +68,111 @@ def extension(name: bytes) -> str:
 
 def remedy_for(name: bytes) -> str:
     """What to do about a file or folder of a kind that isn't read; "" for any other."""
-    kind = _DATA.get(extension(name.rstrip(b"/")))
+    found = extension(name.rstrip(b"/"))
+    kind = _DATA.get(found)
+    if found in _LISTS:
+        return "A table of files is given as manifest=, and the folder of its files as the URL."
+    if found in _READ:
+        return ""
     return f"This is {kind}, which isn't read yet. {REMEDY}" if kind else ""
 
 
-def check_layout(url: str, names: Sequence[bytes], classes: Sequence[str]) -> Counter[str]:
-    """Refuse folders that can't be classes, and warn of what is left out; returns the files that
-    are no images, by extension.
+def check_layout(url: str, names: Sequence[bytes]) -> None:
+    """Refuse folders that can't be classes. names: of all files. Raises DatasetError."""
+    classes = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
+    folders = {os.fsdecode(name).lower(): printable(name) for name in classes}
+    if len(classes) == 1 and (table := _table(names)) is not None:
+        folder = printable(classes[0])
+        raise DatasetError(
+            f"{url}: {printable(table)} lies beside the one folder {folder!r}: read as classes, "
+            f"every label would be 0. {_read_table(table)}For the images alone give "
+            f"{url.rstrip('/')}/{folder}."
+        )
+    pictures, others = folders.keys() & _PICTURE_FOLDERS, folders.keys() & _MASK_FOLDERS.keys()
+    if pictures and others and folders.keys() <= _PICTURE_FOLDERS | _MASK_FOLDERS.keys():
+        picture = min(pictures)
+        raise DatasetError(
+            f"{url}: the folders {', '.join(sorted(folders))} hold images and what belongs to "
+            f"them; they aren't classes. {_places(names, folders, picture, sorted(others))}For the "
+            f"images alone give {url.rstrip('/')}/{folders[picture]}."
+        )
+    check_splits(url, names)
 
-    names: of all files. classes: names of the folders that hold them. Raises DatasetError.
+
+def check_splits(url: str, names: Sequence[bytes]) -> None:
+    """Refuse folders that are the parts of a dataset. Raises DatasetError."""
+    folders = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
+    if len(folders) > 1 and {os.fsdecode(name).lower() for name in folders} <= _SPLITS:
+        raise DatasetError(
+            f"{url}: the folders {', '.join(map(printable, folders))} are parts of a dataset, not "
+            f"classes. Give one of them: {url.rstrip('/')}/{printable(folders[0])}."
+        )
+
+
+def _table(names: Sequence[bytes]) -> bytes | None:
+    """A table of the whole dataset, not one that lies beside an image of its name."""
+    tables = [name for name in names if extension(name) in _TABLES and name.count(b"/") <= 1]
+    if not tables:
+        return None
+    images = {name.rpartition(b".")[0] for name in names if extension(name) in _IMAGES}
+    return next((name for name in tables if name.rpartition(b".")[0] not in images), None)
+
+
+def _read_table(table: bytes) -> str:
+    if extension(table) not in _LISTS:
+        return f"The table isn't read. {REMEDY} "
+    return (
+        f'If the table lists files, one a row, pass manifest="{printable(table)}": paths in a '
+        "column path, file_name, file or image, relative to the URL. "
+    )
+
+
+def _places(
+    names: Sequence[bytes], folders: Mapping[str, str], picture: str, others: Sequence[str]
+) -> str:
+    """The `fields=` that reads images and what belongs to them; empty where nothing would be
+    read."""
+    places = {"image": folders[picture]}
+    for each in others:
+        kinds = {
+            extension(name)
+            for name in names
+            if os.fsdecode(name.partition(b"/")[0]).lower() == each
+        }
+        field = _MASK_FOLDERS[each] if kinds <= _IMAGES else "array" if kinds <= {"npy"} else ""
+        if kinds <= _TEXT:
+            field = "text"
+        if field:
+            places[field if field not in places else each] = folders[each]
+    if len(places) == 1:
+        return f"These annotations aren't read. {REMEDY} "
+    told = ", ".join(f'"{field}": "{folder}"' for field, folder in places.items())
+    return f"To read them together, paired by name, pass fields={{{told}}}. "
+
+
+def warn_of_left_out(url: str, names: Iterable[bytes], *, labelled: bool) -> Counter[str]:
+    """Warn of files of known kinds that are no part of a sample; returns their number by extension.
+
+    names: of files that are no sample, and beside none of their name.
     """
     strange = [name for name in names if extension(name) not in _IMAGES]
     kinds = Counter(e for name in strange if (e := extension(name)) in _DATA and e not in _TEXT)
-    kinds.update(extension(name) for name in _captions(strange, names))
-    tables = [name for name in strange if extension(name) in _TABLES and name.count(b"/") <= 1]
-    folders = {name.lower() for name in classes}
-    if len(classes) == 1 and tables:
-        raise DatasetError(
-            f"{url}: {printable(tables[0])} lies beside the one folder "
-            f"{printable(os.fsencode(classes[0]))!r}: read as classes, every label would be 0. For "
-            f"the images without labels give {url.rstrip('/')}/{printable(os.fsencode(classes[0]))}"
-            f"; the table isn't read yet. {REMEDY}"
-        )
-    pictures, masks = folders & _PICTURE_FOLDERS, folders & _MASK_FOLDERS
-    if pictures and masks and folders <= _PICTURE_FOLDERS | _MASK_FOLDERS:
-        raise DatasetError(
-            f"{url}: the folders {', '.join(sorted(folders))} hold images and what belongs to "
-            f"them; they aren't classes. For the images alone give "
-            f"{url.rstrip('/')}/{min(pictures)}; masks and the like aren't read yet. {REMEDY}"
-        )
-    if len(folders) > 1 and folders <= _SPLITS:
-        raise DatasetError(
-            f"{url}: the folders {', '.join(sorted(folders))} are parts of a dataset, not classes. "
-            f"Give one of them: {url.rstrip('/')}/{min(classes)}."
-        )
     if kinds:
-        warn(url, kinds, strange, labelled=len(classes) > 0)
+        _warn(url, kinds, strange, labelled=labelled)
     return kinds
 
 
-def _captions(strange: Sequence[bytes], names: Sequence[bytes]) -> list[bytes]:
-    """Texts that stand beside an image of their name; a README is no caption."""
-    texts = [name for name in strange if extension(name) in _TEXT]
-    if not texts:
-        return []
-    stems = {name.rpartition(b".")[0] for name in names if extension(name) in _IMAGES}
-    return [name for name in texts if name.rpartition(b".")[0] in stems]
-
-
-def warn(
-    url: str, kinds: Mapping[str, int], names: Iterable[bytes] = (), *, labelled: bool
-) -> None:
-    """Warn of what is left out, by name. kinds: files by extension."""
+def _warn(url: str, kinds: Mapping[str, int], names: Iterable[bytes], *, labelled: bool) -> None:
     by_count = sorted(kinds.items(), key=lambda each: -each[1])
     listed = ", ".join(f"{count:,} .{e}" for e, count in by_count[:_NAMED])
     first = next((printable(name) for name in names if extension(name) in kinds), "")
     labels = "labels come from the folders alone" if labelled else "no labels are read"
     warnings.warn(
         f"{url}: {listed}{' and others' if len(by_count) > _NAMED else ''} are left out"
-        f"{f' (such as {first})' if first else ''}: only images are read, {labels}. {REMEDY}",
+        f"{f' (such as {first})' if first else ''}: images are read, and what lies beside them "
+        f"under their name (.txt, .json, .npy); {labels}. A table of samples is read as "
+        "manifest=, folders that belong together as fields= (docs/datasets.md); what else there is "
+        "a torch dataset of your own can read, for Penstock's DataLoader.",
         PenstockWarning,
         stacklevel=9,
     )

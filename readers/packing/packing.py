@@ -17,6 +17,7 @@ from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ConfigError
 from penstock.readers.files.names import printable
+from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.local import LocalFolder
@@ -29,9 +30,11 @@ from penstock.readers.packing.task import PackTask
 from penstock.readers.packing.transcode import Transcode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.arranging import ManifestFile
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.urls import Url
@@ -45,7 +48,9 @@ def pack(
     dst: Folder,
     *,
     format: str = AUTO,
-    fields: Sequence[str] | None = None,
+    fields: Sequence[str] | Mapping[str, str | None] | None = None,
+    manifest: ManifestFile | None = None,
+    schema: Mapping[str, FieldType] | None = None,
     shuffle: bool = True,
     seed: int = 0,
     shard_bytes: int | str = "64MiB",
@@ -64,22 +69,21 @@ def pack(
 ) -> PackSummary:
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
-    src: image folder, tar files or pack, local or behind a URL. format: which of them ("folder",
-    "tar", "pack") where src holds more than one kind. fields: those that are packed, None is all.
-    shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a shard, counted
-    before images are rewritten. short_side: images with a longer one are rewritten as baseline
-    JPEGs of this short side (pixels, upright, quality 92 by default), and their masks, boxes and
-    keypoints with them; others stay. quality: of what is rewritten, 1 to 100; without short_side
-    every image is rewritten at its size. baseline: other progressive JPEGs become baseline ones
-    without loss (extra `transcode`). image: the image fields that these three act on, None is all.
-    workers: threads, None is all cores. verify: decodes images, None finds the installed one. rank,
-    size: this process's share of the shards; whoever sees all finished writes the manifest.
-    progress: called as progress(done samples, total samples, done bytes). storage_options,
-    filesystem, cache: of src, as for Dataset; without a cache nothing is kept.
+    src: what a Dataset takes. format: which kind ("folder", "tar", "pack") where src holds several.
+    fields: those that are packed, None is all; it, manifest and schema say how src lies, as for
+    Dataset. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a shard,
+    counted before images are rewritten. short_side: images with a longer one are rewritten as
+    baseline JPEGs of this short side (pixels, upright, quality 92 by default), and their masks,
+    boxes and keypoints with them; others stay. quality: of what is rewritten, 1 to 100; without
+    short_side every image is rewritten at its size. baseline: other progressive JPEGs become
+    baseline ones without loss (extra `transcode`). image: the image fields that these three act on,
+    None is all. workers: threads, None is all cores. verify: decodes images, None finds the
+    installed one. rank, size: this process's share of the shards; whoever sees all finished writes
+    the manifest. progress: called as progress(done samples, total samples, done bytes).
+    storage_options, filesystem, cache: of src, as for Dataset; without a cache nothing is kept.
 
-    Raises DatasetNotFoundError (nothing there, or nothing good), DestinationError (dst holds other
-    data; nothing was touched), ConfigError, IndexChangedError (a file changed meanwhile),
-    DatasetError, FetchError, WriteError (disk full, read-only), MissingDependencyError.
+    Raises DestinationError (dst holds other data; nothing was touched), ConfigError, WriteError
+    (disk full, read-only), IndexChangedError (a file changed meanwhile), and as `open_index` does.
     """
     rewriting = Transcode(short_side=short_side, quality=quality, baseline=baseline, images=image)
     task = PackTask(
@@ -93,13 +97,33 @@ def pack(
         size=size,
         progress=progress,
     )
-    check_format(format)
     scratch = Scratch(cache)
-    origin = locate(src, storage_options=storage_options, scratch=scratch, filesystem=filesystem)
+    origin = _origin(src, scratch, storage_options, filesystem, manifest, fields, schema)
     with closing(scratch), closing(origin):
         root = _destination(dst, origin)
         found = _source(origin, scratch, format=format, fields=fields, workers=task.workers)
         return task.run(found, root)
+
+
+def _origin(
+    src: Url,
+    scratch: Scratch,
+    storage_options: Mapping[str, Any] | None,
+    filesystem: Any | None,
+    manifest: ManifestFile | None,
+    fields: Iterable[str] | Mapping[str, str | None] | None,
+    schema: Mapping[str, FieldType] | None,
+) -> Origin:
+    told = arrangement_of(
+        src, manifest=manifest, fields=fields, schema=schema, filesystem=filesystem
+    )
+    return locate(
+        src,
+        storage_options=storage_options,
+        scratch=scratch,
+        filesystem=filesystem,
+        arrangement=told,
+    )
 
 
 def _destination(dst: Folder, origin: Origin) -> bytes:
@@ -127,11 +151,13 @@ def _source(
     scratch: Scratch,
     *,
     format: str,
-    fields: Sequence[str] | None,
+    fields: Iterable[str] | None,
     workers: int,
 ) -> PackSource:
+    check_format(format)
+    names = None if fields is None else tuple(fields)
     opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
     index = opener.open_own(format)
     if index is not None:
-        return PackedSource(index, fields=fields)
-    return CandidateSource(origin, opener.indexing(format), fields=fields, workers=workers)
+        return PackedSource(index, fields=names)
+    return CandidateSource(origin, opener.indexing(format), fields=names, workers=workers)

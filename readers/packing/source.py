@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,7 +94,8 @@ class CandidateSource:
         found = listing.candidates(workers=workers)
         self._origin = origin
         self._candidates = found = _settled(origin, chosen(found, fields), workers=workers)
-        self.url, self.fingerprint = origin.url, listing.snapshot().fingerprint
+        told = f"{listing.snapshot().fingerprint}{origin.variant}"
+        self.url, self.fingerprint = origin.url, hashlib.sha256(told.encode()).hexdigest()
         self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:

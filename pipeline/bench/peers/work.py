@@ -104,20 +104,22 @@ def list_files(folder: Path) -> Files:
 
     Raises DatasetNotFoundError for an empty or missing folder, ConfigError for one without labels.
     """
-    from penstock.readers.formats.folder.listing import list_folder
-    from penstock.readers.formats.format import Snapshot
+    from penstock.readers.fields.columns import DenseColumn
+    from penstock.readers.formats.folder.format import FolderIndexing
     from penstock.readers.origin.local import LocalFolder
 
-    listing = list_folder(LocalFolder(os.fsencode(folder)))
-    if listing.labels is None:
+    listing = FolderIndexing().list(LocalFolder(os.fsencode(folder)))
+    candidates = listing.candidates(workers=1)
+    labels = candidates.values.get("label")
+    if not isinstance(labels, DenseColumn):
         raise ConfigError(
             f"{folder}: no class folders, and peers are compared with labels. Put the images into "
             "one sub-folder a class."
         )
     return Files(
-        paths=[str(folder / os.fsdecode(file.name)) for file in listing.files],
-        labels=listing.labels.tolist(),
-        key=Snapshot.of(listing.files, {}).fingerprint[:16],
+        paths=[str(folder / os.fsdecode(name)) for name in candidates.names],
+        labels=labels.values.tolist(),
+        key=listing.snapshot().fingerprint[:16],
     )
 
 

@@ -21,9 +21,10 @@ from penstock.readers.fields.rows import json_object, object_table
 from penstock.readers.fields.tables import fields_of
 from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.folder.kinds import ARRAYS, TEXTS, extension, stem
+from penstock.readers.formats.folder.kinds import ARRAYS, TEXTS, stem
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -163,7 +164,7 @@ def _with_companions(
         numbers = _numbers(stems, role, companions, files) if used else None
         if numbers is not None:
             types[role], places[role] = type, numbers
-    notes: list[str] = []
+    left_out: list[str] = []
     rejected: dict[int, str] = {}
     jsons = {row: each for row, s in enumerate(stems) if (each := companions.get((s, _JSON)))}
     samples = replace(samples, files=files, types=types, places=places)
@@ -173,11 +174,11 @@ def _with_companions(
             objects, source="json", places=[printable(n) for n in samples.names], unit="file"
         )
         found = fields_of(table, {n: t for n, t in schema.items() if n not in types})
-        notes += [
-            f'"{name}" of the json files is left out: {w}.' for name, w in found.left_out.items()
+        left_out += [
+            f'"{n}" of the json files is left out: {w}.' for n, w in found.left_out.items()
         ]
-        notes += [
-            f'"{name}" of the json files is left out: a field of this name lies beside.'
+        left_out += [
+            f'"{name}" of the json files is left out: a field of this name lies beside them.'
             for name in found.types
             if name in types
         ]
@@ -185,7 +186,7 @@ def _with_companions(
     return replace(
         samples,
         rejected={**samples.rejected, **rejected},
-        notes=(*samples.notes, *notes),
+        left_out=left_out,
     )
 
 

@@ -1,68 +1,65 @@
-"""A folder's files as candidates: samples by their names, grouped into virtual shards."""
+"""A folder's files as candidates, by the layout that they have or that the user says."""
 
 from __future__ import annotations
 
-from functools import cached_property
+import warnings
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.fields.field_types import ClassLabel, Image
-from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.candidates import Candidates, Spans
-from penstock.readers.formats.folder.listing import VIRTUAL_SHARD_BYTES, virtual_shards
+from penstock.cache.errors import DatasetError, PenstockWarning
+from penstock.readers.files.names import printable
+from penstock.readers.formats.arranging import given_types
+from penstock.readers.formats.folder.beside import beside
+from penstock.readers.formats.folder.listed import (
+    METADATA,
+    UNREAD_METADATA,
+    Listed,
+    listed_samples,
+    manifest,
+    metadata,
+)
+from penstock.readers.formats.folder.paired import paired
+from penstock.readers.formats.folder.reading import manifest_entry, read_manifest, read_whole
+from penstock.readers.formats.folder.samples import candidates_of
 from penstock.readers.formats.format import Snapshot
+from penstock.readers.origin.arrangement import NO_TABLE
+from penstock.readers.origin.unread import check_layout, check_splits, extension, warn_of_left_out
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.folder.listing import FolderListing
+    from penstock.readers.formats.folder.samples import Samples
+    from penstock.readers.origin.origin import Entry, Origin
 
-_IMAGE, _LABEL = "image", "label"
+MAX_NOTED_TABLES = 2**17
+"""Of so many tables and JSON files an index notes the times, to see by itself that one changed."""
 
 
 class FolderFiles:
     """The files of a folder, listed."""
 
-    def __init__(self, listing: FolderListing) -> None:
-        self._listing = listing
+    def __init__(self, origin: Origin, listing: FolderListing) -> None:
+        """Raises ConfigError (a manifest that isn't there), FetchError."""
+        self._origin, self._listing = origin, listing
+        self._manifest = manifest_entry(origin) if origin.arrangement.manifest else None
 
     def snapshot(self) -> Snapshot:
-        """What an index notes of the files and of the folders' times."""
-        return Snapshot.of(self._listing.files, self._listing.directories)
+        """What an index notes of the files, and of the times of folders and tables."""
+        files, directories = self._listing.files, dict(self._listing.directories)
+        if self._manifest is not None and self._manifest not in files:
+            files = [*files, self._manifest]
+        if directories:
+            directories |= {table.name: table.mtime_ns for table in self._tables()}
+        return Snapshot.of(files, directories)
 
     def candidates(self, *, workers: int) -> Candidates:
-        """What may be samples; nothing has to be read for that."""
+        """What may be samples; tables and JSON files are read for that."""
         del workers
         return self._candidates
-
-    @cached_property
-    def _candidates(self) -> Candidates:
-        listing = self._listing
-        count = len(listing.files)
-        schema: dict[str, FieldType] = {_IMAGE: Image()}
-        values = {}
-        if listing.labels is not None:
-            schema[_LABEL] = ClassLabel(listing.classes)
-            values[_LABEL] = DenseColumn(listing.labels)
-        images = Spans(
-            files=np.arange(count, dtype=np.int64),
-            starts=np.zeros(count, np.int64),
-            sizes=listing.sizes,
-        )
-        return Candidates(
-            schema=Schema(schema),
-            files=listing.files,
-            names=[file.name for file in listing.files],
-            spans={_IMAGE: images},
-            values=values,
-            shards=virtual_shards(listing),
-            shard_bytes=VIRTUAL_SHARD_BYTES,
-            quarantined=listing.quarantined,
-            passed_over=listing.passed_over,
-        )
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int
@@ -74,3 +71,68 @@ class FolderFiles:
         without_samples = candidates.shards.shards - total
         for here in range(number, number + without_samples + 1):
             yield candidates, here
+
+    @cached_property
+    def _candidates(self) -> Candidates:
+        schema = given_types(self._origin.arrangement)
+        samples = self._samples(schema)
+        url = self._origin.url
+        if samples.left_out:
+            warnings.warn(f"{url}: {' '.join(samples.left_out)}", PenstockWarning, stacklevel=9)
+        quarantined = [*self._listing.quarantined, *samples.quarantined]
+        return candidates_of(replace(samples, quarantined=quarantined), schema, url=url)
+
+    def _tables(self) -> list[Entry]:
+        """The files whose content is known by the index."""
+        if self._manifest is not None:
+            return [self._manifest]
+        arrangement = self._origin.arrangement
+        if arrangement.places:
+            return []
+        if arrangement.manifest is None and (found := self._metadata()):
+            return found
+        jsons = [file for file in self._listing.files if extension(file.name) == "json"]
+        return jsons[:MAX_NOTED_TABLES]
+
+    def _metadata(self) -> list[Entry]:
+        return [f for f in self._listing.files if f.name.rpartition(b"/")[2] in METADATA]
+
+    def _samples(self, schema: Mapping[str, FieldType]) -> Samples:
+        origin, files, url = self._origin, self._listing.files, self._origin.url
+        arrangement = origin.arrangement
+        if self._manifest is not None:
+            data = read_manifest(origin, self._manifest)
+            name = printable(self._manifest.name)
+            told = manifest(data, name=name, places=arrangement.places, schema=schema)
+            return self._listed(told, schema)
+        if arrangement.places:
+            return paired(url, files, arrangement.places, schema)
+        names = [file.name for file in files]
+        if arrangement.manifest != NO_TABLE:
+            found = self._metadata()
+            self._refuse_parquet(names)
+            if found:
+                if all(b"/" in file.name for file in found):
+                    check_splits(url, names)
+                read = read_whole(origin, found)
+                pairs = [(file.name, data) for file, data in zip(found, read, strict=True)]
+                return self._listed(metadata(pairs), schema)
+        check_layout(url, names)
+        samples = beside(files, partial(read_whole, origin), schema)
+        own = {"array": {"npy"}, "text": {"txt", "caption"}}.get(next(iter(samples.types)), set())
+        mine = (*samples.names, *(each.name for each in samples.quarantined))
+        others = [name for name in mine if extension(name) not in own]
+        passed_over = warn_of_left_out(url, others, labelled="label" in samples.types)
+        return replace(samples, passed_over=passed_over)
+
+    def _listed(self, told: Listed, schema: Mapping[str, FieldType]) -> Samples:
+        by_name = {file.name: file for file in self._listing.files}
+        return listed_samples(self._origin.url, by_name, told, schema)
+
+    def _refuse_parquet(self, names: list[bytes]) -> None:
+        found = next((n for n in names if n.rpartition(b"/")[2] == UNREAD_METADATA), None)
+        if found is not None:
+            raise DatasetError(
+                f"{self._origin.url}: {printable(found)} isn't read yet. Write it as metadata.csv "
+                "or metadata.jsonl; or pass manifest=False, for the folders' images alone."
+            )

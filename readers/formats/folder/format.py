@@ -24,10 +24,11 @@ class FolderIndexing:
     is read, by its size and CRC-32C."""
 
     keeps_facts: ClassVar[bool] = True
+    takes_manifest: ClassVar[bool] = True
 
     def list(self, origin: Origin) -> FolderFiles:
         """List all files; raises as `list_folder` does."""
-        return FolderFiles(list_folder(origin))
+        return FolderFiles(origin, list_folder(origin))
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]

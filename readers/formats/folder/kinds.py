@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.readers.fields.field_types import Array, Audio, Bytes, Image, Text, Video
-from penstock.readers.fields.mask_names import masks_by_name
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from penstock.readers.fields.field_types import FieldType, Mask
+    from penstock.readers.fields.field_types import FieldType
 
 IMAGES = frozenset(
     ("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm", "pbm", "pnm")
@@ -19,12 +17,6 @@ TEXTS = frozenset(("txt", "caption"))
 ARRAYS = frozenset(("npy",))
 _AUDIO = frozenset(("wav", "flac", "mp3", "ogg", "opus", "m4a"))
 _VIDEO = frozenset(("mp4", "mkv", "avi", "mov", "webm"))
-
-
-def extension(name: bytes) -> str:
-    """The extension of a file, in lower case without its dot; "" without one."""
-    base = name.rpartition(b"/")[2]
-    return base.rpartition(b".")[2].decode("utf-8", "replace").lower() if b"." in base else ""
 
 
 def stem(name: bytes) -> bytes:
@@ -45,12 +37,3 @@ def type_of(name: bytes) -> FieldType:
     if found in _VIDEO:
         return Video()
     return Bytes() if found in ("bin", "json", "xml", "pt", "npz", "mat") else Image()
-
-
-def mask_types(
-    types: Mapping[str, FieldType], names: Mapping[str, Iterable[bytes]]
-) -> dict[str, Mask]:
-    """The fields that are masks by their names and files, see `masks_by_name`. names: of each
-    field's files."""
-    extensions = {field: [extension(name) for name in names[field]] for field in types}
-    return masks_by_name(types, extensions)[0]

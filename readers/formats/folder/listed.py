@@ -28,9 +28,10 @@ from penstock.readers.fields.rows import Table, csv_table, jsonl_table
 from penstock.readers.fields.tables import fields_of
 from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.folder.kinds import IMAGES, extension, type_of
+from penstock.readers.formats.folder.kinds import IMAGES, type_of
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,13 +58,15 @@ class Listed:
 
     folders: of each row, the folder that its names are relative to. paths: names that the column of
     the sample's own file may have. files: the columns that name files, where the user says what the
-    fields are: the table's columns have the fields' names then.
+    fields are: the table's columns have the fields' names then. is_whole: it is meant to list all
+    images that are there.
     """
 
     table: Table
     folders: Sequence[bytes]
     paths: tuple[str, ...]
     files: tuple[str, ...] | None = None
+    is_whole: bool = False
 
 
 def read_table(data: bytes, *, name: str) -> Table:
@@ -129,7 +132,7 @@ def metadata(files: Sequence[tuple[bytes, bytes]]) -> Listed:
         for (name, _), table in zip(files, tables, strict=True)
         for _ in range(len(table))
     ]
-    return Listed(table=_joined(tables), folders=folders, paths=("file_name",))
+    return Listed(table=_joined(tables), folders=folders, paths=("file_name",), is_whole=True)
 
 
 def _joined(tables: Sequence[Table]) -> Table:
@@ -190,12 +193,14 @@ def listed_samples(
         places={columns[column]: numbers for column, numbers in places.items()},
         types=types,
         quarantined=list(missing.values()),
-        notes=[
+        notes=_hints(table, values.types, found, listed.folders),
+        left_out=[
+            *_told(table, missing),
+            *(_unlisted(table, files, found) if listed.is_whole else ()),
             *(
                 f'the column "{n}" of {table.source} is left out: {w}.'
                 for n, w in values.left_out.items()
             ),
-            *_hints(table, values.types, found, listed.folders),
         ],
     ).with_table(values)
     return replace(samples, types=_ordered(samples.types, table, columns))
@@ -293,6 +298,27 @@ def _missing(
                 continue
             missing.setdefault(row, QuarantineEntry(name=name, reason=reason))
     return missing
+
+
+def _told(table: Table, missing: Mapping[int, QuarantineEntry]) -> list[str]:
+    if not missing:
+        return []
+    first = missing[min(missing)]
+    return [
+        f"{len(missing):,} of {len(table):,} rows of {table.source} are left out, such as "
+        f"{printable(first.name)}: {first.reason}. All are in the index's quarantine.jsonl."
+    ]
+
+
+def _unlisted(table: Table, files: Sequence[Entry], found: Mapping[bytes, Entry]) -> list[str]:
+    named = {file.name for file in files}
+    others = [name for name in found if extension(name) in IMAGES and name not in named]
+    if not others:
+        return []
+    return [
+        f"{len(others):,} images are no samples, as no row of {table.source} names them, such as "
+        f"{printable(others[0])}."
+    ]
 
 
 def _places(

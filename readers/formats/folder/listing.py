@@ -1,68 +1,42 @@
-"""What an image folder holds: a listing in a fixed order, classes, and groups of files as shards.
-
-Class = first-level sub-folder, files below it recursively: torchvision's ImageFolder, in its order.
-Many small files are grouped into virtual shards by a hash of their names, so that a shard mixes
-classes as the whole does: groups in listing order would hold one class each, and no practical
-shuffle window could mend that.
-"""
+"""What lies in a folder: every file by name, size and time; nothing is read."""
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import os
 import stat
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.files.names import is_passed_over, printable, unsafe_reason
-from penstock.readers.formats.grouping import Grouping, grouping
 from penstock.readers.origin.absent import not_a_folder, not_seen, nothing_there
 from penstock.readers.origin.local import LocalFolder, leads_to_folder
 from penstock.readers.origin.origin import Entry
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.origin.remote import RemoteFolder
-from penstock.readers.origin.unread import check_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from numpy.typing import NDArray
+    from collections.abc import Iterator, Mapping
 
     from penstock.readers.origin.origin import Origin
-
-VIRTUAL_SHARD_BYTES = 64 * 2**20
-"""Mean size of a virtual shard: what one fetch of an object store moves well (8 ranges of 8 "
-"MiB)."""
-
-# Part of the index format: another salt is another order of every folder.
-_GROUP_SALT = b"penstock-group-1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderListing:
-    """A folder's candidates, before anything was read.
+    """All files of a folder.
 
-    files: sorted by class, folder and name, as bytes. sizes: bytes, int64, shape (files,).
-    labels: int64, shape (files,), or None without class folders; classes: names by label.
-    directories: modification time in ns of each local folder that was listed, by name.
-    quarantined: what can't be a candidate. passed_over: files of other kinds, by extension.
+    files: sorted by name, as bytes. directories: modification time in ns of each local folder that
+    was listed, by name. quarantined: what can't be looked at.
     """
 
     files: list[Entry]
-    sizes: NDArray[np.int64]
-    labels: NDArray[np.int64] | None
-    classes: tuple[str, ...]
     directories: Mapping[bytes, int]
     quarantined: list[QuarantineEntry]
-    passed_over: dict[str, int] = field(default_factory=dict)
 
 
 def list_folder(origin: Origin) -> FolderListing:
-    """All candidates of a folder.
+    """All files of a folder.
 
     Raises DatasetNotFoundError (missing, empty), ConfigError (a file), FetchError, DatasetError (a
     folder that may not be listed).
@@ -80,42 +54,11 @@ def list_folder(origin: Origin) -> FolderListing:
             f"{origin.url}: the folder is empty. Wanted images, in one sub-folder a class or "
             "directly."
         )
-    listing = _arrange(found, directories, quarantined)
-    names = [file.name for file in found]
-    passed_over = check_layout(origin.url, names, listing.classes)
-    return replace(listing, passed_over=dict(passed_over))
-
-
-def _arrange(
-    found: Iterable[Entry], directories: Mapping[bytes, int], quarantined: list[QuarantineEntry]
-) -> FolderListing:
-    files = sorted(found, key=_order)
-    classes = sorted({top for file in files if (top := _class_of(file.name)) is not None})
-    if classes:
-        reason = "not in a class folder (a file beside the class folders has no label)"
-        stray = [file.name for file in files if _class_of(file.name) is None]
-        quarantined = [*quarantined, *(QuarantineEntry(name=name, reason=reason) for name in stray)]
-        files = [file for file in files if _class_of(file.name) is not None]
-    label_of = {name: label for label, name in enumerate(classes)}
-    labels = [label_of[top] for file in files if (top := _class_of(file.name)) is not None]
     return FolderListing(
-        files=files,
-        sizes=np.array([file.size_bytes for file in files], np.int64),
-        labels=np.array(labels, np.int64) if classes else None,
-        classes=tuple(os.fsdecode(name) for name in classes),
+        files=sorted(found, key=lambda file: file.name),
         directories=directories,
         quarantined=sorted(quarantined, key=lambda q: q.name),
     )
-
-
-def _class_of(name: bytes) -> bytes | None:
-    top, slash, _ = name.partition(b"/")
-    return top if slash else None
-
-
-def _order(file: Entry) -> tuple[bytes, bytes, bytes]:
-    folder, _, base = file.name.rpartition(b"/")
-    return file.name.partition(b"/")[0] if folder else b"", folder, base
 
 
 def _walk_local(
@@ -203,20 +146,3 @@ def _mtime_ns(origin: LocalFolder, name: bytes) -> int | None:
         return os.stat(os.path.join(origin.root, name)).st_mtime_ns
     except OSError:  # gone, or not ours to see any more: changed either way
         return None
-
-
-def virtual_shards(listing: FolderListing, *, shard_bytes: int = VIRTUAL_SHARD_BYTES) -> Grouping:
-    """Group a listing's files into about total bytes / shard_bytes shards by a hash of their names.
-
-    Depends on names and sizes alone, and is decided before any file is judged, so that an index and
-    an unshuffled pack agree.
-    """
-    count = max(1, -(-int(listing.sizes.sum()) // shard_bytes))
-    if count == 1:
-        return grouping(np.zeros(len(listing.files), np.int64))
-    hashes = (
-        hashlib.blake2b(file.name, digest_size=8, key=_GROUP_SALT).digest()
-        for file in listing.files
-    )
-    numbers = np.frombuffer(b"".join(hashes), "<u8") % np.uint64(count)
-    return grouping(numbers.astype(np.int64))

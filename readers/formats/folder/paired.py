@@ -14,9 +14,10 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError
 from penstock.readers.files.names import printable
-from penstock.readers.formats.folder.kinds import extension, stem, type_of
+from penstock.readers.formats.folder.kinds import stem, type_of
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -96,6 +97,7 @@ def paired(
             'the same but for the extension; say what else differs with a star: "masks/*_mask.png".'
         )
     whole.sort(key=lambda pair: _order(first[pair][0].name))
+    unpaired = list(_unpaired(files, wanted))
     ordered: list[Entry] = []
     numbers = {}
     types = {}
@@ -109,8 +111,13 @@ def paired(
         files=ordered,
         places=numbers,
         types=types,
-        quarantined=list(_unpaired(files, wanted)),
+        quarantined=unpaired,
         passed_over=Counter(extension(file.name) or "(none)" for file in others),
+        left_out=[
+            f"{len(unpaired):,} files are left out, as a field lacks their name, such as "
+            f"{printable(each.name)}: {each.reason}. All are in the index's quarantine.jsonl."
+            for each in unpaired[:1]
+        ],
     )
 
 

@@ -11,11 +11,12 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError
 from penstock.readers.fields.field_types import ClassLabel, MultiLabel, Value
+from penstock.readers.fields.mask_names import masks_by_name
 from penstock.readers.fields.schema import Schema
-from penstock.readers.formats.candidates import MISSING, Candidates, Spans, column_bytes
-from penstock.readers.formats.folder.kinds import mask_types
+from penstock.readers.formats.candidates import MISSING, Candidates, Spans
 from penstock.readers.formats.grouping import Grouping, grouping
 from penstock.readers.origin.quarantine import QuarantineEntry
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,7 +46,8 @@ class Samples:
     field that lies in files, the file's number for each sample or MISSING, int64, shape (n,).
     types: of all fields, in order. values, present: of the fields that are known by now. rejected:
     by sample, why it is none. quarantined: other files that can't be one; passed_over: files that
-    are no part of a sample, by extension. notes: what was decided, a sentence each.
+    are no part of a sample, by extension. notes: what was decided, a sentence each; left_out: what
+    isn't read though it seems to be meant, a sentence each.
     """
 
     names: Sequence[bytes]
@@ -58,6 +60,7 @@ class Samples:
     quarantined: Sequence[QuarantineEntry] = ()
     passed_over: Mapping[str, int] = field(default_factory=dict)
     notes: Sequence[str] = ()
+    left_out: Sequence[str] = ()
 
     def with_table(self, found: Fields) -> Samples:
         """With a table's fields behind the others; a field that is there already stays."""
@@ -111,11 +114,10 @@ def candidates_of(samples: Samples, schema: Mapping[str, FieldType], *, url: str
         )
         for name, numbers in samples.places.items()
     }
+    # Of what is fetched: noted values lie in the index.
     sizes = np.zeros(len(samples.names), np.int64)
     for each in spans.values():
         sizes += each.sizes
-    for column in samples.values.values():
-        sizes += column_bytes(column)
     present = {name: values for name, values in samples.present.items() if not values.all()}
     return Candidates(
         schema=types,
@@ -145,28 +147,18 @@ def _merged(samples: Samples, schema: Mapping[str, FieldType], url: str) -> Sche
                 f'schema["{name}"]: got {type!r}, and "{name}" lies in files of its own, whose '
                 f"content is no such value. Put the values into a table (manifest=), or say Text()."
             )
-    open_ones = {name: type for name, type in types.items() if name not in schema}
-    masks = mask_types(
-        {name: type for name, type in types.items() if name in samples.places},
-        {name: _names(samples, name) for name in samples.places},
-    )
-    for name, mask in masks.items():
-        if name in open_ones:
-            types[name] = mask
-            _log.info(
-                '%s: "%s" is read as a mask of "%s", by its name: class numbers of its pixels. For '
-                'an image say schema={"%s": Image()}.',
-                url,
-                name,
-                mask.of,
-                name,
-            )
+    in_files = {name: type for name, type in types.items() if name in samples.places}
+    extensions = {name: _extensions(samples, name) for name in in_files if name not in schema}
+    masks, notes = masks_by_name(in_files, extensions, given=schema)
+    for note in notes:
+        _log.info("%s: %s.", url, note)
+    types.update(masks)
     return Schema(types)
 
 
-def _names(samples: Samples, name: str) -> list[bytes]:
+def _extensions(samples: Samples, name: str) -> set[str]:
     numbers = samples.places[name]
-    return [samples.files[number].name for number in numbers.tolist() if number != MISSING]
+    return {extension(samples.files[number].name) for number in numbers[numbers != MISSING]}
 
 
 def virtual_shards(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import DatasetError, PenstockWarning
 from penstock.cache.threads import ordered
-from penstock.readers.fields.field_types import from_json
+from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.data_file import drop_copy, is_here, open_data_file
 from penstock.readers.formats.tar.archive_samples import NO_KEY, archive_samples
 from penstock.readers.formats.tar.joining import join
@@ -18,10 +17,8 @@ from penstock.readers.formats.tar.member_fields import Asked
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.tar.archive_samples import ArchiveSamples
-    from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.origin import Entry, Origin
 
 _NAMED = 5
@@ -42,7 +39,7 @@ def list_samples(
     arrangement = origin.arrangement
     names = {where.lower(): name for name, where in arrangement.places}
     names |= {where: name for name, where in arrangement.places}  # keys of json as they stand
-    asked = Asked(_given_types(arrangement), names)
+    asked = Asked(given_types(arrangement), names)
 
     def read_once(entry: Entry) -> ArchiveSamples:
         with open_data_file(origin, entry, whole=True) as opened:
@@ -66,14 +63,6 @@ def list_samples(
         _warn_of_members(origin.url, joined.candidates.passed_over)
         _warn_of_keys(origin.url, joined.left_out)
     return joined.candidates
-
-
-def _given_types(arrangement: Arrangement) -> dict[str, FieldType]:
-    """The types that the user gave."""
-    told = json.loads(arrangement.schema) if arrangement.schema else []
-    return {
-        each["name"]: from_json({k: v for k, v in each.items() if k != "name"}) for each in told
-    }
 
 
 def _warn_of_members(url: str, passed_over: Mapping[str, int]) -> None:

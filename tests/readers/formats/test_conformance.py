@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.readers import pack
-from penstock.readers.formats.folder.listing import virtual_shards
+from penstock.readers.formats.folder.samples import virtual_shards
 from penstock.readers.formats.registry import formats
 from tests import images
 from tests.readers.formats.conformance import SAMPLES, FormatConformance, IndexedFormatConformance

@@ -1,13 +1,11 @@
-"""FolderListing: names of any bytes, classes, what is passed over, virtual shards."""
+"""FolderListing: names of any bytes, what is passed over, links, what can't be looked at."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import fsspec
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,6 @@ from penstock.readers.formats.folder.listing import (
     FolderListing,
     changed_directories,
     list_folder,
-    virtual_shards,
 )
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.locate import locate
@@ -48,36 +45,12 @@ def reasons(found: FolderListing) -> dict[bytes, str]:
     return {q.name: q.reason for q in found.quarantined}
 
 
-def test_classes_are_first_level_folders_and_files_below_them_count(tmp_path: Path) -> None:
-    files = ["b/2.jpg", "b/1.jpg", "a/deep/er/3.jpg", "a/z.jpg", "a-b/4.jpg", "B/5.jpg"]
-    found = listing(write_folder(tmp_path / "set", dict.fromkeys(files, b"x")), tmp_path)
-    assert found.classes == ("B", "a", "a-b", "b")
-    expected = [b"B/5.jpg", b"a/z.jpg", b"a/deep/er/3.jpg", b"a-b/4.jpg", b"b/1.jpg", b"b/2.jpg"]
-    assert names(found) == expected
-    assert found.labels is not None
-    assert found.labels.tolist() == [0, 1, 1, 2, 3, 3]
-
-
-def test_without_sub_folders_there_are_no_labels(tmp_path: Path) -> None:
-    found = listing(write_folder(tmp_path / "set", {"2.jpg": b"x", "1.jpg": b"xy"}), tmp_path)
-    assert names(found) == [b"1.jpg", b"2.jpg"]
-    assert found.sizes.tolist() == [2, 1]
-    assert (found.labels, found.classes) == (None, ())
-
-
 def test_dotfiles_and_our_own_folder_are_passed_over(tmp_path: Path) -> None:
     files = [".DS_Store", "a/.hidden.jpg", ".git/x.jpg", "_penstock/x.jpg", "a/1.jpg"]
     files += ["b.penstock/x.jpg", "a/c.penstock/x.jpg"]
     found = listing(write_folder(tmp_path / "set", dict.fromkeys(files, b"x")), tmp_path)
     assert names(found) == [b"a/1.jpg"]
     assert not found.quarantined
-
-
-def test_a_file_beside_class_folders_is_named_with_its_reason(tmp_path: Path) -> None:
-    root = write_folder(tmp_path / "set", {"a/1.jpg": b"x", "README.txt": b"x"})
-    found = listing(root, tmp_path)
-    assert names(found) == [b"a/1.jpg"]
-    assert "class folder" in reasons(found)[b"README.txt"]
 
 
 def test_names_may_be_any_bytes(tmp_path: Path) -> None:
@@ -90,7 +63,6 @@ def test_names_may_be_any_bytes(tmp_path: Path) -> None:
     found = listing(root, tmp_path)
     # "..jpg." starts with a dot: passed over like any dot-file.
     assert names(found) == sorted(b"cl\xff\nass/" + name for name in odd if name[:1] != b".")
-    assert os.fsencode(found.classes[0]) == b"cl\xff\nass"
 
 
 def test_links_are_followed_and_loops_end(tmp_path: Path) -> None:
@@ -149,10 +121,8 @@ def test_a_remote_folder_lists_as_a_local_one(tmp_path: Path) -> None:
         memory.pipe(f"/lists/{name}", data)
     remote = listing("memory://lists", tmp_path)
     assert names(remote) == names(local)
-    assert remote.classes == local.classes
-    assert remote.sizes.tolist() == local.sizes.tolist()
+    assert [f.size_bytes for f in remote.files] == [f.size_bytes for f in local.files]
     assert reasons(remote) == reasons(local)
-    assert virtual_shards(remote).order.tolist() == virtual_shards(local).order.tolist()
 
 
 def test_a_remote_name_that_leaves_the_dataset_is_refused(
@@ -197,53 +167,6 @@ def test_a_changed_folder_is_seen_by_its_time(tmp_path: Path) -> None:
     assert changed_directories(origin, before.directories) == []
     os.utime(root / "b", ns=(1, 1))
     assert changed_directories(origin, before.directories) == [b"b"]
-
-
-def made_up(sizes: list[int]) -> FolderListing:
-    from penstock.readers.origin.origin import Entry
-
-    files = [
-        Entry(name=b"%05d.jpg" % i, size_bytes=size, mtime_ns=0, version="")
-        for i, size in enumerate(sizes)
-    ]
-    return FolderListing(
-        files=files,
-        sizes=np.array(sizes, np.int64),
-        labels=None,
-        classes=(),
-        directories={},
-        quarantined=[],
-    )
-
-
-@settings(max_examples=60)
-@given(
-    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60),
-    shard_bytes=st.integers(1, 5000),
-)
-def test_virtual_shards_hold_each_file_once_in_listing_order(
-    sizes: list[int], shard_bytes: int
-) -> None:
-    found = made_up(sizes)
-    shards = virtual_shards(found, shard_bytes=shard_bytes)
-    assert sorted(shards.order.tolist()) == list(range(len(sizes)))
-    assert shards.shards <= max(1, -(-sum(sizes) // shard_bytes))
-    for shard in range(shards.shards):
-        positions = shards.positions(shard).tolist()
-        assert positions
-        assert positions == sorted(positions)
-    if shards.shards == 1:
-        assert shards.order.tolist() == list(range(len(sizes)))
-
-
-def test_virtual_shards_depend_on_names_and_sizes_alone() -> None:
-    found = made_up([100] * 50)
-    touched = replace(found, files=[replace(f, mtime_ns=9, version="v") for f in found.files])
-    one, other = (virtual_shards(x, shard_bytes=600) for x in (found, touched))
-    assert one.order.tolist() == other.order.tolist()
-    assert one.bounds.tolist() == other.bounds.tolist()
-    # A golden value: another order would be another index of every folder.
-    assert one.order[:8].tolist() == [7, 9, 12, 13, 14, 28, 30, 33]
 
 
 @settings(max_examples=200)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from penstock.cache.errors import ConfigError, DatasetError
 from penstock.readers.fields.columns import EncodedColumn
@@ -395,7 +397,37 @@ def test_metadata_of_two_kinds_is_an_error() -> None:
         in_metadata({"metadata.csv": "image,label\n1.jpg,2\n"}, "1.jpg")
 
 
+def test_a_file_beside_class_folders_is_named_with_its_reason() -> None:
+    found = lying("a/1.jpg", "README.txt")
+    assert files_of(found, "image") == ["a/1.jpg"]
+    assert "class folder" in reasons(found)["README.txt"]
+
+
+def test_without_sub_folders_there_are_no_labels() -> None:
+    found = lying("2.jpg", "1.jpg")
+    assert files_of(found, "image") == ["1.jpg", "2.jpg"]
+    assert list(found.schema) == ["image"]
+
+
 # Shards.
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=60),
+    shard_bytes=st.integers(1, 5000),
+)
+def test_virtual_shards_hold_each_sample_once_in_order(sizes: list[int], shard_bytes: int) -> None:
+    names = [b"%05d.jpg" % i for i in range(len(sizes))]
+    shards = virtual_shards(names, np.array(sizes, np.int64), shard_bytes=shard_bytes)
+    assert sorted(shards.order.tolist()) == list(range(len(sizes)))
+    assert shards.shards <= max(1, -(-sum(sizes) // shard_bytes))
+    for shard in range(shards.shards):
+        positions = shards.positions(shard).tolist()
+        assert positions
+        assert positions == sorted(positions)
+    if shards.shards == 1:
+        assert shards.order.tolist() == list(range(len(sizes)))
 
 
 def test_virtual_shards_depend_on_names_and_sizes_alone() -> None:

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock.readers.fields.verify
-import penstock.readers.formats.folder.listing
+import penstock.readers.formats.folder.samples
 from penstock.cache.errors import (
     ConfigError,
     CorruptShardError,
@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Virtual shards of 3 KB, so that a few small images make several."""
     monkeypatch.setattr(
-        penstock.readers.formats.folder.listing.virtual_shards,
+        penstock.readers.formats.folder.samples.virtual_shards,
         "__kwdefaults__",
         {"shard_bytes": 3000},
     )

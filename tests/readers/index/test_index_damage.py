@@ -14,7 +14,7 @@ import fsspec
 import numpy as np
 import pytest
 
-import penstock.readers.formats.folder.listing
+import penstock.readers.formats.folder.samples
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import IndexChangedError, PenstockWarning
 from penstock.readers import Dataset, pack
@@ -36,7 +36,7 @@ SAMPLES = 60
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        penstock.readers.formats.folder.listing.virtual_shards,
+        penstock.readers.formats.folder.samples.virtual_shards,
         "__kwdefaults__",
         {"shard_bytes": 6000},
     )

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 JPEG = images.jpeg(1)
 PNG = images.encoded(images.picture(2), "PNG")
+MASK = images.encoded(images.picture(2, mode="L"), "PNG")
 
 
 @pytest.mark.parametrize(
@@ -53,10 +54,9 @@ def test_folders_that_cant_be_classes_are_refused(
 @pytest.mark.parametrize(
     "files",
     [
-        {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "metadata.csv": b"x"},
-        {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "a/1.txt": b"a caption"},
-        {"1.jpg": JPEG, "1.txt": b"a caption"},
-        {"1.jpg": JPEG, "metadata.jsonl": b"{}"},
+        {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "labels.csv": b"x"},
+        {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "a/3.json": b"{}"},
+        {"1.jpg": JPEG, "list.jsonl": b"{}"},
         {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "a/x.npy": b"x", "b/y.wav": b"y"},
     ],
 )
@@ -73,7 +73,7 @@ def test_what_is_left_out_is_named_once(tmp_path: Path, files: dict[str, bytes])
         open_index(root, verify=images.verify)
 
 
-@pytest.mark.parametrize("name", ["x.npy", "x.tfrecord", "x.wav", "x.parquet", "x.mp4", "x.mds"])
+@pytest.mark.parametrize("name", ["x.tfrecord", "x.wav", "x.parquet", "x.mp4", "x.mds"])
 def test_a_folder_of_another_kind_names_the_way(tmp_path: Path, name: str) -> None:
     root = images.write_folder(tmp_path / "set", {name: b"data of another kind"})
     with (
@@ -83,6 +83,48 @@ def test_a_folder_of_another_kind_names_the_way(tmp_path: Path, name: str) -> No
         open_index(root, verify=images.verify)
     with pytest.raises(ConfigError, match="torch dataset"):
         open_index(root / name, verify=images.verify)
+
+
+@pytest.mark.parametrize(
+    ("files", "told", "names"),
+    [
+        (
+            {"images/1.jpg": JPEG, "masks/1.png": MASK},
+            {"image": "images", "mask": "masks"},
+            ["image", "mask"],
+        ),
+        (
+            {"JPEGImages/1.jpg": JPEG, "SegmentationClass/1.png": MASK, "depth/1.png": MASK},
+            {"image": "JPEGImages", "depth": "depth", "mask": "SegmentationClass"},
+            ["image", "depth", "mask"],
+        ),
+        (
+            {"rgb/1.jpg": JPEG, "labels/1.txt": b"0 0.5 0.5 1 1"},
+            {"image": "rgb", "text": "labels"},
+            ["image", "text"],
+        ),
+    ],
+)
+def test_folders_that_belong_together_are_read_as_the_message_says(
+    tmp_path: Path, files: dict[str, bytes], told: dict[str, str], names: list[str]
+) -> None:
+    root = images.write_folder(tmp_path / "set", files)
+    with pytest.raises(DatasetError) as refused:
+        Dataset(root).open(verify=images.verify)
+    assert f"fields={told}".replace("'", '"') in str(refused.value)
+    with Dataset(root, fields=told) as dataset:
+        dataset.open(verify=images.verify)
+        assert list(dataset.schema) == names
+
+
+def test_a_table_beside_one_folder_is_read_as_the_message_says(tmp_path: Path) -> None:
+    files = {"images/1.jpg": JPEG, "labels.csv": b"path,label\nimages/1.jpg,cat\n"}
+    root = images.write_folder(tmp_path / "set", files)
+    with pytest.raises(DatasetError, match=r'pass manifest="labels\.csv"'):
+        Dataset(root).open(verify=images.verify)
+    with Dataset(root, manifest="labels.csv") as dataset:
+        dataset.open(verify=images.verify)
+        assert list(dataset.schema) == ["image", "label"]
 
 
 def test_members_of_tar_files_that_are_left_out_are_named(tmp_path: Path) -> None:

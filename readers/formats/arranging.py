@@ -1,0 +1,133 @@
+"""What users say of how a dataset lies (`fields=`, `manifest=`, `schema=`), as one value."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.field_types import (
+    FIELD_TYPES,
+    FieldType,
+    check_field_name,
+    from_json,
+    to_json,
+)
+from penstock.readers.origin.arrangement import NO_TABLE, Arrangement
+from penstock.readers.origin.urls import local_path, show
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.readers.origin.urls import Url
+
+ManifestFile = str | os.PathLike[str] | Literal[False]
+"""A table of samples: a name below the dataset's root, or a path of this machine; False is none,
+not even one that lies there."""
+
+
+def arrangement_of(
+    url: Url,
+    *,
+    manifest: ManifestFile | None = None,
+    fields: Iterable[str] | Mapping[str, str | None] | None = None,
+    schema: Mapping[str, FieldType] | None = None,
+    filesystem: Any | None = None,
+) -> Arrangement:
+    """The arrangement that arguments of a dataset say. Raises ConfigError."""
+    return Arrangement(
+        manifest=_manifest(url, manifest, is_path=filesystem is not None),
+        places=_places(fields),
+        schema=_schema(schema),
+    )
+
+
+def given_types(arrangement: Arrangement) -> dict[str, FieldType]:
+    """The types of fields that the user gave."""
+    told = json.loads(arrangement.schema) if arrangement.schema else []
+    return {
+        each["name"]: from_json({k: v for k, v in each.items() if k != "name"}) for each in told
+    }
+
+
+def _schema(schema: Mapping[str, Any] | None) -> str:
+    if not schema:
+        return ""
+    if not isinstance(schema, Mapping):
+        raise ConfigError(
+            f'schema: got {schema!r}, wanted types by field, such as {{"boxes": '
+            'Boxes(of="image")}.'
+        )
+    for name, type in schema.items():
+        check_field_name(name, what="schema")
+        if not isinstance(type, tuple(FIELD_TYPES.values())):
+            raise ConfigError(
+                f'schema["{name}"]: got {type!r}, wanted a field type such as Image() or '
+                'Array("float32", (3,)).'
+            )
+    return json.dumps([{"name": name, **to_json(type)} for name, type in schema.items()])
+
+
+def _places(
+    fields: Iterable[str] | Mapping[str, str | None] | None,
+) -> tuple[tuple[str, str], ...]:
+    """Where fields lie; none where names alone are told."""
+    if not isinstance(fields, Mapping):
+        return ()
+    places = {name: place for name, place in fields.items() if place is not None}
+    for name, place in places.items():
+        check_field_name(name, what="fields")
+        if not isinstance(place, str):
+            raise ConfigError(
+                f'fields["{name}"]: got {place!r}, wanted a folder such as "images", a pattern '
+                'such as "masks/*_mask.png", or a column of the manifest.'
+            )
+    return tuple(places.items())
+
+
+def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str | None:
+    if manifest is None:
+        return None
+    if manifest is False:
+        return NO_TABLE
+    told = os.fspath(manifest) if isinstance(manifest, str | os.PathLike) else None
+    if not isinstance(told, str) or not told or "\0" in told:
+        raise ConfigError(
+            f"manifest: got {manifest!r}, wanted a table such as list.csv or list.jsonl, or False."
+        )
+    path = local_path(told)
+    if path is None:
+        root = str(url).rstrip("/") + "/"
+        if is_path or not told.startswith(root):
+            raise ConfigError(
+                f"manifest: got {show(told)}, wanted a name below {show(url)}, or a path of this "
+                "machine: fetch it from there."
+            )
+        return told[len(root) :]
+    named = os.fsdecode(path)
+    root_path = None if is_path else local_path(url)
+    if os.path.isabs(named):
+        return _below(named, root_path)
+    if root_path is None:
+        is_here = not isinstance(manifest, str) or named.startswith(("./", "../"))
+        return os.path.abspath(named) if is_here else os.path.normpath(named)
+    inside, here = os.path.join(os.fsdecode(root_path), named), os.path.abspath(named)
+    there = [each for each in (inside, here) if os.path.exists(each)]
+    if len(there) == 2 and not os.path.samefile(*there):
+        raise ConfigError(
+            f"manifest: got {named!r}, and both {inside} and {here} are there. Give an absolute "
+            "path."
+        )
+    if not there:
+        raise ConfigError(f"manifest: got {named!r}, and neither {inside} nor {here} is there.")
+    return _below(os.path.abspath(there[0]), root_path)
+
+
+def _below(path: str, root: bytes | None) -> str:
+    """A name below a local dataset's root where the path is one, so that it goes with the data."""
+    if root is None:
+        return path
+    inside = os.path.abspath(os.fsdecode(root)).rstrip("/") + "/"
+    return path[len(inside) :] if path.startswith(inside) else path

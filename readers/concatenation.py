@@ -141,14 +141,19 @@ class Concatenation(Source):
             yield number, places, ids[places] - self._first_id[number]
 
     def read(
-        self, rows: Ints, *, mode: ReadMode = READ_MODE, bad: dict[int, str] | None = None
+        self,
+        rows: Ints,
+        *,
+        mode: ReadMode = READ_MODE,
+        bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
 
         def read(number: int, mine: Ints, places: Ints) -> SampleBatch:
             found: dict[int, str] | None = None if bad is None else {}
             try:
-                batch = self.parts[number].read(mine, mode=mode, bad=found)
+                batch = self.parts[number].read(mine, mode=mode, bad=found, fields=fields)
             except CorruptSampleError as error:
                 error.sample_id += int(self._first_id[number])
                 raise

@@ -96,7 +96,12 @@ class Source(ABC):
 
     @abstractmethod
     def read(
-        self, rows: Ints, *, mode: ReadMode = READ_MODE, bad: dict[int, str] | None = None
+        self,
+        rows: Ints,
+        *,
+        mode: ReadMode = READ_MODE,
+        bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
 
@@ -366,10 +371,15 @@ class Selection(Source):
         return self.contents.rows(places)
 
     def read(
-        self, rows: Ints, *, mode: ReadMode = READ_MODE, bad: dict[int, str] | None = None
+        self,
+        rows: Ints,
+        *,
+        mode: ReadMode = READ_MODE,
+        bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
-        return self._base.read(self._in_base(rows), mode=mode, bad=bad)
+        return self._base.read(self._in_base(rows), mode=mode, bad=bad, fields=fields)
 
     def values(self, name: str, rows: Ints) -> SampleBatch:
         """One field of these rows and nothing else."""

@@ -81,9 +81,14 @@ class Values(Source):
         return self._contents.rows(ids)
 
     def read(
-        self, rows: Ints, *, mode: object = None, bad: dict[int, str] | None = None
+        self,
+        rows: Ints,
+        *,
+        mode: object = None,
+        bad: dict[int, str] | None = None,
+        fields: object = None,
     ) -> SampleBatch:
-        del mode, bad
+        del mode, bad, fields
         ids = self.ids(rows)
         self.reads.append(len(ids))
         columns = {name: DenseColumn(values[ids]) for name, values in self._columns.items()}

@@ -54,7 +54,8 @@ class BatchReader:
 
     recipes: by image field. payloads: decodes what is neither images nor numbers. resident: what
     keeps decoded images in memory; None where each sample is read each time. transform: what is
-    done to samples then; None: nothing. probe: is shown what was read.
+    done to samples then; None: nothing. fields: that are read; None: those of the dataset. probe:
+    is shown what was read.
     """
 
     dataset: Source
@@ -65,6 +66,7 @@ class BatchReader:
     probe: ReadProbe = field(default_factory=ReadProbe)
     resident: ResidentImages | None = None
     transform: Transform | None = None
+    fields: tuple[str, ...] | None = None
 
     def read(self, step: Step, slots: Slots) -> Batch:
         """The batch of a step with its bytes. Raises what reading raises, and
@@ -165,7 +167,7 @@ class BatchReader:
         """Read, and look at the headers of what this process sees for the first time: DALI doesn't
         survive all of those that can't be parsed. bad: is told rows and reasons."""
         ledger, places = self.bad_samples, self.dataset.rows(ids)
-        content = self.dataset.read(places, mode=self.mode, bad=bad)
+        content = self.dataset.read(places, mode=self.mode, bad=bad, fields=self.fields)
         if not self.recipes:
             return content
         new = [row for row in ledger.unseen(places).tolist() if row not in bad]

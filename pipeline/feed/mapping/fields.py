@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from penstock.augment.map import CheckedMaps, check_maps, split_maps
 from penstock.cache.errors import RecipeError
-from penstock.readers.fields.field_types import ID, Image
-from penstock.readers.fields.selection import base_name
+from penstock.readers.fields.field_types import Image
+from penstock.readers.fields.selection import base_name, stored_fields
 
 if TYPE_CHECKING:
     from penstock.augment.field_recipes import Recipes
@@ -22,11 +22,12 @@ class MappedFields:
     """The fields that batches have behind the Maps of a recipe.
 
     maps: in order; none where the recipe has none. fields: of a batch, those that Maps add last.
-    augment: the recipe without Maps.
+    reads: the fields of the dataset that are read for that. augment: the recipe without Maps.
     """
 
     maps: CheckedMaps
     fields: tuple[str, ...]
+    reads: tuple[str, ...]
     augment: Recipes | None
 
     @property
@@ -42,19 +43,24 @@ class MappedFields:
 
 
 def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
-    """Check the Maps of a loader's recipe against its dataset. Raises RecipeError."""
+    """Check the Maps of a loader's recipe against its dataset, whose fields they may get whether
+    they are selected or not. Raises RecipeError."""
     maps, augment = split_maps(options.augment)
-    before = dataset.schema
-    checked = check_maps(maps, before)
-    there = {*map(base_name, dataset.fields), ID}
+    checked = check_maps(maps, dataset.schema)
+    made: dict[str, None] = {}
+    read = [*dataset.fields]
     for each in checked.maps:
-        for field in each.takes:
-            if base_name(field) not in there:
-                raise RecipeError(
-                    f'{each.op.name} wants the field "{field}", and fields={dataset.fields!r} of '
-                    "the dataset leaves it out. Add it to fields=."
-                )
-        there.update(each.returns)
-    made = {name for each in checked.maps for name in each.returns}
-    added = [name for name in checked.schema if name in made and name not in dataset.fields]
-    return MappedFields(maps=checked, fields=(*dataset.fields, *added), augment=augment)
+        read += [field for field in each.takes if base_name(field) not in made]
+        made |= dict.fromkeys(each.returns)
+    unread = [name for name in made if name in dataset.schema and name not in read]
+    if unread:
+        raise RecipeError(
+            f'A Map returns "{unread[0]}", a field of the dataset that fields={dataset.fields!r} '
+            "leaves out. Add it to fields=, or give what is returned another name."
+        )
+    return MappedFields(
+        maps=checked,
+        fields=(*dataset.fields, *(name for name in made if name not in dataset.fields)),
+        reads=stored_fields(read),
+        augment=augment,
+    )

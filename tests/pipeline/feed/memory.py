@@ -81,9 +81,14 @@ class Memory(Source):
         return self._contents.rows(ids)
 
     def read(
-        self, rows: Ints, *, mode: object = None, bad: dict[int, str] | None = None
+        self,
+        rows: Ints,
+        *,
+        mode: object = None,
+        bad: dict[int, str] | None = None,
+        fields: object = None,
     ) -> SampleBatch:
-        del mode
+        del mode, fields
         ids = self.ids(rows)
         self.read_ids += ids.tolist()
         for row, sample_id in enumerate(ids.tolist()):

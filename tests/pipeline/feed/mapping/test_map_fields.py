@@ -12,7 +12,7 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock import Boxes, DataLoader, Dataset, Map, Mask, RandomResizedCrop, Tokens, Value
+from penstock import Boxes, DataLoader, Dataset, Map, Mask, RandomResizedCrop, Tokens, Value, concat
 from penstock.cache.errors import MapError
 from penstock.pipeline import World
 from tests.pipeline.feed.mapping import functions
@@ -129,6 +129,25 @@ class TestEveryKind:
         whole = tokens()
         parts = tokens(world=World(0, 2)) | tokens(world=World(1, 2))
         assert all(whole[i] == parts[i] for i in parts.keys() & whole.keys())
+
+    @pytest.mark.parametrize("processes", [0, 1])
+    def test_fields_that_are_not_selected_can_be_had(self, tar: Path, processes: int) -> None:
+        """And aren't handed out for it, unless they are returned."""
+        made = Map(functions.tokens, "caption", returns={"tokens": Tokens()}, processes=processes)
+        with make(tar, made, Map(functions.longer, "vector"), fields=("image", "id")) as loader:
+            for _, ids, tokens, vectors in loader:
+                for row, number in enumerate(ids.tolist()):
+                    assert tokens[row].tolist() == list(f"caption {number}".encode())
+                    assert vectors[row].tolist() == [*range(number % 4), -1]
+
+    def test_of_a_selection_and_of_datasets_end_to_end(self, tar: Path) -> None:
+        made = Map(functions.tokens, "caption", returns={"tokens": Tokens()})
+        dataset = Dataset(str(tar), fields=("id",))
+        both = concat([dataset.subset(range(3, 9)), dataset.subset(range(2))])
+        with DataLoader(both, 3, augment=[made]) as loader:
+            found = [text for _, tokens in loader for text in tokens]
+        texts = [bytes(text.tolist()).decode() for text in found]
+        assert texts == [f"caption {number}" for number in (*range(3, 9), 0, 1)]
 
     def test_a_value_of_json_without_images(self, tar: Path) -> None:
         op = Map(lambda score: score * 2, "score")

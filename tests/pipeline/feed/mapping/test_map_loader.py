@@ -197,7 +197,12 @@ class TestRefused:
         ("maps", "options", "error", "words"),
         [
             ([Map(length, "caption")], {}, RecipeError, "wants the field .caption."),
-            ([Map(abs, "label")], {"fields": ("image",)}, RecipeError, "Add it to fields="),
+            (
+                [Map(abs, "id", returns={"label": Value("int64")})],
+                {"fields": ("image",)},
+                RecipeError,
+                'returns "label", a field of the dataset .* leaves out',
+            ),
             ([Map(length, "image")], {}, RecipeError, "other Image bytes"),
             ([Resize(8), Map(length, "label")], {}, RecipeError, "stands after Resize"),
             ([Map(length)], {}, RecipeError, "wanted fields="),

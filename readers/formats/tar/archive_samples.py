@@ -140,8 +140,8 @@ def _sort_out(
             both = ", ".join(sorted((fields[other], part)))
             found.refuse(
                 parts[fields[other]][0].name,
-                f'two {what} of one key ({both}), and both would be the field "{kind.name}": name '
-                f"one, such as other.{part}",
+                f'two {what} of one key ({both}), and both would be the field "{kind.name}": say '
+                f'what one is, such as fields={{"mask": "{part}"}}, or rename it (other.{part})',
             )
             return
         fields[kind] = part

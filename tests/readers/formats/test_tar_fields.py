@@ -343,6 +343,9 @@ def test_fields_may_be_named_by_extension_or_key():
         "raw": Bytes(),
         "count": Value("int64"),
     }
+    beside = [("a.jpg", b"1"), ("a.png", b"2")]
+    assert candidates(beside, fields={"png": "mask"}).schema["mask"] == Mask(of="image")
+    assert 'fields={"mask": "png"}' in quarantine(candidates(beside))["0.tar/a.jpg"]
     assert candidates(files, fields={"json": "meta"}).schema["meta.k.n"] == Value("int64")
     with pytest.raises(ConfigError, match=r"ends in 'right\.png'"):
         candidates(files, fields={"right.png": "other"})

@@ -32,13 +32,13 @@ def quarantine_lines(quarantined: Sequence[QuarantineEntry]) -> bytes:
 
 
 def nothing_decodes(url: str, quarantined: Sequence[QuarantineEntry], *, shown: int = 3) -> str:
-    """The message for a dataset without one good image; names the first few."""
+    """The message for a dataset without one good sample; names the first few."""
     remedies = [remedy for q in quarantined if (remedy := remedy_for(q.name))]
     first = "; ".join(f"{printable(q.name)}: {q.reason}" for q in quarantined[:shown])
     more = len(quarantined) - shown
     return (
-        f"{url}: none of {len(quarantined)} files is an image that decodes ({first}"
-        f"{f'; and {more} more' if more > 0 else ''}). Wanted images, one sub-folder a "
-        "class or none, or *.tar files directly in the folder, or a pack."
-        + (f" {remedies[0]}" if remedies else "")
+        f"{url}: none of {len(quarantined)} samples can be used ({first}"
+        f"{f'; and {more} more' if more > 0 else ''}). Wanted images that decode, or other fields "
+        "as docs/fields.md says: in one sub-folder a class or none, in *.tar files directly in the "
+        "folder, or a pack." + (f" {remedies[0]}" if remedies else "")
     )

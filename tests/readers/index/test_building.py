@@ -145,7 +145,7 @@ def test_a_shard_without_a_good_sample_is_left_out_and_all_bad_ones_are_named(
 
 
 def test_nothing_good_means_no_manifest_and_a_quarantine(tmp_path: Path) -> None:
-    with pytest.raises(DatasetNotFoundError, match="none of 2 files"):
+    with pytest.raises(DatasetNotFoundError, match="none of 2 samples"):
         build(tmp_path, Memory([b"x", Rejection("denied")], [2]), Decoder())
     assert not (tmp_path / MANIFEST.decode()).exists()
     assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 2

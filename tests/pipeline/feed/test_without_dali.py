@@ -18,7 +18,7 @@ sys.meta_path.insert(0, NoDali())
 
 import threading
 import numpy as np
-from penstock import DataLoader, Pad
+from penstock import DataLoader, Map, Pad
 from penstock.cache.errors import MissingDependencyError
 from penstock.readers.fields.field_types import Array, Image, Mask, Text, Value
 from tests.pipeline.feed.memory import Memory
@@ -37,10 +37,13 @@ columns = {
 }
 fields = ("mask", "caption", "vector", "tokens", "label")
 with DataLoader(
-    Memory(types, columns, fields=fields), 4, shuffle=True, seed=1, augment=[Pad("tokens")]
+    Memory(types, columns, fields=fields), 4, shuffle=True, seed=1,
+    augment=[Map(lambda caption: caption + "!", "caption"), Pad("tokens")],
 ) as loader:
     for epoch in range(2):
-        labels = [int(label) for batch in loader for label in batch[-1]]
+        batches = list(loader)
+        assert all(text.endswith("!") for batch in batches for text in batch[1])
+        labels = [int(label) for batch in batches for label in batch[-1]]
         assert sorted(labels) == list(range(20)), labels
         assert labels != sorted(labels)
     names = [thread.name for thread in threading.enumerate()]

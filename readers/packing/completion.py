@@ -68,7 +68,7 @@ class PackCompletion:
         good = [(k, record.facts) for k, record in enumerate(records) if record.facts is not None]
         if not good:
             raise DatasetNotFoundError(nothing_decodes(self.source.url, quarantined))
-        if rejected:
+        if rejected and not self.source.has_ids:
             self._close_gaps(records, np.sort(np.array([i for i, _ in rejected], np.int64)))
         settings = self.folder.settings
         manifest = join_manifest(

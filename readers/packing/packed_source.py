@@ -39,6 +39,8 @@ class PackedSource:
     """Another pack: its samples were checked when it was written, so their CRCs are checked here
     and their facts are taken over."""
 
+    has_ids = True
+
     def __init__(self, index: Index, *, fields: Sequence[str] | None = None) -> None:
         self._index, self._opened = index, OpenShards(index)
         self.url, self.fingerprint = index.url, index.fingerprint

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ConfigError
+from penstock.readers.dataset import Dataset
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format
@@ -25,9 +26,11 @@ from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import local_path, show
 from penstock.readers.packing.packed_source import PackedSource
+from penstock.readers.packing.row_source import RowSource
 from penstock.readers.packing.source import CandidateSource
 from penstock.readers.packing.task import PackTask
 from penstock.readers.packing.transcode import Transcode
+from penstock.readers.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +47,7 @@ if TYPE_CHECKING:
 
 
 def pack(
-    src: Url,
+    src: Url | Source,
     dst: Folder,
     *,
     format: str = AUTO,
@@ -69,14 +72,14 @@ def pack(
 ) -> PackSummary:
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
-    src: what a Dataset takes. format: which kind ("folder", "tar", "pack") where src holds several.
-    fields: those that are packed, None is all; it, manifest and schema say how src lies, as for
-    Dataset. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a shard,
-    counted before images are rewritten. short_side: images with a longer one are rewritten as
-    baseline JPEGs of this short side (pixels, upright, quality 92 by default), and their masks,
-    boxes and keypoints with them; others stay. quality: of what is rewritten, 1 to 100; without
-    short_side every image is rewritten at its size. baseline: other progressive JPEGs become
-    baseline ones without loss (extra `transcode`). image: the image fields that these three act on,
+    src: what a Dataset takes; or a dataset, a part of one, several end to end. format: which kind
+    ("folder", "tar", "pack") where src holds several. fields: those that are packed, None is all;
+    it, manifest and schema say how src lies, as for Dataset. shuffle: False keeps the ids of the
+    source's index. shard_bytes: mean bytes of a shard, counted before images are rewritten.
+    short_side: images with a longer one become baseline JPEGs of this short side (pixels, upright,
+    quality 92 by default), their masks, boxes and keypoints follow. quality: of what is rewritten,
+    1 to 100; without short_side every image is, at its size. baseline: other progressive JPEGs
+    become baseline ones without loss (extra `transcode`). image: fields that these three act on,
     None is all. workers: threads, None is all cores. verify: decodes images, None finds the
     installed one. rank, size: this process's share of the shards; whoever sees all finished writes
     the manifest. progress: called as progress(done samples, total samples, done bytes).
@@ -97,12 +100,39 @@ def pack(
         size=size,
         progress=progress,
     )
+    if isinstance(src, Source):
+        told = (manifest, schema, storage_options, filesystem, cache)
+        return _pack_source(task, src, dst, fields, told)
     scratch = Scratch(cache)
     origin = _origin(src, scratch, storage_options, filesystem, manifest, fields, schema)
     with closing(scratch), closing(origin):
         root = _destination(dst, origin)
         found = _source(origin, scratch, format=format, fields=fields, workers=task.workers)
         return task.run(found, root)
+
+
+def _pack_source(
+    task: PackTask,
+    src: Source,
+    dst: Folder,
+    fields: Iterable[str] | None,
+    told: Iterable[object],
+) -> PackSummary:
+    if any(each is not None for each in told):
+        raise ConfigError(
+            "pack: got manifest=, schema=, storage_options=, filesystem= or cache= beside a "
+            "dataset, which was told these itself. Leave them out."
+        )
+    names = None if fields is None else tuple(fields)
+    if not isinstance(src, Dataset):
+        found = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
+        return task.run(found, _destination(dst, None))
+    index = src.open(verify=task.verify, workers=task.workers)
+    root = _destination(dst, index.origin)
+    if index.is_self_contained:
+        return task.run(PackedSource(index, fields=names), root)
+    found = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
+    return task.run(found, root)
 
 
 def _origin(
@@ -126,7 +156,7 @@ def _origin(
     )
 
 
-def _destination(dst: Folder, origin: Origin) -> bytes:
+def _destination(dst: Folder, origin: Origin | None) -> bytes:
     path = local_path(os.fspath(dst))
     if not path:
         raise ConfigError(
@@ -136,7 +166,7 @@ def _destination(dst: Folder, origin: Origin) -> bytes:
     root = os.path.abspath(path)
     # Tar files that were picked may have the pack beside them; a folder is the dataset as a whole.
     lies_in = origin.root if isinstance(origin, LocalFolder) else getattr(origin, "mount", None)
-    if lies_in is not None and origin.selection is None:
+    if origin is not None and lies_in is not None and origin.selection is None:
         source, target = os.path.realpath(lies_in), os.path.realpath(root)
         if os.path.commonpath((source, target)) in (source, target):
             raise ConfigError(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
 from penstock.readers.fields.field_types import Image
 from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.formats.pack.content import PictureFacts, ShardContent
@@ -45,6 +45,15 @@ class PackSample:
     def fields(self) -> set[str]:
         """The names of those that it has."""
         return {*self.payloads, *self.arrays}
+
+
+def payload_of(column: Column, row: int) -> Encoded:
+    """The bytes of one sample of a field that is encoded."""
+    if isinstance(column, EncodedColumn):
+        return column.samples[row]
+    assert isinstance(column, ListColumn)
+    sample = column.samples[row]
+    return np.frombuffer(sample.encode() if isinstance(sample, str) else sample, np.uint8)
 
 
 def shard_content(

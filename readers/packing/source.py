@@ -14,13 +14,13 @@ from penstock.readers.fields.arrays import array_form, to_array
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
 from penstock.readers.fields.examine import verify_for
 from penstock.readers.fields.facts import Facts
-from penstock.readers.fields.field_types import Array, is_encoded
+from penstock.readers.fields.field_types import Array, Text, is_encoded
 from penstock.readers.fields.schema import Schema
 from penstock.readers.fields.settle import Settling, unsettled
 from penstock.readers.files.names import printable
 from penstock.readers.index.intake import read_chunks
 from penstock.readers.packing.plan import PackPlan, plan_candidates
-from penstock.readers.packing.sample import PackSample
+from penstock.readers.packing.sample import PackSample, payload_of
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -51,8 +51,11 @@ class PackSource(Protocol):
     """A source is what a pack is made from.
 
     schema: the fields that are packed; a mask's dtype may be unsettled. sizes: bytes of each
-    sample, int64, shape (n,). fingerprint: changes when anything about the source does.
+    sample, int64, shape (n,). fingerprint: changes when anything about the source does. has_ids:
+    its samples have ids already, which don't change where one of them turns out bad.
     """
+
+    has_ids: bool
 
     url: str
     fingerprint: str
@@ -81,6 +84,8 @@ class CandidateSource:
     """Data without an index of its own: each sample is read where it lies and checked once, on its
     way into the pack. Of remote objects that hold many samples as many stay in the cache as it has
     room for: a shuffled shard takes from all."""
+
+    has_ids = False
 
     def __init__(
         self,
@@ -204,17 +209,11 @@ def _samples(
             if there is not None and not there[position]:
                 continue
             if isinstance(column, ListColumn | EncodedColumn):
-                payloads[name], kept[name] = _noted_bytes(column.samples[position])
+                payloads[name] = payload = payload_of(column, position)
+                codec = "utf-8" if isinstance(candidates.schema[name], Text) else "bytes"
+                kept[name] = Facts(crc32c(payload), 0, len(payload), (), codec)
             elif isinstance(column, DenseColumn):
                 arrays[name] = column.values[position]
             else:
                 arrays[name] = column.sample(position)
         yield PackSample(payloads=payloads, facts=kept, arrays=arrays)
-
-
-def _noted_bytes(sample: str | bytes | Encoded) -> tuple[Encoded, Facts]:
-    """What a table says of a text, or of bytes."""
-    codec = "utf-8" if isinstance(sample, str) else "bytes"
-    data = sample.encode() if isinstance(sample, str) else sample
-    payload = np.frombuffer(data, np.uint8)
-    return payload, Facts(crc32c(payload), 0, len(payload), (), codec)

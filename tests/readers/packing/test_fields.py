@@ -13,6 +13,7 @@ from PIL import Image as Pillow
 
 from penstock.cache.errors import ConfigError, DestinationError
 from penstock.readers import Dataset, open_index, pack
+from penstock.readers.concatenation import concat
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
 from penstock.readers.fields.field_types import Array, Image, Mask, Text, Value
 from tests import images, tars
@@ -264,6 +265,37 @@ def test_a_remote_pack_gives_all_fields(
                     assert found == wanted[name][order.index(field)], field
     finally:
         memory.rm(place, recursive=True)
+
+
+def test_a_dataset_a_part_of_one_and_several_end_to_end(source: Path, tmp_path: Path) -> None:
+    whole = samples(source)
+    with Dataset(source) as dataset:
+        dataset.open(verify=images.verify)
+        make(dataset, tmp_path / "whole")
+        assert samples(tmp_path / "whole") == whole
+        ids = np.array([3, 20, 9, 4])
+        make(dataset.subset(ids), tmp_path / "part", shuffle=False)
+        part = samples(tmp_path / "part")
+        assert list(part) == dataset.names(np.sort(ids))
+        assert part == {name: whole[name] for name in part}
+    with Dataset(tmp_path / "part") as one, Dataset(tmp_path / "whole") as other:
+        summary = make(concat([one.subset([0, 1]), other]), tmp_path / "both", shuffle=False)
+        assert summary.samples == 2 + SAMPLES
+        make(other, tmp_path / "again", verify=never)
+        some = list(samples(tmp_path / "part"))[:2]
+        assert samples(tmp_path / "both") == whole
+        assert open_index(tmp_path / "both").samples == 2 + SAMPLES
+        assert all(name in whole for name in some)
+    assert samples(tmp_path / "again") == whole
+
+
+def test_what_a_dataset_was_told_isnt_told_again(source: Path, tmp_path: Path) -> None:
+    with Dataset(source) as dataset, pytest.raises(ConfigError, match="Leave them out"):
+        make(dataset, tmp_path / "pack", schema={"score": Value("float64")})
+    with Dataset(source) as dataset:
+        dataset.open(verify=images.verify)
+        with pytest.raises(ConfigError, match="inside"):
+            make(dataset, source / "pack")
 
 
 def test_a_column_is_ragged_where_its_samples_are(source: Path, tmp_path: Path) -> None:

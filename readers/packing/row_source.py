@@ -1,0 +1,131 @@
+"""Any dataset, a part of one or several end to end, as what a pack is made from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.threads import ordered
+from penstock.readers.dataset import Dataset
+from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
+from penstock.readers.fields.examine import examine, verify_for
+from penstock.readers.fields.field_types import is_encoded
+from penstock.readers.index.intake import cut
+from penstock.readers.packing.plan import PackPlan, plan_samples
+from penstock.readers.packing.sample import PackSample, payload_of
+from penstock.readers.packing.source import SampleGroup, chosen_schema
+from penstock.readers.types import Rejection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column, SampleBatch
+    from penstock.readers.fields.facts import Facts
+    from penstock.readers.origin.quarantine import QuarantineEntry
+    from penstock.readers.source import Source
+    from penstock.readers.types import Encoded, Verify
+
+    _Payloads = dict[str, list[Encoded | Rejection | None]]
+
+
+class RowSource:
+    """Samples that a source of any kind reads. What is encoded is checked once more on its way:
+    only their indexes know what was found of them."""
+
+    has_ids = True
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        fields: Sequence[str] | None = None,
+        verify: Verify | None = None,
+        workers: int,
+    ) -> None:
+        """verify, workers: for a dataset that has no index yet. Raises what opening it raises."""
+        if isinstance(source, Dataset):
+            source.open(verify=verify, workers=workers)
+        self._source, contents = source, source.contents
+        self.url, self.fingerprint = source.url, contents.fingerprint
+        schema = contents.schema
+        self.schema = schema if fields is None else chosen_schema(schema, fields)
+        self.quarantined: list[QuarantineEntry] = []
+        # As large as those of its shard are on average: nobody knows before it is read.
+        means = np.maximum(1, contents.shard_bytes // contents.sizes)
+        self.sizes = np.repeat(means, contents.sizes)
+        self._ids = source.ids(contents.rows(np.arange(len(source), dtype=np.int64)))
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        plan = plan_samples(self.sizes, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
+        return replace(plan, source_ids=self._ids)
+
+    def groups(
+        self,
+        shards: Iterator[tuple[int, NDArray[np.int64]]],
+        *,
+        verify: Verify | None,
+        workers: int,
+    ) -> Iterator[SampleGroup]:
+        decoder = verify_for(self.schema, verify, workers=workers)
+        pieces = (positions[part] for _, positions in shards for part in cut(self.sizes[positions]))
+        for positions, batch in ordered(
+            self._read, pieces, workers=workers, ahead=workers + 2, name="intake"
+        ):
+            names = self._source.names(self._ids[positions])
+            yield SampleGroup(
+                positions=positions,
+                samples=list(self._samples(batch, decoder)),
+                names=[name.encode("utf-8", "surrogateescape") for name in names],
+            )
+
+    def _read(self, positions: NDArray[np.int64]) -> tuple[NDArray[np.int64], SampleBatch]:
+        rows = self._source.contents.rows(positions)
+        return positions, self._source.read(rows, fields=tuple(self.schema))
+
+    def _samples(
+        self, batch: SampleBatch, decoder: Verify | None
+    ) -> Iterator[PackSample | Rejection]:
+        columns, everyone = batch.columns, np.ones(len(batch), bool)
+        there = {name: batch.present.get(name, everyone) for name in self.schema}
+        encoded: _Payloads = {
+            name: [payload_of(columns[name], row) if has else None for row, has in enumerate(mine)]
+            for name, mine in there.items()
+            if is_encoded(self.schema[name])
+        }
+        results: Sequence[Mapping[str, Facts] | Rejection] = [{}] * len(batch)
+        if encoded:
+            results = examine(encoded, self.schema, decoder)
+        for row, facts in enumerate(results):
+            if isinstance(facts, Rejection):
+                yield facts
+                continue
+            payloads = {}
+            for name, each in facts.items():
+                data = encoded[name][row]
+                assert isinstance(data, np.ndarray)
+                payloads[name] = data[each.start :]
+            yield PackSample(
+                payloads=payloads,
+                facts={name: replace(each, start=0) for name, each in facts.items()},
+                arrays={
+                    name: _array(column, row)
+                    for name, column in columns.items()
+                    if name not in encoded and there[name][row]
+                },
+            )
+
+    def name(self, position: int) -> bytes:
+        (name,) = self._source.names(self._ids[position : position + 1])
+        return name.encode("utf-8", "surrogateescape")
+
+
+def _array(column: Column, row: int) -> NDArray[Any]:
+    if isinstance(column, DenseColumn):
+        found: NDArray[Any] = column.values[row]
+        return found
+    assert not isinstance(column, EncodedColumn | ListColumn)
+    return column.sample(row)

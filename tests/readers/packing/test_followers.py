@@ -1,0 +1,180 @@
+"""Masks, boxes and points of images that are resized on their way into a pack."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image as Pillow
+
+from penstock.cache.errors import ConfigError
+from penstock.readers.fields.decode import decode_mask
+from penstock.readers.fields.examine import examine
+from penstock.readers.fields.field_types import Array, Boxes, Image, Keypoints, Mask, Text
+from penstock.readers.fields.schema import Schema
+from penstock.readers.packing.followers import nearest, resized_mask, scaled
+from penstock.readers.packing.sample import PackSample
+from penstock.readers.packing.transcode import Transcode
+from penstock.readers.types import Rejection
+from tests import images
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.readers.types import Encoded
+
+SCHEMA = Schema(
+    {
+        "left": Image(),
+        "right": Image(),
+        "left_mask": Mask("left"),
+        "right_mask": Mask("right"),
+        "boxes": Boxes("left", format="xywh"),
+        "areas": Array("float32", (None,), of="boxes"),
+        "points": Keypoints("right"),
+        "caption": Text(),
+    }
+)
+
+
+def data(values: bytes) -> Encoded:
+    return np.frombuffer(values, np.uint8)
+
+
+def png(classes: Any) -> Encoded:
+    buffer = io.BytesIO()
+    Pillow.fromarray(classes).save(buffer, "PNG")
+    return data(buffer.getvalue())
+
+
+def npy(values: Any) -> Encoded:
+    buffer = io.BytesIO()
+    np.save(buffer, values)
+    return data(buffer.getvalue())
+
+
+def sample(**changes: Any) -> PackSample:
+    """One sample whose images are 60 x 90 and 40 x 50 pixels."""
+    rng = np.random.default_rng(0)
+    encoded = {
+        "left": data(images.jpeg(1, 60, 90)),
+        "right": data(images.jpeg(2, 40, 50)),
+        "left_mask": png(rng.integers(0, 9, (60, 90), np.uint8)),
+        "right_mask": npy(rng.integers(0, 999, (40, 50), np.int32)),
+        "caption": data(b"two"),
+    } | changes
+    given = {name: [each] for name, each in encoded.items()}
+    (facts,) = examine(given, SCHEMA, images.verify)  # type: ignore[arg-type]
+    assert not isinstance(facts, Rejection), facts
+    return PackSample(
+        payloads={name: encoded[name][each.start :] for name, each in facts.items()},
+        facts=facts,
+        arrays={
+            "boxes": np.array([[0, 0, 90, 60], [9, 6, 18, 12]], np.float32),
+            "areas": np.array([5400, 216], np.float32),
+            "points": np.array([[25, 20], [-1, -1], [-5, 60]], np.float32),
+        },
+    )
+
+
+def test_what_belongs_to_an_image_follows_it() -> None:
+    before = sample()
+    after = Transcode(short_side=20).apply(before, SCHEMA)
+    assert isinstance(after, PackSample)
+    assert after.facts["left"].shape == (20, 30, 3)
+    assert after.facts["right"].shape == (20, 25, 3)
+    for name, size in (("left_mask", (20, 30)), ("right_mask", (20, 25))):
+        classes, was = decode_mask(after.payloads[name]), decode_mask(before.payloads[name])
+        assert classes.shape == size
+        assert after.facts[name].shape[:2] == size
+        rows, columns = (nearest(a, b) for a, b in zip(was.shape, size, strict=True))
+        assert np.array_equal(classes, was[rows][:, columns])
+    assert after.arrays["boxes"].tolist() == [[0, 0, 30, 20], [3, 2, 6, 4]]
+    assert after.arrays["points"].tolist() == [[12.5, 10], [-1, -1], [-2.5, 30]]
+    assert after.arrays["areas"] is before.arrays["areas"]
+    assert after.payloads["caption"] is before.payloads["caption"]
+    # And it is a sample as any other.
+    given = {name: [each] for name, each in after.payloads.items()}
+    (facts,) = examine(given, SCHEMA, images.verify)  # type: ignore[arg-type]
+    assert facts == after.facts
+
+
+def test_only_the_image_fields_that_are_named_are_rewritten() -> None:
+    before = sample()
+    after = Transcode(short_side=20, images=["right"]).apply(before, SCHEMA)
+    assert isinstance(after, PackSample)
+    for name in ("left", "left_mask"):
+        assert after.payloads[name] is before.payloads[name]
+    assert after.arrays["boxes"] is before.arrays["boxes"]
+    assert after.facts["right_mask"].shape == (20, 25, 1)
+    assert after.arrays["points"][0].tolist() == [12.5, 10]
+
+
+def test_at_its_size_an_image_moves_nothing() -> None:
+    before = sample()
+    after = Transcode(quality=30).apply(before, SCHEMA)
+    assert isinstance(after, PackSample)
+    assert after.payloads["left"] is not before.payloads["left"]
+    assert after.payloads["left_mask"] is before.payloads["left_mask"]
+    assert after.arrays["boxes"] is before.arrays["boxes"]
+
+
+def test_what_a_sample_lacks_stays_away() -> None:
+    whole = sample()
+    before = PackSample(
+        payloads={"left": whole.payloads["left"]}, facts={"left": whole.facts["left"]}, arrays={}
+    )
+    after = Transcode(short_side=20).apply(before, SCHEMA)
+    assert isinstance(after, PackSample)
+    assert after.fields == {"left"}
+
+
+@pytest.mark.parametrize("value", [-1, 2**16])
+def test_classes_that_no_png_holds_reject_the_sample(value: int) -> None:
+    before = sample(right_mask=npy(np.full((40, 50), value, np.int32)))
+    after = Transcode(short_side=20).apply(before, SCHEMA)
+    assert isinstance(after, Rejection)
+    assert after.reason.startswith("right: what belongs to it")
+    assert "65,535" in after.reason
+
+
+def test_names_of_no_image_are_refused() -> None:
+    with pytest.raises(ConfigError, match="image: got 'boxes'"):
+        Transcode(quality=30, images=["boxes"]).image_fields(SCHEMA)
+    with pytest.raises(ConfigError, match="image: it names"):
+        Transcode(images=["left"])
+
+
+@given(before=st.integers(1, 500), after=st.integers(1, 500))
+def test_each_pixel_is_the_one_that_its_centre_lies_in(before: int, after: int) -> None:
+    centres = (np.arange(after) + 0.5) * before / after
+    found = nearest(before, after)
+    assert (np.abs(found + 0.5 - centres) <= 0.5 + 1e-9).all()
+    if before == after:
+        assert found.tolist() == list(range(after))
+
+
+@given(
+    sizes=st.tuples(st.integers(2, 64), st.integers(2, 64), st.integers(1, 64), st.integers(1, 64)),
+    corners=st.lists(st.tuples(*[st.integers(0, 64)] * 4), max_size=5),
+)
+def test_boxes_of_any_form_stay_the_same_boxes(
+    sizes: Sequence[int], corners: list[tuple[int, ...]]
+) -> None:
+    before, after = (sizes[0], sizes[1]), (sizes[2], sizes[3])
+    xyxy = np.array(corners, np.float32).reshape(-1, 4)
+    xywh = np.concatenate((xyxy[:, :2], xyxy[:, 2:] - xyxy[:, :2]), axis=1)
+    there, also = scaled(xyxy, before, after), scaled(xywh, before, after)
+    assert np.allclose(also[:, 2:] + also[:, :2], there[:, 2:], atol=1e-3)
+    factors = np.tile([after[1] / before[1], after[0] / before[0]], 2)
+    assert np.allclose(there, xyxy * factors, atol=1e-3)
+
+
+def test_a_mask_of_16_bits_keeps_its_classes() -> None:
+    payload, facts = resized_mask(png(np.full((4, 4), 60_000, np.uint16)), (2, 3))
+    assert decode_mask(payload).tolist() == [[60_000] * 3] * 2
+    assert facts.shape == (2, 3, 1)

@@ -53,7 +53,8 @@ class Fields:
 
     types: in the table's order, settled. values: of each. present: of those that some rows lack,
     bool, shape (n,). rejected: by row, why it doesn't fit; its values are empty. left_out: columns
-    that no field can hold, by name, and why. notes: what was decided, a sentence each.
+    that no field can hold, by name, and why. notes: what was decided, a sentence each; doubts: what
+    was decided and may be meant otherwise.
     """
 
     types: dict[str, FieldType] = field(default_factory=dict)
@@ -62,10 +63,14 @@ class Fields:
     rejected: dict[int, str] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
 
-def fields_of(table: Table, schema: Mapping[str, FieldType] | None = None) -> Fields:
+def fields_of(
+    table: Table, schema: Mapping[str, FieldType] | None = None, *, is_lenient: bool = False
+) -> Fields:
     """The fields that a table's columns are. schema: types that are given, of some columns.
+    is_lenient: a column of two kinds of values is left out, but for labels.
 
     Raises DatasetError for a column of two kinds, ConfigError for a type that no table can hold.
     """
@@ -78,9 +83,16 @@ def fields_of(table: Table, schema: Mapping[str, FieldType] | None = None) -> Fi
                 f"that column. Wanted one of {', '.join(t.__name__ for t in COLUMN_TYPES)}."
             )
         if not is_field_name(name) or name == ID or name.endswith(PRESENT):
-            found.left_out[name] = "no field can have this name"
+            taken = "a sample's number has this name: rename it" if name == ID else ""
+            found.left_out[name] = taken or "no field can have this name"
             continue
-        type = given or _inferred(table, name, values, found)
+        try:
+            type = given or _inferred(table, name, values, found)
+        except DatasetError as error:
+            if not is_lenient or name == LABEL:
+                raise
+            found.left_out[name] = str(error).rstrip(".")
+            continue
         if type is not None:
             _add(found, table, name, values, type)
     return found
@@ -163,10 +175,10 @@ def _of_text(
     if good < there:
         if good > there - good:
             odd = next(i for i, c in enumerate(cells) if c is not None and numbers[i] is None)
-            found.notes.append(
-                f'{table.source}: the column "{name}" is read as text: {good:,} of {there:,} cells '
-                f"are numbers, {shown(cells[odd])} in {table.place(odd)} isn't. For numbers say "
-                f'schema={{"{name}": Value("float32")}}: rows that don\'t fit are then left out.'
+            found.doubts.append(
+                f'the column "{name}" of {table.source} is read as text: {good:,} of {there:,} '
+                f"cells are numbers, {shown(cells[odd])} in {table.place(odd)} isn't. For numbers "
+                f'say schema={{"{name}": Value("float32")}}: other rows are left out then.'
             )
         return ClassLabel() if name == LABEL else Text()
     if all(number is None or isinstance(number, int) for number in numbers):
@@ -190,7 +202,8 @@ def _of_lists(name: str, values: Sequence[Any], found: Fields) -> Array | None:
             continue
         made = array_of(value)
         if isinstance(made, Rejection):
-            advice = "; for classes give schema={…: MultiLabel(names)}" if name == LABEL else ""
+            is_text = all(isinstance(each, str) for each in value)
+            advice = f'; for classes say schema={{"{name}": MultiLabel(names)}}' if is_text else ""
             found.left_out[name] = f"{made.reason}{advice}"
             return None
         array, kind = made

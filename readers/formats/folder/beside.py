@@ -17,7 +17,7 @@ import numpy as np
 from penstock.cache.errors import ConfigError, DatasetError
 from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.fields.field_types import Array, ClassLabel, Image, Text
-from penstock.readers.fields.rows import json_object, object_table
+from penstock.readers.fields.rows import Table, json_object, object_table
 from penstock.readers.fields.tables import fields_of
 from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING
@@ -170,10 +170,9 @@ def _with_companions(
     samples = replace(samples, files=files, types=types, places=places)
     if jsons:
         objects, rejected = _objects(jsons, len(stems), read)
-        table = object_table(
-            objects, source="json", places=[printable(n) for n in samples.names], unit="file"
-        )
-        found = fields_of(table, {n: t for n, t in schema.items() if n not in types})
+        table = _table(objects, [printable(name) for name in samples.names], rejected)
+        given = {name: type for name, type in schema.items() if name not in types}
+        found = fields_of(table, given, is_lenient=True)
         left_out += [
             f'"{n}" of the json files is left out: {w}.' for n, w in found.left_out.items()
         ]
@@ -228,6 +227,22 @@ def _objects(
         except DatasetError as error:
             rejected[row] = str(error)
     return objects, rejected
+
+
+def _table(
+    objects: list[dict[str, object] | None], places: Sequence[str], rejected: dict[int, str]
+) -> Table:
+    """The objects as a table; one that can't be a row is rejected."""
+    try:
+        return object_table(objects, source="json", places=places, unit="file")
+    except DatasetError:
+        pass  # one file's fault, or that of all together: which?
+    for row, each in enumerate(objects):
+        try:
+            object_table([each], source="json", places=[places[row]], unit="file")
+        except DatasetError as error:
+            rejected[row], objects[row] = str(error), None
+    return object_table(objects, source="json", places=places, unit="file")
 
 
 def _class_of(name: bytes) -> bytes | None:

@@ -91,11 +91,12 @@ class FolderFiles:
             return []
         if arrangement.manifest is None and (found := self._metadata()):
             return found
-        jsons = [file for file in self._listing.files if extension(file.name) == "json"]
+        jsons = [file for file in self._listing.files if file.name.endswith((b".json", b".JSON"))]
         return jsons[:MAX_NOTED_TABLES]
 
     def _metadata(self) -> list[Entry]:
-        return [f for f in self._listing.files if f.name.rpartition(b"/")[2] in METADATA]
+        some = (file for file in self._listing.files if file.name.endswith(METADATA))
+        return [file for file in some if file.name.rpartition(b"/")[2] in METADATA]
 
     def _samples(self, schema: Mapping[str, FieldType]) -> Samples:
         origin, files, url = self._origin, self._listing.files, self._origin.url

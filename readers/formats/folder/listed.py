@@ -45,7 +45,7 @@ METADATA = (b"metadata.csv", b"metadata.jsonl")
 """Hugging Face's names of a table beside the files that it describes."""
 
 UNREAD_METADATA = b"metadata.parquet"
-_PATHS = ("path", "file_name", "file", "image")
+_PATHS = ("path", "file_name", "filename", "file", "image")
 _SUFFIX = "_file_name"
 _OWN = {Image: "image", Array: "array", Text: "text", Audio: "audio", Video: "video"}
 _SHOWN = 8
@@ -103,15 +103,16 @@ def manifest(
     files = [
         field
         for field, column in places
-        if column in _PATHS
+        if field == "image"
+        or column in _PATHS
         or column.endswith(_SUFFIX)
         or (field in types and _is_of_files(table.columns[column], types[field]))
     ]
     if not files:
         raise ConfigError(
             f"fields: got {dict(places)}, and none of these columns names files: "
-            f"{', '.join(_PATHS)}, or names that end in {_SUFFIX}. Name one, or say which it is: "
-            f'schema={{"{places[0][0]}": Image()}}.'
+            f"{', '.join(_PATHS)}, or names that end in {_SUFFIX}. Call the field of the files "
+            f'"image", or say which it is: schema={{"{places[0][0]}": Image()}}.'
         )
     renamed = replace(table, columns={field: table.columns[column] for field, column in places})
     return Listed(table=renamed, folders=folders, paths=_PATHS, files=tuple(files))
@@ -196,6 +197,7 @@ def listed_samples(
         notes=_hints(table, values.types, found, listed.folders),
         left_out=[
             *_told(table, missing),
+            *values.doubts,
             *(_unlisted(table, files, found) if listed.is_whole else ()),
             *(
                 f'the column "{n}" of {table.source} is left out: {w}.'
@@ -227,7 +229,8 @@ def _file_columns(
     if not mains and not others:
         raise DatasetError(
             f"{table.source}: got the columns {list(table.columns)[:_SHOWN]}, wanted one that "
-            f"names each row's file: {', '.join(paths)}, or names that end in {_SUFFIX}."
+            f"names each row's file: {', '.join(paths)}, or names that end in {_SUFFIX}. Of a "
+            'manifest fields={"image": "its column", …} says which it is.'
         )
     columns = {name: "image" for name in mains}  # or what the files are
     columns |= {name: name.removesuffix(_SUFFIX) for name in others}

@@ -170,7 +170,7 @@ def test_drift_in_csv_is_text_and_said() -> None:
     text = "n\n" + "".join(f"{i}\n" for i in range(6)) + "n/a\n"
     found = from_csv(text)
     assert found.types["n"] == Text()
-    assert "'n/a' in line 8" in found.notes[0]
+    assert "'n/a' in line 8" in found.doubts[0]
     found = from_csv(text, {"n": Value("float32")})
     assert found.rejected == {6: "n: 'n/a' is no number (line 8)"}
 

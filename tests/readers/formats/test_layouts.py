@@ -148,6 +148,22 @@ def test_json_that_is_none_is_named() -> None:
     assert "isn't JSON" in reasons(found)["1.jpg"]
 
 
+def test_a_key_of_two_kinds_is_left_out_but_for_labels() -> None:
+    data = {"1.json": b'{"n": 1, "m": 2}', "2.json": b'{"n": "x", "m": 3}'}
+    found = lying("1.jpg", "2.jpg", *data, data=data)
+    assert list(found.schema) == ["image", "m"]
+    data = {"1.json": b'{"label": 1}', "2.json": b'{"label": "x"}'}
+    with pytest.raises(DatasetError, match=r"integers .* and text"):
+        lying("1.jpg", "2.jpg", *data, data=data)
+
+
+def test_json_that_is_no_row_is_named() -> None:
+    data = {"1.json": b'{"a.b": 1, "a": {"b": 2}}', "2.json": b'{"n": 3}'}
+    found = lying("1.jpg", "2.jpg", *data, data=data)
+    assert files_of(found, "image") == ["2.jpg"]
+    assert "there twice" in reasons(found)["1.jpg"]
+
+
 def test_large_json_is_not_read() -> None:
     files = [*entries("1.jpg", "2.jpg"), *entries("1.json", size_bytes=LARGEST_JSON_BYTES + 1)]
     found = made(beside(files, lambda files: [b""] * len(files), {}))
@@ -278,7 +294,7 @@ def test_a_manifest_is_samples_in_its_order() -> None:
     assert reasons(found) == {}
 
 
-@pytest.mark.parametrize("column", ["path", "file_name", "file", "image"])
+@pytest.mark.parametrize("column", ["path", "file_name", "filename", "file", "image"])
 def test_names_of_the_column_of_paths(column: str) -> None:
     found = rows(f"label,{column}\n3,a.jpg\n", "a.jpg")
     assert list(found.schema) == ["image", "label"]
@@ -350,6 +366,8 @@ def test_fields_name_a_manifests_columns() -> None:
         ("label", ClassLabel(("owl",))),
         ("mask", Mask(of="photo")),
     ]
+    found = rows("photo,kind\n1.jpg,owl\n", "1.jpg", places=[("image", "photo"), ("n", "kind")])
+    assert dict(found.schema) == {"image": Image(), "n": Text()}
     with pytest.raises(ConfigError, match=r'the column "no", and list\.csv has'):
         rows("path\n1.jpg\n", "1.jpg", places=[("image", "no")])
     with pytest.raises(ConfigError, match="none of these columns names files"):

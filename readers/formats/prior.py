@@ -11,6 +11,8 @@ from penstock.readers.formats.candidates import MISSING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin.origin import Entry
@@ -38,7 +40,7 @@ def prior_facts(candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFac
     """What all sidecars of an earlier index say. Raises what reading them raises."""
     earlier: dict[bytes, _Earlier] = {}
     for sidecar in sidecars:
-        earlier |= _samples(sidecar)
+        earlier |= _samples(sidecar, candidates.schema)
     same: dict[int, Mapping[str, Facts]] = {}
     before: dict[int, Mapping[str, Facts]] = {}
     shared = 0
@@ -57,12 +59,21 @@ def prior_facts(candidates: Candidates, sidecars: Iterable[Sidecar]) -> PriorFac
     return PriorFacts(same=same, before=before, shared=shared, gone=len(earlier) - shared)
 
 
-def _samples(sidecar: Sidecar) -> Iterator[tuple[bytes, _Earlier]]:
+def _samples(sidecar: Sidecar, schema: Schema) -> Iterator[tuple[bytes, _Earlier]]:
     files = list(sidecar.files.entries())
-    columns = {name: _rows(sidecar, name) for name in sidecar.spans}
+    columns = {
+        name: _rows(sidecar, name)
+        for name in sidecar.spans
+        if name in schema and _is_alike(sidecar.layout.schema[name], schema[name])
+    }
     for row, name in enumerate(sidecar.names):
         facts = {field: each for field, rows in columns.items() if (each := rows[row]) is not None}
         yield name, {field: (files[number], each) for field, (number, each) in facts.items()}
+
+
+def _is_alike(was: FieldType, now: FieldType) -> bool:
+    """Whether what a check told of a type holds for another: a picture's decoder isn't a mask's."""
+    return type(was) is type(now) and getattr(was, "of", None) == getattr(now, "of", None)
 
 
 def _rows(sidecar: Sidecar, name: str) -> list[tuple[int, Facts] | None]:

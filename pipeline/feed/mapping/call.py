@@ -172,6 +172,9 @@ class MapCall:
             return self.fn(*arguments, **more)
         except BadSampleError:
             raise
+        except StopIteration as error:  # it would end the loader's own loop, and nobody would know
+            told = RuntimeError(f"{self.name} raised StopIteration: a next() of an iterator's end?")
+            raise _Stop(row, told) from error
         except ValueError as error:
             if "read-only" in str(error) or "not writeable" in str(error):
                 raise _Stop(

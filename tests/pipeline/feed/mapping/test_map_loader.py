@@ -238,6 +238,11 @@ class TestRefused:
         ):
             next(iter(loader))
 
+    def test_a_stop_iteration_does_not_end_the_epoch(self, pack: Path) -> None:
+        op = Map(lambda _: next(iter(())), "label")
+        with make(pack, op) as loader, pytest.raises(RuntimeError, match="raised StopIteration"):
+            list(loader)
+
     def test_a_killed_process_is_an_error_and_asking_again_goes_on(self, pack: Path) -> None:
         op = Map(functions.killed_at_seven, "id", returns={"x": Value("int64")}, processes=2)
         with make(pack, op, shuffle=False, fields=("label", "id"), batch_size=5) as loader:

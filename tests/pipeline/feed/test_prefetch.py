@@ -13,6 +13,7 @@ import fsspec
 import numpy as np
 import pytest
 
+from penstock.augment import imagenet_eval
 from penstock.cache.base.store import RequestError
 from penstock.cache.disk import admin
 from penstock.cache.disk.disk_cache import DiskCache
@@ -22,6 +23,9 @@ from penstock.readers import Dataset
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+RECIPE = imagenet_eval(16)
 
 
 class Watched:
@@ -55,6 +59,16 @@ def remote(pack: Path, tmp_path: Path) -> Iterator[Dataset]:
         yield found
 
 
+@pytest.fixture
+def remote_images(pack: Path, tmp_path: Path) -> Iterator[Dataset]:
+    """The same, with what takes bytes: labels alone are noted beside the images, and so few bytes
+    are consumed for them that hardly a shard is filled."""
+    files = fsspec.filesystem("file", skip_instance_cache=True)
+    cache = DiskCache(tmp_path / "cache", max_bytes="64MiB")
+    with Dataset(str(pack), fields=("image", "id"), filesystem=files, cache=cache) as found:
+        yield found
+
+
 def data_bytes(pack: Path) -> int:
     return sum(file.stat().st_size for file in pack.glob("*.arrow"))
 
@@ -75,10 +89,11 @@ def make(dataset: Dataset, **options: Any) -> DataLoader:
 
 
 def test_every_byte_comes_once_and_the_loader_notices_that_all_is_here(
-    remote: Dataset, pack: Path, monkeypatch: pytest.MonkeyPatch
+    remote_images: Dataset, pack: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    remote = remote_images
     watched = Watched(remote, monkeypatch)
-    with make(remote) as loader:
+    with make(remote, augment=RECIPE) as loader:
         for _ in range(3):
             ids = np.concatenate([batch[1].numpy() for batch in loader])
             assert len(np.unique(ids)) == len(ids) == 8 * len(loader)
@@ -233,7 +248,7 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
     caches = [DiskCache(tmp_path / "cache", max_bytes=limit) for _ in places]
     files = fsspec.filesystem("file", skip_instance_cache=True)
     one, two = (
-        Dataset(str(place), fields=("label", "id"), filesystem=files, cache=cache)
+        Dataset(str(place), fields=("image", "id"), filesystem=files, cache=cache)
         for place, cache in zip(places, caches, strict=True)
     )
 
@@ -247,7 +262,8 @@ def test_a_second_job_has_half_of_the_cache_within_an_epoch_of_the_first(
         return sum(size for n, size in sizes if store_of(dataset).is_whole(index.shards.source(n)))
 
     # One window over all shards: every batch has nearly all of them mapped.
-    with one, two, make(one, lanes=1, window=99) as first, make(two, lanes=1, window=99) as second:
+    options: dict[str, Any] = {"lanes": 1, "window": 99, "augment": RECIPE}
+    with one, two, make(one, **options) as first, make(two, **options) as second:
         for _ in range(2):
             epoch(first)
         assert kept(one) == data_bytes(pack)

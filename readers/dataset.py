@@ -315,4 +315,5 @@ def _contents(index: Index) -> Contents:
         images=index.images,
         files=index.files,
         is_file_per_sample=index.format.is_file_per_sample,
+        units=index.units,
     )

@@ -11,6 +11,7 @@ from penstock.cache.errors import ConfigError
 from penstock.readers.fields.arrays import array_form, number_dtype
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
 from penstock.readers.fields.field_types import is_encoded
+from penstock.readers.formats.grouping import Grouping
 from penstock.readers.formats.layout import Layout
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.schema import Schema
-    from penstock.readers.formats.grouping import Grouping
+    from penstock.readers.formats.chunked_shard import ChunkedShard
     from penstock.readers.formats.layout import Storage
     from penstock.readers.origin.origin import Entry
     from penstock.readers.origin.quarantine import QuarantineEntry
@@ -54,7 +55,8 @@ class Candidates:
     now (labels, what a table or a JSON file says). present: of values that some lack, bool, shape
     (n,). shards: which candidates make up which shard, empty ones too. shard_bytes: the mean size
     that these were cut to, None where they lie as the data have them. quarantined: what can't be a
-    candidate; passed_over: what is no part of a sample, by extension.
+    candidate; passed_over: what is no part of a sample, by extension. chunked: shards of chunks,
+    which metadata tell: there are no candidates then, as no sample is looked at.
     """
 
     schema: Schema
@@ -67,6 +69,24 @@ class Candidates:
     quarantined: list[QuarantineEntry]
     passed_over: dict[str, int]
     present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
+    chunked: Sequence[ChunkedShard] = ()
+
+    @classmethod
+    def of_chunks(cls, schema: Schema, shards: Sequence[ChunkedShard]) -> Candidates:
+        """What metadata say of data in chunks. schema: settled."""
+        nothing = np.empty(0, np.int64)
+        return cls(
+            schema=schema,
+            files=(),
+            names=(),
+            spans={},
+            values={},
+            shards=Grouping(order=nothing, bounds=np.zeros(1, np.int64)),
+            shard_bytes=None,
+            quarantined=[],
+            passed_over={},
+            chunked=shards,
+        )
 
     def __len__(self) -> int:
         return len(self.names)
@@ -79,6 +99,8 @@ class Candidates:
         return Layout(schema=self.schema, storage=storage)
 
     def _storage(self, name: str) -> Storage:
+        if self.chunked:
+            return "chunks"
         if name in self.spans:
             return "span"
         type = self.schema[name]

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.schema import Schema
 
-Storage = Literal["span", "value", "rows"]
-"""A field is stored as bytes that lie somewhere and have a checksum, as a number that the table
-has, or as what an open shard is asked for by rows."""
+Storage = Literal["span", "value", "rows", "chunks"]
+"""A field is stored as bytes that lie somewhere and have a checksum ("span"), as a number that the
+table has ("value"), or as what an open shard is asked for by rows: what was noted of samples
+("rows"), and what lies in chunks that are decoded as a whole ("chunks")."""
 
 STORAGES: tuple[Storage, ...] = get_args(Storage)
 
@@ -41,6 +42,10 @@ class Layout:
     def stored(self, storage: Storage) -> tuple[str, ...]:
         """The fields that are stored so, in order."""
         return tuple(name for name in self.schema if self.storage[name] == storage)
+
+    def is_by_rows(self, name: str) -> bool:
+        """Whether an open shard is asked for a field by rows."""
+        return self.storage[name] in ("rows", "chunks")
 
     @cached_property
     def table(self) -> TableColumns:
@@ -68,7 +73,7 @@ class SpanPlace(NamedTuple):
 class TableColumns:
     """The columns of an open shard's table, by number.
 
-    spans, values: of each such field; present: of those that aren't spans and that some samples
+    spans, values: of each such field; present: of those that are noted and that some samples
     lack. count: of all. An image and a label have start, end, height, width, label, CRC.
     """
 
@@ -76,7 +81,7 @@ class TableColumns:
         self.count = 0
         spans = {name: self._span(layout, name) for name in layout.stored("span")}
         self.values = {name: self._next() for name in layout.stored("value")}
-        noted = (name for name in layout.schema if layout.storage[name] != "span")
+        noted = (n for n in layout.schema if layout.storage[n] in ("value", "rows"))
         self.present = {name: self._next() for name in noted if name in layout.lacking}
         self.spans = {name: place._replace(crc=self._next()) for name, place in spans.items()}
 

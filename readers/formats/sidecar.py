@@ -17,13 +17,15 @@ from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import LazyColumn, write_batch
 from penstock.readers.files.pages import BROKEN
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.limits import MAX_SHARD_BYTES, VERSION
+from penstock.readers.formats.limits import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, VERSION
 from penstock.readers.formats.noted import as_noted, notes_of
 from penstock.readers.formats.shard_files import ShardFiles
 from penstock.readers.formats.sidecar_file import check_names, sidecar_batch, sidecar_etag, torn
 from penstock.readers.formats.sidecar_lists import (
     FILES,
     NAMES,
+    NOTES,
+    ROWS,
     Lists,
     ListsDraft,
     columns_of,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.facts import Facts
     from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.chunked_shard import ChunkedShard
     from penstock.readers.formats.layout import Layout
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.formats.summary import FieldNotes, ShardSummary
@@ -52,23 +55,26 @@ if TYPE_CHECKING:
 class Sidecar:
     """What an index notes of one shard's n samples, at least one.
 
-    layout: of the dataset. is_file_per_sample: as its format says. names: of the samples, for
-    people. files: those that spans lie in, in order. spans, values: of each field that is stored so
-    or noted. present: of noted fields that some samples lack, bool, shape (n,).
+    layout: of the dataset. is_file_per_sample: as its format says. rows: n. names: of the samples,
+    for people; none where the format tells them. files: those that spans lie in, in order. spans,
+    values: of each field that is stored so or noted. present: of noted fields that some samples
+    lack, bool, shape (n,). notes: what a format of chunks wants to know of the shard.
     """
 
     layout: Layout
     is_file_per_sample: bool
+    rows: int
     names: Sequence[bytes]
     files: ShardFiles
     spans: Mapping[str, SpanNotes]
     values: Mapping[str, Column]
     present: Mapping[str, NDArray[np.bool_]]
+    notes: bytes = b""
 
     @property
     def samples(self) -> int:
         """How many samples there are."""
-        return len(self.names)
+        return self.rows
 
     @property
     def size_bytes(self) -> int:
@@ -88,7 +94,7 @@ class Sidecar:
         """The objects that the shard is made of, in a remote dataset."""
         return self.files.segments()
 
-    def notes(self, progressive: Mapping[str, int]) -> dict[str, FieldNotes]:
+    def field_notes(self, progressive: Mapping[str, int]) -> dict[str, FieldNotes]:
         """What is noted of each field."""
         notes: dict[str, FieldNotes] = {}
         for name in self.layout.schema:
@@ -104,7 +110,7 @@ class Sidecar:
         where they were counted."""
         return summarise(
             self.layout.schema,
-            self.notes(progressive or {}),
+            self.field_notes(progressive or {}),
             samples=self.samples,
             size_bytes=self.size_bytes,
             files=len(self.files),
@@ -154,10 +160,12 @@ class Sidecar:
     def write(self, path: bytes) -> str:
         """Write the sidecar whole; returns its etag (a checksum of the file). Raises WriteError."""
         draft, files = ListsDraft(self.layout), self.files
-        draft.add({NAMES: list(self.names)})
+        draft.add({NAMES: list(self.names), ROWS: [self.rows], NOTES: [self.notes]})
         facts = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
         draft.add(dict(zip(FILES, facts, strict=True)))
         for name in self.layout.schema:
+            if self.layout.storage[name] == "chunks":
+                continue
             if name in self.spans:
                 draft.add({f"{name}/{k}": v for k, v in self.spans[name].lists().items()})
             else:
@@ -184,6 +192,7 @@ def make_sidecar(
     return Sidecar(
         layout=layout,
         is_file_per_sample=is_file_per_sample,
+        rows=len(positions),
         names=[candidates.names[i] for i in positions.tolist()],
         files=ShardFiles.of([candidates.files[number] for number in used]),
         spans={
@@ -194,6 +203,21 @@ def make_sidecar(
             name: as_noted(column.take(positions)) for name, column in candidates.values.items()
         },
         present={name: there[positions] for name, there in candidates.present.items()},
+    )
+
+
+def make_chunked_sidecar(shard: ChunkedShard, *, layout: Layout) -> Sidecar:
+    """The sidecar of a shard of chunks, by its metadata alone."""
+    return Sidecar(
+        layout=layout,
+        is_file_per_sample=False,
+        rows=sum(shard.units),
+        names=(),
+        files=ShardFiles.of(shard.files),
+        spans={},
+        values={},
+        present={},
+        notes=shard.notes,
     )
 
 
@@ -227,28 +251,35 @@ def read_sidecar(path: bytes, *, etag: str, layout: Layout, is_file_per_sample: 
 
 
 def _content(lists: Lists, layout: Layout, *, is_file_per_sample: bool) -> Sidecar:
-    names = LazyColumn(lists.arrow(NAMES))
-    if not len(names):
-        raise ValueError("it has no samples")
+    (rows,) = lists.numbers(ROWS, length=1).tolist()
+    (notes,) = lists.arrow(NOTES, length=1).to_pylist()
+    if not 1 <= rows <= MAX_SHARD_SAMPLES:
+        raise ValueError(f"it has {rows:,} samples")
+    has_names = "chunks" not in layout.storage.values()
+    names = LazyColumn(lists.arrow(NAMES, length=rows if has_names else 0))
     files = _files(lists)
     spans, values, present = {}, {}, {}
     for name, type in layout.schema.items():
+        if layout.storage[name] == "chunks":
+            continue
         if layout.storage[name] == "span":
-            spans[name] = SpanNotes.read(lists, name, samples=len(names))
+            spans[name] = SpanNotes.read(lists, name, samples=rows)
             spans[name].check(files.sizes, type)
             continue
-        values[name] = noted_column(lists, layout, name, samples=len(names))
-        there = lists.numbers(f"{name}/present", length=len(names))
+        values[name] = noted_column(lists, layout, name, samples=rows)
+        there = lists.numbers(f"{name}/present", length=rows)
         if not there.all():
             present[name] = there
     return Sidecar(
         layout=layout,
         is_file_per_sample=is_file_per_sample,
+        rows=rows,
         names=names,
         files=files,
         spans=spans,
         values=values,
         present=present,
+        notes=notes,
     )
 
 

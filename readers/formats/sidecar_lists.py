@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.layout import Layout
 
 # A field's name has no slash, so none of these is a field's.
-NAMES = "/names"
+NAMES, ROWS, NOTES = "/names", "/rows", "/notes"
 FILES = {
     "/files/name": pa.large_binary(),
     "/files/bytes": pa.int64(),
@@ -43,8 +43,15 @@ SPAN = {
 
 def kinds_of(layout: Layout) -> dict[str, Any]:
     """The lists of a sidecar, by name and in order, with the Arrow types of their values."""
-    kinds: dict[str, Any] = {NAMES: pa.large_binary(), **FILES}
+    kinds: dict[str, Any] = {
+        NAMES: pa.large_binary(),
+        ROWS: pa.int64(),
+        NOTES: pa.large_binary(),
+        **FILES,
+    }
     for name in layout.schema:
+        if layout.storage[name] == "chunks":
+            continue
         if layout.storage[name] == "span":
             kinds |= {f"{name}/{what}": kind for what, kind in SPAN.items()}
         else:

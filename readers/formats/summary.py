@@ -183,7 +183,7 @@ class ShardSummary:
 
     size_bytes: of its files; files: how many. labels: samples by class of the first field of
     classes, None without. fields: of each field; overhead_bytes: of a pack's shard beside the bytes
-    of its samples.
+    of its samples; units: rows of each decode unit, empty where a sample can be had alone.
     """
 
     samples: int
@@ -193,6 +193,7 @@ class ShardSummary:
     fields: Mapping[str, FieldSummary]
     files: int = 1
     overhead_bytes: int | None = None
+    units: tuple[int, ...] = ()
 
 
 def summarise(

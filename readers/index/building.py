@@ -19,7 +19,7 @@ from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.names import printable
 from penstock.readers.files.progress import Reporter
-from penstock.readers.formats.sidecar import make_sidecar
+from penstock.readers.formats.sidecar import make_chunked_sidecar, make_sidecar
 from penstock.readers.index.intake import noted_of, read_chunks
 from penstock.readers.index.manifest import join_manifest
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
@@ -100,10 +100,14 @@ class _Draft:
 
     def add(self, sidecar: Sidecar, *, progressive: Mapping[str, int]) -> None:
         """Write one more."""
+        self.add_told(sidecar, sidecar.summary(progressive=progressive))
+
+    def add_told(self, sidecar: Sidecar, summary: ShardSummary) -> None:
+        """Write one more that is summed up already."""
         name = sidecar_name(self._fingerprint, len(self.names), sidecar.suffix)
         self.etags.append(sidecar.write(os.path.join(self._folder, name)))
         self.names.append(name)
-        self.summaries.append(sidecar.summary(progressive=progressive))
+        self.summaries.append(summary)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +159,9 @@ class IndexBuilder:
             sidecar = self._sidecar(shard, candidates, candidates.layout)
             if sidecar is not None:
                 draft.add(sidecar, progressive=shard.progressive)
+        for chunked in candidates.chunked:
+            sidecar = make_chunked_sidecar(chunked, layout=candidates.layout)
+            draft.add_told(sidecar, chunked.summary(candidates.schema))
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not draft.names:
             raise DatasetNotFoundError(nothing_decodes(self.origin.url, quarantined))
@@ -174,14 +181,7 @@ class IndexBuilder:
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
         sweep_sidecars(folder, keep=set(draft.names))
-        _log.info(
-            "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
-            self.origin.url,
-            manifest.about.samples,
-            len(draft.names),
-            len(quarantined),
-            reporter.seconds,
-        )
+        _tell(manifest, self.origin.url, seconds=reporter.seconds)
         return manifest
 
     def _sidecar(
@@ -195,6 +195,10 @@ class IndexBuilder:
     ) -> tuple[Sidecar, ShardSummary] | None:
         """Make one shard's sidecar, as `build` makes it of these candidates; None if nothing of it
         decodes. layout: of the index that it is a part of. Raises what reading raises."""
+        if candidates.chunked:
+            told = candidates.chunked[number]
+            told_sidecar = make_chunked_sidecar(told, layout=layout or candidates.layout)
+            return told_sidecar, told.summary(candidates.schema)
         positions = candidates.shards.positions(number)
         results: list[Mapping[str, Facts] | Rejection] = []
         shards = iter([(number, positions)])
@@ -268,6 +272,18 @@ def _still_good(
     """The facts of a sample whose files are those that they were; a table may say else now."""
     noted = {name: value for name, (value,) in noted_of(candidates, [position]).items()}
     return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
+
+
+def _tell(manifest: Manifest, url: str, *, seconds: float) -> None:
+    about, shards = manifest.about, len(manifest.names)
+    _log.info(
+        "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
+        url,
+        about.samples,
+        shards,
+        about.quarantined,
+        seconds,
+    )
 
 
 def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:

@@ -109,6 +109,13 @@ class Index:
         return self.about.fields[field]
 
     @property
+    def units(self) -> list[NDArray[np.int64]] | None:
+        """Rows of each decode unit, by shard; None where every sample can be had alone."""
+        if not any(self.manifest.units):
+            return None
+        return [self.manifest.units_of(shard) for shard in range(len(self.sizes))]
+
+    @property
     def lacking(self) -> dict[str, int]:
         """How many samples lack a field, of the fields that some lack."""
         return {name: each.missing for name, each in self.about.fields.items() if each.missing}

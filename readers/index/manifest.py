@@ -41,7 +41,8 @@ NAMES_AT_ONCE = 2**14
 class Manifest:
     """What an index says, by shard.
 
-    names: files of the shards or sidecars; etags: checksums of the sidecars, "" for packs.
+    names: files of the shards or sidecars; etags: checksums of the sidecars, "" for packs. units:
+    rows of each shard's decode units, little-endian uint32; empty where a sample can be had alone.
     shard_bytes, samples, files (that a shard's samples lie in): int64; crc32c, columns_crc32c: see
     `Sums`, uint32; all of shape (shards,)."""
 
@@ -51,6 +52,7 @@ class Manifest:
     shard_bytes: NDArray[np.int64]
     samples: NDArray[np.int64]
     files: NDArray[np.int64]
+    units: Sequence[bytes]
     crc32c: NDArray[np.uint32]
     columns_crc32c: NDArray[np.uint32]
 
@@ -62,6 +64,11 @@ class Manifest:
     def sums(self, shard: int) -> Sums:
         """The checksums of one shard."""
         return Sums(int(self.crc32c[shard]), int(self.columns_crc32c[shard]))
+
+    def units_of(self, shard: int) -> NDArray[np.int64]:
+        """Rows of each decode unit of a shard, int64, shape (units,); empty where a sample can be
+        had alone."""
+        return np.frombuffer(self.units[shard], "<u4").astype(np.int64)
 
     def entry(self, shard: int) -> ShardEntry:
         """What is said of one shard."""
@@ -112,6 +119,7 @@ def join_manifest(
         shard_bytes=np.array([s.size_bytes for s in shards], np.int64),
         samples=samples,
         files=np.array([s.files for s in shards], np.int64),
+        units=[np.array(s.units, "<u4").tobytes() for s in shards],
         crc32c=crcs,
         columns_crc32c=columns_crcs,
     )
@@ -134,7 +142,8 @@ def check_manifest(manifest: Manifest) -> None:
     _bounded("bytes", sizes, MAX_SHARD_BYTES)
     _bounded("files", manifest.files, MAX_SHARD_SAMPLES)
     format = manifest.format
-    if (sizes // format.least_sample_bytes < samples).any():
+    least = format.least_sample_bytes
+    if least and (sizes // least < samples).any():
         raise ValueError("a shard has more samples than its bytes can hold")
     if float(sizes.sum(dtype=np.float64)) > MAX_BYTES:
         raise ValueError(f"its shards have more than {MAX_BYTES:,} bytes in all")
@@ -147,6 +156,7 @@ def check_manifest(manifest: Manifest) -> None:
     seen: set[bytes] = set()
     for start in range(0, len(samples), NAMES_AT_ONCE):
         names = manifest.names[start : start + NAMES_AT_ONCE]
+        _check_units(manifest, start)
         if are_unsafe(names):
             raise ValueError("a shard's name isn't a path below the dataset")
         if format.indexing is not None and not all(map(is_sidecar_name, names)):
@@ -161,3 +171,13 @@ def _bounded(what: str, column: NDArray[np.int64], most: int) -> None:
     if least < 1 or largest > most:
         wrong = least if least < 1 else largest
         raise ValueError(f"a shard has {wrong:,} {what}, wanted 1 to {most:,}")
+
+
+def _check_units(manifest: Manifest, start: int) -> None:
+    """Whether some shards' decode units hold their samples. Raises ValueError."""
+    for place, units in enumerate(manifest.units[start : start + NAMES_AT_ONCE], start):
+        if not units:
+            continue
+        rows = manifest.units_of(place)
+        if int(rows.min()) < 1 or int(rows.sum()) != int(manifest.samples[place]):
+            raise ValueError("a shard's decode units don't hold its samples")

@@ -41,6 +41,7 @@ COLUMNS = {
     "bytes": "int64",
     "samples": "int64",
     "files": "int64",
+    "units": "binary",
     "crc32c": "uint32",
     "columns_crc32c": "uint32",
 }
@@ -60,6 +61,7 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
         "bytes": pa.array(manifest.shard_bytes, pa.int64()),
         "samples": pa.array(manifest.samples, pa.int64()),
         "files": pa.array(manifest.files, pa.int64()),
+        "units": pa.array(list(manifest.units), pa.binary()),
         "crc32c": pa.array(manifest.crc32c, pa.uint32()),
         "columns_crc32c": pa.array(manifest.columns_crc32c, pa.uint32()),
     }
@@ -107,6 +109,7 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
             shard_bytes=batch.column("bytes").to_numpy(),
             samples=batch.column("samples").to_numpy(),
             files=batch.column("files").to_numpy(),
+            units=LazyColumn(batch.column("units")),
             crc32c=batch.column("crc32c").to_numpy(),
             columns_crc32c=batch.column("columns_crc32c").to_numpy(),
         )
@@ -173,7 +176,9 @@ def _checksum(text: bytes, batch: Any) -> int:
     total = crc32c(text)
     for name in _SUMMED:
         total = crc32c(np.ascontiguousarray(batch.column(name).to_numpy()), total)
-    return _sum_names(batch.column("etag"), _sum_names(batch.column("uri"), total))
+    for name in ("uri", "etag", "units"):
+        total = _sum_names(batch.column(name), total)
+    return int(total)
 
 
 def _sum_names(column: Any, total: int) -> int:

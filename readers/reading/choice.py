@@ -39,7 +39,7 @@ class Choice:
         self.forms: tuple[ArrayForm | None, ...] = tuple(
             array_form(layout.schema[name]) for name in spans
         )
-        by_rows = [name for name in fields if layout.storage[name] == "rows"]
+        by_rows = [name for name in fields if layout.is_by_rows(name)]
         forms = {name: _dense_form(layout, name) for name in by_rows}
         self.dense = {name: form for name, form in forms.items() if form is not None}
         self.rows = {

@@ -76,7 +76,7 @@ def forge(
     for name in SUMMED:
         if name in columns and pa.types.is_integer(arrays[name].type):
             total = crc32c(arrays[name].fill_null(0).to_numpy().tobytes(), total)
-    for name in ("uri", "etag"):
+    for name in ("uri", "etag", "units"):
         values = arrays[name].to_pylist() if name in arrays and len(arrays[name]) < 10**6 else []
         plain = [v.encode() if isinstance(v, str) else v or b"" for v in values]
         total = crc32c(b"\0".join(plain), total)
@@ -159,6 +159,10 @@ HOSTILE = {
     "samples that overflow": shards(9, 2**62),
     "fewer than no bytes": one("bytes", -5),
     "no bytes": one("bytes", 0),
+    "no files": one("files", 0),
+    "decode units of other samples": one("units", b"\1\0\0\0"),
+    "decode units in part": one("units", b"\1\0"),
+    "an empty decode unit": one("units", bytes(4)),
     "bytes that overflow": one("bytes", 2**63 - 1),
     "a sum that isn't the shards'": says("samples", 10**12),
     "a name with NUL": one("uri", b"shard\0.arrow"),
@@ -351,6 +355,7 @@ def test_whatever_a_manifest_says_ends_in_samples_or_an_error(
         columns[name][row] = data.draw(
             {
                 "uri": st.binary(max_size=30),
+                "units": st.binary(max_size=30),
                 "etag": st.text(max_size=8),
                 "crc32c": st.integers(0, 2**32 - 1),
                 "columns_crc32c": st.integers(0, 2**32 - 1),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.urls import Url
-    from penstock.readers.packing.source import PackSource
     from penstock.readers.packing.summary import PackSummary
     from penstock.readers.types import Progress, Verify
 
@@ -88,72 +87,82 @@ def pack(
     Raises DestinationError (dst holds other data; nothing was touched), ConfigError, WriteError
     (disk full, read-only), IndexChangedError (a file changed meanwhile), and as `open_index` does.
     """
-    rewriting = Transcode(short_side=short_side, quality=quality, baseline=baseline, images=image)
     task = PackTask(
         shuffle=shuffle,
         seed=seed,
         shard_bytes=parse_size(shard_bytes, what="shard_bytes"),
-        transcode=rewriting,
+        transcode=Transcode(
+            short_side=short_side, quality=quality, baseline=baseline, images=image
+        ),
         workers=workers or usable_cores(),
         verify=verify,
         rank=rank,
         size=size,
         progress=progress,
     )
+    told = _Told(format, manifest, schema, storage_options, filesystem, cache)
     if isinstance(src, Source):
-        told = (manifest, schema, storage_options, filesystem, cache)
         return _pack_source(task, src, dst, fields, told)
-    scratch = Scratch(cache)
-    origin = _origin(src, scratch, storage_options, filesystem, manifest, fields, schema)
-    with closing(scratch), closing(origin):
-        root = _destination(dst, origin)
-        found = _source(origin, scratch, format=format, fields=fields, workers=task.workers)
-        return task.run(found, root)
+    return _pack_url(task, src, dst, fields, told)
+
+
+class _Told(NamedTuple):
+    """What was said of the source beside its URL."""
+
+    format: str
+    manifest: ManifestFile | None
+    schema: Mapping[str, FieldType] | None
+    storage_options: Mapping[str, Any] | None
+    filesystem: Any | None
+    cache: DiskCache | Folder | None
 
 
 def _pack_source(
-    task: PackTask,
-    src: Source,
-    dst: Folder,
-    fields: Iterable[str] | None,
-    told: Iterable[object],
+    task: PackTask, src: Source, dst: Folder, fields: Iterable[str] | None, told: _Told
 ) -> PackSummary:
-    if any(each is not None for each in told):
+    if told != _Told(AUTO, None, None, None, None, None):
         raise ConfigError(
-            "pack: got manifest=, schema=, storage_options=, filesystem= or cache= beside a "
+            f"pack: got {', '.join(f'{name}=' for name in told._fields)} or one of them beside a "
             "dataset, which was told these itself. Leave them out."
         )
     names = None if fields is None else tuple(fields)
     if not isinstance(src, Dataset):
-        found = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
-        return task.run(found, _destination(dst, None))
-    index = src.open(verify=task.verify, workers=task.workers)
-    root = _destination(dst, index.origin)
-    if index.is_self_contained:
-        return task.run(PackedSource(index, fields=names), root)
-    found = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
-    return task.run(found, root)
+        root = _destination(dst, None)
+    else:
+        index = src.open(verify=task.verify, workers=task.workers)
+        root = _destination(dst, index.origin)
+        if index.is_self_contained:
+            return task.run(PackedSource(index, fields=names), root)
+    return task.run(RowSource(src, fields=names, verify=task.verify, workers=task.workers), root)
 
 
-def _origin(
-    src: Url,
-    scratch: Scratch,
-    storage_options: Mapping[str, Any] | None,
-    filesystem: Any | None,
-    manifest: ManifestFile | None,
-    fields: Iterable[str] | Mapping[str, str | None] | None,
-    schema: Mapping[str, FieldType] | None,
-) -> Origin:
-    told = arrangement_of(
-        src, manifest=manifest, fields=fields, schema=schema, filesystem=filesystem
-    )
-    return locate(
+def _pack_url(
+    task: PackTask, src: Url, dst: Folder, fields: Iterable[str] | None, told: _Told
+) -> PackSummary:
+    check_format(told.format)
+    scratch = Scratch(told.cache)
+    origin = locate(
         src,
-        storage_options=storage_options,
+        storage_options=told.storage_options,
         scratch=scratch,
-        filesystem=filesystem,
-        arrangement=told,
+        filesystem=told.filesystem,
+        arrangement=arrangement_of(
+            src,
+            manifest=told.manifest,
+            fields=fields,
+            schema=told.schema,
+            filesystem=told.filesystem,
+        ),
     )
+    with closing(scratch), closing(origin):
+        root = _destination(dst, origin)
+        names = None if fields is None else tuple(fields)
+        opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
+        index = opener.open_own(told.format)
+        if index is not None:
+            return task.run(PackedSource(index, fields=names), root)
+        indexing = opener.indexing(told.format)
+        return task.run(CandidateSource(origin, indexing, fields=names, workers=task.workers), root)
 
 
 def _destination(dst: Folder, origin: Origin | None) -> bytes:
@@ -174,20 +183,3 @@ def _destination(dst: Folder, origin: Origin | None) -> bytes:
                 "the other. Give a folder outside the source."
             )
     return root
-
-
-def _source(
-    origin: Origin,
-    scratch: Scratch,
-    *,
-    format: str,
-    fields: Iterable[str] | None,
-    workers: int,
-) -> PackSource:
-    check_format(format)
-    names = None if fields is None else tuple(fields)
-    opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
-    index = opener.open_own(format)
-    if index is not None:
-        return PackedSource(index, fields=names)
-    return CandidateSource(origin, opener.indexing(format), fields=names, workers=workers)

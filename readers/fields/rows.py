@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import sys
 from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -196,7 +197,7 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     for key, value in pairs:
         if key in found:
             raise ValueError(f"the key {_shown(key)} is there twice")
-        found[key] = value
+        found[sys.intern(key)] = value  # many objects have the same keys
     return found
 
 

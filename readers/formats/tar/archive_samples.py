@@ -94,11 +94,11 @@ def archive_samples(entry: Entry, opened: DataFile, asked: Asked) -> ArchiveSamp
         elif split is None or (name.startswith(b"__") and name.endswith(b"__")):
             # No dot, a dot-file, or what WebDataset keeps for itself.
             found.passed_over[NO_KEY] += 1
-        else:
+        elif asked.wants(extension):
             groups.setdefault(split[0], {}).setdefault(extension, []).append(member)
             kind = asked.field_of(extension)
             if kind is not None and kind.is_value:
-                values[member.start] = _read_value(member, kind, opened)
+                values[member.start] = _read_value(member, kind, opened, asked)
     if count == 0:
         reason = "an archive without members"
         found.quarantined.append(QuarantineEntry(name=entry.name, reason=reason))
@@ -136,12 +136,15 @@ def _sort_out(
             continue
         other = next((field for field in fields if field.name == kind.name), None)
         if other is not None:
-            what = "images" if other.kind == kind.kind == "image" else "members"
-            both = ", ".join(sorted((fields[other], part)))
+            both = sorted((fields[other], part))
+            what, remedy = "members", f"rename one, such as other.{part}"
+            if other.kind == kind.kind == "image":
+                what = "images"
+                remedy = f'say what each is, fields={{"image": "{both[0]}", "mask": "{both[1]}"}}'
             found.refuse(
                 parts[fields[other]][0].name,
-                f'two {what} of one key ({both}), and both would be the field "{kind.name}": say '
-                f'what one is, such as fields={{"mask": "{part}"}}, or rename it (other.{part})',
+                f"two {what} of one key ({', '.join(both)}), and both would be the field "
+                f'"{kind.name}": {remedy}',
             )
             return
         fields[kind] = part
@@ -172,7 +175,7 @@ def _shown(extension: str) -> str:
     return printable(os.fsencode(extension))[:_LABEL_BYTES]
 
 
-def _read_value(member: Member, field: MemberField, opened: DataFile) -> Any:
+def _read_value(member: Member, field: MemberField, opened: DataFile, asked: Asked) -> Any:
     """What a label or a json member holds, or why it can't be read."""
     size_bytes = member.end - member.start
     if field.kind == "class":
@@ -187,4 +190,6 @@ def _read_value(member: Member, field: MemberField, opened: DataFile) -> Any:
         found = json_value(opened.read_at(member.start, size_bytes), what="its json")
     except DatasetError as error:
         return Rejection(str(error))
-    return found if isinstance(found, dict) else {"json": found}
+    if not isinstance(found, dict):
+        found = {"json": found}
+    return {key: value for key, value in found.items() if asked.wants_key(field, key)}

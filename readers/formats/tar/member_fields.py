@@ -71,10 +71,24 @@ class MemberField:
 @dataclass(frozen=True, slots=True)
 class Asked:
     """What a user says of fields. types: of some; names: of fields, by the extension of members or
-    the key of json that each is."""
+    the key of json that each is: nothing else is read then; empty: everything is."""
 
     types: Mapping[str, FieldType] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
+
+    def wants(self, extension: str) -> bool:
+        """Whether a member may be one of the fields, or hold one."""
+        if not self.names or extension in self.names:
+            return True
+        known = member_field(extension)
+        return known is not None and known.kind == "json" and any(map(_is_key, self.names))
+
+    def wants_key(self, json: MemberField, key: str) -> bool:
+        """Whether what json has under a key is one of the fields, or holds one."""
+        if not self.names or json.name in self.names.values():
+            return True
+        full = f"{json.name}.{key}" if json.name else key
+        return any(f"{each}.".startswith(f"{full}.") for each in self.names)
 
     def field_of(self, extension: str) -> MemberField | None:
         """The field that a member is, by its extension in lower case; None for what isn't read."""
@@ -98,6 +112,11 @@ def member_field(extension: str) -> MemberField | None:
         return MemberField(usual, kind)
     is_name = is_field_name(stem) and stem != ID and not stem.endswith(PRESENT)
     return MemberField(stem, kind) if is_name and _is_unicode(stem) else None
+
+
+def _is_key(where: str) -> bool:
+    """Whether what a user names may be a key of json: it is no member's extension."""
+    return member_field(where) is None
 
 
 def span_types(

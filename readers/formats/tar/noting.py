@@ -91,6 +91,8 @@ class _Noting:
             if each.kind != "json":
                 continue
             for key, values in self._flat(self._values(each)).items():
+                if not self._asked.wants_key(each, key):
+                    continue
                 full = f"{each.name}.{key}" if each.name else key
                 full = self._asked.names.get(full, full)
                 if full in classes and (both := _merged(columns[full], values)) is not None:
@@ -106,6 +108,9 @@ class _Noting:
                 else:
                     columns[full] = values
         for full, values in columns.items():
+            if all(value is None for value in values):
+                self._noted.notes.append(f'no sample has a value under "{full}" of json')
+                continue
             self._add(full, values, ClassLabel() if full in classes else None)
         return self._noted
 

@@ -268,7 +268,7 @@ def test_a_key_of_json_that_no_field_can_be_is_left_out_alone():
     found = joined(
         [
             ("a.jpg", b"1"),
-            ("a.json", b'{"mixed": 1, "ok": 2, "id": 3}'),
+            ("a.json", b'{"mixed": 1, "ok": 2, "id": 3, "none": null}'),
             ("b.jpg", b"1"),
             ("b.json", b'{"mixed": "x", "ok": 2, "id": 4}'),
         ]
@@ -334,19 +334,19 @@ def test_labels_of_cls_and_json_are_one_where_they_never_differ():
     assert values(differ.values["json.label"]) == [4]
 
 
-def test_fields_may_be_named_by_extension_or_key():
-    files = [("a.jpg", b"1"), ("a.left.png", b"2"), ("a.pth", b"3"), ("a.json", b'{"k": {"n": 1}}')]
-    found = candidates(files, fields={"left.png": "target", "pth": "raw", "k.n": "count"})
-    assert dict(found.schema) == {
-        "image": Image(),
-        "target": Image(),
-        "raw": Bytes(),
-        "count": Value("int64"),
-    }
+def test_fields_may_be_named_by_extension_or_key_and_nothing_else_is_read():
+    files = [("a.jpg", b"1"), ("a.left.png", b"2"), ("a.pth", b"3"), ("a.cls", b"x")]
+    files += [("a.json", b'{"k": {"n": 1, "m": 2}, "w": 4}'), ("a.pkl", b"4")]
+    named = {"left.png": "target", "pth": "raw", "k.n": "count"}
+    found = candidates(files, fields=named)
+    assert dict(found.schema) == {"target": Image(), "raw": Bytes(), "count": Value("int64")}
+    assert found.passed_over == {}
+    whole = candidates(files, fields={"json": "meta"})
+    assert list(whole.schema) == ["meta.k.n", "meta.k.m", "meta.w"]
     beside = [("a.jpg", b"1"), ("a.png", b"2")]
-    assert candidates(beside, fields={"png": "mask"}).schema["mask"] == Mask(of="image")
-    assert 'fields={"mask": "png"}' in quarantine(candidates(beside))["0.tar/a.jpg"]
-    assert candidates(files, fields={"json": "meta"}).schema["meta.k.n"] == Value("int64")
+    assert 'fields={"image": "jpg", "mask": "png"}' in quarantine(candidates(beside))["0.tar/a.jpg"]
+    both = candidates(beside, fields={"jpg": "image", "png": "mask"})
+    assert dict(both.schema) == {"image": Image(), "mask": Mask(of="image")}
     with pytest.raises(ConfigError, match=r"ends in 'right\.png'"):
         candidates(files, fields={"right.png": "other"})
 

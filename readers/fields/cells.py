@@ -42,6 +42,7 @@ _NUMBER = re.compile(
 _SEPARATORS = ("|", ";", ",")
 _INT64 = range(-(2**63), 2**63)
 _LONGEST_INTEGER = 20
+_MAX_DEPTH = 16
 _SHOWN = 60
 
 COLUMN_TYPES = (Value, ClassLabel, MultiLabel, Text, Array, Boxes, Keypoints, Tokens)
@@ -114,13 +115,13 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
-def _leaves(value: Any) -> set[type]:
+def _leaves(value: Any, depth: int = 0) -> set[type]:
     if not isinstance(value, list):
         return {type(value)}
     kinds = set(map(type, value))
-    if list not in kinds:
+    if list not in kinds or depth == _MAX_DEPTH:
         return kinds
-    return set().union(*map(_leaves, value))
+    return set().union(*(_leaves(each, depth + 1) for each in value))
 
 
 def _value(type: Value, value: Any, *, is_text: bool) -> Any:

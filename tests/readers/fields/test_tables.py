@@ -272,6 +272,13 @@ def test_what_no_field_can_hold_is_named() -> None:
     assert list(found.left_out) == ["captions", "polygons", "id", "none", "a/b"]
 
 
+def test_lists_in_lists_have_an_end() -> None:
+    deep: Any = 1
+    for _ in range(300):
+        deep = [deep]
+    assert "isn't a list of numbers" in from_json({"v": deep}).left_out["v"]
+
+
 def test_a_type_that_lies_in_files_is_no_column() -> None:
     with pytest.raises(ConfigError, match="holds values, not files"):
         from_csv("thumb\na.jpg\n", {"thumb": Image()})

@@ -167,7 +167,14 @@ def _with_companions(
     left_out: list[str] = []
     rejected: dict[int, str] = {}
     jsons = {row: each for row, s in enumerate(stems) if (each := companions.get((s, _JSON)))}
-    samples = replace(samples, files=files, types=types, places=places)
+    here = set(stems)
+    alone = [
+        QuarantineEntry(name=file.name, reason="what it lies beside is no sample")
+        for (of, _), file in companions.items()
+        if of not in here
+    ]
+    quarantined = [*samples.quarantined, *alone]
+    samples = replace(samples, files=files, types=types, places=places, quarantined=quarantined)
     if jsons:
         objects, rejected = _objects(jsons, len(stems), read)
         table = _table(objects, [printable(name) for name in samples.names], rejected)

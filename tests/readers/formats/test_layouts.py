@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from penstock.readers.fields.field_types import (
 )
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.folder.beside import LARGEST_JSON_BYTES, beside
+from penstock.readers.formats.folder.kinds import stem
 from penstock.readers.formats.folder.listed import listed_samples, manifest, metadata
 from penstock.readers.formats.folder.paired import paired
 from penstock.readers.formats.folder.samples import candidates_of, virtual_shards
@@ -461,3 +463,63 @@ def test_shards_are_cut_by_all_fields() -> None:
     found = made(paired("data", files, [("image", "images"), ("mask", "masks")], {}))
     assert found.sizes.tolist() == [2**22] * 40
     assert found.shards.shards > 1
+
+
+# Nothing gets lost, whatever the names.
+
+NAMES = st.lists(
+    st.tuples(
+        st.sampled_from(["", "a/", "b/", "a/c/", "images/", "masks/"]),
+        st.sampled_from(["1", "2", "x.y", "ü", " "]),
+        st.sampled_from(["", ".jpg", ".png", ".txt", ".npy", ".json", ".wav", ".csv"]),
+    ).map("".join),
+    min_size=1,
+    max_size=12,
+    unique=True,
+)
+
+
+def accounted(found: Candidates) -> list[str]:
+    """The files that are fields of samples, or quarantined; values come from json."""
+    files = {file.name.decode() for file in found.files}
+    return sorted({*files, *reasons(found)})
+
+
+@given(NAMES)
+def test_each_file_is_in_a_sample_or_named(names: list[str]) -> None:
+    data = dict.fromkeys((name for name in names if name.endswith(".json")), b"{}")
+    found = lying(*names, data=data)
+    left = set(names) - set(accounted(found))
+    stems = {name.rpartition(".")[0] for name in accounted(found)} | set(accounted(found))
+    assert all(name.endswith(".json") and name.rpartition(".")[0] in stems for name in left)
+    assert len(set(found.names)) == len(found)
+
+
+@given(NAMES)
+def test_each_file_of_paired_folders_is_in_a_sample_or_named(names: list[str]) -> None:
+    both = [f"images/{name}" for name in names[::2]] + [f"masks/{name}" for name in names[1:]]
+    try:
+        found = pairs({"image": "images", "mask": "masks"}, *both)
+    except DatasetError:
+        return
+    assert accounted(found) == sorted(both)
+    for image, mask in zip(files_of(found, "image"), files_of(found, "mask"), strict=True):
+        assert image is not None
+        assert mask is not None
+        assert stem(image.removeprefix("images/").encode()) == stem(
+            mask.removeprefix("masks/").encode()
+        )
+
+
+@given(NAMES, st.integers(0, 2**12 - 1))
+def test_each_row_of_a_manifest_is_a_sample_or_named(names: list[str], there: int) -> None:
+    here = [name for i, name in enumerate(names) if there >> i & 1]
+    table = "\n".join(json.dumps({"path": name, "n": i}) for i, name in enumerate(names))
+    try:
+        found = rows(table, *here, name="list.jsonl")
+    except DatasetError:
+        assert not here
+        return
+    assert [name.decode() for name in found.names] == here
+    assert values_of(found, "n") == [names.index(name) for name in here]
+    assert sorted(reasons(found)) == sorted(set(names) - set(here))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import wave
 from typing import Any
 
 import numpy as np
@@ -114,3 +116,8 @@ def box_of_classes(mask: Any) -> Any:
     rows, columns = np.nonzero(mask == 3)
     width, height = np.ptp(columns) + 1, np.ptp(rows) + 1
     return np.array([[columns.min(), rows.min(), width, height]], np.float32)
+
+
+def frames(sound: bytes) -> Any:
+    with wave.open(io.BytesIO(sound)) as file:
+        return np.frombuffer(file.readframes(file.getnframes()), np.int16)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+import wave
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +13,18 @@ import pytest
 import torch
 from PIL import Image
 
-from penstock import Boxes, DataLoader, Dataset, Map, Mask, RandomResizedCrop, Tokens, Value, concat
+from penstock import (
+    Array,
+    Boxes,
+    DataLoader,
+    Dataset,
+    Map,
+    Mask,
+    RandomResizedCrop,
+    Tokens,
+    Value,
+    concat,
+)
 from penstock.cache.errors import MapError
 from penstock.pipeline import World
 from tests.pipeline.feed.mapping import functions
@@ -139,6 +151,24 @@ class TestEveryKind:
                 for row, number in enumerate(ids.tolist()):
                     assert tokens[row].tolist() == list(f"caption {number}".encode())
                     assert vectors[row].tolist() == [*range(number % 4), -1]
+
+    def test_sound_that_nothing_else_decodes(self, tmp_path: Path) -> None:
+        with tarfile.open(tmp_path / "sound.tar", "w") as archive:
+            for number in range(4):
+                buffer = io.BytesIO()
+                with wave.open(buffer, "wb") as sound:
+                    sound.setparams((1, 2, 8000, 0, "NONE", ""))
+                    sound.writeframes(np.full(number + 3, number, np.int16).tobytes())
+                member = tarfile.TarInfo(f"{number}.wav")
+                member.size = len(buffer.getvalue())
+                buffer.seek(0)
+                archive.addfile(member, buffer)
+        op = Map(functions.frames, "audio", returns={"wave": Array("int16", (None,))})
+        dataset = Dataset(str(tmp_path / "sound.tar"), fields=("id",))
+        with DataLoader(dataset, 4, augment=[op]) as loader:
+            ((ids, waves),) = loader
+        assert ids.tolist() == [0, 1, 2, 3]
+        assert [one.tolist() for one in waves] == [[i] * (i + 3) for i in range(4)]
 
     def test_of_a_selection_and_of_datasets_end_to_end(self, tar: Path) -> None:
         made = Map(functions.tokens, "caption", returns={"tokens": Tokens()})

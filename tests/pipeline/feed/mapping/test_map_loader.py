@@ -145,6 +145,13 @@ class TestExact:
                 second.load_state_dict(state)
                 assert all(map(same, [*head, *second], whole))
 
+    def test_images_that_stay_in_memory(self, pack: Path) -> None:
+        """A function is called in each epoch, as its random numbers differ."""
+        with make(pack, drawn(), resident=True) as one, make(pack, drawn()) as other:
+            for _ in range(2):
+                assert all(map(same, one, other))
+            assert one.statistics().resident_hits > 0
+
     def test_threads_that_read_change_nothing(self, pack: Path, folder: Path) -> None:
         """A folder is read by four threads."""
         found = []

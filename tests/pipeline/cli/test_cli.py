@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import SAMPLES, write_photographs
-from tests.tars import tar_folder
+from tests.images import jpeg
+from tests.tars import archive, tar_folder
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
@@ -58,6 +59,22 @@ def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
     told = json.loads(penstock("inspect", tmp_path / "set", "--json").stdout)
     assert (told["kind"], told["passed_over"]) == ("tar", {})
     assert told["fields"]["image"]["progressive"] == 0
+
+
+def test_some_fields_are_packed_and_some_images_rewritten(tmp_path: Path) -> None:
+    files = {}
+    for i in range(4):
+        files |= {f"{i}.left.jpg": jpeg(i, 40, 50), f"{i}.right.jpg": jpeg(i, 40, 50)}
+        files |= {f"{i}.cls": b"%d" % (i % 2), f"{i}.txt": b"a text"}
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "all.tar").write_bytes(archive(files))
+    options = ("--fields", "left,right, label", "--image", "left", "--short-side", "20", "--json")
+    packed = json.loads(penstock("pack", tmp_path / "set", tmp_path / "p", *options).stdout)
+    assert packed["samples"] == 4
+    told = json.loads(penstock("inspect", tmp_path / "p", "--json").stdout)["fields"]
+    assert list(told) == ["left", "right", "label"]
+    assert told["left"]["images"]["max_height"] == 20
+    assert told["right"]["images"]["min_height"] == 40
 
 
 def test_people_get_a_summary_and_quarantined_names(tmp_path: Path) -> None:

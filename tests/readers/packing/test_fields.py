@@ -267,6 +267,40 @@ def test_a_remote_pack_gives_all_fields(
         memory.rm(place, recursive=True)
 
 
+def test_only_what_the_selected_fields_need_is_fetched(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    files: dict[str, bytes] = {}
+    for i in range(40):
+        files[f"{i}.large.npy"] = npy(rng.random((100, 100)))
+        files[f"{i}.series.npy"] = npy(rng.random((1000 + i, 2)))
+        files[f"{i}.txt"] = b"a text"
+    (tmp_path / "tars").mkdir()
+    (tmp_path / "tars" / "all.tar").write_bytes(tars.archive(files))
+    summary = make(tmp_path / "tars", tmp_path / "pack", shard_bytes="64MiB", verify=never)
+    assert summary.bytes > 3_000_000
+    memory = fsspec.filesystem("memory")
+    place = f"/needed-{tmp_path.name}"
+    upload(tmp_path / "pack", memory, place)
+
+    def fetched(*fields: str) -> int:
+        with Dataset(f"memory:/{place}", fields=fields, cache=tmp_path / "-".join(fields)) as one:
+            with pytest.MonkeyPatch.context() as passing:
+                passing.setattr(one.index.remote._opener, "open", lambda _: None)  # type: ignore[union-attr]
+                before = one.traffic().bytes_remote
+                one.read(np.array([[0, 7], [0, 31]]))
+            return one.traffic().bytes_remote - before
+
+    try:
+        beside = fetched("caption")
+        assert beside < 60_000
+        large = fetched("large") - beside
+        assert 2 * 79_000 <= large < 3 * 80_000
+        series = fetched("series") - beside
+        assert 2 * 15_500 <= series < 3 * 17_000
+    finally:
+        memory.rm(place, recursive=True)
+
+
 def test_a_dataset_a_part_of_one_and_several_end_to_end(source: Path, tmp_path: Path) -> None:
     whole = samples(source)
     with Dataset(source) as dataset:

@@ -231,7 +231,7 @@ def _meter(
         url=dataset.url,
         shards=ShardFacts(
             count=contents.files,
-            mean_bytes=float(contents.shard_bytes.sum()) / contents.files,
+            mean_bytes=float(contents.shard_bytes.sum()) / max(1, contents.files),
             are_files=contents.is_file_per_sample,
         ),
         output=image.shape[1:] if image is not None else None,

@@ -7,11 +7,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
-
-from crc32c import crc32c
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import MissingDependencyError, PenstockError
@@ -25,14 +22,6 @@ if TYPE_CHECKING:
 
 _GROUP = "penstock.verify"
 _REASON_CHARACTERS = 300
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleFacts:
-    """What a full decode of a good sample told. crc32c: of its encoded bytes."""
-
-    crc32c: int
-    image: ImageFacts
 
 
 def find_verify(*, workers: int | None = None) -> Verify:
@@ -65,20 +54,6 @@ def image_verdicts(
     for i, verdict in zip(good, _verdicts(encoded, verify), strict=True):
         results[i] = verdict
     return [result for result in results if result is not None]
-
-
-def examine(
-    samples: Sequence[Encoded | Rejection], verify: Verify
-) -> list[SampleFacts | Rejection]:
-    """Check images alone; what came in rejected stays so, in place."""
-    results: list[SampleFacts | Rejection] = []
-    for sample, verdict in zip(samples, image_verdicts(samples, verify), strict=True):
-        if isinstance(verdict, ImageFacts) and not isinstance(sample, Rejection):
-            results.append(SampleFacts(crc32c=crc32c(sample), image=verdict))
-        else:
-            assert isinstance(verdict, Rejection)
-            results.append(verdict)
-    return results
 
 
 def _verdicts(encoded: Sequence[Encoded], verify: Verify) -> list[ImageFacts | Rejection]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from crc32c import crc32c
 
-from penstock.cache.errors import DatasetNotFoundError
+from penstock.cache.errors import DatasetError, DatasetNotFoundError
 from penstock.readers.fields.examine import check_noted
 from penstock.readers.fields.field_types import Image
 from penstock.readers.fields.settle import Settling
@@ -33,7 +33,7 @@ from penstock.readers.origin.quarantine import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -165,6 +165,7 @@ class IndexBuilder:
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not draft.names:
             raise DatasetNotFoundError(nothing_decodes(self.origin.url, quarantined))
+        _check_files(draft.summaries, self.origin)
         manifest = join_manifest(
             draft.names,
             draft.summaries,
@@ -272,6 +273,15 @@ def _still_good(
     """The facts of a sample whose files are those that they were; a table may say else now."""
     noted = {name: value for name, (value,) in noted_of(candidates, [position]).items()}
     return (check_noted(noted, facts, candidates.schema) or facts) if noted else facts
+
+
+def _check_files(summaries: Iterable[ShardSummary], origin: Origin) -> None:
+    """Raise DatasetError for shards that can't be read where they lie."""
+    if not origin.is_local and not all(each.files for each in summaries):
+        raise DatasetError(
+            f"{origin.url}: a shard of it has samples that lie in no file, only in what is noted "
+            "beside them, which is read locally alone. Copy it to a local folder."
+        )
 
 
 def _tell(manifest: Manifest, url: str, *, seconds: float) -> None:

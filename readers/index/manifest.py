@@ -139,11 +139,15 @@ def check_manifest(manifest: Manifest) -> None:
     if not len(samples):
         raise ValueError("it has no shards")
     _bounded("samples", samples, MAX_SHARD_SAMPLES)
-    _bounded("bytes", sizes, MAX_SHARD_BYTES)
-    _bounded("files", manifest.files, MAX_SHARD_SAMPLES)
     format = manifest.format
+    # A shard whose samples are all noted lies in no file.
+    has_files = manifest.files > 0 if format.indexing is not None else np.ones(len(samples), bool)
+    _bounded("bytes", sizes[has_files], MAX_SHARD_BYTES)
+    _bounded("files", manifest.files[has_files], MAX_SHARD_SAMPLES)
+    _bounded("bytes", sizes[~has_files] + 1, 1)
+    _bounded("files", manifest.files[~has_files] + 1, 1)
     least = format.least_sample_bytes
-    if least and (sizes // least < samples).any():
+    if least and (sizes[has_files] // least < samples[has_files]).any():
         raise ValueError("a shard has more samples than its bytes can hold")
     if float(sizes.sum(dtype=np.float64)) > MAX_BYTES:
         raise ValueError(f"its shards have more than {MAX_BYTES:,} bytes in all")
@@ -167,6 +171,8 @@ def check_manifest(manifest: Manifest) -> None:
 
 
 def _bounded(what: str, column: NDArray[np.int64], most: int) -> None:
+    if not len(column):
+        return
     least, largest = int(column.min()), int(column.max())
     if least < 1 or largest > most:
         wrong = least if least < 1 else largest

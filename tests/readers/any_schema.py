@@ -4,6 +4,7 @@ values, dense and ragged, some that samples lack."""
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -236,4 +237,25 @@ class Archives(Files):
     indexing = _Indexing(is_file_per_sample=False)
 
 
-FILES, ARCHIVES = Files(), Archives()
+class _NotedListing(_Listing):
+    def candidates(self, *, workers: int) -> Candidates:
+        found = super().candidates(workers=workers)
+        schema = found.schema.only(tuple(name for name in found.values if name != "boxes"))
+        values = {name: found.values[name] for name in schema}
+        return replace(found, schema=schema, spans={}, values=values)
+
+
+class _NotedIndexing(_Indexing):
+    def list(self, origin: Origin) -> _Listing:
+        entries = origin.top(lambda name: not name.startswith(b".")).entries
+        return _NotedListing(entries, is_file_per_sample=self._is_file_per_sample)
+
+
+class Noted(Files):
+    """Nothing lies in files."""
+
+    name = "any-noted"
+    indexing = _NotedIndexing(is_file_per_sample=True)
+
+
+FILES, ARCHIVES, NOTED = Files(), Archives(), Noted()

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.cache.errors import ConfigError, CorruptShardError, IndexChangedError
+from penstock.cache.errors import ConfigError, CorruptShardError, DatasetError, IndexChangedError
 from penstock.readers import Dataset, build_index
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn
 from penstock.readers.fields.field_types import Array, Mask
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column, SampleBatch
 
 KINDS = {"any-files": write_files, "any-archives": write_archives}
+KNOWN = (("any-files", "FILES"), ("any-archives", "ARCHIVES"), ("any-noted", "NOTED"))
 LACKING = ("mask", "caption", "points", "score", "note")
 ALL = (*SCHEMA, "id", *(f"{name}.present" for name in LACKING))
 
@@ -46,7 +47,7 @@ ALL = (*SCHEMA, "id", *(f"{name}.present" for name in LACKING))
 def _formats(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     points = {
         name: EntryPoint(name, f"tests.readers.any_schema:{value}", registry.GROUP)
-        for name, value in (("any-files", "FILES"), ("any-archives", "ARCHIVES"))
+        for name, value in KNOWN
     }
     registry.format_named.cache_clear()
     monkeypatch.setattr(registry, "_guests", lambda: points)
@@ -235,6 +236,25 @@ def test_parts_that_are_damaged_in_the_cache_are_made_anew(tmp_path: Path, kind:
                 check(dataset.read(rows_of(dataset)), list(range(SAMPLES)))
     finally:
         memory.rm(url, recursive=True)
+
+
+def test_samples_that_are_only_noted_are_read_without_files(tmp_path: Path) -> None:
+    root = write_files(tmp_path / "set")
+    noted = ("label", "score", "tags", "note", "vector")
+    fields = (*noted, "score.present", "note.present")
+    with Dataset(root, format="any-noted", fields=fields) as dataset:
+        index = dataset.open()
+        assert tuple(index.schema) == noted
+        assert (index.files, int(index.shard_bytes.sum())) == (0, 0)
+        rows = rows_of(dataset)[::-1].copy()
+        batch = dataset.read(rows)
+        assert (len(batch.columns), batch.bytes_read) == (5, 0)
+        check(batch, dataset.ids(rows).tolist())
+    memory, url = fsspec.filesystem("memory"), f"/noted-{tmp_path.name}"
+    upload(root, memory, url)
+    with pytest.raises(DatasetError, match="local folder"):
+        Dataset(f"memory:/{url}", format="any-noted", cache=tmp_path / "cache").open()
+    memory.rm(url, recursive=True)
 
 
 def put(name: str, value: Any) -> Callable[[dict[str, Any]], None]:

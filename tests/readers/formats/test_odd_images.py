@@ -14,7 +14,7 @@ import pytest
 from penstock.cache.errors import ClosedError
 from penstock.pipeline.cli.main import main
 from penstock.readers import build_index, pack
-from penstock.readers.fields.verify import examine
+from penstock.readers.fields.verify import image_verdicts
 from tests import images
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def test_what_no_sample_is_to_blame_for_is_raised(kind: type[BaseException]) -> 
         raise kind("the machine")
 
     with pytest.raises(kind, match="the machine"):
-        examine([np.frombuffer(images.jpeg(1), np.uint8)], verify)
+        image_verdicts([np.frombuffer(images.jpeg(1), np.uint8)], verify)
 
 
 def test_a_link_that_loops_is_quarantined(tmp_path: Path) -> None:

@@ -71,9 +71,10 @@ class Plan:
     lanes: L, at least 1. window: W, at least 1: mean shards that a lane mixes at a time. What is
     left of a lane widens its windows, up to twice; W of a lane's shards or more is the whole lane.
     reshuffle: share of the shards, 0 to 1, that take another place among the lanes in each epoch.
-    units: of shards that are decoded in parts, the rows of each part, in order, for every shard:
-    what lanes permute and windows mix are then the units, W of them at a time, and a unit lies in
-    one window, unless two strands share it. None: each shard is one unit, which windows may cut.
+    units: of shards that are decoded in parts, for every shard the rows of its parts in order, or
+    one number where all have as many: what lanes permute and windows mix are then the units, W of
+    them at a time, and a unit lies in one window, unless two strands share it. None: each shard is
+    one unit, which windows may cut.
 
     Memory is O(shards + units + lanes), plus 9 bytes for each sample of W·L mean shards. Layouts of
     two epochs and two windows a strand are kept: walkers that are further apart in the stream

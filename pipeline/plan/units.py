@@ -52,8 +52,9 @@ class Units:
 def units_of(sizes: Ints, given: Sequence[ArrayLike] | None) -> Units | None:
     """Check what a plan was given as `units`; None where each shard is one unit.
 
-    given: rows of each shard's units, in the order of the rows. Raises PlanError for units that
-    don't add up to their shards.
+    given: for each shard the rows of its units, in the order of the rows; or one number where all
+    have as many, but for a shorter last one. Raises PlanError for units that don't add up to their
+    shards.
     """
     if given is None:
         return None
@@ -62,7 +63,7 @@ def units_of(sizes: Ints, given: Sequence[ArrayLike] | None) -> Units | None:
             f"units: got those of {len(given)} shards, wanted those of each of the {len(sizes)}: "
             "a list of rows for every shard."
         )
-    each = [_rows(shard, units) for shard, units in enumerate(given)]
+    each = [_rows(n, units, size) for n, (units, size) in enumerate(zip(given, sizes, strict=True))]
     counts = np.array([len(units) for units in each], np.int64)
     if (counts <= 1).all() and all(u.sum() == n for u, n in zip(each, sizes, strict=True)):
         return None
@@ -80,11 +81,13 @@ def units_of(sizes: Ints, given: Sequence[ArrayLike] | None) -> Units | None:
     return Units(rows=rows, shard=shard, first_row=ends - rows - total[shard], first=first)
 
 
-def _rows(shard: int, given: ArrayLike) -> Ints:
+def _rows(shard: int, given: ArrayLike, size: int) -> Ints:
     units: NDArray[Any] = np.asarray(given)
-    if units.ndim != 1 or (units.size and (units.dtype.kind not in "iu" or units.min() < 1)):
+    if units.ndim > 1 or (units.size and (units.dtype.kind not in "iu" or units.min() < 1)):
         raise PlanError(
             f"units: got {given!r:.80} for shard {shard}, wanted the rows of its units: whole "
             "numbers from 1 on."
         )
+    if not units.ndim:
+        return np.diff([*range(0, int(size), int(units)), size]).astype(np.int64)
     return units.astype(np.int64)

@@ -58,6 +58,13 @@ def test_every_world_size_gives_the_same_global_batches(
     np.testing.assert_array_equal(np.concatenate(slices), together)
 
 
+def test_units_of_one_size_are_one_number_a_shard() -> None:
+    spelt = planned([[3, 3, 1], [], [5], [2, 2]])
+    short = Plan([7, 0, 5, 4], units=[3, 9, 8, 2], seed=5, lanes=2, window=3)
+    assert short.fingerprint == spelt.fingerprint
+    np.testing.assert_array_equal(whole(short, 1, 4), whole(spelt, 1, 4))
+
+
 @settings(max_examples=60, deadline=None)
 @given(plan=plans(), epoch=st.integers(0, 2), size=st.integers(1, 50))
 def test_one_unit_a_shard_changes_nothing(plan: Plan, epoch: int, size: int) -> None:
@@ -161,7 +168,8 @@ def test_units_are_in_the_fingerprint() -> None:
         ([[4], [3]], "those of shard 1 have 3 rows, and the shard has 4"),
         ([[4], [2, 2, 0]], "for shard 1, wanted the rows of its units"),
         ([[4], [2.0, 2.0]], "whole numbers from 1 on"),
-        ([[4], 4], "for shard 1"),
+        ([[4], [[4]]], "for shard 1"),
+        ([4, 0], "for shard 1"),
     ],
 )
 def test_units_that_cannot_be_are_refused(units: Any, says: str) -> None:

@@ -218,6 +218,22 @@ def test_seeds_split_differently_and_shards_play_no_part() -> None:
     assert 15 < sum(i < 50 for i in ids_of(first)) < 35
 
 
+def test_splits_and_fingerprints_stay_what_they_are() -> None:
+    """Golden: a split that came out otherwise would mix training and test data of old runs."""
+    base = Values([5, 7, 8])
+    assert [ids_of(part) for part in base.split(0.5, 0.3, 0.2, seed=1)] == [
+        [0, 5, 7, 8, 10, 11, 12, 14, 16, 17],
+        [1, 3, 4, 6, 18, 19],
+        [2, 9, 13, 15],
+    ]
+    patients = [number % 6 for number in range(20)]
+    texts, _ = base.split(0.5, 0.5, seed=1, by=[f"p{patient}" for patient in patients])
+    assert ids_of(texts) == [0, 3, 4, 6, 9, 10, 12, 15, 16, 18]
+    numbers, _ = base.split(0.5, 0.5, seed=1, by=patients)
+    assert ids_of(numbers) == [2, 4, 5, 8, 10, 11, 14, 16, 17]
+    assert base.subset([3, 1, 19]).contents.fingerprint.startswith("bec4ff4d0f72169a0ebcd80d")
+
+
 def labelled(counts: list[int], **more: Any) -> Values:
     """Classes of these sizes, one after the other, as in a folder."""
     labels = np.repeat(np.arange(len(counts)), counts)

@@ -166,7 +166,7 @@ def _road(
         ),
         bad_count=_bad_count(dataset, options, bad_samples, agreement, meter),
         meter=meter,
-        pads=Pads(tuple(recipes.pads.values())),
+        pads=Pads(tuple(recipes.pads.values()), names=dataset.names),
     )
 
 

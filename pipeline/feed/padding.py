@@ -11,6 +11,8 @@ from penstock.cache.errors import ConfigError, RecipeError
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.augment.pad import Pad
     from penstock.pipeline.feed.batch import Batch
 
@@ -62,19 +64,23 @@ def fill_value(pad: Pad, dtype: np.dtype[Any]) -> Any:
     return value
 
 
-def too_long(pad: Pad, found: TooLong, *, sample_id: int) -> ConfigError:
+def too_long(pad: Pad, found: TooLong, *, sample: str) -> ConfigError:
     """The error for a sample that doesn't fit."""
     return ConfigError(
-        f"{pad}: sample {sample_id} is longer: its shape is {found.shape}. Nothing is cut off: "
-        "pass a larger to=, or to=None for the longest of each batch."
+        f"{pad}: sample {sample} is longer: its shape is {found.shape}. Nothing is cut off: pass a "
+        "larger to=, or to=None for the longest of each batch."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Pads:
-    """Fills up the ragged fields of batches that a recipe names; on any thread."""
+    """Fills up the ragged fields of batches that a recipe names; on any thread.
+
+    names: of samples by id, for errors.
+    """
 
     pads: tuple[Pad, ...] = ()
+    names: Callable[[list[int]], list[str]] | None = None
 
     def __call__(self, batch: Batch) -> dict[str, DenseColumn]:
         """The dense columns of a batch. Raises ConfigError for a sample that is too long."""
@@ -84,6 +90,8 @@ class Pads:
             assert isinstance(column, RaggedColumn), pad.field
             found = padded(column, pad)
             if isinstance(found, TooLong):
-                raise too_long(pad, found, sample_id=int(batch.content.ids[found.row]))
+                sample_id = int(batch.content.ids[found.row])
+                name = f" ({self.names([sample_id])[0]})" if self.names is not None else ""
+                raise too_long(pad, found, sample=f"{sample_id}{name}")
             filled[pad.field] = found
         return filled

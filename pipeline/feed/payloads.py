@@ -9,7 +9,14 @@ import numpy as np
 
 from penstock.readers.fields.columns import EncodedColumn, ListColumn
 from penstock.readers.fields.decode import decode_mask, decode_text
-from penstock.readers.fields.field_types import Bytes, FieldType, Mask, Text
+from penstock.readers.fields.field_types import (
+    Bytes,
+    ClassLabel,
+    FieldType,
+    Mask,
+    Text,
+    Value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,19 +33,24 @@ _NO_MASK.flags.writeable = False
 class Payloads:
     """Decodes those encoded columns that aren't images; on any thread.
 
-    fields: which ones. are_slow: they take a thread longer than to read and to check them.
+    are_slow: they take a thread longer than to read and to check them.
     """
 
     def __init__(self, types: Mapping[str, FieldType]) -> None:
         """types: of the fields that are read."""
         decoders = {name: _decoder(type) for name, type in types.items()}
         self._decoders = {name: each for name, each in decoders.items() if each is not None}
-        self.fields = tuple(self._decoders)
         self.are_slow = any(isinstance(type, Mask) for type in types.values())
+        kinds = [type for type in types.values() if not isinstance(type, Value | ClassLabel)]
+        self._names_fields = len(kinds) > 1
+
+    def reason(self, field: str, why: str) -> str:
+        """Why a sample is bad: with the field in front where a sample has several that can be."""
+        return f"{field}: {why}" if self._names_fields else why
 
     def __call__(self, content: SampleBatch, bad: dict[int, str]) -> SampleBatch:
         """The samples with these columns decoded; what is missing or bad is empty. bad: rows that
-        are known to be; those that don't decode are added, with the reason and the field."""
+        are known to be; those that don't decode are added, with reasons."""
         if not self._decoders:
             return content
         columns: dict[str, Column] = {}
@@ -53,7 +65,7 @@ class Payloads:
                     try:
                         value = decode(payload)
                     except ValueError as error:
-                        bad[row] = f"{name}: {error}"
+                        bad[row] = self.reason(name, str(error))
                 samples.append(value)
             columns[name] = ListColumn(samples)
         return content.with_columns(columns)

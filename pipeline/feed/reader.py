@@ -118,15 +118,10 @@ class BatchReader:
             # A random window may miss the damage in another epoch.
             lasting = not (recipe.random and decodes_window(recipe))
             for row, why in rows.items():
-                reason, sample_id = self._named(image, why), int(batch.content.ids[row])
+                reason, sample_id = self.payloads.reason(image, why), int(batch.content.ids[row])
                 self.bad_samples.learn(batch.epoch, sample_id, reason, lasting=lasting)
                 reasons.setdefault(row, reason)
         return reasons
-
-    def _named(self, image: str, reason: str) -> str:
-        """A reason that names its field where there are several that may be bad."""
-        several = len(self.recipes) + len(self.payloads.fields) > 1
-        return f"{image}: {reason}" if several else reason
 
     def _read(self, own: NDArray[np.int64], epoch: int, *, bad: dict[int, str]) -> SampleBatch:
         """Samples by id, with substitutes for bad ones. bad: rows known to be bad; those whose
@@ -180,7 +175,7 @@ class BatchReader:
             some = EncodedBatch(
                 ids=ids[rows], encoded=[images.encoded[row] for row in rows], dims=images.dims[rows]
             )
-            found = bad_headers(some)
-            bad.update({rows[place]: self._named(image, why) for place, why in found.items()})
+            for place, why in bad_headers(some).items():
+                bad[rows[place]] = self.payloads.reason(image, why)
         ledger.mark_seen(places[[row for row in new if row not in bad]])
         return content

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.utils.data as torchs
 
-from penstock.augment import Resize, imagenet_train
+from penstock.augment import Pad, Resize, imagenet_train
 from penstock.cache.errors import ConfigError, DatasetError, NotPicklableError, ResumeError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.options.device import parse_device
@@ -103,6 +103,19 @@ def test_augment_takes_operations(given: Any, told: str, pack: Path) -> None:
     for dataset in (Dataset(str(pack)), Squares(8)):
         with pytest.raises(ConfigError, match=told):
             DataLoader(dataset, 4, augment=given)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"as_dict": True}, "as_dict=True works on native datasets"),
+        ({"augment": {"image": [Resize(8)]}}, "augment= by field works on native"),
+        ({"augment": [Resize((8, 8)), Pad("boxes")]}, "Pad in augment= works on native"),
+    ],
+)
+def test_what_is_about_fields_is_for_native_datasets(options: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        DataLoader(Squares(8), 4, **options)
 
 
 def test_augment_may_be_drawn_once(pack: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from penstock import DataLoader, Pad, Ragged
+from penstock import DataLoader, Pad, Ragged, World
 from penstock.augment import (
     CenterCrop,
     CutMix,
@@ -227,7 +227,7 @@ def test_pads_make_ragged_fields_dense() -> None:
 
 
 def test_a_sample_that_is_longer_than_its_pad_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"sample 3 is longer: its shape is \(3, 4\)"):
+    with pytest.raises(ConfigError, match=r"sample 3 \(sample-3\) is longer.* \(3, 4\)"):
         loaded(memory("boxes"), augment=[Pad("boxes", to=2)])
 
 
@@ -243,6 +243,28 @@ def test_mixing_leaves_other_fields_alone() -> None:
         assert caption == [COLUMNS["caption"][i] for i in ids.tolist()]
         assert [len(each) for each in scores] == [i % 4 for i in ids.tolist()]
         assert vector[:, 0].tolist() == ids.tolist()
+
+
+def test_ranks_together_hand_out_what_one_does() -> None:
+    """Of a mixed batch too, whose partners another rank may have: they stay out of all fields."""
+    fields = ("image", "caption", "label", "scores", "tokens", "id")
+    augment = [*MIXED, Pad("tokens", to=5)]
+    options: dict[str, Any] = {"augment": augment, "shuffle": True, "seed": 5, "drop_last": True}
+
+    def epoch(rank: int, size: int) -> list[Any]:
+        world = World(rank, size)
+        source = memory(*fields)
+        with DataLoader(source, global_batch_size=10, world=world, **options) as loader:
+            return list(loader)
+
+    whole, *ranks = epoch(0, 1), *(epoch(rank, 3) for rank in range(3))
+    for batch, *parts in zip(whole, *ranks, strict=True):
+        for place, name in enumerate(fields):
+            ours = as_list(batch[place])
+            theirs = [each for part in parts for each in as_list(part[place])]
+            assert len(ours) == len(theirs) == 10
+            for a, b in zip(ours, theirs, strict=True):
+                assert a == b if isinstance(a, str) else torch.equal(a, b), name
 
 
 @pytest.mark.parametrize(

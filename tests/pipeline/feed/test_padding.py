@@ -68,8 +68,8 @@ def test_where_the_first_length_differs(lengths: list[int], to: int | None) -> N
 
 
 def test_a_sample_that_is_too_long_is_named() -> None:
-    message = str(too_long(Pad("tokens", to=4), TooLong(2, (9,)), sample_id=17))
-    assert "sample 17" in message
+    message = str(too_long(Pad("tokens", to=4), TooLong(2, (9,)), sample="17 (x.npy)"))
+    assert "sample 17 (x.npy)" in message
     assert "(9,)" in message
     assert "to=None" in message
 

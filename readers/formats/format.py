@@ -102,12 +102,10 @@ class Indexing(Protocol):
     """How a dataset without an index of its own gets one.
 
     keeps_facts: an index that is brought up to date takes over what it knows of unchanged files; so
-    nothing is counted that needs every file's bytes. takes_manifest: a user's table may list the
-    samples; of all formats one.
+    nothing is counted that needs every file's bytes.
     """
 
     keeps_facts: ClassVar[bool]
-    takes_manifest: ClassVar[bool]
 
     def list(self, origin: Origin) -> Listing:
         """List what lies there. Raises DatasetNotFoundError, ConfigError, DatasetError,

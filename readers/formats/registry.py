@@ -96,6 +96,11 @@ def _guest(point: EntryPoint) -> Format:
     return found
 
 
+def format_of_manifests() -> Format:
+    """The format of files that a user's own table lists."""
+    return format_named(FALLBACK)
+
+
 def formats() -> Iterator[Format]:
     """Our formats, in the order in which they are asked."""
     return map(format_named, _MODULES)

@@ -12,6 +12,7 @@ from penstock.readers.formats.registry import (
     AUTO,
     FALLBACK,
     format_named,
+    format_of_manifests,
     formats,
     guests,
     has_guests,
@@ -77,7 +78,7 @@ class Recognition:
 
     def _listed(self, format: str) -> Format:
         """The format whose samples a manifest lists."""
-        found = next(f for f in formats() if f.indexing is not None and f.indexing.takes_manifest)
+        found = format_of_manifests()
         if format not in (AUTO, found.name) or self._origin.selection is not None:
             told = f'format="{format}"' if format != AUTO else "tar files that are named"
             raise ConfigError(

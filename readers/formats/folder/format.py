@@ -24,7 +24,6 @@ class FolderIndexing:
     is read, by its size and CRC-32C."""
 
     keeps_facts: ClassVar[bool] = True
-    takes_manifest: ClassVar[bool] = True
 
     def list(self, origin: Origin) -> FolderFiles:
         """List all files; raises as `list_folder` does."""

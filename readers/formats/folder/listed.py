@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, DatasetError
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fields.cells import COLUMN_TYPES
 from penstock.readers.fields.field_types import (
     Array,
@@ -171,6 +171,8 @@ def listed_samples(
     main = next(iter(columns))
     if main in listed.paths and listed.files is None:
         columns[main] = _OWN.get(type(_type([n for n in names[main] if n is not None])), "file")
+    if not len(table):
+        raise DatasetNotFoundError(f"{url}: {table.source} has no rows, and lists no samples.")
     missing = _missing(table, names, columns, main, found)
     if len(missing) == len(table):
         first = next(iter(missing.values()), None)

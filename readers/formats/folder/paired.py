@@ -75,7 +75,7 @@ def paired(
 
     Raises ConfigError, and DatasetError where a field has no file, or nothing pairs.
     """
-    wanted = [place_of(field, told) for field, told in places]
+    wanted = _wanted(places)
     files, others = _by_pair(found, wanted)
     for place in wanted:
         if not files[place.field]:
@@ -90,12 +90,7 @@ def paired(
         if all(len(files[place.field].get(pair, ())) == 1 for place in wanted)
     ]
     if not whole:
-        a, b = wanted[0], wanted[1]
-        raise DatasetError(
-            f"{url}: nothing pairs: no file in {a.told!r} (such as {_example(files[a.field])}) has "
-            f"the name of one in {b.told!r} (such as {_example(files[b.field])}). Names must be "
-            'the same but for the extension; say what else differs with a star: "masks/*_mask.png".'
-        )
+        raise DatasetError(f"{url}: {_nothing(files, wanted)}")
     whole.sort(key=lambda pair: _order(first[pair][0].name))
     unpaired = list(_unpaired(files, wanted))
     ordered: list[Entry] = []
@@ -118,6 +113,31 @@ def paired(
             f"{printable(each.name)}: {each.reason}. All are in the index's quarantine.jsonl."
             for each in unpaired[:1]
         ],
+    )
+
+
+def _wanted(places: Sequence[tuple[str, str]]) -> list[_Place]:
+    wanted = [place_of(field, told) for field, told in places]
+    taken: dict[tuple[bytes, bytes], str] = {}
+    for place in wanted:
+        other = taken.setdefault((place.prefix, place.suffix), place.field)
+        if other != place.field:
+            raise ConfigError(
+                f'fields: "{other}" and "{place.field}" lie in one place, {place.told!r}. Tell '
+                'them apart by a pattern with a star, such as "*.jpg" and "*_mask.png".'
+            )
+    return wanted
+
+
+def _nothing(files: Mapping[str, Mapping[bytes, Sequence[Entry]]], wanted: Sequence[_Place]) -> str:
+    """Why no sample is whole."""
+    if len(wanted) == 1:
+        return f"each name in {wanted[0].told!r} is there twice, with several extensions."
+    a, b = wanted[:2]
+    return (
+        f"nothing pairs: no file in {a.told!r} (such as {_example(files[a.field])}) has the name "
+        f"of one in {b.told!r} (such as {_example(files[b.field])}). Names must be the same but "
+        'for the extension; say what else differs with a star: "masks/*_mask.png".'
     )
 
 

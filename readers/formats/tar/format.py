@@ -23,7 +23,6 @@ class TarIndexing:
     sample."""
 
     keeps_facts: ClassVar[bool] = False
-    takes_manifest: ClassVar[bool] = False
 
     def list(self, origin: Origin) -> TarListing:
         """List all archives; raises as `list_archives` does."""

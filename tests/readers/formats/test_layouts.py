@@ -257,6 +257,12 @@ def test_masks_are_told_by_name_and_by_files_without_loss() -> None:
     assert found.schema["mask"] == Image()
 
 
+def test_one_field_needs_no_pair() -> None:
+    assert files_of(pairs({"x": "a"}, "a/2.jpg", "a/1.jpg"), "x") == ["a/1.jpg", "a/2.jpg"]
+    with pytest.raises(DatasetError, match="is there twice"):
+        pairs({"x": "a"}, "a/1.jpg", "a/1.png")
+
+
 def test_two_files_for_one_are_named() -> None:
     found = pairs(
         {"image": "a", "mask": "b"}, "a/1.jpg", "b/1.png", "b/1.bmp", "a/2.jpg", "b/2.png"
@@ -269,6 +275,11 @@ def test_two_files_for_one_are_named() -> None:
 def test_places_stay_below_the_root(place: str) -> None:
     with pytest.raises(ConfigError, match="wanted a folder below"):
         pairs({"image": place, "mask": "masks"}, "images/1.jpg")
+
+
+def test_two_fields_in_one_place_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"\"x\" and \"y\" lie in one place, '\./a/'"):
+        pairs({"x": "a", "y": "./a/"}, "a/1.jpg")
 
 
 def test_folders_that_are_not_there_and_names_that_do_not_pair() -> None:
@@ -318,6 +329,8 @@ def test_rows_whose_file_is_missing_are_named() -> None:
     }
     with pytest.raises(DatasetError, match=r"of 1 rows of list\.csv none names a file"):
         rows("path\nc.jpg\n", "a.jpg")
+    with pytest.raises(DatasetError, match="has no rows"):
+        rows("path\n", "a.jpg")
 
 
 @pytest.mark.parametrize("path", ["/data/a.jpg", "../a.jpg", "b/../../a.jpg", ".."])

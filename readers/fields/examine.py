@@ -38,6 +38,7 @@ from penstock.readers.fields.masks import (
 )
 from penstock.readers.fields.media import HEAD_BYTES, sniff_audio, sniff_video
 from penstock.readers.fields.npy import read_npy_header
+from penstock.readers.fields.strictly import strictly
 from penstock.readers.fields.verify import find_verify, image_verdicts
 from penstock.readers.types import ImageFacts, Rejection
 
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
     Spans = Mapping[str, Sequence[Encoded | Rejection | None]]
     Noted = Mapping[str, Sequence[NDArray[Any] | None]]
+    Checked = Mapping[str, Sequence[Facts | Rejection | None]]
 
 _BOM = b"\xef\xbb\xbf"
 _WIDE_BOMS = (b"\xff\xfe", b"\xfe\xff")
@@ -66,17 +68,39 @@ def verify_for(schema: Schema, verify: Verify | None, *, workers: int) -> Verify
     return verify or find_verify(workers=workers)
 
 
+def check_masks(samples: Spans, schema: Schema) -> Checked:
+    """Decode masks, without their images: the slow part of `examine` that isn't the decoder's, for
+    threads that have nothing else to do. Facts of each, or why it is none; None where one lacks
+    it."""
+    return {
+        name: [
+            each if each is None or isinstance(each, Rejection) else _mask(each, type)
+            for each in samples[name]
+        ]
+        for name, type in schema.of_type(Mask).items()
+        if name in samples
+    }
+
+
 def examine(
-    samples: Spans, schema: Schema, verify: Verify | None, *, noted: Noted | None = None
+    samples: Spans,
+    schema: Schema,
+    verify: Verify | None,
+    *,
+    noted: Noted | None = None,
+    masks: Checked | None = None,
 ) -> list[Mapping[str, Facts] | Rejection]:
     """Check each sample, all fields of it: the facts of those that it has, or why it is bad.
 
     samples: by field, bytes of every field that lies in files, or why they couldn't be read; None
     where the sample lacks the field. noted: what a table says of boxes, keypoints and the arrays
     that belong to boxes, as stored; None where it says nothing. verify: decodes images; None where
-    the schema has none. Raises ConfigError for fields that can't lie in files.
+    the schema has none. masks: as `check_masks` tells, where that was done. Raises ConfigError for
+    fields that can't lie in files.
     """
-    columns = _Columns(samples, schema, _images(samples, schema, verify), noted or {})
+    images = _images(samples, schema, verify)
+    masks = check_masks(samples, schema) if masks is None else masks
+    columns = _Columns(samples, schema, images, masks, noted or {})
     return [columns.check(row) for row in range(max(map(len, samples.values()), default=0))]
 
 
@@ -87,10 +111,12 @@ class _Columns:
         self,
         samples: Spans,
         schema: Schema,
-        images: Mapping[str, Sequence[Facts | Rejection | None]],
+        images: Checked,
+        masks: Checked,
         noted: Noted,
     ) -> None:
-        self._samples, self._schema, self._images, self._noted = samples, schema, images, noted
+        self._samples, self._schema, self._noted = samples, schema, noted
+        self._images, self._masks = images, masks
         self._spans = [name for name in schema if name in samples and name not in images]
         self._is_prefixed = len(samples) + len(noted) > 1
         self._is_images_only = not self._spans and not noted
@@ -107,20 +133,25 @@ class _Columns:
         if self._is_images_only:
             return facts
         for name in self._spans:
-            sample = self._samples[name][row]
-            if sample is None:
+            checked = self._check(name, row, facts)
+            if checked is None:
                 continue
-            checked = (
-                sample
-                if isinstance(sample, Rejection)
-                else _check(name, self._schema[name], sample, facts)
-            )
             if isinstance(checked, Rejection):
                 return self._refuse(name, checked)
             facts[name] = checked
         values = {name: each[row] for name, each in self._noted.items()}
         refusal = check_noted(values, facts, self._schema)
         return refusal or {name: facts[name] for name in self._schema if name in facts}
+
+    def _check(self, name: str, row: int, facts: Mapping[str, Facts]) -> Facts | Rejection | None:
+        type = self._schema[name]
+        if isinstance(type, Mask):
+            mask = self._masks[name][row]
+            return _fitting(mask, type, facts) if isinstance(mask, Facts) else mask
+        sample = self._samples[name][row]
+        if sample is None or isinstance(sample, Rejection):
+            return sample
+        return _check(name, type, sample, facts)
 
     def _refuse(self, name: str, refusal: Rejection) -> Rejection:
         return Rejection(f"{name}: {refusal.reason}") if self._is_prefixed else refusal
@@ -181,7 +212,7 @@ def _images(
 def _check(
     name: str, type: FieldType, data: Encoded, facts: Mapping[str, Facts]
 ) -> Facts | Rejection:
-    """One field of one sample, but images. facts: of its other fields, images among them."""
+    """One field of one sample, but images and masks. facts: of its other fields."""
     match type:
         case Text():
             return _text(data)
@@ -193,8 +224,6 @@ def _check(
             if isinstance(container, Rejection):
                 return container
             return _payload(data, 0, (), container)
-        case Mask():
-            return _mask(data, type, facts)
         case Array():
             return _array(name, data, type)
         case Tokens():
@@ -242,8 +271,7 @@ def _array(name: str, data: Encoded, type: Array) -> Facts | Rejection:
     return _payload(data, header.start, header.shape, str(header.codec))
 
 
-def _mask(data: Encoded, type: Mask, facts: Mapping[str, Facts]) -> Facts | Rejection:
-    """A mask of its image's size."""
+def _mask(data: Encoded, type: Mask) -> Facts | Rejection:
     codec = sniff_mask(data)
     if isinstance(codec, Rejection):
         return codec
@@ -255,23 +283,28 @@ def _mask(data: Encoded, type: Mask, facts: Mapping[str, Facts]) -> Facts | Reje
             return refusal
         classes = narrow(_values(data, header))
     else:
-        classes = read_mask(data, codec)
+        with strictly():
+            classes = read_mask(data, codec)
     if isinstance(classes, Rejection):
         return classes
     codec = mask_codec(codec, classes)
     if type.dtype == "uint8" and mask_dtype(codec) != "uint8":
         return Rejection("class numbers of more than 8 bits, and the schema says uint8")
+    # The header of an .npy file stays: who decodes masks is told their sizes alone.
+    return _payload(data, 0, (*classes.shape, 1), codec)
+
+
+def _fitting(mask: Facts, type: Mask, facts: Mapping[str, Facts]) -> Facts | Rejection:
+    """A mask that has its image's size."""
     image = facts.get(type.of)
     if image is None:
         return Rejection(f'a mask without its image ("{type.of}")')
-    if classes.shape != image.shape[:2]:
-        height, width = classes.shape
+    if mask.shape[:2] != image.shape[:2]:
         return Rejection(
-            f"it is {width} wide and {height} high, and its image is {image.shape[1]} wide and "
-            f"{image.shape[0]} high"
+            f"it is {mask.shape[1]} wide and {mask.shape[0]} high, and its image is "
+            f"{image.shape[1]} wide and {image.shape[0]} high"
         )
-    # The header of an .npy file stays: who decodes masks is told their sizes alone.
-    return _payload(data, 0, (*classes.shape, 1), codec)
+    return mask
 
 
 def _points(

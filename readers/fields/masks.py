@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fields.npy import MAGIC
-from penstock.readers.fields.strictly import strictly
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -69,7 +68,7 @@ def read_mask(data: Encoded, codec: str) -> NDArray[Any] | Rejection:
     """Decode a mask from an image file, upright: uint8 where 8 bits do, else int32, shape (height,
     width); or why it is none. codec: as `sniff_mask` told, or as facts have it."""
     try:
-        with strictly(), _open(io.BytesIO(data.data), codec := codec.removesuffix(_WIDE)) as image:
+        with _open(io.BytesIO(data.data), codec := codec.removesuffix(_WIDE)) as image:
             width, height = image.size
             if not 1 <= width * height <= MAX_PIXELS:
                 return Rejection(

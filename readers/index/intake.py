@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.threads import ordered
 from penstock.readers.fields.arrays import array_form, bare_facts
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
-from penstock.readers.fields.examine import examine
+from penstock.readers.fields.examine import check_masks, examine
 from penstock.readers.fields.field_types import Array, Boxes, Keypoints
 from penstock.readers.formats.contents import read_candidates
 from penstock.readers.types import Rejection
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.examine import Checked
     from penstock.readers.fields.facts import Facts
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.contents import Contents
@@ -37,11 +38,12 @@ _AHEAD = 3
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
     """Some candidates of one shard. positions: int64, shape (n,); contents: by span field, bytes or
-    a reason of each, None where it lacks the field."""
+    a reason of each, None where it lacks the field; masks: what was told of those."""
 
     shard: int
     positions: NDArray[np.int64]
     contents: Contents
+    masks: Checked
 
     def examine(
         self, candidates: Candidates, verify: Verify | None, rows: Sequence[int] | None = None
@@ -61,7 +63,8 @@ class Chunk:
         noted = noted_of(candidates, positions)
         found: list[Mapping[str, Facts] | Rejection] = [{}] * len(here)
         if samples:
-            found = examine(samples, candidates.schema, verify, noted=noted)
+            masks = {name: [each[row] for row in here] for name, each in self.masks.items()}
+            found = examine(samples, candidates.schema, verify, noted=noted, masks=masks)
         for name, codec in bare.items():
             values = [self.contents[name][row] for row in here]
             form = array_form(candidates.schema[name])
@@ -148,6 +151,7 @@ def read_chunks(
     def read(piece: tuple[int, NDArray[np.int64]]) -> Chunk:
         shard, positions = piece
         contents = read_candidates(origin, candidates, positions)
-        return Chunk(shard=shard, positions=positions, contents=contents)
+        masks = check_masks(contents, candidates.schema)
+        return Chunk(shard=shard, positions=positions, contents=contents, masks=masks)
 
     yield from ordered(read, pieces(), workers=workers, ahead=_AHEAD + workers, name="intake")

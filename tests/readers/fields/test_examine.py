@@ -10,6 +10,7 @@ from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as Picture
+from PIL import ImageFile
 
 from penstock.cache.errors import ConfigError
 from penstock.readers.fields.examine import examine, verify_for
@@ -28,6 +29,7 @@ from penstock.readers.fields.field_types import (
     Video,
 )
 from penstock.readers.fields.schema import Schema
+from penstock.readers.fields.strictly import strictly
 from penstock.readers.types import Rejection
 from tests import images
 from tests.readers.fields.arrays import encoded, npy, npy_with, palette, picture
@@ -214,6 +216,16 @@ def test_a_mask_needs_its_image_and_the_depth_that_was_promised():
     assert reason(verdict) == 'mask: a mask without its image ("image")'
     deep = picture(Picture.fromarray(CLASSES.astype(np.uint16)))
     assert "8 bits" in reason(beside_image(Mask(of="image", dtype="uint8"), deep))
+
+
+def test_what_pillow_passes_over_is_refused_and_its_switch_is_put_back(monkeypatch):
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with strictly():
+        noise = np.random.default_rng(0).integers(0, 9, (HEIGHT, WIDTH), np.uint8)
+        cut = picture(palette(noise))[:-100]
+        assert "doesn't decode" in reason(beside_image(Mask(of="image"), cut))
+        assert not ImageFile.LOAD_TRUNCATED_IMAGES
+    assert ImageFile.LOAD_TRUNCATED_IMAGES
 
 
 def test_boxes_are_finite_ordered_and_touch_their_image():

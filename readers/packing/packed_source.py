@@ -91,10 +91,9 @@ class PackedSource:
             places = np.flatnonzero(shards == number)
             rows = ids[places] - self._index.starts[number]
             shard, found = self._samples(number, rows)
-            known = shard.source_names()
-            for place, row, sample in zip(places.tolist(), rows.tolist(), found, strict=True):
-                names[place] = known[row] if known is not None else shard.name(row).encode()
-                samples[place] = sample
+            known = shard.columns.names(rows) or [shard.name(r).encode() for r in rows.tolist()]
+            for place, name, sample in zip(places.tolist(), known, found, strict=True):
+                names[place], samples[place] = name, sample
         return SampleGroup(positions=ids, samples=samples, names=names)
 
     def _samples(self, number: int, rows: NDArray[np.int64]) -> tuple[_Shard, list[PackSample]]:

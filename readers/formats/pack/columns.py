@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -102,6 +103,8 @@ class PackColumns:
         self._address, self._size = buffer.address, buffer.size
         self.data = np.frombuffer(buffer, np.uint8)
         self._metadata = self._batch.schema.metadata or {}
+        self._names: Any = None
+        self._codecs: dict[str, list[str]] = {}
         for number in range(len(schema), self._batch.num_columns):
             if self._batch.column(number).null_count:
                 raise ValueError("a column of Penstock's own has missing values")
@@ -174,15 +177,26 @@ class PackColumns:
         names: list[bytes] = column.to_pylist()
         return names if self._metadata.get(NAMES_SUM) == sum_of_names(names) else None
 
+    def names(self, rows: NDArray[np.int64]) -> list[bytes] | None:
+        """As `source_names` has them, of some rows; they are checked once and then in memory."""
+        if self._names is None:
+            found = self.source_names()
+            self._names = pa.array(found or [], pa.large_binary())
+        if not len(self._names):
+            return None
+        names: list[bytes] = self._names.take(pa.array(rows)).to_pylist()
+        return names
+
     def codecs(self, field: str) -> list[str]:
-        """The codec of each sample of an image or a mask. Raises ValueError."""
-        column = self._batch.column(own_name(CODEC, field))
-        try:
-            column.validate(full=True)
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"its codecs are damaged ({error})") from error
-        codecs: list[str] = column.to_pylist()
-        return codecs
+        """The codec of each sample of an image or a mask, in memory. Raises ValueError."""
+        if field not in self._codecs:
+            column = self._batch.column(own_name(CODEC, field))
+            try:
+                column.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise ValueError(f"its codecs are damaged ({error})") from error
+            self._codecs[field] = [sys.intern(codec) for codec in column.to_pylist()]
+        return self._codecs[field]
 
     def _own(self, name: str, dtype: Any) -> NDArray[Any]:
         """A column of numbers of our own, copied."""

@@ -365,6 +365,29 @@ def test_captions_of_a_webdataset_come_with_their_images(tmp_path: Path) -> None
     ]
 
 
+def test_arrays_that_drift_between_archives_name_both_and_the_way_out(tmp_path: Path) -> None:
+    for number, dtype in enumerate(("f4", "f4", "f8")):
+        files = {}
+        for i in range(2):
+            data = io.BytesIO()
+            np.save(data, np.zeros(3 + number % 2, dtype))
+            files[f"{i}.x.npy"] = data.getvalue()
+        (tmp_path / f"{number}.tar").write_bytes(tars.archive(files))
+    with pytest.raises(DatasetError) as caught:
+        opened(tmp_path)
+    for words in ("float32 of shape (3,) in 0.tar/0.x.npy", "float64 of shape (3,) in 2.tar/0.x.n"):
+        assert words in str(caught.value)
+    told = 'schema={"x": Array("float32", (None,))}'
+    assert told in str(caught.value)
+    dataset = opened(tmp_path, schema={"x": Array("float32", (None,))})
+    assert (dataset.index.samples, dataset.index.quarantined) == (4, 2)
+    fixed = opened(tmp_path, schema={"x": Array("float32", (3,))})
+    reasons = quarantine(fixed.index.place)
+    assert told in reasons["1.tar/0.x.npy"]
+    assert "float64" in reasons["2.tar/0.x.npy"]
+    assert fixed.read(np.array([(0, 0), (0, 1)], np.int64)).columns["x"].values.shape == (2, 3)
+
+
 def test_a_set_without_images_needs_no_decoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

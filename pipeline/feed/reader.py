@@ -9,6 +9,7 @@ from penstock.augment.draws import decodes_window
 from penstock.augment.headers import bad_headers
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report.probes import ReadProbe
+from penstock.readers.fields.columns import RaggedColumn
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class BatchReader:
             bad |= found
             valid = valid.copy()
             valid[list(bad)] = False
+            # Rows of boxes and of what belongs to them agree in number, here too: nowhere any.
+            content = _emptied(content, sorted(bad))
         image = next(iter(self.recipes), None)
         self.probe.sample(None if image is None else content.encoded(image))
         return Batch(step=step, slots=slots, own=own, content=content, bad=bad, valid=valid)
@@ -179,3 +182,11 @@ class BatchReader:
                 bad[rows[place]] = self.payloads.reason(image, why)
         ledger.mark_seen(places[[row for row in new if row not in bad]])
         return content
+
+
+def _emptied(content: SampleBatch, rows: list[int]) -> SampleBatch:
+    """The samples with nothing ragged in some rows."""
+    if not rows:
+        return content
+    ragged = {n: c.emptied(rows) for n, c in content.columns.items() if isinstance(c, RaggedColumn)}
+    return content.with_columns(ragged)

@@ -106,6 +106,16 @@ class RaggedColumn:
         flat = self.values[self.offsets[row] : self.offsets[row + 1]]
         return flat if self.shapes is None else flat.reshape(self.shapes[row])
 
+    @property
+    def nothing(self) -> NDArray[Any]:
+        """A sample without a value."""
+        empty = self.values[:0]
+        return empty if self.shapes is None else empty.reshape((0,) * self.shapes.shape[1])
+
+    def emptied(self, rows: Rows) -> RaggedColumn:
+        """A copy with nothing in some rows."""
+        return self.patched(rows, RaggedColumn.of([self.nothing] * len(rows), like=self))
+
     @classmethod
     def of(cls, samples: Sequence[NDArray[Any]], *, like: RaggedColumn) -> RaggedColumn:
         """Join samples as another column has them."""

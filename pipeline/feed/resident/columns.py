@@ -89,14 +89,6 @@ class KeptColumns:
                 samples = [NO_BYTES if each is None else each for each in found]
                 columns[name] = EncodedColumn(samples, None if dims is None else dims[ids])
             else:
-                empty = _empty(like)
-                samples = [empty if each is None else each for each in found]
+                samples = [like.nothing if each is None else each for each in found]
                 columns[name] = RaggedColumn.of(samples, like=like)
         return columns, {name: present[ids] for name, present in self._present.items()}
-
-
-def _empty(like: RaggedColumn) -> NDArray[Any]:
-    """A sample without a value."""
-    if like.shapes is None:
-        return like.values[:0]
-    return like.values[:0].reshape((0,) * like.shapes.shape[1])

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from penstock import DataLoader, Pad
-from penstock.augment import CenterCrop, RandomHorizontalFlip, Resize
+from penstock.augment import CenterCrop, RandomHorizontalFlip, Resize, SanitizeBoxes
 from penstock.cache.errors import PenstockWarning
-from penstock.readers.fields.field_types import Boxes, Bytes, Image, Mask, Text
+from penstock.readers.fields.field_types import Array, Boxes, Bytes, Image, Mask, Text
 from tests.pipeline.feed.memory import Memory, png
 
 if TYPE_CHECKING:
@@ -146,3 +146,22 @@ def test_a_missing_image_beside_a_bad_one_is_zeros() -> None:
     assert left[missing].any()
     whole = right[~missing].float().mean(dim=(1, 2, 3)) / 5
     assert whole.tolist() == ids[~missing].float().tolist()
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("of", ["boxes", "scores"])
+def test_what_belongs_to_boxes_agrees_with_them_in_a_bad_sample_too(of: str) -> None:
+    """One of the two may lie in the file that is bad, the other in a table."""
+    types = {
+        "left": Image(),
+        "boxes": Boxes(of="left"),
+        "scores": Array("float32", (None,), of="boxes"),
+    }
+    scores = [np.ones(1 + i % 3, np.float32) for i in range(N)]
+    columns = {"left": COLUMNS["left"], "boxes": COLUMNS["boxes"], "scores": scores}
+    columns[of] = [each[:0] if i == BAD else each for i, each in enumerate(columns[of])]
+    source = Memory(types, columns, bad={BAD: f"{of}: its CRC-32C is wrong"})
+    options: dict[str, Any] = {"augment": [SanitizeBoxes()], "pad": "mask", "max_bad": 1.0}
+    with DataLoader(source, 6, **options) as loader:
+        valid = [bool(v) for batch in loader for v in batch[-1]]
+    assert valid == [i != BAD for i in range(N)]

@@ -38,7 +38,7 @@ def load_local(
         if mode != "pread" and shard.is_mapped:
             encoded += shard.views(first[a:b], last[a:b])
             continue
-        slots = _slots((visit.ends[a:b] - visit.starts[a:b]).tolist())
+        slots = _slots(first[a:b], last[a:b])
         if marks is None or not shard.is_file_per_sample:
             shard.read_into(rows[a:b], first[a:b], slots)
         else:
@@ -100,7 +100,7 @@ def _blob(shard: OpenShard) -> Blob:
     return shard.blob
 
 
-def _slots(sizes: list[int]) -> list[Encoded]:
-    """Room for samples and one byte more each. An array each, so that a sample that someone keeps
+def _slots(starts: list[int], ends: list[int]) -> list[Encoded]:
+    """Room for spans and one byte more each. An array each, so that a sample that someone keeps
     doesn't hold its whole batch; one block for all was no faster."""
-    return [np.empty(size_bytes + 1, np.uint8) for size_bytes in sizes]
+    return [np.empty(end - start + 1, np.uint8) for start, end in zip(starts, ends, strict=True)]

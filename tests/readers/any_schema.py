@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.columns import Column
     from penstock.readers.formats.format import Listing
     from penstock.readers.origin.origin import Entry, Origin
 
@@ -141,7 +142,7 @@ class _Listing:
         find = self._in_files if self._is_file_per_sample else self._in_archives
         rows = [content(row) for row in range(SAMPLES)]
         boxes = [row["boxes"] for row in rows]
-        noted = {
+        noted: dict[str, Column] = {
             "label": DenseColumn(np.array([row["label"] for row in rows], np.int64)),
             "score": DenseColumn(np.array([row["score"] or 0 for row in rows], np.float32)),
             "tags": DenseColumn(np.stack([row["tags"] for row in rows])),

@@ -7,6 +7,7 @@ index of ours, says what it is called and writes a small dataset.
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import fsspec
@@ -206,11 +207,13 @@ class IndexedFormatConformance(FormatConformance):
         sidecar, summary = found
         path = os.fsencode(tmp_path / "sidecar.arrow")
         etag = sidecar.write(path)
-        how = {
-            "layout": candidates.layout,
-            "is_file_per_sample": self.format.is_file_per_sample,
-        }
-        again = read_sidecar(path, etag=etag, **how)
+        read = partial(
+            read_sidecar,
+            path,
+            layout=candidates.layout,
+            is_file_per_sample=self.format.is_file_per_sample,
+        )
+        again = read(etag=etag)
         assert (again.samples, again.size_bytes, again.suffix) == (
             sidecar.samples,
             sidecar.size_bytes,
@@ -220,7 +223,7 @@ class IndexedFormatConformance(FormatConformance):
         assert list(again.segments()) == list(sidecar.segments())
         assert again.write(path) == etag
         with pytest.raises(CorruptShardError):
-            read_sidecar(path, etag="crc32c-00000000", **how)
+            read(etag="crc32c-00000000")
 
     def test_a_shard_can_be_made_anew_from_what_lies_there(self, root: Path) -> None:
         indexing, origin, index = self.indexing, local(root), self.index(root)

@@ -96,7 +96,7 @@ def test_bare_records_are_arrays_and_numbers_wherever_they_lie(tmp_path: Path) -
             for mode in ("copy", "mmap", "pread"):
                 with Dataset(url, cache=tmp_path / "cache") as dataset:
                     assert dataset.fields == ("pixels", "label")
-                    batch = dataset.read(rows_of(dataset)[::-1], mode=mode)  # type: ignore[arg-type]
+                    batch = dataset.read(rows_of(dataset)[::-1], mode=mode)
                     pixels, labels = batch.columns["pixels"], batch.columns["label"]
                     assert isinstance(pixels, DenseColumn)
                     assert isinstance(labels, DenseColumn)

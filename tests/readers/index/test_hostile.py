@@ -91,7 +91,7 @@ def everything(root: Path) -> int:
         index = dataset.index
         rows = [(s, r) for s, n in enumerate(index.sizes.tolist()) for r in range(n)]
         dataset.names(range(len(dataset)))
-        return len(dataset.read(np.array(rows, np.int64)).columns["image"].samples)
+        return len(dataset.read(np.array(rows, np.int64)).columns["image"])
 
 
 def is_refused(root: Path) -> str:

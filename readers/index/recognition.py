@@ -19,6 +19,7 @@ from penstock.readers.formats.registry import (
 )
 from penstock.readers.index.manifest_lookup import OWN_MANIFEST, REPACK, ManifestLookup
 from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from penstock.readers.formats.format import Format
@@ -103,7 +104,7 @@ class Recognition:
 
     def _shows_a_folder(self) -> bool:
         """Whether there are folders or images at the root."""
-        from penstock.readers.formats.tar.keys import IMAGES, extension
+        from penstock.readers.formats.folder.kinds import IMAGES
 
         top = self._origin.top(lambda name: extension(name) in IMAGES)
         return bool(top.folders or top.entries)

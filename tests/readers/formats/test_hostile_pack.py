@@ -14,9 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.readers.files.pages import BROKEN, map_buffer
+from penstock.readers.formats.layout import Layout
 from penstock.readers.formats.pack.columns import PackColumns
 from penstock.readers.formats.pack.content import shard_batch
 from penstock.readers.formats.pack.dense import DenseRows
+from penstock.readers.formats.pack.forms import pack_forms
+from penstock.readers.formats.summary import Sums
 from tests.readers.formats.pack_contents import EVERY, content
 
 if TYPE_CHECKING:
@@ -175,6 +178,37 @@ def test_offsets_that_lead_anywhere_are_refused(
     data[place : place + 8] = value.to_bytes(8, "little", signed=True)
     with pytest.raises(BROKEN):
         read(pa.py_buffer(bytes(data)))
+
+
+STORAGE = {name: form.storage for name, form in pack_forms(EVERY).items()}
+
+
+def promised(columns: PackColumns, **changes: Any) -> Any:
+    """The table, by a manifest that says this."""
+    notes = {name: field.notes() for name, field in columns.fields.items()}
+    said = {"storage": STORAGE, "lacking": frozenset(LACKING), "samples": N} | changes
+    layout = Layout(schema=EVERY, storage=said["storage"], lacking=said["lacking"])
+    return columns.table(layout, samples=said["samples"], sums=said.get("sums", Sums.of(notes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"samples": N + 1}, "samples"),
+        ({"lacking": frozenset()}, "lack"),
+        ({"storage": STORAGE | {"image": "rows"}}, "'image' isn't stored"),
+        ({"storage": STORAGE | {"vector": "span"}}, "'vector' isn't stored"),
+        ({"storage": STORAGE | {"label": "rows"}}, "'label' isn't stored"),
+        ({"sums": Sums(1, 2)}, "aren't what the manifest promises"),
+    ],
+)
+def test_a_manifest_that_promises_something_else_is_refused(
+    tmp_path: Path, changes: dict[str, Any], told: str
+) -> None:
+    columns = PackColumns(forged(tmp_path / "shard.arrow", lambda _: None), EVERY)
+    assert len(promised(columns)) == N
+    with pytest.raises(ValueError, match=told):
+        promised(columns, **changes)
 
 
 @pytest.mark.parametrize(

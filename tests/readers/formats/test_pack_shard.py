@@ -16,6 +16,7 @@ from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedCo
 from penstock.readers.fields.field_types import Array, Image, Mask, MultiLabel, Value
 from penstock.readers.fields.schema import Schema
 from penstock.readers.files.pages import map_buffer
+from penstock.readers.formats.layout import NOWHERE, Layout
 from penstock.readers.formats.pack.columns import PackColumns
 from penstock.readers.formats.pack.content import write_shard
 from penstock.readers.formats.pack.dense import DenseRows
@@ -147,6 +148,50 @@ def test_what_was_written_is_read(tmp_path: Path, lacking: tuple[str, ...]) -> N
     assert columns.source_names() == made.names
     assert columns.codecs("mask") == ["png"] * 20
     assert data[columns.source_offset() :][:8].view("<i8").tolist() == [100]
+
+
+def test_the_table_of_a_shard_says_where_samples_are(tmp_path: Path) -> None:
+    path = tmp_path / "shard.arrow"
+    made = content(lacking=LACKING)
+    summary = write_shard(os.fsencode(path), made)
+    storage = {name: form.storage for name, form in pack_forms(EVERY).items()}
+    layout = Layout(schema=EVERY, storage=storage, lacking=frozenset(LACKING))
+    table = opened(path).table(layout, samples=9, sums=summary.sums)
+    data, columns = np.frombuffer(path.read_bytes(), np.uint8), layout.table
+    for name, place in columns.spans.items():
+        there = made.present.get(name, np.ones(9, bool))
+        assert (table[~there, place.start : place.end + 1] == NOWHERE).all()
+        for row in np.flatnonzero(there).tolist():
+            found = data[table[row, place.start] : table[row, place.end]]
+            assert crc32c(found) == table[row, place.crc]
+    image, boxes = columns.spans["image"], columns.spans["boxes"]
+    assert image.height is not None
+    assert boxes.lengths is not None
+    assert table[0, image.height : image.height + 2].tolist() == [4, 5]
+    column = made.columns["boxes"]
+    assert isinstance(column, RaggedColumn)
+    assert table[0, boxes.lengths : boxes.lengths + 2].tolist() == list(column.sample(0).shape)
+    labels = made.columns["label"].values * made.present["label"]  # type: ignore[union-attr]
+    assert table[:, columns.values["label"]].tolist() == labels.tolist()
+    assert table[:, columns.present["vector"]].tolist() == made.present["vector"].tolist()
+
+
+def test_rows_that_are_all_of_a_batch_are_gathered_into_it(tmp_path: Path) -> None:
+    schema, path = Schema({"x": Array("float32", (5, 7))}), tmp_path / "shard.arrow"
+    made = content(schema, samples=30)
+    write_shard(os.fsencode(path), made)
+    dense, values = DenseRows(opened(path, schema).fields["x"]), made.columns["x"].values  # type: ignore[union-attr]
+    rows = np.array([7, 29, 7, 0])
+    for places in (np.arange(4), np.array([3, 0, 2, 1])):
+        out = np.full((4, 5, 7), 9, np.float32)
+        dense.put(rows, out, places)
+        assert np.array_equal(out[places], values[rows])
+    out = np.full((6, 5, 7), 9, np.float32)
+    dense.put(rows, out, np.array([1, 2, 4, 5]))
+    assert (out[[0, 3]] == 9).all()
+    turned = np.full((7, 5, 4), 9, np.float32).T
+    dense.put(rows, turned, np.arange(4))
+    assert np.array_equal(turned, values[rows])
 
 
 DENSE = {name: type for name, type in EVERY.items() if pack_form(type).kind == "dense"}

@@ -173,6 +173,12 @@ class Dataset(Source):
         return self._fields
 
     @property
+    def is_plain(self) -> bool:
+        """Whether its URL alone tells which samples and fields it has."""
+        told = (self._places, self._names, self._manifest, self._types)
+        return all(each is None for each in told) and self._format == AUTO
+
+    @property
     def contents(self) -> Contents:
         """What is there, as whoever reads by shards has to know it; opens it at first use."""
         index = self.index

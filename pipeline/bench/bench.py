@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import PenstockError
 from penstock.pipeline.bench.ceilings import measure_ceilings
-from penstock.pipeline.bench.compare import ROUND, ROUNDS, compare_url
+from penstock.pipeline.bench.compare import ROUND, ROUNDS, check_comparable, compare_url
 from penstock.pipeline.bench.play import Run, floor_au, import_all, play
 from penstock.pipeline.bench.tune import SearchResult, Setup, axes_for, tune
 from penstock.pipeline.report.diagnosis import Diagnosis, diagnose
-from penstock.readers.fields.field_types import Image
+from penstock.readers.fields.selection import image_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -85,7 +85,7 @@ def bench(
 
     Raises what opening and loading raise; PlanError for a batch larger than the dataset.
     """
-    result = _alone(workload, progress=progress, search=search)
+    result = _alone(workload, progress=progress, search=search, peers=peers)
     if not peers:
         return result
     try:
@@ -94,13 +94,17 @@ def bench(
         return replace(result, peers_error=error)
 
 
-def _alone(workload: Workload, *, progress: ProgressReport, search: bool) -> BenchResult:
+def _alone(
+    workload: Workload, *, progress: ProgressReport, search: bool, peers: Sequence[str]
+) -> BenchResult:
     progress("importing")
     import_all()
     progress("opening (what has no index yet is indexed once)")
     with workload.dataset() as dataset:
         dataset.open()
         workload = workload.settled(dataset)
+        if peers:  # before anything is measured
+            check_comparable(dataset, workload.recipe.operations)
         setup, found = workload.setup(dataset), None
         if search:
             found = _search(workload, dataset, setup, progress)
@@ -143,14 +147,11 @@ def _play(
     seconds: float | None = None,
 ) -> Run:
     progress(what, 0.0)
-    index = dataset.index
-    mean_bytes = float(index.shard_bytes.sum()) / max(1, index.samples)
     with _as_at_first(workload, dataset) as own:
         return play(
             lambda: workload.loader(own, setup),
             seconds=seconds or workload.seconds,
             step_s=step_s,
-            sample_bytes=mean_bytes,
             progress=lambda share: progress(what, share),
         )
 
@@ -183,7 +184,8 @@ def _search(
 
     # A step is over a batch of its size: another batch would be another step.
     given = {"batch_size"} if workload.batch_size is not None or workload.step_s else set()
-    given |= {"num_workers"} if workload.num_workers else set()
+    decodes = image_fields(dataset.schema, dataset.fields)
+    given |= {"num_workers"} if workload.num_workers or not decodes else set()
     axes = axes_for(start, cores=usable_cores(), samples=len(dataset), given=given)
     return tune(start, axes, measure)
 
@@ -205,7 +207,7 @@ def _ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
         # What a Map makes of a field isn't what the dataset holds: it can't be measured alone.
         made = {name for each in checked.maps for name in each.returns}
         fields = [name for name in dataset.fields if name not in made]
-        if not made or any(isinstance(dataset.schema.get(name), Image) for name in fields):
+        if not made or image_fields(dataset.schema, fields):
             ranges = dataset.contents.images
             images = check_recipes(operations, dataset.schema, fields, ranges).images
     with _as_at_first(workload, dataset) as own:

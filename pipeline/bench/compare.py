@@ -17,6 +17,7 @@ from penstock.pipeline.bench.peers.registry import OURS, split_installed
 from penstock.pipeline.bench.peers.work import Work, list_files
 from penstock.pipeline.bench.round import RoundSize
 from penstock.pipeline.bench.rounds import compare
+from penstock.readers.fields.selection import class_field, image_fields
 from penstock.readers.origin.local import LocalFolder
 
 if TYPE_CHECKING:
@@ -121,6 +122,16 @@ def compare_url(
     )
 
 
+def check_comparable(dataset: Source, recipe: Recipes) -> None:
+    """Raise ConfigError for what peers can't play: batches without images, another recipe."""
+    if not image_fields(dataset.schema, dataset.fields):
+        raise ConfigError(
+            f"--against: peers decode images, and the batches of {dataset.url} have "
+            f"{list(dataset.fields)}, none of them an image. Leave it out."
+        )
+    crop_of(recipe)
+
+
 def crop_of(recipe: Recipes) -> int:
     """Height and width of imagenet_train's crops. Raises ConfigError for any other recipe."""
     for operation in recipe if not isinstance(recipe, Mapping) else ():
@@ -178,13 +189,13 @@ def _local_files(url: str | Source, place: Path, most_samples: int) -> _Compared
 
 def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _ComparedFiles:
     index = dataset.open()
-    if (folder := _labelled_folder(index)) is not None:
+    if dataset.is_plain and (folder := _labelled_folder(dataset)) is not None:
         note = "All read the image folder where it lies."
         return _ComparedFiles(folder=folder, ours=folder, samples=index.samples, note=note)
     copy = place / "files"
     done = export_files(dataset, copy, most_samples=most_samples)
     is_local = isinstance(index.origin, LocalFolder)
-    if is_local and done.same_labels and done.samples == index.samples:
+    if is_local and dataset.is_plain and done.same_labels and done.samples == index.samples:
         note = f"Peers read the {done.samples} samples as files, Penstock the set where it lies."
         return _ComparedFiles(folder=copy, ours=_path(index), samples=done.samples, note=note)
     where = "" if is_local else "of a remote set "
@@ -192,11 +203,12 @@ def _files_of(dataset: Dataset, place: Path, most_samples: int) -> _ComparedFile
     return _ComparedFiles(folder=copy, ours=copy, samples=done.samples, note=note)
 
 
-def _labelled_folder(index: Index) -> Path | None:
+def _labelled_folder(dataset: Dataset) -> Path | None:
     """The local folder whose files are exactly the dataset's samples."""
+    index = dataset.index
     if not index.format.is_file_per_sample or not isinstance(index.origin, LocalFolder):
         return None
-    if "label" not in index.fields:
+    if class_field(dataset.schema, dataset.fields) is None:
         return None
     folder = _path(index)
     return folder if len(list_files(folder)) == index.samples else None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.cache.errors import DatasetError
+from penstock.cache.errors import ConfigError, DatasetError
 from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.fields.selection import class_field, image_fields
 from penstock.readers.fields.sniff import HEAD_BYTES, sniff
 from penstock.readers.types import Rejection
 
@@ -34,16 +35,20 @@ class Export:
 def export_files(dataset: Source, folder: Path, *, most_samples: int | None = None) -> Export:
     """Write `<folder>/<label>/<id>.<codec>`, bytes unchanged: the first most_samples, or all.
 
-    Samples without labels go to one class. Raises what Dataset.read raises, and WriteError's
-    base OSError where the folder can't be written.
+    The first field of images, and the first of classes; samples without go to one class. Raises
+    ConfigError for a dataset whose batches have no images, what Dataset.read raises, and
+    WriteError's base OSError where the folder can't be written.
     """
     contents = dataset.contents
     count = min(contents.samples, most_samples if most_samples is not None else contents.samples)
-    has_labels = "label" in contents.schema
+    images = image_fields(contents.schema, dataset.fields)
+    classes = class_field(contents.schema, dataset.fields)
+    if not images:
+        raise ConfigError(f"{dataset.url}: its batches have no images that could be written out.")
     seen: set[int] = set()
     for start in range(0, count, _CHUNK):
         read = dataset.read(contents.rows(np.arange(start, min(count, start + _CHUNK))))
-        batch, column = read.encoded("image"), read.columns.get("label")
+        batch, column = read.encoded(images[0]), read.columns.get(classes or "")
         labels = column.values.tolist() if isinstance(column, DenseColumn) else [0] * len(read)
         for number, label, encoded in zip(batch.ids.tolist(), labels, batch.encoded, strict=True):
             place = folder / f"{label:0{_DIGITS}d}"
@@ -53,7 +58,7 @@ def export_files(dataset: Source, folder: Path, *, most_samples: int | None = No
             (place / f"{number:012d}.{_suffix(encoded[:HEAD_BYTES].tobytes())}").write_bytes(
                 encoded.data
             )
-    return Export(samples=count, same_labels=has_labels and seen == set(range(len(seen))))
+    return Export(samples=count, same_labels=classes is not None and seen == set(range(len(seen))))
 
 
 def _suffix(head: bytes) -> str:

@@ -80,7 +80,7 @@ def play(
     first one has a row a sample. seconds: of the measured part, begun over and over if an epoch is
     shorter. step_s: wait so long after each batch; 0 takes them as they come. settle: batches that
     come before the measured part. sample_bytes: mean encoded size, for data of which the loader
-    can't say what it read; None: what it read from the disk. progress: told the share of the
+    can't say what it read; None: what it says. progress: told the share of the
     measured part that is done, twice a second.
 
     Raises ConfigError for numbers that can't be, and what the loader raises.
@@ -111,8 +111,8 @@ def play(
         cpu_s, after = tree_cpu_s() - cpu_s, loader.statistics()
     finally:
         loader.close()
-    tiers = _bytes_by_tier(before, after)
-    size_bytes = tiers["disk"] if sample_bytes is None else round(sample_bytes * steps.samples)
+    facts = after.facts.since(before.facts)
+    size_bytes = facts.bytes_read if sample_bytes is None else round(sample_bytes * steps.samples)
     return Run(
         figures=_run_figures(
             steps,
@@ -120,9 +120,9 @@ def play(
             cpu_s=cpu_s,
             first_batch_s=first_batch_s,
             stepped=step_s > 0,
-            tiers=tiers,
+            tiers=_bytes_by_tier(before, after),
         ),
-        facts=after.facts.since(before.facts),
+        facts=facts,
         waits_s=tuple(steps.waits_s),
     )
 

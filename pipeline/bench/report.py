@@ -152,7 +152,9 @@ def _verdict(result: BenchResult) -> Iterator[str]:
 def _head(result: BenchResult) -> Text:
     workload, setup, dataset = result.workload, result.setup, result.dataset
     where = workload.device
-    if where == "cpu":
+    if not result.raw.facts.decodes:
+        where = "nothing to decode"
+    elif where == "cpu":
         where = f"{setup.num_workers} decode thread{'s' * (setup.num_workers != 1)} on the CPU"
     what = "read only" if workload.recipe.reads_only else workload.recipe.name
     return Text.assemble(

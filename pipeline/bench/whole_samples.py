@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.base.blob import READ_MODE
 from penstock.readers.dataset import Dataset
 from penstock.readers.fields.columns import SampleBatch
-from penstock.readers.fields.selection import default_fields
+from penstock.readers.fields.field_types import ID
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 
 
 class WholeSamples(Dataset):
-    """A dataset that reads and checks the fields that batches have where nobody chooses, and hands
-    out their ids alone."""
+    """A dataset whose batches read and check its fields, and hand out ids alone.
+
+    Its arguments are those of `Dataset`.
+    """
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """What a batch has."""
+        return (ID,)
 
     def read(
         self,
@@ -30,8 +37,8 @@ class WholeSamples(Dataset):
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
     ) -> SampleBatch:
-        """Read rows as `Dataset.read` does, and drop the columns. fields: see there."""
-        index = self.index
-        wanted = default_fields(index.schema, index.lacking) if fields is None else fields
-        batch = super().read(rows, mode=mode, bad=bad, fields=wanted)
+        """Read rows as `Dataset.read` does; without fields= the columns are dropped."""
+        batch = super().read(rows, mode=mode, bad=bad, fields=fields)
+        if fields is not None:
+            return batch
         return SampleBatch(ids=batch.ids, columns={}, bytes_read=batch.bytes_read)

@@ -11,7 +11,8 @@ from penstock.cache.errors import ConfigError, PlanError
 from penstock.pipeline.bench.accelerators import accelerator as accelerator_named
 from penstock.pipeline.bench.tune import Setup
 from penstock.pipeline.plan.world import World
-from penstock.readers.fields.field_types import Image
+from penstock.readers.fields.selection import image_fields
+from penstock.readers.formats.registry import AUTO as ANY_FORMAT
 from penstock.readers.origin.urls import show
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ class Workload:
     """What one `penstock bench` measures; its arguments are checked, its dataset isn't open yet.
 
     seconds: of each measured run. step_s: of the emulated training step over a batch, 0 without
-    one; accelerator: whose step that is, "" where its length was given.
+    one; accelerator: whose step that is, "" where its length was given. fields, manifest, format
+    and what else a Dataset takes: as there.
     """
 
     url: str
@@ -46,6 +48,9 @@ class Workload:
     cache: Path | None = None
     index: Path | str | None = None
     storage_options: Mapping[str, Any] | None = None
+    fields: tuple[str, ...] | Mapping[str, str] | None = None
+    manifest: str | None = None
+    format: str = ANY_FORMAT
 
     @property
     def place(self) -> str:
@@ -60,7 +65,9 @@ class Workload:
         kind = WholeSamples if self.recipe.reads_only else Dataset
         return kind(
             self.url,
-            fields=("id",) if self.recipe.reads_only else None,
+            fields=self.fields,
+            format=self.format,
+            manifest=self.manifest,
             cache=self.cache,
             index=self.index,
             storage_options=self.storage_options,
@@ -68,9 +75,8 @@ class Workload:
 
     def settled(self, dataset: Dataset) -> Workload:
         """The workload with the recipe that fits the dataset, which is open. Raises RecipeError."""
-        schema = dataset.schema
-        has_images = any(isinstance(schema.get(name), Image) for name in dataset.fields)
-        return replace(self, recipe=self.recipe.settled(has_images=has_images))
+        images = image_fields(dataset.schema, dataset.fields)
+        return replace(self, recipe=self.recipe.settled(has_images=bool(images)))
 
     def setup(self, dataset: Dataset) -> Setup:
         """What is given, and the loader's own defaults for the rest. Raises PlanError for a batch
@@ -110,8 +116,13 @@ class Workload:
     @property
     def imports(self) -> str:
         """What `line` needs, as a user would write it."""
-        names = {"DataLoader", "Dataset"} | set(self.recipe.names)
-        return "\n".join([f"from penstock import {', '.join(sorted(names))}", *self.recipe.imports])
+        names = {"DataLoader", *self.recipe.names}
+        lines = [*self.recipe.imports]
+        if self.recipe.reads_only:
+            lines.append("from penstock.pipeline.bench.whole_samples import WholeSamples")
+        else:
+            names.add("Dataset")
+        return "\n".join([f"from penstock import {', '.join(sorted(names))}", *lines])
 
     def line(self, setup: Setup) -> str:
         """The Python that builds the loader of this setup; what is a default of the loader's is
@@ -130,15 +141,20 @@ class Workload:
         if setup.read != READ_MODE:
             options.append(f"read={setup.read!r}")
         parts = [repr(self.place)]
-        if self.recipe.reads_only:
-            parts.append('fields=("id",)')
+        if self.fields is not None:
+            parts.append(f"fields={self.fields!r}")
+        if self.manifest is not None:
+            parts.append(f"manifest={self.manifest!r}")
+        if self.format != ANY_FORMAT:
+            parts.append(f"format={self.format!r}")
         if self.index is not None:
             parts.append(f"index={str(self.index)!r}")
         if self.cache is not None:
             parts.append(f"cache={str(self.cache)!r}")
         if self.storage_options:  # they may hold a secret
             parts.append("storage_options=storage_options")
-        return f"DataLoader(Dataset({', '.join(parts)}), {', '.join(options)})"
+        kind = "WholeSamples" if self.recipe.reads_only else "Dataset"
+        return f"DataLoader({kind}({', '.join(parts)}), {', '.join(options)})"
 
 
 def step_of(

@@ -15,18 +15,22 @@ from penstock.pipeline.cli.options import (
     AcceleratorName,
     Against,
     BatchSize,
+    BenchFields,
     BenchRecipe,
     CacheFolder,
     DecodeThreads,
     Device,
+    Format,
     IndexFolder,
     Json,
+    ManifestFile,
     Plot,
     Seconds,
     Source,
     StepMs,
     StorageOption,
     Tune,
+    parse_fields,
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import MeasuringBar
@@ -50,6 +54,9 @@ def bench(
     num_workers: DecodeThreads = None,
     tune: Tune = False,
     plot: Plot = None,
+    fields: BenchFields = None,
+    manifest: ManifestFile = None,
+    format: Format = "auto",
     cache: CacheFolder = None,
     index_folder: IndexFolder = None,
     storage_option: StorageOption = None,
@@ -89,6 +96,9 @@ def bench(
         cache=cache,
         index=index_folder,
         storage_options=parse_storage_options(storage_option),
+        fields=parse_fields(fields),
+        manifest=manifest,
+        format=format,
     )
     with warnings.catch_warnings(), MeasuringBar("bench") as bar:
         warnings.simplefilter("once", PenstockWarning)  # each run would repeat them

@@ -24,10 +24,10 @@ from penstock.readers.fields.field_types import (
     ID,
     PRESENT,
     Boxes,
-    Image,
     Keypoints,
     Mask,
 )
+from penstock.readers.fields.selection import fields_handed_out, image_fields
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +59,8 @@ def open_with_all_fields(url: str, **options: Any) -> Dataset:
 
     with Dataset(url, **options) as found:
         schema, lacking = found.schema, found.index.lacking
-    fields = [*schema, *(name + PRESENT for name in schema if lacking.get(name)), ID]
+    shown = fields_handed_out(schema)
+    fields = [*shown, *(name + PRESENT for name in shown if lacking.get(name)), ID]
     return Dataset(url, **options).select(*fields)
 
 
@@ -78,7 +79,7 @@ def look(
     if not 1 <= size <= MOST_SAMPLES:
         raise ConfigError(f"--batch: got {size}, wanted 1 to {MOST_SAMPLES}.")
     schema = dataset.schema
-    images = [name for name in dataset.fields if isinstance(schema.get(name), Image)]
+    images = list(image_fields(schema, dataset.fields))
     ops, words = _fitting(dataset, images, recipe)
     with DataLoader(
         dataset,
@@ -130,7 +131,7 @@ def _pictures(
     normalize: Normalize | None,
 ) -> list[Picture]:
     """The images of one field, with what belongs to them."""
-    several = sum(isinstance(schema.get(each), Image) for each in batch) > 1
+    several = len(image_fields(schema, batch)) > 1
 
     def followers(kind: type[Any]) -> list[Any]:
         of = [each for each in batch if isinstance(schema.get(each), kind)]

@@ -200,6 +200,14 @@ BenchRecipe = Annotated[
         "imagenet-eval, none (they are read only), or module:name of your own recipe."
     ),
 ]
+BenchFields = Annotated[
+    str | None,
+    typer.Option(
+        "--fields",
+        help="Fields of a batch, such as image,label; or where each lies in a folder: "
+        "image=images,mask=masks.",
+    ),
+]
 BatchSize = Annotated[
     int | None,
     typer.Option(

@@ -235,6 +235,7 @@ def _meter(
             are_files=contents.is_file_per_sample,
         ),
         output=image.shape[1:] if image is not None else None,
+        decodes=image is not None,
     )
 
 

@@ -33,6 +33,7 @@ Cause = Literal[
     "dataset-code",
     "slow-map",
     "slow-disk",
+    "slow-read",
     "tiny-shards",
     "slow-remote",
     "throttled",

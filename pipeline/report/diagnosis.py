@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.report.advice import changes_for
 from penstock.pipeline.report.limit import ceiling_of, find_limit
 from penstock.pipeline.report.prediction import STAGE_WORDS, predict
+from penstock.pipeline.report.read_changes import reads_compute
 
 if TYPE_CHECKING:
     from penstock.pipeline.report.causes import Cause, Limit
@@ -109,6 +110,8 @@ def _wait_words(limit: Limit, facts: LoaderFacts) -> str:
     at = f"{waited} at {facts.samples_per_s:,.0f} samples/s"
     if limit in ("model", "python"):
         return waited
+    if limit == "disk" and reads_compute(facts):
+        return f"{at}, most of that for samples to be read"
     if limit in ("disk", "remote", "cache"):
         return f"{at}, most of that for bytes from the {'disk' if limit == 'disk' else 'remote'}"
     if limit == "map":

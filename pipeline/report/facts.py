@@ -27,6 +27,7 @@ _GROWING = (
     "load_s",
     "fill_s",
     "elapsed_s",
+    "bytes_read",
 )
 
 
@@ -127,7 +128,8 @@ class LoaderFacts:
     gil_late: share of the reading threads' tries to take Python's GIL that came late; gil_late_s:
     the mean time of those. decode_threads, usable_cores: of this rank. device: "cpu", "cuda:0".
     workers: torch's, of a torch dataset; None for a native one. url: the dataset's, for people.
-    map: what the recipe's Maps take; None without any.
+    map: what the recipe's Maps take; None without any. bytes_read: of the samples, from wherever
+    they came. decodes: whether there are images, which DALI decodes.
     """
 
     samples: int
@@ -143,6 +145,8 @@ class LoaderFacts:
     usable_cores: int
     device: str
     url: str = ""
+    bytes_read: int = 0
+    decodes: bool = True
     fill_s: float = 0.0
     gil_late: float = 0.0
     gil_late_s: float = 0.0

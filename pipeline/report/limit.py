@@ -44,7 +44,7 @@ def find_limit(facts: LoaderFacts) -> Limit:
     if facts.wait_share < FED_WAIT_SHARE:
         return "python" if holds_gil else "model"
     # Before the GIL: a function in the reading threads keeps it from the others of them.
-    waits_for_bytes = facts.wait_read_s > facts.wait_decode_s
+    waits_for_bytes = facts.wait_read_s > facts.wait_decode_s or not facts.decodes
     if facts.map is not None and waits_for_bytes and facts.map.seconds > facts.load_s / 2:
         return "map"
     # Readers that are kept from the GIL leave decoding without work: it is waited for then, too.
@@ -53,7 +53,7 @@ def find_limit(facts: LoaderFacts) -> Limit:
     if facts.workers is not None:
         return "decode" if facts.wait_decode_s > facts.wait_read_s else "dataset"
     # Reading threads that decode into memory wait for no disk.
-    if facts.wait_read_s <= facts.wait_decode_s or facts.fill_s > facts.load_s / 2:
+    if not waits_for_bytes or facts.fill_s > facts.load_s / 2:
         return _behind_the_bytes(facts)
     remote = facts.remote
     # By what the reading threads waited for: a job may fetch all the time and wait for a disk.

@@ -39,7 +39,7 @@ class Meter:
     """The counters of one loader, which its engine adds to; one thread writes each of them.
 
     decode_threads, usable_cores: of this rank. url, shards: of a native dataset; output: height and
-    width that its recipe hands out, None without images.
+    width that its recipe hands out, None without images. decodes: whether DALI has any to decode.
     """
 
     decode_threads: int
@@ -48,6 +48,7 @@ class Meter:
     url: str = ""
     shards: ShardFacts | None = None
     output: tuple[int, int] | None = None
+    decodes: bool = True
     probe: ReadProbe = field(default_factory=ReadProbe)
     samples: int = 0
     batches: int = 0
@@ -59,7 +60,7 @@ class Meter:
     wait_decode_s: float = 0.0
     read_s: float = 0.0
     load_s: float = 0.0
-    bytes_disk: int = 0
+    bytes_read: int = 0
     remote: Callable[[], TierFacts] | None = None  # of a remote dataset
     resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
     map: Callable[[], MapFacts] | None = None  # where the recipe has Maps
@@ -94,7 +95,7 @@ class Meter:
         waits = np.array(self.waits or [0.0])
         remote = self.remote() if self.remote is not None else None
         resident = self.resident() if self.resident is not None else None
-        traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_disk)
+        traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_read)
         facts = self._facts(remote, fill_s=resident.fill_s if resident else 0.0)
         diagnosis = diagnose(facts)
         if diagnosis.limit == "decode" and facts.device == "cpu":
@@ -160,6 +161,8 @@ class Meter:
             usable_cores=self.usable_cores,
             device=self.device,
             url=self.url,
+            bytes_read=self.bytes_read,
+            decodes=self.decodes,
             gil_late=late,
             gil_late_s=late_s,
             workers=self.workers,

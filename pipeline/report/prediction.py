@@ -35,6 +35,7 @@ STAGE_WORDS: dict[Stage, str] = {
     "python": "Python",
 }
 _THE_STEP = "the training step"
+_LEAST_STEP_SHARE = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +84,9 @@ def _bounds(limit: Limit, facts: LoaderFacts) -> list[tuple[float, str]]:
         rate = _ceiling(stage, facts)
         if bounding and rate is not None:
             bounds.append((rate.samples_per_s, STAGE_WORDS[stage]))
-    if limit not in ("model", "python") and facts.step_s > 0:
+    # A loop that only takes batches has no step to speak of.
+    has_step = facts.step_s > _LEAST_STEP_SHARE * (facts.step_s + facts.wait_s)
+    if limit not in ("model", "python") and has_step:
         bounds.append((facts.samples / facts.step_s, _THE_STEP))
     return bounds
 

@@ -19,18 +19,36 @@ _THROTTLED_SHARE = 0.05
 TINY_SHARD_BYTES = 1 << 20
 # A small dataset has no other choice than a few small shards.
 _FEW_SHARDS = 64
+# Reading threads that are on a core for more of their time than this don't wait for a disk.
+_COMPUTING_SHARE = 0.5
 _OTHERS = "what the other stages gave alone"
 _NOTHING_FETCHED = "nothing has to be fetched any more"
 
 
+def reads_compute(facts: LoaderFacts) -> bool:
+    """Whether reading local samples takes cores rather than a disk: the reading threads are on a
+    core for most of their time, or aren't what is waited for at all."""
+    is_behind = not facts.decodes and facts.wait_read_s < facts.wait_s / 2
+    return is_behind or facts.read_s > _COMPUTING_SHARE * facts.load_s
+
+
 def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
-    """What could be changed where batches wait for a local disk."""
+    """What could be changed where batches wait for local samples."""
     yield from _tiny_shards(facts)
     are_files = facts.shards is not None and facts.shards.are_files
+    if reads_compute(facts) and not are_files:
+        each_us = 1e6 * facts.read_s / max(facts.samples, 1)
+        yield Change(
+            cause="slow-read",
+            why=f"It isn't the disk: reading and checking takes {each_us:.2g} us of a core for "
+            "each sample.",
+            advice="Larger batches, or fewer fields (`fields=`), take less for a sample.",
+        )
+        return
     pack = f"A pack (`penstock pack {facts.url or 'SRC'} DST`) on a local NVMe would move it."
     yield Change(
         cause="slow-disk",
-        why="The images are single files." if are_files else "",
+        why="The samples are single files." if are_files else "",
         advice=pack
         if facts.shards is None or are_files
         else "A local NVMe for it (or `cache=DiskCache(...)` there), or memory for all of its "
@@ -98,7 +116,7 @@ def _tiny_shards(facts: LoaderFacts, fetched: str = "") -> Iterator[Change]:
     if shards.are_files:
         if facts.remote is None:
             return
-        found = f"Every image is an object of its own: {shards.count:,} of {size}"
+        found = f"Every sample is an object of its own: {shards.count:,} of {size}"
     yield Change(
         cause="tiny-shards",
         why=f"{found}, and each takes requests and openings. {fetched}".rstrip(),

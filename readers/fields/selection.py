@@ -39,7 +39,22 @@ def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...
     image = next((name for name in whole if isinstance(schema[name], Image)), None)
     if image is not None and LABEL in whole and isinstance(schema[LABEL], ClassLabel):
         return image, LABEL
-    return tuple(name for name in whole if not isinstance(schema[name], _UNDECODABLE))
+    return tuple(name for name in fields_handed_out(schema) if name in whole)
+
+
+def image_fields(schema: Schema, fields: Iterable[str]) -> tuple[str, ...]:
+    """Those of some fields, the schema's or not, that are images."""
+    return tuple(name for name in fields if isinstance(schema.get(name), Image))
+
+
+def class_field(schema: Schema, fields: Iterable[str]) -> str | None:
+    """The first of some fields that is a class."""
+    return next((name for name in fields if isinstance(schema.get(name), ClassLabel)), None)
+
+
+def fields_handed_out(schema: Schema) -> tuple[str, ...]:
+    """The fields that batches can have."""
+    return tuple(name for name, type in schema.items() if not isinstance(type, _UNDECODABLE))
 
 
 def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, get_args
 import numpy as np
 
 from penstock.cache.base.blob import ReadMode
-from penstock.cache.base.counters import Traffic, TrafficMeter
+from penstock.cache.base.counters import Traffic, TrafficMeter, joined_traffic
 from penstock.cache.errors import ConfigError, CorruptSampleError, IndexChangedError
 from penstock.readers.fields.columns import SampleBatch
 from penstock.readers.formats.local_files import REINDEX
@@ -51,8 +51,9 @@ class SampleReader:
 
     def traffic(self) -> Traffic:
         """What was read so far, by tier; of a local dataset bytes_disk alone."""
-        remote = self.index.remote
-        return self._local.snapshot() if remote is None else remote.traffic()
+        # What is stored by rows counts as from the disk: of a remote shard it is brought there.
+        remote, local = self.index.remote, self._local.snapshot()
+        return local if remote is None else joined_traffic([remote.traffic(), local])
 
     def read(
         self,
@@ -76,6 +77,9 @@ class SampleReader:
         by_rows: dict[str, Column] = {}
         if choice.dense or choice.rows:
             by_rows = read_by_rows(visit, choice, order, reader=self, marks=marks)
+            rows_bytes = sum(column.size_bytes for column in by_rows.values())
+            self._local.add(bytes_disk=rows_bytes)
+            size_bytes += rows_bytes
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         table = visit.table[back]

@@ -98,6 +98,9 @@ TWICE = ProgressiveCost(times=2.0, images=16, of_twins=True)
 MEASURED = replace(ALONE, progressive=TWICE)
 HEAVY = replace(ALONE, decode=rate(400.0, 0.5))
 
+COMPUTING = facts(**READING, read_s=0.9, shards=USUAL)
+NO_IMAGES = facts(decodes=False, wait_read_s=0.0, wait_decode_s=0.1)
+
 PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
     (facts(batches=0), "nothing yet", "", "Too early"),
     (facts(step_s=10.0, wait_s=0.1), "model", "slow-model", "would change nothing"),
@@ -108,6 +111,9 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
     (facts(), "decode", "slow-decode", "num_workers="),
     (facts(usable_cores=8), "decode", "slow-decode", "num_workers=8"),
     (facts(device="cuda:0"), "decode", "slow-decode", "on the GPU"),
+    (COMPUTING, "disk", "slow-read", "It isn't the disk"),
+    (NO_IMAGES, "disk", "slow-read", "fewer fields"),
+    (replace(NO_IMAGES, wait_read_s=8.9), "disk", "slow-disk", "bytes from the disk"),
     (facts(images=images()), "decode", "slow-decode", "num_workers="),
     (facts(images=LARGE), "decode", "oversized", "set DST --short-side 256"),
     (facts(images=images(mean_pixels=2e5)), "decode", "slow-decode", "--short-side 256"),

@@ -1,0 +1,131 @@
+"""`penstock bench` on samples of any fields: what it measures, tells and prints runs as it says."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.bench import bench as measure
+from penstock.pipeline.bench.export import export_files
+from penstock.pipeline.bench.recipes import recipe_named
+from penstock.pipeline.bench.workload import Workload
+from penstock.pipeline.cli import main
+from penstock.readers import Dataset
+from tests import field_sets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SAMPLES = 12
+WITHOUT_STAGES = {"decode", "augment", "python", "copy"}
+
+
+@pytest.fixture(scope="module")
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("sets")
+    field_sets.write_folder(place / "folder", SAMPLES)
+    field_sets.write_tars(place / "tar", SAMPLES)
+    field_sets.write_numbers(place / "numbers", SAMPLES)
+    field_sets.pack_of(place / "numbers", place / "numbers-pack")
+    return place
+
+
+def bench(url: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["bench", str(url), "--seconds", "0.1", "--json", *arguments]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def run_as_printed(found: dict[str, Any]) -> tuple[Any, Any]:
+    """The loader of the line that is told, and its first batch."""
+    names: dict[str, Any] = {}
+    imports = "from penstock import DataLoader, Dataset, imagenet_train\n"
+    imports += "from penstock.pipeline.bench.whole_samples import WholeSamples"
+    exec(imports, names)
+    with eval(found["python"], names) as loader:
+        batch = next(iter(loader))
+        loader.dataset.close()
+        return loader, batch
+
+
+@pytest.mark.parametrize("kind", ["numbers", "numbers-pack"])
+def test_without_images_nothing_is_said_to_be_decoded(
+    sets: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = bench(sets / kind, capsys=capsys)
+    assert found["augment"] == "fields"
+    assert found["limit"] not in ("decode", "augment")
+    assert not WITHOUT_STAGES & found["ceilings"].keys()
+    # An array of 40 bytes, ragged ones, and texts.
+    assert found["bytes_per_s"] / found["samples_per_s"] > 40
+    assert sum(found["bytes_by_tier"].values()) > 40 * found["samples"]
+    _, batch = run_as_printed(found)
+    assert len(batch) == 5
+    assert batch[0].shape == (SAMPLES, 2, 5)
+
+
+@pytest.mark.parametrize("kind", ["folder", "tar"])
+def test_what_batches_have_is_what_is_counted(
+    sets: Path, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = bench(sets / kind, capsys=capsys)
+    images = [len(field_sets.street(number).image) for number in range(SAMPLES)]
+    each = found["bytes_per_s"] / found["samples_per_s"]
+    assert each == pytest.approx(sum(images) / SAMPLES)
+    _, (pixels, labels) = run_as_printed(found)
+    assert (pixels.shape, labels.shape) == ((SAMPLES, 3, 224, 224), (SAMPLES,))
+
+
+def test_fields_may_be_named(sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = bench(sets / "tar", "--fields", "mask,caption", capsys=capsys)
+    assert (found["augment"], found["limit"] in ("decode", "augment")) == ("fields", False)
+    _, (masks, captions) = run_as_printed(found)
+    assert masks.shape == (SAMPLES, field_sets.HEIGHT, field_sets.WIDTH)
+    assert isinstance(captions[0], str)
+
+
+def test_fields_may_be_folders(sets: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    places = ("--fields", "image=images,mask=masks")
+    found = bench(sets / "folder", *places, "--augment", "none", capsys=capsys)
+    loader, (ids,) = run_as_printed(found)
+    assert sorted(ids.tolist()) == list(range(SAMPLES))
+    assert loader.statistics().bytes_disk == sum(
+        len(field_sets.street(number).image + field_sets.street(number).mask_png)
+        for number in range(SAMPLES)
+    )
+
+
+def test_peers_need_images_and_that_is_said_before_anything_is_measured(
+    sets: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "penstock.pipeline.bench.bench.play", lambda *_, **__: pytest.fail("it played")
+    )
+    assert main(["bench", str(sets / "numbers"), "--against", "torch"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "peers decode images" in told
+    assert "'signal', 'tokens', 'text', 'target', 'number'" in told
+
+
+def test_imagenets_recipe_needs_images(sets: Path) -> None:
+    workload = Workload(
+        url=str(sets / "numbers"), recipe=recipe_named("imagenet"), device="cpu", seconds=0.1
+    )
+    with pytest.raises(ConfigError, match="works on images"):
+        measure(workload, progress=lambda *_: None)
+
+
+def test_only_images_are_written_out(sets: Path, tmp_path: Path) -> None:
+    with (
+        Dataset(sets / "numbers") as dataset,
+        pytest.raises(ConfigError, match="no images that could be written"),
+    ):
+        export_files(dataset, tmp_path / "out")
+    with Dataset(sets / "tar") as dataset:
+        done = export_files(dataset, tmp_path / "out")
+    assert (done.samples, done.same_labels) == (SAMPLES, True)
+    written = sorted(each.read_bytes() for each in (tmp_path / "out").glob("*/*.png"))
+    assert written == sorted(field_sets.street(number).image for number in range(SAMPLES))

@@ -1,13 +1,14 @@
 """The moving part of a loader: the threads along the road, and the training loop at its end.
 
-A feed owns the threads and the graph and knows nothing of the facade, so that the facade's
+A feed owns the threads and the graphs and knows nothing of the facade, so that the facade's
 finalizer can stop it. It goes on into the next epoch where the road does, so that an epoch's first
 batch is there at once; where the user is anywhere else than it went, it drops what is in flight and
 starts there.
 
 On the CPU one batch is decoded ahead on a thread of its own: feeding DALI a batch takes 6 us a
 sample, which the training loop would else wait for in every step. On CUDA the training loop does
-it, as tensors belong to the stream that is current where they are taken.
+it, as tensors belong to the stream that is current where they are taken; and so it does without
+images, where nothing is left to do but to wrap arrays.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from penstock.readers.fields.field_types import (
     Tokens,
     Value,
 )
+from penstock.readers.fields.rows import shown
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -43,7 +44,6 @@ _SEPARATORS = ("|", ";", ",")
 _INT64 = range(-(2**63), 2**63)
 _LONGEST_INTEGER = 20
 _MAX_DEPTH = 16
-_SHOWN = 60
 
 COLUMN_TYPES = (Value, ClassLabel, MultiLabel, Text, Array, Boxes, Keypoints, Tokens)
 """The types that a table's values can have."""
@@ -107,12 +107,6 @@ def fits(dtype: np.dtype[Any], values: NDArray[Any]) -> bool:
         with np.errstate(over="ignore"):
             return bool((np.isfinite(values.astype(dtype)) == np.isfinite(values)).all())
     return values.dtype.kind == "b"
-
-
-def shown(value: object) -> str:
-    """A value in a message, shortened."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
 def _leaves(value: Any, depth: int = 0) -> set[type]:

@@ -114,7 +114,7 @@ def json_object(text: str | bytes, *, what: str) -> dict[str, Any]:
     found = json_value(text, what=what)
     if not isinstance(found, dict):
         raise DatasetError(
-            f"{what}: got {_shown(found)}, wanted a JSON object, such as "
+            f"{what}: got {shown(found)}, wanted a JSON object, such as "
             '{"file_name": "a.jpg", "label": 3}.'
         )
     return found
@@ -163,7 +163,7 @@ def object_table(
 
 def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None:
     if depth > _MAX_DEPTH:
-        raise ValueError(f"more than {_MAX_DEPTH} objects in one another, at {_shown(name)}.")
+        raise ValueError(f"more than {_MAX_DEPTH} objects in one another, at {shown(name)}.")
     if isinstance(value, dict):
         for key, inner in value.items():
             _flatten(flat, f"{name}.{key}" if depth else key, inner, depth=depth + 1)
@@ -172,7 +172,7 @@ def _flatten(flat: dict[str, Any], name: str, value: Any, *, depth: int) -> None
             inner = [each.get(key) for each in value]
             _flatten(flat, f"{name}.{key}", inner, depth=depth + 1)
     elif name in flat:
-        raise ValueError(f"the key {_shown(name)} is there twice. Rename one.")
+        raise ValueError(f"the key {shown(name)} is there twice. Rename one.")
     else:
         flat[name] = value
 
@@ -196,7 +196,7 @@ def _once(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
-            raise ValueError(f"the key {_shown(key)} is there twice")
+            raise ValueError(f"the key {shown(key)} is there twice")
         found[sys.intern(key)] = value  # many objects have the same keys
     return found
 
@@ -222,11 +222,12 @@ def _check_header(names: Sequence[str], source: str) -> None:
         raise DatasetError(f"{source}: got no header, wanted column names in the first line.")
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
-        raise DatasetError(f"{source}: the column {_shown(twice[0])} is there twice. Rename one.")
+        raise DatasetError(f"{source}: the column {shown(twice[0])} is there twice. Rename one.")
     if len(names) > MAX_COLUMNS:
         raise DatasetError(f"{source}: got {len(names):,} columns, wanted at most {MAX_COLUMNS:,}.")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A value in a message, shortened."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

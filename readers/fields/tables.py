@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.fields.cells import COLUMN_TYPES, array_of, cell, fits, number_of, shown
+from penstock.readers.fields.cells import COLUMN_TYPES, array_of, cell, fits, number_of
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fields.field_types import (
     AUTO_DTYPE,
@@ -30,6 +30,8 @@ from penstock.readers.fields.field_types import (
     Value,
     is_field_name,
 )
+from penstock.readers.fields.rows import shown
+from penstock.readers.fields.selection import LABEL
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
@@ -40,9 +42,6 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.fields.rows import Table
-
-LABEL = "label"
-"""The column whose integers or texts are classes."""
 
 _NAMES_SHOWN = 5
 

@@ -51,7 +51,8 @@ def opened(path: Path, schema: Schema = EVERY) -> PackColumns:
 def wanted(made: ShardContent, name: str) -> list[Any]:
     """What a tool shall read of a field, as plain Python values."""
     column, type = made.columns[name], made.schema[name]
-    form, found = pack_form(type), []
+    form = pack_form(type)
+    found: list[Any] = []
     for row in range(len(column)):
         present = made.present.get(name)
         if present is not None and not present[row]:
@@ -60,6 +61,7 @@ def wanted(made: ShardContent, name: str) -> list[Any]:
             data = bytes(column.samples[row])
             found.append(data.decode() if form.arrow == pa.large_string() else data)
         else:
+            assert isinstance(column, DenseColumn | RaggedColumn)
             value = column.values[row] if isinstance(column, DenseColumn) else column.sample(row)
             flat = as_stored(value, form)
             found.append(flat)

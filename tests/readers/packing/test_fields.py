@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.readers.fields.columns import Column
+    from penstock.readers.source import Source
     from penstock.readers.types import Encoded, ImageFacts, Rejection
 
 SAMPLES, SMALL = 24, 4000
@@ -88,9 +89,9 @@ def never(_: Sequence[Encoded]) -> list[ImageFacts | Rejection]:
     raise AssertionError("nothing is to be decoded")
 
 
-def make(src: Path | str, dst: Path, **options: Any) -> Any:
-    options = {"shard_bytes": SMALL, "verify": images.verify, "workers": 2} | options
-    return pack(src, dst, **options)
+def make(src: Path | str | Source, dst: Path, **options: Any) -> Any:
+    default: dict[str, Any] = {"shard_bytes": SMALL, "verify": images.verify, "workers": 2}
+    return pack(src, dst, **(default | options))
 
 
 def sample(column: Column, row: int) -> Any:

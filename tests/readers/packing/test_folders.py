@@ -21,9 +21,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.field_types import FieldType
 
 SAMPLES = 12
-SCHEMA = {"boxes": Boxes("image", format="xywh"), "points": Keypoints("image")}
+SCHEMA: dict[str, FieldType] = {
+    "boxes": Boxes("image", format="xywh"),
+    "points": Keypoints("image"),
+}
 
 
 def folder(root: Path) -> Path:
@@ -107,8 +111,7 @@ def test_everything_stays_with_its_pixels(source: Path, tmp_path: Path) -> None:
 
 
 def test_as_it_is_nothing_changes(source: Path, tmp_path: Path) -> None:
-    options = {"schema": SCHEMA, "verify": images.verify, "shuffle": False}
-    pack(source, tmp_path / "pack", **options)  # type: ignore[arg-type]
+    pack(source, tmp_path / "pack", schema=SCHEMA, verify=images.verify, shuffle=False)
     (names, before), (packed_names, after) = read(source, schema=SCHEMA), read(tmp_path / "pack")
     assert names == packed_names
     assert before.present["caption"].tolist() == after.present["caption"].tolist()

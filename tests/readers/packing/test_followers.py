@@ -68,7 +68,7 @@ def sample(**changes: Any) -> PackSample:
         "caption": data(b"two"),
     } | changes
     given = {name: [each] for name, each in encoded.items()}
-    (facts,) = examine(given, SCHEMA, images.verify)  # type: ignore[arg-type]
+    (facts,) = examine(given, SCHEMA, images.verify)
     assert not isinstance(facts, Rejection), facts
     return PackSample(
         payloads={name: encoded[name][each.start :] for name, each in facts.items()},
@@ -99,7 +99,7 @@ def test_what_belongs_to_an_image_follows_it() -> None:
     assert after.payloads["caption"] is before.payloads["caption"]
     # And it is a sample as any other.
     given = {name: [each] for name, each in after.payloads.items()}
-    (facts,) = examine(given, SCHEMA, images.verify)  # type: ignore[arg-type]
+    (facts,) = examine(given, SCHEMA, images.verify)
     assert facts == after.facts
 
 

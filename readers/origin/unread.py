@@ -123,7 +123,8 @@ def _read_table(table: bytes) -> str:
         return f"The table isn't read. {REMEDY} "
     return (
         f'If the table lists files, one a row, pass manifest="{printable(table)}": paths in a '
-        "column path, file_name, file or image, relative to the URL. "
+        "column path, file_name, file or image, relative to the URL; where they are relative to "
+        "that folder, give it as the URL and the table by its full path. "
     )
 
 

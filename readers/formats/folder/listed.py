@@ -28,7 +28,7 @@ from penstock.readers.fields.rows import Table, csv_table, jsonl_table
 from penstock.readers.fields.tables import fields_of
 from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.folder.kinds import IMAGES, type_of
+from penstock.readers.formats.folder.kinds import IMAGES, stem, type_of
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.origin.unread import extension
@@ -176,7 +176,9 @@ def listed_samples(
     missing = _missing(table, names, columns, main, found)
     if len(missing) == len(table):
         first = next(iter(missing.values()), None)
-        told = f" ({printable(first.name)}: {first.reason})" if first else ""
+        told = (
+            f" ({printable(first.name)}: {first.reason}{_near(first.name, found)})" if first else ""
+        )
         raise DatasetError(
             f"{url}: of {len(table):,} rows of {table.source} none names a file that is there"
             f'{told}. Paths in "{main}" are relative to the dataset\'s root; of a metadata file, '
@@ -313,6 +315,15 @@ def _told(table: Table, missing: Mapping[int, QuarantineEntry]) -> list[str]:
         f"{len(missing):,} of {len(table):,} rows of {table.source} are left out, such as "
         f"{printable(first.name)}: {first.reason}. All are in the index's quarantine.jsonl."
     ]
+
+
+def _near(name: bytes, found: Mapping[bytes, Entry]) -> str:
+    """A file that may be meant by a name that isn't there."""
+    base = name.rpartition(b"/")[2]
+    same = next(
+        (n for n in found if base in (n.rpartition(b"/")[2], stem(n.rpartition(b"/")[2]))), b""
+    )
+    return f"; {printable(same)} is" if same else ""
 
 
 def _unlisted(table: Table, files: Sequence[Entry], found: Mapping[bytes, Entry]) -> list[str]:

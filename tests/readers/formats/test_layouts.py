@@ -329,6 +329,10 @@ def test_rows_whose_file_is_missing_are_named() -> None:
     }
     with pytest.raises(DatasetError, match=r"of 1 rows of list\.csv none names a file"):
         rows("path\nc.jpg\n", "a.jpg")
+    with pytest.raises(DatasetError, match=r"a\.jpg: .*isn't there .*; img/a\.jpg is"):
+        rows("path\na.jpg\n", "img/a.jpg")
+    with pytest.raises(DatasetError, match=r"17: .*isn't there .*; img/17\.jpg is"):
+        rows("path\n17\n", "img/17.jpg")
     with pytest.raises(DatasetError, match="has no rows"):
         rows("path\n", "a.jpg")
 

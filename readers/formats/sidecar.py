@@ -256,7 +256,9 @@ def _content(lists: Lists, layout: Layout, *, is_file_per_sample: bool) -> Sidec
     if not 1 <= rows <= MAX_SHARD_SAMPLES:
         raise ValueError(f"it has {rows:,} samples")
     has_names = "chunks" not in layout.storage.values()
-    names = LazyColumn(lists.arrow(NAMES, length=rows if has_names else 0))
+    # A copy, so that the names that an open shard keeps don't keep the whole sidecar.
+    kept = lists.arrow(NAMES, length=rows if has_names else 0)
+    names = LazyColumn(kept.take(np.arange(len(kept))))
     files = _files(lists)
     spans, values, present = {}, {}, {}
     for name, type in layout.schema.items():

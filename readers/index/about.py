@@ -11,6 +11,7 @@ import math
 import re
 from dataclasses import asdict, dataclass, field
 from dataclasses import fields as dataclass_fields
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.readers.fields.schema import Schema
@@ -35,7 +36,7 @@ _LISTING = re.compile(r"[0-9a-f]{0,64}")
 _ARRANGEMENT = re.compile(r"([0-9a-f]{16})?")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class About:
     """What is true of all shards; the JSON part of a manifest.
 
@@ -77,7 +78,7 @@ class About:
         counted = [count for count in counts if count is not None]
         return sum(counted) if counted else None
 
-    @property
+    @cached_property
     def layout(self) -> Layout:
         """How the samples are stored."""
         return Layout(

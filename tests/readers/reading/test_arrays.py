@@ -1,0 +1,107 @@
+"""Arrays of a batch from their payloads, and numbers as bits of a table: properties."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.readers.fields.arrays import (
+    ARRAY_CODECS,
+    ArrayForm,
+    as_bits,
+    bare_facts,
+    codec_number,
+    from_bits,
+)
+from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+from penstock.readers.fields.facts import Facts, array_codec
+from penstock.readers.reading.arrays import array_column
+from penstock.readers.types import Rejection
+
+NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+FLOATS = ("float16", "float32", "float64", "complex64")
+
+
+@pytest.mark.parametrize("dtype", [*NUMBERS, *FLOATS])
+def test_numbers_are_the_same_behind_the_bits_of_a_table(dtype: str) -> None:
+    kind = np.dtype(dtype)
+    extremes: list[Any] = [0, 1]
+    if kind.kind in "iu":
+        extremes += [np.iinfo(kind).min, np.iinfo(kind).max]
+    elif kind.kind in "fc":
+        extremes += [-0.0, np.nan, np.inf, -np.inf, np.finfo(kind).max, np.finfo(kind).tiny]
+    values = np.array(extremes, kind)
+    table = np.stack([as_bits(values), as_bits(values)], axis=1)
+    assert table.dtype == np.int64
+    again = from_bits(table[:, 1], kind)
+    assert again.dtype == kind
+    assert np.array_equal(again, values, equal_nan=kind.kind in "fc")
+
+
+shapes = st.lists(st.integers(0, 4), min_size=0, max_size=3)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_arrays_come_as_they_were_stored_whatever_the_codec(data: st.DataObject) -> None:
+    dtype = np.dtype(data.draw(st.sampled_from(["uint8", "int16", "float32", "float64"])))
+    shape = data.draw(shapes)
+    open = [data.draw(st.booleans()) for _ in shape]
+    form = ArrayForm(dtype, tuple(None if o else s for o, s in zip(open, shape, strict=True)))
+    arrays, payloads, codecs, lengths = [], [], [], []
+    for seed in range(data.draw(st.integers(0, 5))):
+        rng = np.random.default_rng(seed)
+        own = [int(rng.integers(0, 4)) if o else s for o, s in zip(open, shape, strict=True)]
+        is_missing = data.draw(st.booleans()) and data.draw(st.booleans())
+        values = np.zeros([0 if o else s for o, s in zip(open, shape, strict=True)], dtype)
+        payload = np.empty(0, np.uint8)
+        stored = data.draw(st.sampled_from(["=", ">", "<"]))
+        is_fortran = data.draw(st.booleans()) and len(shape) > 1
+        if not is_missing:
+            values = np.asarray(rng.integers(0, 99, own), dtype)
+            kept = values.astype(dtype.newbyteorder(stored))
+            payload = np.frombuffer(kept.tobytes("F" if is_fortran else "C"), np.uint8)
+        codec = dtype.newbyteorder(stored).str + (":F" if is_fortran else "")
+        arrays.append(values)
+        payloads.append(payload)
+        codecs.append(codec_number(codec))
+        lengths.append(values.shape if not is_missing else [0] * len(shape))
+    column = array_column(
+        payloads,
+        form,
+        codecs=np.array(codecs, np.int64),
+        lengths=np.array(lengths, np.int64).reshape(-1, len(shape)) if form.is_ragged else None,
+    )
+    assert len(column) == len(arrays)
+    assert column.values.dtype == dtype
+    for row, values in enumerate(arrays):
+        if isinstance(column, DenseColumn):
+            assert np.array_equal(column.values[row], values)
+        else:
+            assert isinstance(column, RaggedColumn)
+            assert np.array_equal(column.sample(row).reshape(-1), values.reshape(-1))
+            if len(payloads[row]):
+                assert column.sample(row).shape == values.shape
+
+
+def test_every_codec_has_a_number_and_is_one() -> None:
+    assert [codec_number(codec) for codec in ARRAY_CODECS] == list(range(len(ARRAY_CODECS)))
+    assert all(str(array_codec(codec)) == codec for codec in ARRAY_CODECS)
+    with pytest.raises(ValueError, match="no array's codec"):
+        codec_number("|O8")
+
+
+def test_bare_numbers_have_the_shape_that_their_bytes_fill() -> None:
+    data = np.arange(24, dtype=np.uint8)
+    form = ArrayForm(np.dtype("int16"), (None, 3))
+    assert bare_facts(data, form, "<i2") == Facts(crc32c(data), 0, 24, (4, 3), "<i2")
+    assert isinstance(bare_facts(data[:-1], form, "<i2"), Rejection)
+    fixed = ArrayForm(np.dtype("int16"), (2, 3))
+    assert isinstance(bare_facts(data, fixed, "<i2"), Rejection)
+    assert bare_facts(data[:12], fixed, "<i2") == Facts(crc32c(data[:12]), 0, 12, (2, 3), "<i2")
+    assert isinstance(bare_facts(data[:0], fixed, "<i2"), Rejection)

@@ -123,10 +123,13 @@ def check_recipe(
         )
     geometries, out = plan_geometries(groups.geometric, images)
     if out.fixed is None:
+        what = "The recipe makes images"
+        if len(ops) == 1:
+            what = "The images are" if field is None else f'The images of "{field}" are'
         raise RecipeError(
-            f"The recipe makes images of different sizes: heights {out.min_height} to "
-            f"{out.max_height}, widths {out.min_width} to {out.max_width}. A batch needs one size: "
-            "add RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
+            f"{what} of different sizes: heights {out.min_height} to {out.max_height}, widths "
+            f"{out.min_width} to {out.max_width}. A batch needs one size: in augment=, add "
+            "RandomResizedCrop(224), Resize((224, 224)), or Resize(256) and CenterCrop(224)."
         )
     flips = any(isinstance(op, RandomHorizontalFlip) for _, op in groups.geometric)
     upends = any(isinstance(op, RandomVerticalFlip) for _, op in groups.geometric)

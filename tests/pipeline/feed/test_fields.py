@@ -296,6 +296,12 @@ def test_images_of_several_sizes_need_a_recipe_and_are_named() -> None:
     assert batch[1].shape == (5, 3, 6, 6)
 
 
+def test_one_image_field_of_several_sizes_is_named_too() -> None:
+    columns = {"photo": [np.zeros((4 + i, 8, 3), np.uint8) for i in range(N)]}
+    with pytest.raises(RecipeError, match='images of "photo" are of different sizes'):
+        DataLoader(Memory({"photo": Image()}, columns), 4)
+
+
 def test_a_field_named_valid_cannot_be_beside_the_mask_in_a_dict() -> None:
     source = Memory({"valid": Value("int64")}, {"valid": [np.int64(1)] * 9})
     with pytest.raises(ConfigError, match='"valid"'):

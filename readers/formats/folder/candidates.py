@@ -35,8 +35,11 @@ if TYPE_CHECKING:
     from penstock.readers.formats.folder.samples import Samples
     from penstock.readers.origin.origin import Entry, Origin
 
-MAX_NOTED_TABLES = 2**17
-"""Of so many tables and JSON files an index notes the times, to see by itself that one changed."""
+MAX_NOTED_FILES = 2**14
+"""Of so many tables, JSON files and texts an index notes the times, to see by itself that one
+changed: each is looked at when it is opened."""
+
+_EDITED = (b".json", b".JSON", b".txt", b".TXT", b".caption")
 
 
 class FolderFiles:
@@ -83,7 +86,7 @@ class FolderFiles:
         return candidates_of(replace(samples, quarantined=quarantined), schema, url=url)
 
     def _tables(self) -> list[Entry]:
-        """The files whose content is known by the index."""
+        """The files that are read for the index, and texts, which people edit in place."""
         if self._manifest is not None:
             return [self._manifest]
         arrangement = self._origin.arrangement
@@ -91,8 +94,8 @@ class FolderFiles:
             return []
         if arrangement.manifest is None and (found := self._metadata()):
             return found
-        jsons = [file for file in self._listing.files if file.name.endswith((b".json", b".JSON"))]
-        return jsons[:MAX_NOTED_TABLES]
+        edited = [file for file in self._listing.files if file.name.endswith(_EDITED)]
+        return edited[:MAX_NOTED_FILES]
 
     def _metadata(self) -> list[Entry]:
         some = (file for file in self._listing.files if file.name.endswith(METADATA))

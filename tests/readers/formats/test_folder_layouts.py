@@ -415,19 +415,21 @@ def test_a_named_index_of_another_arrangement_is_refused(tmp_path: Path) -> None
         place.open(index=index)
 
 
-@pytest.mark.parametrize("kind", ["metadata.csv", "list.csv", "1.json"])
+@pytest.mark.parametrize("kind", ["metadata.csv", "list.csv", "1.json", "1.txt"])
 def test_an_index_follows_its_tables(tmp_path: Path, kind: str) -> None:
     """Values change while no image does."""
     arguments = {"manifest": "list.csv"} if kind == "list.csv" else {}
     place = Place(tmp_path / "set", is_remote=False)
     for n in (1, 2):
         table = f'{{"n": {n}}}' if kind == "1.json" else f"file_name,n\n1.jpg,{n}\n"
+        table = str(n) if kind == "1.txt" else table
         place.write({"1.jpg": JPEGS[0], kind: table})
         os.utime(tmp_path / "set" / kind, ns=(n, n))
         os.utime(tmp_path / "set" / "1.jpg", ns=(5, 5))
         os.utime(tmp_path / "set", ns=(7, 7))
         with place.open(**arguments) as dataset:
-            assert read(dataset)["1.jpg"]["n"] == n
+            found = read(dataset)["1.jpg"]
+            assert int(text(found["caption"])) == n if kind == "1.txt" else found["n"] == n
 
 
 def test_new_captions_come_into_the_index(tmp_path: Path) -> None:

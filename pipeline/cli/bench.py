@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.bench.bench import BenchResult
     from penstock.pipeline.bench.recipes import NamedRecipe
+    from penstock.pipeline.bench.workload import Workload
 
 
 def bench(
@@ -68,20 +69,13 @@ def bench(
     is used; each stage's own ceiling; the one change that would help most. docs/bench.md explains
     every figure.
     """
-    from penstock.pipeline.bench.bench import bench as measure
-    from penstock.pipeline.bench.plot import check_plot
     from penstock.pipeline.bench.plot import plot as draw
     from penstock.pipeline.bench.recipes import recipe_named
     from penstock.pipeline.bench.workload import Workload, step_of
     from penstock.pipeline.options.device import parse_device
 
-    # What is wrong in the arguments is said before anything is measured.
-    _check_positive(seconds, "--seconds", example="10")
-    if step_ms is not None:
-        _check_positive(step_ms, "--step-ms", example="125")
+    _check(seconds=seconds, step_ms=step_ms, plot=plot)
     step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
-    if plot is not None:
-        check_plot(plot)
     recipe = recipe_named(augment)
     peers = _peers(against, recipe=recipe, device=device)
     workload = Workload(
@@ -100,14 +94,31 @@ def bench(
         manifest=manifest,
         format=format,
     )
-    with warnings.catch_warnings(), MeasuringBar("bench") as bar:
-        warnings.simplefilter("once", PenstockWarning)  # each run would repeat them
-        result = measure(workload, progress=bar, search=tune, peers=peers)
+    result = _measured(workload, search=tune, peers=peers)
     _report(result, as_json=as_json, plot=plot)
     if plot is not None:  # last: a disk that is full must not cost the figures
         draw(result, plot)
     if result.peers_error is not None:
         raise result.peers_error
+
+
+def _check(*, seconds: float, step_ms: float | None, plot: Path | None) -> None:
+    """What is wrong in the arguments is said before anything is measured."""
+    from penstock.pipeline.bench.plot import check_plot
+
+    _check_positive(seconds, "--seconds", example="10")
+    if step_ms is not None:
+        _check_positive(step_ms, "--step-ms", example="125")
+    if plot is not None:
+        check_plot(plot)
+
+
+def _measured(workload: Workload, *, search: bool, peers: list[str]) -> BenchResult:
+    from penstock.pipeline.bench.bench import bench as measure
+
+    with warnings.catch_warnings(), MeasuringBar("bench") as bar:
+        warnings.simplefilter("once", PenstockWarning)  # each run would repeat them
+        return measure(workload, progress=bar, search=search, peers=peers)
 
 
 def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:

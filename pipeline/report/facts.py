@@ -99,8 +99,8 @@ class ImageFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFacts:
-    """How many shards the dataset has, and of which size. mean_bytes: of a shard. are_files: they
-    are single samples, each a file or an object of its own."""
+    """How many shards the dataset has, and of which size. mean_bytes: of a shard. are_files:
+    samples lie in files or objects of their own."""
 
     count: int
     mean_bytes: float

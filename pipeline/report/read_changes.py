@@ -34,8 +34,9 @@ def reads_compute(facts: LoaderFacts) -> bool:
 
 def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
     """What could be changed where batches wait for local samples."""
-    yield from _tiny_shards(facts)
-    are_files = facts.shards is not None and facts.shards.are_files
+    yield from () if facts.shards is None or facts.shards.are_files else _tiny_shards(facts)
+    # What is cached of a remote folder lies in blobs of many samples.
+    are_files = facts.shards is not None and facts.shards.are_files and facts.remote is None
     if reads_compute(facts) and not are_files:
         each_us = 1e6 * facts.read_s / max(facts.samples, 1)
         yield Change(
@@ -114,9 +115,7 @@ def _tiny_shards(facts: LoaderFacts, fetched: str = "") -> Iterator[Change]:
     size = format_size(int(shards.mean_bytes))
     found = f"The shards are tiny: {shards.count:,} of {size}"
     if shards.are_files:
-        if facts.remote is None:
-            return
-        found = f"Every sample is an object of its own: {shards.count:,} of {size}"
+        found = f"Every sample lies in objects of its own: {shards.count:,} of {size}"
     yield Change(
         cause="tiny-shards",
         why=f"{found}, and each takes requests and openings. {fetched}".rstrip(),

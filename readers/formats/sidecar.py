@@ -30,6 +30,7 @@ from penstock.readers.formats.sidecar_lists import (
     ListsDraft,
     columns_of,
     noted_column,
+    own_copy,
 )
 from penstock.readers.formats.span_notes import SpanNotes
 from penstock.readers.formats.span_shard import FilesShard, MappedShard, SpanBlob
@@ -256,9 +257,7 @@ def _content(lists: Lists, layout: Layout, *, is_file_per_sample: bool) -> Sidec
     if not 1 <= rows <= MAX_SHARD_SAMPLES:
         raise ValueError(f"it has {rows:,} samples")
     has_names = "chunks" not in layout.storage.values()
-    # A copy, so that the names that an open shard keeps don't keep the whole sidecar.
-    kept = lists.arrow(NAMES, length=rows if has_names else 0)
-    names = LazyColumn(kept.take(np.arange(len(kept))))
+    names = LazyColumn(own_copy(lists.arrow(NAMES, length=rows if has_names else 0)))
     files = _files(lists)
     spans, values, present = {}, {}, {}
     for name, type in layout.schema.items():

@@ -13,7 +13,7 @@ from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedCo
 from penstock.readers.fields.field_types import is_encoded
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column
     from penstock.readers.files.ipc import Columns
     from penstock.readers.formats.layout import Layout
+    from penstock.readers.types import Encoded
 
 # A field's name has no slash, so none of these is a field's.
 NAMES, ROWS, NOTES = "/names", "/rows", "/notes"
@@ -109,7 +110,10 @@ class Lists:
 
     def arrow(self, name: str, *, length: int | None = None) -> Any:
         """A list as an Arrow array. length: what it must have."""
-        values = self._batch.column(name).flatten()
+        lists = self._batch.column(name)
+        # By hand: `flatten` imports pyarrow.compute, which takes longer than opening a dataset.
+        start, end = lists.offsets.to_numpy().tolist()
+        values = lists.values[start:end]
         if values.null_count:
             raise ValueError(f"{name} has missing values")
         if length is not None and len(values) != length:
@@ -212,8 +216,22 @@ def _check_end(name: str, offsets: NDArray[np.int64], length: int) -> None:
 
 
 def _encoded(values: Any) -> EncodedColumn:
+    ends, data = _flat(values)
+    return EncodedColumn([data[a:b] for a, b in pairwise(ends.tolist())])
+
+
+def _flat(values: Any) -> tuple[NDArray[np.int64], Encoded]:
+    """Where values of large_binary end, from the first one's start on, and all their bytes."""
     _, offsets, flat = values.buffers()
-    first = values.offset
-    ends: Sequence[int] = np.frombuffer(offsets, np.int64)[first : first + len(values) + 1].tolist()
-    data = np.frombuffer(flat, np.uint8) if flat is not None else np.empty(0, np.uint8)
-    return EncodedColumn([data[a:b] for a, b in pairwise(ends)])
+    if not len(values):
+        return np.zeros(1, np.int64), np.empty(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int64)[values.offset : values.offset + len(values) + 1]
+    data = np.empty(0, np.uint8) if flat is None else np.frombuffer(flat, np.uint8)
+    return ends - ends[0], data[ends[0] : ends[-1]]
+
+
+def own_copy(values: Any) -> Any:
+    """Values of large_binary in memory of their own: who keeps them keeps no whole sidecar."""
+    ends, data = _flat(values)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(data.copy())]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(values), buffers)

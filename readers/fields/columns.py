@@ -211,7 +211,7 @@ class SampleBatch:
 
     ids: sample ids, int64, shape (n,). columns: by field. present: bool, shape (n,), of those
     fields that some samples of the dataset lack; where it is False the column has nothing, or 0.
-    bytes_read: of its spans and rows; numbers that a sidecar's table has aren't counted.
+    bytes_read: of its spans and of a pack's rows; what a sidecar notes isn't counted.
     """
 
     ids: NDArray[np.int64]

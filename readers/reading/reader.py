@@ -77,9 +77,10 @@ class SampleReader:
         by_rows: dict[str, Column] = {}
         if choice.dense or choice.rows:
             by_rows = read_by_rows(visit, choice, order, reader=self, marks=marks)
-            rows_bytes = sum(column.size_bytes for column in by_rows.values())
-            self._local.add(bytes_disk=rows_bytes)
-            size_bytes += rows_bytes
+            if index.is_self_contained:  # else they were noted, and lie in memory
+                rows_bytes = sum(column.size_bytes for column in by_rows.values())
+                self._local.add(bytes_disk=rows_bytes)
+                size_bytes += rows_bytes
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         table = visit.table[back]

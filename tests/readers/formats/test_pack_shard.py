@@ -191,6 +191,14 @@ def test_rows_that_are_all_of_a_batch_are_gathered_into_it(tmp_path: Path) -> No
     out = np.full((6, 5, 7), 9, np.float32)
     dense.put(rows, out, np.array([1, 2, 4, 5]))
     assert (out[[0, 3]] == 9).all()
+    large = Schema({"x": Array("float32", (3, 32, 32))})
+    more = content(large, samples=30)
+    write_shard(os.fsencode(path), more)
+    rows, places = np.arange(30)[::-1] // 2, np.random.default_rng(0).permutation(30)
+    found = np.empty((30, 3, 32, 32), np.float32)
+    DenseRows(opened(path, large).fields["x"]).put(rows, found, places)
+    assert np.array_equal(found[places], more.columns["x"].values[rows])  # type: ignore[union-attr]
+    rows = np.array([7, 29, 7, 0])
     turned = np.full((7, 5, 4), 9, np.float32).T
     dense.put(rows, turned, np.arange(4))
     assert np.array_equal(turned, values[rows])

@@ -193,7 +193,7 @@ FOR_EVER = """
     with loader:
         while True:
             for _ in loader:
-                print("step", flush=True)
+                print("step\\n", end="", flush=True)  # whole, or not at all
 """
 UNCLOSED = """
     for _ in loader:

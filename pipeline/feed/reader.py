@@ -76,10 +76,10 @@ class BatchReader:
         own = self.dataset.ids(rows)
         bad = self.bad_samples.reasons(epoch, own)
         if valid is None:
-            content = self._read(own, epoch, bad=bad)
+            content = self._read(own, epoch, bad=bad, rows=rows)
         else:
             found: dict[int, str] = {}
-            content = self._read_once(own, epoch, found)
+            content = self._read_once(own, epoch, found, rows)
             for row, why in found.items():
                 self.bad_samples.learn(epoch, int(own[row]), why, lasting=self._lasts)
             bad |= found
@@ -126,22 +126,29 @@ class BatchReader:
                 reasons.setdefault(row, reason)
         return reasons
 
-    def _read(self, own: NDArray[np.int64], epoch: int, *, bad: dict[int, str]) -> SampleBatch:
+    def _read(
+        self,
+        own: NDArray[np.int64],
+        epoch: int,
+        *,
+        bad: dict[int, str],
+        rows: NDArray[np.int64] | None = None,
+    ) -> SampleBatch:
         """Samples by id, with substitutes for bad ones. bad: rows known to be bad; those whose
-        bytes or headers turn out so are added."""
+        bytes or headers turn out so are added. rows: where these ids lie, if that is known."""
         ids = own.copy()
         for row in bad:
             ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
         found: dict[int, str] = {}
-        content = self._read_once(ids, epoch, found)
+        content = self._read_once(ids, epoch, found, None if bad else rows)
         while found:
             for row, why in found.items():
                 self.bad_samples.learn(epoch, int(ids[row]), why, lasting=self._lasts)
                 bad.setdefault(row, why)  # the first that was tried was the row's own
                 ids[row] = self.bad_samples.substitute(epoch, int(own[row]))
-            rows, again = sorted(found), dict[int, str]()
-            content = content.patched(rows, self._read_once(ids[rows], epoch, again))
-            found = {rows[place]: why for place, why in again.items()}
+            replaced, again = sorted(found), dict[int, str]()
+            content = content.patched(replaced, self._read_once(ids[replaced], epoch, again))
+            found = {replaced[place]: why for place, why in again.items()}
         return content
 
     @property
@@ -149,37 +156,48 @@ class BatchReader:
         """Whether what is bad when it is read is so in every epoch."""
         return self.transform is None or not self.transform.is_random
 
-    def _read_once(self, ids: NDArray[np.int64], epoch: int, bad: dict[int, str]) -> SampleBatch:
+    def _read_once(
+        self,
+        ids: NDArray[np.int64],
+        epoch: int,
+        bad: dict[int, str],
+        rows: NDArray[np.int64] | None = None,
+    ) -> SampleBatch:
         """From memory what is there, the rest from its files; decoded, but for images. bad: is told
-        rows and reasons."""
+        rows and reasons. rows: where these ids lie, if that is known."""
         if self.resident is not None:
             content = self.resident.read(ids, bad, self._read_files)
         else:
-            content = self._read_files(ids, bad)
+            content = self._read_files(ids, bad, rows)
         content = self.payloads(content, bad)
         if self.transform is not None:
             content = self.transform(content, epoch=epoch, bad=bad)
         return content
 
-    def _read_files(self, ids: NDArray[np.int64], bad: dict[int, str]) -> SampleBatch:
+    def _read_files(
+        self, ids: NDArray[np.int64], bad: dict[int, str], rows: NDArray[np.int64] | None = None
+    ) -> SampleBatch:
         """Read, and look at the headers of what this process sees for the first time: DALI doesn't
         survive all of those that can't be parsed. bad: is told rows and reasons."""
-        ledger, places = self.bad_samples, self.dataset.rows(ids)
+        places = self.dataset.rows(ids) if rows is None else rows
         content = self.dataset.read(places, mode=self.mode, bad=bad, fields=self.fields)
         if not self.recipes:
             return content
+        ledger = self.bad_samples
         new = [row for row in ledger.unseen(places).tolist() if row not in bad]
         if not new:
             return content
         for image in self.recipes:
             present = content.present.get(image)
-            rows = new if present is None else [row for row in new if present[row]]
+            those = new if present is None else [row for row in new if present[row]]
             images = content.encoded(image)
             some = EncodedBatch(
-                ids=ids[rows], encoded=[images.encoded[row] for row in rows], dims=images.dims[rows]
+                ids=ids[those],
+                encoded=[images.encoded[row] for row in those],
+                dims=images.dims[those],
             )
             for place, why in bad_headers(some).items():
-                bad[rows[place]] = self.payloads.reason(image, why)
+                bad[those[place]] = self.payloads.reason(image, why)
         ledger.mark_seen(places[[row for row in new if row not in bad]])
         return content
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.columns import Column
     from penstock.readers.formats.format import ShardEntry, ShardOpener
+    from penstock.readers.formats.shard import Places
     from penstock.readers.formats.shard_files import ShardFiles
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
@@ -136,7 +137,7 @@ class _Chunks:
         self.table = np.empty((entry.samples, entry.layout.table.count), np.int64)
 
     def gather(
-        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+        self, field: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
     ) -> None:
         """Read rows of a field whose samples have one shape into their places."""
         column = self._reader.read_rows(rows, (field,), wrong)[field]

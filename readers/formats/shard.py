@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
+    Places = Ints | slice
 
 
 class OpenShard(Protocol):
@@ -46,11 +47,12 @@ class OpenShard(Protocol):
         field: str,
         rows: Ints,
         out: NDArray[Any],
-        places: Ints,
+        places: Places,
         wrong: dict[int, str],
     ) -> None:
         """Read a field that is stored by rows and whose samples have one shape: out[places] = the
-        rows, 0 where a sample lacks it. wrong: where bad samples are noted, by place in rows, with
+        rows, 0 where a sample lacks it. places: numbers, or a slice where they lie side by side and
+        in order. wrong: where bad samples are noted, by place in rows, with
         the reason. Raises as read_into does."""
 
     def read_rows(

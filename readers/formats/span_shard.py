@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.shard import Ints
+    from penstock.readers.formats.shard import Ints, Places
     from penstock.readers.formats.shard_files import ShardFiles
     from penstock.readers.types import Encoded
 
@@ -49,7 +49,7 @@ class _Noted:
         return None
 
     def gather(
-        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+        self, field: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
     ) -> None:
         """Copy what was noted of some samples."""
         del wrong

@@ -159,7 +159,7 @@ class PackedSource:
         shape = (len(rows), *(length or 0 for length in field.form.row))
         values = np.empty(shape, field.form.dtype)
         wrong: dict[int, str] = {}
-        shard.gather(name, rows, values, np.arange(len(rows)), wrong)
+        shard.gather(name, rows, values, slice(None), wrong)
         for place in wrong:
             raise self._corrupt(number, shard, name, int(rows[place]))
         return values

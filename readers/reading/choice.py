@@ -24,7 +24,7 @@ class Choice:
 
     fields: all, in order. names, places, forms: of those that are spans. dense: those by rows whose
     samples have one shape; rows: the others by rows, with their forms where they are arrays.
-    are_never_empty: each span has bytes.
+    are_never_empty: each span has bytes. needs_table: something is in the shards' tables.
     """
 
     def __init__(self, layout: Layout, fields: Sequence[str]) -> None:
@@ -53,6 +53,7 @@ class Choice:
         self.are_never_empty = all(place.height is not None for place in self.places) and not (
             layout.lacking.intersection(spans)
         )
+        self.needs_table = bool(self.places or self._values or layout.lacking.intersection(fields))
         self._lacking = tuple(name for name in fields if name in layout.lacking)
         self._columns = tuple(
             [getattr(place, what) for place in self.places] for what in ("start", "end", "crc")

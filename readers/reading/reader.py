@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.readers.index.index import Index
     from penstock.readers.types import Encoded
 
+_MODES = get_args(ReadMode)
+
 
 class SampleReader:
     """Reads samples by (shard, row), each span checked against its CRC-32C. Safe for several
@@ -67,27 +69,28 @@ class SampleReader:
         index = self.index
         choice = self._choice if fields is None else Choice(self._layout, fields)
         _check_rows(rows, index, mode, self._url)
-        # One visit per shard: samples sorted by shard, results put back in the order asked for.
-        order = np.argsort(rows[:, 0], kind="stable")
-        visit = self._visit(rows[order])
+        visit = self._visit(rows, choice)
         marks: dict[int, str] | None = None if bad is None else {}
-        spans = SpanVisit.of(visit, choice)
-        size_bytes = int((spans.ends - spans.starts).sum())
-        payloads = self._payloads(spans, choice, mode, marks, size_bytes=size_bytes)
+        payloads: list[Encoded] = []
+        size_bytes = 0
+        if choice.places:
+            spans = SpanVisit.of(visit, choice)
+            size_bytes = int((spans.ends - spans.starts).sum())
+            payloads = self._payloads(spans, choice, mode, marks, size_bytes=size_bytes)
         by_rows: dict[str, Column] = {}
+        back = visit.back()
         if choice.dense or choice.rows:
-            by_rows = read_by_rows(visit, choice, order, reader=self, marks=marks)
+            by_rows = read_by_rows(visit, choice, back, reader=self, marks=marks)
             if index.is_self_contained:  # else they were noted, and lie in memory
                 rows_bytes = sum(column.size_bytes for column in by_rows.values())
                 self._local.add(bytes_disk=rows_bytes)
                 size_bytes += rows_bytes
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        table = visit.table[back]
+        table = visit.table if back is None else visit.table[back]
         if marks:
             assert bad is not None
-            bad |= {int(order[row]): reason for row, reason in marks.items()}
-            _make_empty(sorted(marks), order, payloads, table, choice)
+            places = range(len(rows)) if visit.order is None else visit.order.tolist()
+            bad |= {places[row]: reason for row, reason in marks.items()}
+            _make_empty(sorted(marks), places, payloads, table, choice)
         columns = {
             **span_columns(choice, payloads, table, back),
             **choice.values(table),
@@ -104,14 +107,28 @@ class SampleReader:
         """Forget all open shards; what was handed out stays valid. Safe to call twice."""
         self.shards.close()
 
-    def _visit(self, rows: NDArray[np.int64]) -> Visit:
-        """Open what rows need; rows are sorted by shard."""
-        shards = rows[:, 0]
-        starts = np.flatnonzero(np.diff(shards, prepend=-1))
-        numbers = shards[starts].tolist()
-        opened = self.shards.get(numbers)
-        bounds = [*starts.tolist(), len(rows)]
-        return Visit.of(numbers, opened, bounds, rows[:, 1], columns=self._layout.table.count)
+    def _visit(self, rows: NDArray[np.int64], choice: Choice) -> Visit:
+        """Open what rows need, and go to each shard once: samples are sorted by shard, unless they
+        are already."""
+        shards, order = rows[:, 0], None
+        borders = np.flatnonzero(shards[1:] != shards[:-1])
+        if len(borders) and (shards[1:] < shards[:-1]).any():
+            order = np.argsort(shards, kind="stable")
+            rows = rows[order]
+            shards = rows[:, 0]
+            borders = np.flatnonzero(shards[1:] != shards[:-1])
+        bounds = [*(borders + 1).tolist(), len(rows)]
+        if len(rows):
+            bounds.insert(0, 0)
+        numbers = shards[bounds[:-1]].tolist()
+        return Visit.of(
+            numbers,
+            self.shards.get(numbers),
+            bounds,
+            rows[:, 1],
+            order=order,
+            columns=self._layout.table.count if choice.needs_table else 0,
+        )
 
     def _payloads(
         self,
@@ -212,31 +229,33 @@ class SampleReader:
 
 def _make_empty(
     rows: list[int],
-    order: NDArray[np.int64],
+    places: Sequence[int],
     payloads: list[Encoded],
     table: NDArray[np.int64],
     choice: Choice,
 ) -> None:
-    """Take away what was read of bad samples. rows: of the visit; table: in the batch's order."""
+    """Take away what was read of bad samples. rows: of the visit, which stand at these places in
+    the batch; table: in the batch's order."""
     for row in rows:
         for field, place in enumerate(choice.places):
             payloads[row * len(choice.places) + field] = EMPTY
             if place.lengths is not None:
-                table[order[row], place.lengths : place.lengths + choice.dimensions(field)] = 0
+                table[places[row], place.lengths : place.lengths + choice.dimensions(field)] = 0
 
 
 def _check_rows(rows: NDArray[np.int64], index: Index, mode: ReadMode, url: str) -> None:
-    if rows.ndim != 2 or rows.shape[1] != 2:
-        raise ConfigError(f"rows: got shape {rows.shape}, wanted (n, 2) of (shard, row).")
-    if mode not in get_args(ReadMode):
-        raise ConfigError(f"mode: got {mode!r}, wanted one of {list(get_args(ReadMode))}.")
+    if rows.ndim != 2 or rows.shape[1] != 2 or rows.dtype != np.int64:
+        raise ConfigError(
+            f"rows: got {rows.dtype} of shape {rows.shape}, wanted int64, (n, 2) of (shard, row)."
+        )
+    if mode not in _MODES:
+        raise ConfigError(f"mode: got {mode!r}, wanted one of {list(_MODES)}.")
     if not len(rows):
         return
-    shards, row = rows[:, 0], rows[:, 1]
-    if (
-        not (shards.min() >= 0 and shards.max() < len(index.sizes) and row.min() >= 0)
-        or (row >= index.sizes[shards]).any()
-    ):
+    # As unsigned numbers negative ones are too large.
+    shards, row = rows[:, 0].view(np.uint64), rows[:, 1].view(np.uint64)
+    sizes = index.sizes.view(np.uint64)
+    if shards.max() >= len(sizes) or (row >= sizes[rows[:, 0]]).any():
         raise ConfigError(
             f"rows: some of them don't exist; {url} has {len(index.sizes)} shards, and a row must "
             "be below its shard's size. The plan was made for another dataset."

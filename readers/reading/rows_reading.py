@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.shard import OpenShard
+    from penstock.readers.formats.shard import OpenShard, Places
     from penstock.readers.index.index import Index
     from penstock.readers.reading.choice import Choice
     from penstock.readers.reading.open_shards import OpenShards
@@ -42,30 +42,36 @@ class Reader(Protocol):
 
 
 def read_by_rows(
-    visit: Visit, choice: Choice, order: Ints, *, reader: Reader, marks: dict[int, str] | None
+    visit: Visit,
+    choice: Choice,
+    back: Ints | None,
+    *,
+    reader: Reader,
+    marks: dict[int, str] | None,
 ) -> dict[str, Column]:
-    """The columns of a batch, in its order. order: where each sample of the visit stands there.
-    marks: as in `SampleReader.read`, by the visit's samples. Raises what reading raises."""
+    """The columns of a batch, in its order. back: as `Visit.back` has it. marks: as in
+    `SampleReader.read`, by the visit's samples. Raises what reading raises."""
     outs = {
-        name: np.empty((len(order), *form.fixed_shape), form.dtype)
+        name: np.empty((len(visit.rows), *form.fixed_shape), form.dtype)
         for name, form in choice.dense.items()
     }
     parts: dict[str, list[Column]] = {name: [] for name in choice.rows}
     for piece, (shard, a, b) in enumerate(list(visit.pieces())):
-        found, wrong = _read(shard, visit.rows[a:b], choice, outs, order[a:b])
+        rows, places = visit.rows[a:b], visit.places(a, b)
+        found, wrong = _read(shard, rows, choice, outs, places)
         if wrong and reader.index.remote is not None:
             shard = reader.shards.replace(visit.numbers[piece], shard)
-            found, wrong = _read(shard, visit.rows[a:b], choice, outs, order[a:b])
+            found, wrong = _read(shard, rows, choice, outs, places)
         for place, reason in wrong.items():
             if marks is None:
                 raise reader.corruption(visit.numbers[piece], int(visit.rows[a + place]))
             marks.setdefault(a + place, reason)
         for name, column in found.items():
             parts[name].append(column)
-    back = np.argsort(order)
     columns: dict[str, Column] = {name: DenseColumn(out) for name, out in outs.items()}
     for name, some in parts.items():
-        columns[name] = joined_columns(some).take(back) if some else _nothing(choice.rows[name])
+        joined = joined_columns(some) if some else _nothing(choice.rows[name])
+        columns[name] = joined if back is None else joined.take(back)
     return columns
 
 
@@ -84,7 +90,7 @@ def _read(
     rows: Ints,
     choice: Choice,
     outs: Mapping[str, NDArray[np.generic]],
-    places: Ints,
+    places: Places,
 ) -> tuple[Mapping[str, Column], dict[int, str]]:
     """What one shard has, and which rows are wrong, by place in rows."""
     wrong: dict[int, str] = {}

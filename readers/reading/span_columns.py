@@ -22,17 +22,26 @@ EMPTY.flags.writeable = False
 
 
 def span_columns(
-    choice: Choice, payloads: list[Encoded], table: NDArray[np.int64], back: NDArray[np.int64]
+    choice: Choice,
+    payloads: list[Encoded],
+    table: NDArray[np.int64],
+    back: NDArray[np.int64] | None,
 ) -> dict[str, Column]:
     """The columns of n samples. payloads: of all spans, those of a sample side by side; back: where
-    each sample stands in there, int64, shape (n,); table: of the samples, in order."""
+    each sample stands in there, int64, shape (n,), None: in order; table: of the samples, in
+    order."""
     columns: dict[str, Column] = {}
     fields = len(choice.names)
+    if back is None and fields > 1:
+        back = np.arange(len(table))
     for field, (name, place, form) in enumerate(
         zip(choice.names, choice.places, choice.forms, strict=True)
     ):
-        at = back if fields == 1 else back * fields + field
-        samples = [payloads[i] for i in at.tolist()]
+        if back is None:
+            samples = payloads
+        else:
+            at = back if fields == 1 else back * fields + field
+            samples = [payloads[i] for i in at.tolist()]
         if form is None:
             dims = None
             if place.height is not None:

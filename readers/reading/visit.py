@@ -24,7 +24,8 @@ class Visit:
     """The samples of one batch, shard by shard.
 
     numbers: of the shards; bounds: where each shard's samples start, and the end; rows: int64,
-    shape (n,); table: int64, shape (n, columns), as `Layout.table` says.
+    shape (n,); table: int64, shape (n, columns), as `Layout.table` says. order: where each sample
+    stands in the batch, int64, shape (n,); None where the batch is in that order.
     """
 
     numbers: list[int]
@@ -32,6 +33,7 @@ class Visit:
     bounds: list[int]
     rows: Ints
     table: Ints
+    order: Ints | None
 
     @classmethod
     def of(
@@ -41,15 +43,36 @@ class Visit:
         bounds: list[int],
         rows: Ints,
         *,
+        order: Ints | None,
         columns: int,
     ) -> Visit:
-        """Gather the samples' rows of their shards' tables. columns: of these tables."""
-        pieces = [
-            shard.table.take(rows[a:b], axis=0)
-            for shard, a, b in zip(shards, bounds, bounds[1:], strict=False)
-        ]
-        table = np.concatenate(pieces) if pieces else np.empty((0, columns), np.int64)
-        return cls(numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table)
+        """Gather the samples' rows of their shards' tables. columns: of these tables; 0: they
+        aren't needed."""
+        pieces = []
+        if columns:
+            pieces = [
+                shard.table.take(rows[a:b], axis=0)
+                for shard, a, b in zip(shards, bounds, bounds[1:], strict=False)
+            ]
+        if len(pieces) == 1:
+            (table,) = pieces
+        else:
+            table = np.concatenate(pieces) if pieces else np.empty((len(rows), columns), np.int64)
+        return cls(
+            numbers=numbers, shards=shards, bounds=bounds, rows=rows, table=table, order=order
+        )
+
+    def back(self) -> Ints | None:
+        """Where each sample of the batch stands here, int64, shape (n,); None: just there."""
+        if self.order is None:
+            return None
+        back = np.empty(len(self.order), np.int64)
+        back[self.order] = np.arange(len(self.order))
+        return back
+
+    def places(self, a: int, b: int) -> Ints | slice:
+        """Where the samples [a, b) stand in the batch."""
+        return slice(a, b) if self.order is None else self.order[a:b]
 
     def pieces(self) -> Iterator[tuple[OpenShard, int, int]]:
         """Each shard and its samples [a, b)."""

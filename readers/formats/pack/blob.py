@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.errors import CorruptShardError
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.formats.format import ShardEntry
-    from penstock.readers.formats.shard import Ints
+    from penstock.readers.formats.shard import Ints, Places
 
 # Before the samples of a shard's first field lie schema, metadata and 8 bytes of offset a sample;
 # behind those of its last one some columns of numbers, each padded to 64, and the footer.
@@ -59,7 +60,7 @@ class PackBlob(DenseFields, BlobShard):
         return self.columns.source_names()
 
     def gather(
-        self, field: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+        self, field: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
     ) -> None:
         """Gather rows, of which only what is needed is fetched."""
         if not self.blob.is_cached and self.columns.fields[field].form.has_ranges:
@@ -73,7 +74,7 @@ class PackBlob(DenseFields, BlobShard):
         super().gather(field, rows, out, places, wrong)
 
     def _ranges(
-        self, name: str, rows: Ints, out: NDArray[Any], places: Ints, wrong: dict[int, str]
+        self, name: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
     ) -> None:
         """Rows by themselves: of a shard that is kept nowhere, a block would be much for one."""
         field = self.columns.fields[name]
@@ -81,7 +82,8 @@ class PackBlob(DenseFields, BlobShard):
         starts = field.start + rows * field.form.row_bytes
         found = self.views(starts.tolist(), (starts + field.form.row_bytes).tolist())
         crcs = field.crcs[rows].tolist()
-        for i, (place, crc, sample) in enumerate(zip(places.tolist(), crcs, found, strict=True)):
+        slots = np.arange(len(out))[places].tolist()
+        for i, (place, crc, sample) in enumerate(zip(slots, crcs, found, strict=True)):
             if crc32c(sample) != crc:
                 wrong[i] = WRONG_CRC
             out[place] = sample.view(field.form.dtype).reshape(out.shape[1:])

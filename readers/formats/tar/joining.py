@@ -206,7 +206,7 @@ class _Joining:
         if missing:
             raise ConfigError(
                 f"schema: got {missing[0]!r}, and the members in {self._url} are the fields "
-                f"{list(types)}. Name one of these, or the extension of members."
+                f"{list(types)}. Name one of these, or an extension that is no field yet."
             )
 
     def _candidates(self, schema: Schema) -> Candidates:

@@ -84,7 +84,10 @@ def _warn_of_members(url: str, passed_over: Mapping[str, int]) -> None:
 def _warn_of_keys(url: str, left_out: Mapping[str, str]) -> None:
     if not left_out:
         return
-    listed = "; ".join(f'"{name}": {why}' for name, why in list(left_out.items())[:_NAMED])
+    listed = "; ".join(
+        f'"{name}": {why.removeprefix(f"{url}: ").rstrip(".")}'
+        for name, why in list(left_out.items())[:_NAMED]
+    )
     more = f"; and {len(left_out) - _NAMED} more" if len(left_out) > _NAMED else ""
     warnings.warn(
         f"{url}: keys of json are left out: {listed}{more}. A type in schema= says what is meant.",

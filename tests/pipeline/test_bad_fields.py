@@ -1,4 +1,4 @@
-"""Data of any fields that are wrong somewhere: one clear error, or samples that are counted by name.
+"""Data that are wrong in some field: one clear error, or samples that are counted by name.
 
 From the files to the loader's batches; what each part refuses has tests of its own.
 """

@@ -214,7 +214,9 @@ def _values(report: BatchReport) -> Table:
 
 def _samples(report: BatchReport) -> Table:
     names = list(report.samples[0].values) if report.samples else []
-    table = Table("id", *map(escape, names), "name", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    for name in ("id", *map(escape, names), "name"):
+        table.add_column(name, no_wrap=True, overflow="ellipsis")
     for sample in report.samples:
         name = sample.name.encode(errors="replace").decode()
         table.add_row(str(sample.id), *map(escape, sample.values.values()), escape(name))

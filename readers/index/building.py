@@ -33,7 +33,7 @@ from penstock.readers.origin.quarantine import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -182,7 +182,8 @@ class IndexBuilder:
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
         sweep_sidecars(folder, keep=set(draft.names))
-        _tell(manifest, self.origin.url, seconds=reporter.seconds)
+        bad = quarantined[len(candidates.quarantined) :]
+        _tell(manifest, self.origin.url, bad=bad, seconds=reporter.seconds)
         return manifest
 
     def _sidecar(
@@ -284,7 +285,8 @@ def _check_files(summaries: Iterable[ShardSummary], origin: Origin) -> None:
         )
 
 
-def _tell(manifest: Manifest, url: str, *, seconds: float) -> None:
+def _tell(manifest: Manifest, url: str, *, bad: Sequence[QuarantineEntry], seconds: float) -> None:
+    """What came of it; samples that looked like some until they were checked are no small print."""
     about, shards = manifest.about, len(manifest.names)
     _log.info(
         "Indexed %s: %d samples in %d shards, %d quarantined, %.1f s",
@@ -294,6 +296,15 @@ def _tell(manifest: Manifest, url: str, *, seconds: float) -> None:
         about.quarantined,
         seconds,
     )
+    if bad:
+        _log.warning(
+            "%s: %d samples are left out, as they don't stand the check, such as %s: %s. All are "
+            "in the index's quarantine.jsonl.",
+            url,
+            len(bad),
+            printable(bad[0].name),
+            bad[0].reason,
+        )
 
 
 def noted_directories(snapshot: Snapshot) -> tuple[tuple[str, int], ...]:

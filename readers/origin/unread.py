@@ -7,13 +7,13 @@ masks, splits) is refused; what is merely left out is a warning.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import DatasetError, PenstockWarning
 from penstock.readers.files.names import printable
+from penstock.readers.origin.folder_names import field_of, is_part, role_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -41,22 +41,15 @@ _DATA = {
     **dict.fromkeys(("mat", "nii", "dcm", "bin"), "arrays"),
 }
 _IMAGES = frozenset(("jpg", "jpeg", "png", "webp", "bmp", "tif", "tiff", "jp2", "ppm", "pgm"))
-_PICTURE_FOLDERS = frozenset(
-    ("images", "image", "imgs", "img", "jpegimages", "photos", "pictures", "rgb", "input", "inputs")
+# What lies about in any folder, and nobody takes for data.
+_PAPERS = frozenset(
+    ("md", "rst", "html", "pdf", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "zip")
 )
-# What belongs to images, and the name of its field where it is images too.
-_MASK_FOLDERS = {
-    **dict.fromkeys(("masks", "mask", "labels", "label", "gt", "trimaps"), "mask"),
-    **dict.fromkeys(("annotations", "annotation", "groundtruth", "ground_truth"), "mask"),
-    **dict.fromkeys(("segmentation", "segmentations", "segmentationclass"), "mask"),
-    "segmentationobject": "object_mask",
-    **dict.fromkeys(("depth", "depths"), "depth"),
-    **dict.fromkeys(("targets", "target", "outputs"), "target"),
-}
-_SPLITS = frozenset(("train", "training", "val", "valid", "validation", "test", "testing", "eval"))
 _LISTS = frozenset(("csv", "tsv", "jsonl", "ndjson"))
 _READ = frozenset(("npy", "txt", "caption"))
 _TEXT = frozenset(("txt", "caption"))
+_SIDES = frozenset(("left", "right"))
+_ANYWAY = ' If they are classes all the same, say so: schema={"label": ClassLabel()}.'
 _NAMED = 5
 
 
@@ -64,6 +57,11 @@ def extension(name: bytes) -> str:
     """The extension of a file, in lower case without its dot; "" without one."""
     base = name.rpartition(b"/")[2]
     return base.rpartition(b".")[2].decode("utf-8", "replace").lower() if b"." in base else ""
+
+
+def is_other_kind(name: bytes) -> bool:
+    """Whether a file's extension says that it is of a known kind that no image is."""
+    return extension(name) in _DATA or extension(name) in _PAPERS
 
 
 def remedy_for(name: bytes) -> str:
@@ -79,34 +77,58 @@ def remedy_for(name: bytes) -> str:
 
 def check_layout(url: str, names: Sequence[bytes]) -> None:
     """Refuse folders that can't be classes. names: of all files. Raises DatasetError."""
-    classes = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
-    folders = {os.fsdecode(name).lower(): printable(name) for name in classes}
-    if len(classes) == 1 and (table := _table(names)) is not None:
-        folder = printable(classes[0])
+    folders = _folders(names)
+    if len(folders) == 1 and (table := _table(names)) is not None:
         raise DatasetError(
-            f"{url}: {printable(table)} lies beside the one folder {folder!r}: read as classes, "
-            f"every label would be 0. {_read_table(table)}For the images alone give "
-            f"{url.rstrip('/')}/{folder}."
+            f"{url}: {printable(table)} lies beside the one folder {folders[0]!r}: read as "
+            f"classes, every label would be 0. {_read_table(table)}For the images alone give "
+            f"{url.rstrip('/')}/{folders[0]}."
         )
-    pictures, others = folders.keys() & _PICTURE_FOLDERS, folders.keys() & _MASK_FOLDERS.keys()
-    if pictures and others and folders.keys() <= _PICTURE_FOLDERS | _MASK_FOLDERS.keys():
-        picture = min(pictures)
+    roles = {folder: role_of(folder) for folder in folders}
+    if _are_pairs(folders, names):
+        roles = dict.fromkeys(folders, "pictures")
+    beside = [folder for folder, role in roles.items() if role == "beside"]
+    if beside:
+        roles |= {folder: "pictures" for folder in folders if folder.lower() in _SIDES}
+    pictures = [folder for folder, role in roles.items() if role == "pictures"]
+    if not pictures and list(roles.values()).count("part") == 1:
+        pictures = [folder for folder, role in roles.items() if role == "part"]
+    if None not in roles.values() and pictures and (beside or _are_pairs(folders, names)):
         raise DatasetError(
-            f"{url}: the folders {', '.join(sorted(folders))} hold images and what belongs to "
-            f"them; they aren't classes. {_places(names, folders, picture, sorted(others))}For the "
-            f"images alone give {url.rstrip('/')}/{folders[picture]}."
+            f"{url}: the folders {', '.join(folders)} hold images and what belongs to "
+            f"them; they aren't classes. {_places(names, pictures, beside)}For the "
+            f"images alone give {url.rstrip('/')}/{pictures[0]}.{_ANYWAY}"
         )
-    check_splits(url, names)
+    check_splits(url, names, anyway=_ANYWAY)
 
 
-def check_splits(url: str, names: Sequence[bytes]) -> None:
-    """Refuse folders that are the parts of a dataset. Raises DatasetError."""
-    folders = sorted({name.partition(b"/")[0] for name in names if b"/" in name})
-    if len(folders) > 1 and {os.fsdecode(name).lower() for name in folders} <= _SPLITS:
+def check_splits(url: str, names: Sequence[bytes], *, anyway: str = "") -> None:
+    """Refuse folders that are the parts of a dataset. anyway: what reads them nevertheless. Raises
+    DatasetError."""
+    folders = _folders(names)
+    parts = [folder for folder in folders if is_part(folder)]
+    if len(folders) > 1 and parts and all(map(role_of, folders)):
+        first = next((folder for folder in parts if role_of(folder) != "beside"), parts[0])
         raise DatasetError(
-            f"{url}: the folders {', '.join(map(printable, folders))} are parts of a dataset, not "
-            f"classes. Give one of them: {url.rstrip('/')}/{printable(folders[0])}."
+            f"{url}: the folders {', '.join(folders)} are parts of a dataset, not "
+            f"classes. Give one of them: {url.rstrip('/')}/{first}.{anyway}"
         )
+
+
+def _folders(names: Sequence[bytes]) -> list[str]:
+    tops = {printable(name.partition(b"/")[0]) for name in names if b"/" in name}
+    return sorted(tops, key=lambda top: (top.lower(), top))
+
+
+def _are_pairs(folders: Sequence[str], names: Sequence[bytes]) -> bool:
+    """Whether left and right hold files of the same names: the two views of a scene."""
+    if {folder.lower() for folder in folders} != _SIDES:
+        return False
+    inside = [
+        {n.partition(b"/")[2] for n in names if printable(n.partition(b"/")[0]) == folder}
+        for folder in folders
+    ]
+    return inside[0] == inside[1]
 
 
 def _table(names: Sequence[bytes]) -> bytes | None:
@@ -128,23 +150,18 @@ def _read_table(table: bytes) -> str:
     )
 
 
-def _places(
-    names: Sequence[bytes], folders: Mapping[str, str], picture: str, others: Sequence[str]
-) -> str:
+def _places(names: Sequence[bytes], pictures: Sequence[str], others: Sequence[str]) -> str:
     """The `fields=` that reads images and what belongs to them; empty where nothing would be
     read."""
-    places = {"image": folders[picture]}
+    only = len(pictures) == 1
+    places = {"image" if only else folder.lower(): folder for folder in pictures}
     for each in others:
-        kinds = {
-            extension(name)
-            for name in names
-            if os.fsdecode(name.partition(b"/")[0]).lower() == each
-        }
-        field = _MASK_FOLDERS[each] if kinds <= _IMAGES else "array" if kinds <= {"npy"} else ""
+        kinds = {extension(n) for n in names if printable(n.partition(b"/")[0]) == each}
+        field = field_of(each) if kinds <= _IMAGES else "array" if kinds <= {"npy"} else ""
         if kinds <= _TEXT:
             field = "text"
         if field:
-            places[field if field not in places else each] = folders[each]
+            places[field if field not in places else each] = each
     if len(places) == 1:
         return f"These annotations aren't read. {REMEDY} "
     told = ", ".join(f'"{field}": "{folder}"' for field, folder in places.items())

@@ -24,7 +24,7 @@ from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.folder.kinds import ARRAYS, TEXTS, stem
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
-from penstock.readers.origin.unread import extension
+from penstock.readers.origin.unread import extension, is_other_kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -46,6 +46,8 @@ _ROLES = {
 }
 # What people put into any folder; of texts alone it makes no dataset.
 _PROSE = ("readme", "license", "licence", "changelog", "notice", "copying")
+_BESIDE = "not in a class folder (a file beside the class folders has no label)"
+_NO_CLASS = "its folder is no class: nothing in it can be a sample"
 
 
 def beside(
@@ -59,16 +61,16 @@ def beside(
     """
     main, companions, field, type = _roles(found)
     files = sorted(main, key=_order)
-    classes = sorted({top for file in files if (top := _class_of(file.name)) is not None})
+    classes = _classes(files, field)
     stray: list[QuarantineEntry] = []
     if classes:
-        reason = "not in a class folder (a file beside the class folders has no label)"
+        known = set(classes)
         stray = [
-            QuarantineEntry(name=file.name, reason=reason)
+            QuarantineEntry(name=file.name, reason=_NO_CLASS if _class_of(file.name) else _BESIDE)
             for file in files
-            if _class_of(file.name) is None
+            if _class_of(file.name) not in known
         ]
-        files = [file for file in files if _class_of(file.name) is not None]
+        files = [file for file in files if _class_of(file.name) in known]
     types: dict[str, FieldType] = {field: type}
     values: dict[str, Column] = {}
     if classes:
@@ -112,15 +114,37 @@ def _roles(
 
 def _field(files: Sequence[Entry], extensions: Sequence[str]) -> tuple[str, FieldType]:
     """What the samples are: images where there are any, or anything that may be one."""
-    counts = Counter(_ROLES.get(each, "image") for each in extensions)
-    if counts["image"]:
+    if any(_may_be_image(file.name) for file in files):
         return "image", Image()
+    counts = Counter(_ROLES.get(each) for each in extensions)
     if counts[_ARRAY]:
         return _ARRAY, Array()
-    texts = [f.name.rpartition(b"/")[2] for f in files if _ROLES[extension(f.name)] == _CAPTION]
-    if any(not os.fsdecode(base).lower().startswith(_PROSE) for base in texts):
+    texts = [f.name for f in files if _ROLES.get(extension(f.name)) == _CAPTION]
+    if not all(map(_is_prose, texts)):
         return "text", Text()
     return "image", Image()
+
+
+def _may_be_image(name: bytes) -> bool:
+    """Images may have any extension, or none; what has that of another kind is none."""
+    return not is_other_kind(name) and not _is_prose(name)
+
+
+def _is_prose(name: bytes) -> bool:
+    return os.fsdecode(name.rpartition(b"/")[2]).lower().startswith(_PROSE)
+
+
+def _classes(files: Sequence[Entry], field: str) -> list[bytes]:
+    """The first-level folders with a file that may be a sample, by its name; if none has one, all,
+    as what is wrong with their files is told then."""
+    own = {_ARRAY: _ARRAY, "text": _CAPTION}.get(field)
+    tops = {top for file in files if (top := _class_of(file.name)) is not None}
+    usable = {
+        _class_of(file.name)
+        for file in files
+        if (_ROLES.get(extension(file.name)) == own if own else _may_be_image(file.name))
+    }
+    return sorted(tops & usable or tops)
 
 
 def _labels(

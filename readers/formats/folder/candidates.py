@@ -78,7 +78,7 @@ class FolderFiles:
     @cached_property
     def _candidates(self) -> Candidates:
         schema = given_types(self._origin.arrangement)
-        samples = self._samples(schema)
+        samples = self._samples(schema).good()
         url = self._origin.url
         if samples.left_out:
             warnings.warn(f"{url}: {' '.join(samples.left_out)}", PenstockWarning, stacklevel=9)
@@ -121,7 +121,8 @@ class FolderFiles:
                 read = read_whole(origin, found)
                 pairs = [(file.name, data) for file, data in zip(found, read, strict=True)]
                 return self._listed(metadata(pairs), schema)
-        check_layout(url, names)
+        if "label" not in schema:
+            check_layout(url, names)
         samples = beside(files, partial(read_whole, origin), schema)
         own = {"array": {"npy"}, "text": {"txt", "caption"}}.get(next(iter(samples.types)), set())
         mine = (*samples.names, *(each.name for each in samples.quarantined))

@@ -198,10 +198,10 @@ def listed_samples(
         places={columns[column]: numbers for column, numbers in places.items()},
         types=types,
         quarantined=list(missing.values()),
-        notes=_hints(table, values.types, found, listed.folders),
         left_out=[
             *_told(table, missing),
             *values.doubts,
+            *_hints(table, values.types, found, listed.folders),
             *(_unlisted(table, files, found) if listed.is_whole else ()),
             *(
                 f'the column "{n}" of {table.source} is left out: {w}.'

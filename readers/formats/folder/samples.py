@@ -13,6 +13,7 @@ from penstock.cache.errors import ConfigError
 from penstock.readers.fields.field_types import ClassLabel, MultiLabel, Value
 from penstock.readers.fields.mask_names import masks_by_name
 from penstock.readers.fields.schema import Schema
+from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING, Candidates, Spans
 from penstock.readers.formats.grouping import Grouping, grouping
 from penstock.readers.origin.quarantine import QuarantineEntry
@@ -86,8 +87,15 @@ class Samples:
             QuarantineEntry(name=self.names[row], reason=reason)
             for row, reason in sorted(self.rejected.items())
         )
+        first = min(self.rejected)
+        told = (
+            f"{len(self.rejected):,} samples are left out, as values don't fit, such as "
+            f"{printable(self.names[first])}: {self.rejected[first]}. All are in the index's "
+            "quarantine.jsonl."
+        )
         return replace(
             self,
+            left_out=[*self.left_out, told],
             names=[self.names[row] for row in rows.tolist()],
             places={name: numbers[rows] for name, numbers in self.places.items()},
             values={name: column.take(rows) for name, column in self.values.items()},
@@ -98,12 +106,11 @@ class Samples:
 
 
 def candidates_of(samples: Samples, schema: Mapping[str, FieldType], *, url: str) -> Candidates:
-    """The samples as what an index is built from, in virtual shards. schema: types that were given,
+    """Good samples as what an index is built from. schema: types that were given,
     which the values have by now.
 
     Raises ConfigError for types of fields that aren't there, or that their files can't have.
     """
-    samples = samples.good()
     types = _merged(samples, schema, url)
     for note in samples.notes:
         _log.info("%s: %s", url, note)

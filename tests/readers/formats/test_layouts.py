@@ -44,7 +44,7 @@ def entries(*names: str, size_bytes: int = 10) -> list[Entry]:
 
 
 def made(samples: Samples, schema: Mapping[str, FieldType] | None = None) -> Candidates:
-    return candidates_of(samples, schema or {}, url="data")
+    return candidates_of(samples.good(), schema or {}, url="data")
 
 
 def lying(*names: str, data: Mapping[str, bytes] | None = None, **schema: FieldType) -> Candidates:

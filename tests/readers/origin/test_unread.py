@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import warnings
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.pipeline.cli.main import main
 from penstock.readers import Dataset, build_index, open_index, pack
-from penstock.readers.fields.field_types import Array, Image
+from penstock.readers.fields.field_types import Array, ClassLabel, Image
 from tests import images, tars
 
 if TYPE_CHECKING:
@@ -28,9 +30,37 @@ MASK = images.encoded(images.picture(2, mode="L"), "PNG")
         ({"images/1.jpg": JPEG, "images/labels.csv": b"1,cat"}, "labels.csv"),
         ({"data/1.jpg": JPEG, "metadata.jsonl": b"{}"}, "metadata.jsonl"),
         ({"images/1.jpg": JPEG, "masks/1.png": PNG}, "masks"),
-        ({"JPEGImages/1.jpg": JPEG, "SegmentationClass/1.png": PNG}, "segmentationclass"),
+        ({"JPEGImages/1.jpg": JPEG, "SegmentationClass/1.png": PNG}, "SegmentationClass"),
+        (
+            {
+                "JPEGImages/1.jpg": JPEG,
+                "SegmentationClass/1.png": PNG,
+                "Annotations/1.xml": b"<x/>",
+                "ImageSets/Main/train.txt": b"1",
+            },
+            r'"image": "JPEGImages", "mask": "SegmentationClass"',
+        ),
+        (
+            {"leftImg8bit/train/a/1.png": PNG, "gtFine/train/a/1.png": MASK},
+            r'"image": "leftImg8bit", "mask": "gtFine"',
+        ),
+        (
+            {"train/1.jpg": JPEG, "train_masks/1_mask.png": MASK},
+            r'"image": "train", "mask": "train_masks"',
+        ),
+        (
+            {"left/1.jpg": JPEG, "right/1.jpg": JPEG, "disp/1.npy": b"x"},
+            r'"left": "left", "right": "right", "array": "disp"',
+        ),
+        ({"left/1.jpg": JPEG, "right/1.jpg": JPEG}, r'"left": "left", "right": "right"}'),
         ({"images/1.jpg": JPEG, "annotations/1.json": b"{}"}, "annotations"),
         ({"train/a/1.jpg": JPEG, "val/a/2.jpg": JPEG}, "parts of a dataset"),
+        (
+            {"train2017/1.jpg": JPEG, "val2017/2.jpg": JPEG, "annotations/a.json": b"{}"},
+            "set/train2017. ",
+        ),
+        ({"train_images/1.jpg": JPEG, "test_images/2.jpg": JPEG}, "parts of a dataset"),
+        ({"train/1.jpg": JPEG, "trainannot/1.png": MASK, "val/1.jpg": JPEG}, "parts of a dataset"),
     ],
 )
 def test_folders_that_cant_be_classes_are_refused(
@@ -49,6 +79,44 @@ def test_folders_that_cant_be_classes_are_refused(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PenstockWarning)
         assert open_index(inner, verify=images.verify).samples >= 1
+
+
+@pytest.mark.parametrize(
+    "folders", [("left", "right"), ("test", "tube"), ("train", "car"), ("image", "text")]
+)
+def test_names_that_may_be_classes_are(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    files = {f"{folder}/{number}.jpg": JPEG for number, folder in enumerate(folders)}
+    root = images.write_folder(tmp_path / "set", files)
+    schema = Dataset(root).open(verify=images.verify).schema
+    assert schema["label"] == ClassLabel(tuple(sorted(folders)))
+
+
+def test_folders_are_classes_where_the_user_says_so(tmp_path: Path) -> None:
+    files = {"images/1.jpg": JPEG, "masks/1.png": PNG}
+    root = images.write_folder(tmp_path / "set", files)
+    with pytest.raises(DatasetError, match=r'schema=\{"label": ClassLabel\(\)\}'):
+        Dataset(root).open(verify=images.verify)
+    schema = Dataset(root, schema={"label": ClassLabel()}).open(verify=images.verify).schema
+    assert schema["label"] == ClassLabel(("images", "masks"))
+
+
+@pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+def test_a_folder_without_anything_that_can_be_a_sample_is_no_class(tmp_path: Path) -> None:
+    files = {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "about/x.xml": b"<x/>", "about/y.txt": b"y"}
+    root = images.write_folder(tmp_path / "set", files)
+    index = Dataset(root).open(verify=images.verify)
+    assert index.schema["label"] == ClassLabel(("a", "b"))
+    assert (index.samples, index.quarantined) == (2, 2)
+
+
+@pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+@pytest.mark.parametrize("other", ["README.md", "LICENSE", "list.csv", "config.yaml"])
+def test_arrays_are_samples_whatever_paper_lies_beside_them(tmp_path: Path, other: str) -> None:
+    array = io.BytesIO()
+    np.save(array, np.arange(3))
+    files = {"1.npy": array.getvalue(), other: b"x,y"}
+    index = Dataset(images.write_folder(tmp_path / "set", files)).open()
+    assert dict(index.schema) == {"array": Array("int64", (3,))}
 
 
 @pytest.mark.parametrize(

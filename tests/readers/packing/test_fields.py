@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -17,7 +19,9 @@ from penstock.readers.concatenation import concat
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
 from penstock.readers.fields.field_types import Array, Image, Mask, Text, Value
 from tests import images, tars
+from tests.readers.packing.test_pack import CHILD, ROOT
 from tests.readers.remote_sets import upload
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -189,6 +193,17 @@ def test_stopped_it_goes_on_to_the_same_bytes(source: Path, tmp_path: Path, afte
     make(source, tmp_path / "whole")
     with pytest.raises(Stop):
         make(source, tmp_path / "resumed", progress=stopping(after))
+    make(source, tmp_path / "resumed")
+    assert everything(tmp_path / "resumed") == everything(tmp_path / "whole")
+
+
+@pytest.mark.parametrize(("where", "count"), [("before-rename", 1), ("after-rename", 2)])
+def test_killed_it_goes_on_to_the_same_bytes(
+    source: Path, tmp_path: Path, where: str, count: int
+) -> None:
+    make(source, tmp_path / "whole")
+    child = [sys.executable, "-c", CHILD, str(source), str(tmp_path / "resumed"), where, str(count)]
+    assert subprocess.run(child, cwd=ROOT, timeout=PATIENCE_S, check=False).returncode == -9
     make(source, tmp_path / "resumed")
     assert everything(tmp_path / "resumed") == everything(tmp_path / "whole")
 

@@ -25,7 +25,7 @@ def test_a_column_of_text_that_names_files_is_no_secret(tmp_path: Path) -> None:
     with pytest.warns(PenstockWarning, match=r'"mask" of list.csv is text, and names files'):
         Dataset(root, manifest="list.csv").open(verify=images.verify)
     masks = Dataset(root, manifest="list.csv", schema={"mask": Mask(of="image")})
-    assert masks.open(verify=images.verify).schema["mask"] == Mask(of="image")
+    assert masks.open(verify=images.verify).schema["mask"] == Mask(of="image", dtype="uint8")
 
 
 def test_rows_that_dont_fit_are_no_secret(tmp_path: Path) -> None:

@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 MOST_SAMPLES = 1024
 _SQUARE = 224
-_LEAST_WIDTH = 11
 
 
 def operations(recipe: Recipe) -> tuple[Operation, ...] | None:
@@ -214,17 +213,10 @@ def _values(report: BatchReport) -> Table:
 
 
 def _samples(report: BatchReport) -> Table:
-    """A line a sample; what is long is cut, what is short stays whole."""
-    names = list(report.samples[0].values) if report.samples else []
-    lines = [
-        [str(sample.id), *sample.values.values(), sample.name.encode(errors="replace").decode()]
-        for sample in report.samples
-    ]
-    table = Table(box=None, pad_edge=False)
-    for place, title in enumerate(("id", *names, "name")):
-        longest = max(len(line[place]) for line in lines) if lines else 0
-        width = min(max(longest, len(title)), _LEAST_WIDTH)
-        table.add_column(escape(title), no_wrap=True, overflow="ellipsis", min_width=width)
-    for line in lines:
-        table.add_row(*map(escape, line))
+    table = Table("id", "name", "values", box=None, pad_edge=False)
+    table.columns[0].no_wrap = True
+    for sample in report.samples:
+        name = sample.name.encode(errors="replace").decode()
+        values = ", ".join(f"{field} {value}" for field, value in sample.values.items())
+        table.add_row(str(sample.id), escape(name), escape(values) or "-")
     return table

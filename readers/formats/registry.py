@@ -19,12 +19,14 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import ConfigError, MissingDependencyError
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from importlib.metadata import EntryPoint
 
     from penstock.readers.formats.format import Format, Indexing
+    from penstock.readers.origin.origin import Origin
 
 AUTO = "auto"
 """Whichever format recognises the dataset first."""
@@ -114,6 +116,15 @@ def guests() -> Iterator[Format]:
 def has_guests() -> bool:
     """Whether other packages bring formats; loads none."""
     return bool(_guests())
+
+
+def shows_fallback(origin: Origin) -> bool:
+    """Whether a dataset's root shows that it is of the format that takes whatever no other does: it
+    has folders or images."""
+    from penstock.readers.formats.folder.kinds import IMAGES
+
+    top = origin.top(lambda name: extension(name) in IMAGES)
+    return bool(top.folders or top.entries)
 
 
 def check_format(format: str) -> None:

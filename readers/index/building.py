@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from penstock.cache.errors import DatasetError, DatasetNotFoundError
 from penstock.readers.fields.examine import check_noted
-from penstock.readers.fields.field_types import Image
+from penstock.readers.fields.selection import image_fields
 from penstock.readers.fields.settle import Settling
 from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.files.atomic import make_folder, write_bytes
@@ -215,6 +215,7 @@ class IndexBuilder:
     ) -> Iterator[_ShardResults]:
         """Of each shard, in order."""
         shards = candidates.shards
+        images = image_fields(candidates.schema, candidates.schema)
         same: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.same
         before: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.before
         unread = [_without(shards.positions(n), same) for n in range(shards.shards)]
@@ -224,7 +225,7 @@ class IndexBuilder:
             found: dict[int, Mapping[str, Facts] | Rejection] = {}
             progressive: Counter[str] = Counter()
             if not self._keeps_facts:
-                progressive.update(dict.fromkeys(candidates.schema.of_type(Image), 0))
+                progressive.update(dict.fromkeys(images, 0))
             while len(found) < len(unread[number]):
                 chunk = next(chunks)
                 verdicts = self._check(candidates, chunk, before)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.readers.fields.field_types import Image
+from penstock.readers.fields.selection import image_fields
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.index.shards import Shards
 from penstock.readers.index.sidecars import Sidecars
@@ -101,7 +101,7 @@ class Index:
     @property
     def images(self) -> dict[str, ImageRange]:
         """Bounds of the oriented heights and widths, of each field of images."""
-        found = {name: self.summary(name).images for name in self.schema.of_type(Image)}
+        found = {name: self.summary(name).images for name in image_fields(self.schema, self.schema)}
         return {name: range for name, range in found.items() if range is not None}
 
     def summary(self, field: str) -> FieldSummary:

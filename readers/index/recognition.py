@@ -16,10 +16,10 @@ from penstock.readers.formats.registry import (
     formats,
     guests,
     has_guests,
+    shows_fallback,
 )
 from penstock.readers.index.manifest_lookup import OWN_MANIFEST, REPACK, ManifestLookup
 from penstock.readers.origin.local import LocalFolder
-from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from penstock.readers.formats.format import Format
@@ -94,20 +94,13 @@ class Recognition:
         for format in formats():
             if format.indexing is None or not format.recognises(self._origin):
                 continue
-            if format.name == FALLBACK and has_guests() and not self._shows_a_folder():
+            if format.name == FALLBACK and has_guests() and not shows_fallback(self._origin):
                 found = (each for each in guests() if each.recognises(self._origin))
                 return next(found, format)
             return format
         raise ConfigError(
             f"{self._origin.url}: no format recognises this dataset. Say which it is: format=."
         )
-
-    def _shows_a_folder(self) -> bool:
-        """Whether there are folders or images at the root."""
-        from penstock.readers.formats.folder.kinds import IMAGES
-
-        top = self._origin.top(lambda name: extension(name) in IMAGES)
-        return bool(top.folders or top.entries)
 
     def _check_large(self, own: Manifest) -> None:
         """Shards that say they hold very much are looked at before anything is sized by that."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, ListColumn, RaggedColumn
-from penstock.readers.fields.field_types import Image
+from penstock.readers.fields.selection import image_fields
 from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.formats.pack.content import PictureFacts, ShardContent
 from penstock.readers.formats.pack.forms import pack_forms
@@ -68,6 +68,7 @@ def shard_content(
     crcs: dict[str, NDArray[np.uint32]] = {}
     pictures: dict[str, PictureFacts] = {}
     present: dict[str, NDArray[np.bool_]] = {}
+    images = image_fields(schema, schema)
     for name, form in pack_forms(schema).items():
         if form.kind == "bytes":
             payloads = [sample.payloads.get(name) for sample in samples]
@@ -76,8 +77,7 @@ def shard_content(
             columns[name] = EncodedColumn([_NOTHING if p is None else p for p in payloads])
             crcs[name] = np.array([0 if f is None else f.crc32c for f in facts], np.uint32)
             if form.is_picture:
-                is_image = isinstance(schema[name], Image)
-                pictures[name] = _picture(facts, payloads if is_image else None)
+                pictures[name] = _picture(facts, payloads if name in images else None)
         else:
             arrays = [sample.arrays.get(name) for sample in samples]
             there = np.array([each is not None for each in arrays], bool)

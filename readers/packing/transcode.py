@@ -20,7 +20,7 @@ from crc32c import crc32c
 
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.readers.fields.facts import Facts
-from penstock.readers.fields.field_types import Image
+from penstock.readers.fields.selection import image_fields
 from penstock.readers.fields.sniff import is_progressive
 from penstock.readers.packing.followers import follow
 from penstock.readers.types import Rejection
@@ -113,7 +113,7 @@ class Transcode:
 
     def image_fields(self, schema: Schema) -> tuple[str, ...]:
         """The image fields that are rewritten. Raises ConfigError for names of none."""
-        there = tuple(schema.of_type(Image))
+        there = image_fields(schema, schema)
         wrong = [name for name in self.images or () if name not in there]
         if wrong:
             raise ConfigError(

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.augment.map import CheckedMaps, check_maps, split_maps
 from penstock.cache.errors import RecipeError
-from penstock.readers.fields.field_types import Image
-from penstock.readers.fields.selection import base_name, stored_fields
+from penstock.readers.fields.selection import base_name, image_fields, stored_fields
 
 if TYPE_CHECKING:
     from penstock.augment.field_recipes import Recipes
@@ -39,7 +38,7 @@ class MappedFields:
     def encoded_images(self) -> list[str]:
         """The image fields whose bytes a function gets."""
         taken = [name for each in self.maps.maps for name in each.takes]
-        return [name for name in taken if isinstance(self.schema.get(name), Image)]
+        return list(image_fields(self.schema, taken))
 
 
 def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:

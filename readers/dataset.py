@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,12 @@ from penstock.cache.base.counters import Traffic
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ClosedError, ConfigError
 from penstock.readers.contents import Contents
-from penstock.readers.fields.selection import check_names, check_selection, stored_fields
+from penstock.readers.fields.selection import (
+    check_names,
+    check_selection,
+    not_chosen,
+    stored_fields,
+)
 from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format
 from penstock.readers.index.opening import Opener
@@ -39,6 +45,8 @@ if TYPE_CHECKING:
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url
     from penstock.readers.types import Verify
+
+_log = logging.getLogger("penstock")
 
 
 class Dataset(Source):
@@ -154,6 +162,8 @@ class Dataset(Source):
                 except BaseException:
                     origin.close()
                     raise
+                if self._names is None and (told := not_chosen(index.schema, index.lacking)):
+                    _log.warning("%s: %s", self.url, told)
                 self._fields = fields
                 self._reader = SampleReader(index, url=self.url, fields=stored_fields(fields))
             return self._reader

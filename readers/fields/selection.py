@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 LABEL = "label"
 """The classes that are handed out beside images where nobody chooses."""
 
+_SHOWN = 4
 _UNDECODABLE = (Audio, Video)  # by anything that is built yet
 
 
@@ -55,6 +56,21 @@ def class_field(schema: Schema, fields: Iterable[str]) -> str | None:
 def fields_handed_out(schema: Schema) -> tuple[str, ...]:
     """The fields that batches can have."""
     return tuple(name for name, type in schema.items() if not isinstance(type, _UNDECODABLE))
+
+
+def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
+    """What `default_fields` would choose but for the samples that lack it, as a sentence; ""
+    where there is nothing."""
+    chosen = default_fields(schema, lacking)
+    left = [name for name in default_fields(schema, {}) if name not in chosen]
+    if not left:
+        return ""
+    told = ", ".join(f'"{name}" ({lacking[name]:,})' for name in left[:_SHOWN])
+    return (
+        f"batches have {chosen} where nobody names fields=: some samples lack {told}"
+        f"{' and others' if len(left) > _SHOWN else ''}. To have it too, name it and what says "
+        f'which have it: fields=(…, "{left[0]}", "{left[0]}{PRESENT}").'
+    )
 
 
 def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:

@@ -45,3 +45,19 @@ def test_samples_that_dont_stand_the_check_are_no_secret(
         assert Dataset(root).open(verify=images.verify).samples == 1
     assert "1 samples are left out" in caplog.text
     assert "1.jpg: caption: " in caplog.text
+
+
+def test_a_label_that_a_row_lacks_is_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    table = b"path,label\n1.jpg,cat\n2.jpg,\n"
+    root = images.write_folder(tmp_path / "set", {"1.jpg": JPEG, "2.jpg": JPEG, "list.csv": table})
+    with caplog.at_level(logging.WARNING, "penstock"):
+        dataset = Dataset(root, manifest="list.csv")
+        dataset.open(verify=images.verify)
+        assert dataset.fields == ("image",)
+    assert 'some samples lack "label" (1)' in caplog.text
+    caplog.clear()
+    named = Dataset(root, manifest="list.csv", fields=("image", "label", "label.present"))
+    named.open(verify=images.verify)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

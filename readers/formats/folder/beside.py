@@ -21,7 +21,7 @@ from penstock.readers.fields.rows import Table, json_object, object_table
 from penstock.readers.fields.tables import fields_of
 from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.folder.kinds import ARRAYS, TEXTS, stem
+from penstock.readers.formats.folder.kinds import ARRAYS, IMAGES, TEXTS, stem
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.origin.unread import extension, is_other_kind
@@ -82,8 +82,19 @@ def beside(
         types=types,
         values=values,
         quarantined=stray,
+        left_out=_lost(stray),
     )
     return _with_companions(samples, companions, read, schema) if companions else samples
+
+
+def _lost(stray: Sequence[QuarantineEntry]) -> list[str]:
+    """Images without a class are no paper that lies about."""
+    lost = [each for each in stray if extension(each.name) in IMAGES]
+    if not lost:
+        return []
+    return [
+        f"{len(lost):,} images are left out, such as {printable(lost[0].name)}: {lost[0].reason}."
+    ]
 
 
 def _roles(
@@ -188,7 +199,7 @@ def _with_companions(
         numbers = _numbers(stems, role, companions, files) if used else None
         if numbers is not None:
             types[role], places[role] = type, numbers
-    left_out: list[str] = []
+    left_out = [*samples.left_out]
     rejected: dict[int, str] = {}
     jsons = {row: each for row, s in enumerate(stems) if (each := companions.get((s, _JSON)))}
     here = set(stems)

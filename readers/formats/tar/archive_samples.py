@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import DatasetError
+from penstock.readers.fields.field_types import ClassLabel
 from penstock.readers.fields.rows import json_value
 from penstock.readers.files.names import printable, unsafe_reason
 from penstock.readers.formats.tar.headers import members
@@ -33,7 +34,8 @@ NO_KEY = "(no key)"
 """Stands for the extension of members that have none."""
 
 _TAR = "tar"
-_LABEL_BYTES, _JSON_BYTES = 32, 16 * 2**20
+_SHOWN = 32
+_LABEL_BYTES, _JSON_BYTES = 256, 16 * 2**20
 _INTEGER = re.compile(rb"[+-]?[0-9]{1,19}")
 _INT64 = range(-(2**63), 2**63)
 
@@ -137,7 +139,8 @@ def _sort_out(
         other = next((field for field in fields if field.name == kind.name), None)
         if other is not None:
             both = sorted((fields[other], part))
-            what, remedy = "members", f"rename one, such as other.{part}"
+            what = "members"
+            remedy = f"a key ends at the first dot of a name. Rename one, such as other.{part}"
             if other.kind == kind.kind == "image":
                 what = "images"
                 remedy = f'say what each is, fields={{"image": "{both[0]}", "mask": "{both[1]}"}}'
@@ -172,18 +175,15 @@ def _add(
 
 
 def _shown(extension: str) -> str:
-    return printable(os.fsencode(extension))[:_LABEL_BYTES]
+    return printable(os.fsencode(extension))[:_SHOWN]
 
 
 def _read_value(member: Member, field: MemberField, opened: DataFile, asked: Asked) -> Any:
     """What a label or a json member holds, or why it can't be read."""
     size_bytes = member.end - member.start
     if field.kind == "class":
-        if size_bytes <= _LABEL_BYTES:
-            text = opened.read_at(member.start, size_bytes).strip()
-            if _INTEGER.fullmatch(text) and (label := int(text)) in _INT64:
-                return label
-        return Rejection(f"its {field.name} (cls) isn't an integer in ASCII")
+        text = opened.read_at(member.start, min(size_bytes, _LABEL_BYTES + 1)).strip()
+        return _label(text, field, asked)
     if size_bytes > _JSON_BYTES:
         return Rejection(f"its json has {size_bytes:,} bytes, and {_JSON_BYTES:,} are read at most")
     try:
@@ -193,3 +193,21 @@ def _read_value(member: Member, field: MemberField, opened: DataFile, asked: Ask
     if not isinstance(found, dict):
         found = {"json": found}
     return {key: value for key, value in found.items() if asked.wants_key(field, key)}
+
+
+def _label(text: bytes, field: MemberField, asked: Asked) -> int | Rejection:
+    """A class by its number, or by its name where a schema has names."""
+    if len(text) <= _LABEL_BYTES:
+        if _INTEGER.fullmatch(text) and (label := int(text)) in _INT64:
+            return label
+        type = asked.types.get(field.name)
+        names = type.names if isinstance(type, ClassLabel) else ()
+        name = text.decode("utf-8", "replace")
+        if name in names:
+            return names.index(name)
+        if names:
+            return Rejection(f"its {field.name} (cls) is {name!r}, which is none of the classes")
+    return Rejection(
+        f"its {field.name} (cls) isn't an integer in ASCII; to read names say which there are, "
+        f'schema={{"{field.name}": ClassLabel((…))}}'
+    )

@@ -206,8 +206,14 @@ class _Joining:
         if missing:
             raise ConfigError(
                 f"schema: got {missing[0]!r}, and the members in {self._url} are the fields "
-                f"{list(types)}. Name one of these, or an extension that is no field yet."
+                f"{list(types)}{self._first_refused()}. Name one of these, or an extension that is "
+                "no field yet."
             )
+
+    def _first_refused(self) -> str:
+        """What was left out before: it may be all that had the field."""
+        first = next((each for found in self._archives for each in found.quarantined), None)
+        return f" (left out: {printable(first.name)}: {first.reason})" if first else ""
 
     def _candidates(self, schema: Schema) -> Candidates:
         kept = np.array([i not in self._refused for i in range(len(self._samples))], np.bool_)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.errors import DatasetError, PenstockWarning
 from penstock.cache.threads import ordered
+from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.data_file import drop_copy, is_here, open_data_file
 from penstock.readers.formats.tar.archive_samples import NO_KEY, archive_samples
@@ -62,6 +63,7 @@ def list_samples(
             _log.info("%s: %s.", origin.url, note)
         _warn_of_members(origin.url, joined.candidates.passed_over)
         _warn_of_keys(origin.url, joined.left_out)
+        _tell_of_refused(origin.url, joined.candidates)
     return joined.candidates
 
 
@@ -94,3 +96,26 @@ def _warn_of_keys(url: str, left_out: Mapping[str, str]) -> None:
         PenstockWarning,
         stacklevel=8,
     )
+
+
+def _tell_of_refused(url: str, candidates: Candidates) -> None:
+    if candidates.quarantined:
+        first = candidates.quarantined[0]
+        _log.warning(
+            "%s: %d keys or members are left out, such as %s: %s. All are in the index's "
+            "quarantine.jsonl.",
+            url,
+            len(candidates.quarantined),
+            printable(first.name),
+            first.reason,
+        )
+    numbered = [name for name in candidates.spans if name.isdigit()]
+    if len(numbered) > 1:
+        _log.warning(
+            "%s: the fields %s are numbers: a key ends at the first dot of a name, so that %s is "
+            "of one sample with the others. If each is a sample, rename the members: no dot but "
+            "the last.",
+            url,
+            ", ".join(map(repr, numbered[:_NAMED])),
+            f"NAME.{numbered[0]}.jpg",
+        )

@@ -1,16 +1,17 @@
-"""What people have that doesn't fit quite: it is said where they see it."""
+"""Folders and tar files as people have them, not quite fitting: it is said where they see it."""
 
 from __future__ import annotations
 
 import logging
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
-from penstock.cache.errors import PenstockWarning
+from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset
 from penstock.readers.fields.field_types import ClassLabel, Mask
-from tests import images
+from tests import images, tars
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -61,3 +62,48 @@ def test_a_label_that_a_row_lacks_is_no_secret(
     named = Dataset(root, manifest="list.csv", fields=("image", "label", "label.present"))
     named.open(verify=images.verify)
     assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("name", ["cat", "caf\u00e9 au lait", "a" * 60])
+def test_classes_of_tar_members_by_name(tmp_path: Path, name: str) -> None:
+    members = {"1.jpg": JPEG, "1.cls": f"{name}\n".encode(), "2.jpg": JPEG, "2.cls": b"0"}
+    root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
+    dataset = Dataset(root, fields=("label",), schema={"label": ClassLabel(("dog", name))})
+    dataset.open(verify=images.verify)
+    assert np.asarray(dataset.column("label")).tolist() == [1, 0]
+
+
+def test_classes_of_tar_members_that_nobody_numbered(tmp_path: Path) -> None:
+    members = {"1.jpg": JPEG, "1.cls": b"cat"}
+    root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
+    with pytest.raises(DatasetNotFoundError, match=r'schema=\{"label": ClassLabel'):
+        Dataset(root).open(verify=images.verify)
+    other = Dataset(root, schema={"label": ClassLabel(("dog", "cow"))})
+    with pytest.raises(ConfigError, match=r"'cat', which is none of the classes"):
+        other.open(verify=images.verify)
+
+
+@pytest.mark.parametrize(
+    ("members", "words"),
+    [
+        ({"f.0001.jpg": JPEG, "f.0002.jpg": JPEG}, "a key ends at the first dot of a name"),
+        (
+            {"1.jpg": JPEG, "1.cls": b"1", "2.jpg": JPEG},
+            "1 keys or members are left out, such as 0.tar/2.jpg: no label",
+        ),
+    ],
+)
+def test_what_tar_files_lose_is_no_secret(
+    tmp_path: Path, members: dict[str, bytes], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
+    with caplog.at_level(logging.WARNING, "penstock"):
+        assert Dataset(root).open(verify=images.verify).samples == 1
+    assert words in caplog.text
+
+
+def test_images_beside_class_folders_are_no_secret(tmp_path: Path) -> None:
+    files = {"a/1.jpg": JPEG, "b/2.jpg": JPEG, "3.jpg": JPEG, "README.txt": b"x"}
+    root = images.write_folder(tmp_path / "set", files)
+    with pytest.warns(PenstockWarning, match=r"1 images are left out, such as 3\.jpg: not in a"):
+        assert Dataset(root).open(verify=images.verify).samples == 2

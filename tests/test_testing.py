@@ -104,7 +104,7 @@ class TestFolder(FormatConformance):
 
     @pytest.fixture(autouse=True)
     def _small_shards(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from penstock.readers.formats.folder.listing import virtual_shards
+        from penstock.readers.formats.folder.samples import virtual_shards
 
         monkeypatch.setattr(virtual_shards, "__kwdefaults__", {"shard_bytes": 3000})
 
@@ -133,7 +133,8 @@ def test_a_format_that_breaks_its_word_fails(
 
     def shifted(self: Cifar, *arguments: Any) -> Any:
         records = whole(self, *arguments)
-        records.spans["pixels"].starts[0] -= 1
+        starts: Any = records.spans["pixels"].starts
+        starts[0] -= 1
         return records
 
     monkeypatch.setattr(guests.Cifar, "records", shifted)

@@ -90,7 +90,7 @@ def test_samples_are_the_files_bytes(built: Path, kind: str, mode: str) -> None:
         assert batch.columns["label"].values.tolist() == [int(name[6]) for name in names]
         assert batch.columns["label"].values.dtype == np.int64
         assert batch.columns["image"].dims.dtype == np.int32
-        sizes = [images.verify([sample])[0] for sample in batch.columns["image"].samples]
+        sizes = [images.verify([sample])[0] for sample in batch.encoded("image").encoded]
         assert batch.columns["image"].dims.tolist() == [[f.height, f.width] for f in sizes]  # type: ignore[union-attr]
         assert all(
             s.dtype == np.uint8 and not s.flags.writeable for s in batch.columns["image"].samples

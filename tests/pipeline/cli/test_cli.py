@@ -62,7 +62,7 @@ def test_tar_files_are_packed_smaller_and_inspected(tmp_path: Path) -> None:
 
 
 def test_some_fields_are_packed_and_some_images_rewritten(tmp_path: Path) -> None:
-    files = {}
+    files: dict[str, bytes] = {}
     for i in range(4):
         files |= {f"{i}.left.jpg": jpeg(i, 40, 50), f"{i}.right.jpg": jpeg(i, 40, 50)}
         files |= {f"{i}.cls": b"%d" % (i % 2), f"{i}.txt": b"a text"}

@@ -139,12 +139,12 @@ def test_a_missing_image_beside_a_bad_one_is_zeros() -> None:
     with DataLoader(source, 6, augment=[CenterCrop(8)], max_bad=1.0) as loader:
         batches = list(loader)
         assert loader.statistics().bad == 1
-    left, right, present, ids = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    left, other, present, ids = (torch.cat(parts) for parts in zip(*batches, strict=True))
     missing = torch.tensor([i == BAD - 1 for i in ids.tolist()])
     assert torch.equal(present, ~missing)
-    assert not right[missing].any()
+    assert not other[missing].any()
     assert left[missing].any()
-    whole = right[~missing].float().mean(dim=(1, 2, 3)) / 5
+    whole = other[~missing].float().mean(dim=(1, 2, 3)) / 5
     assert whole.tolist() == ids[~missing].float().tolist()
 
 

@@ -173,7 +173,8 @@ class User:
         if cursor.position == 0:
             self.position.begin_pass()
         (images,) = self.feed.take()
-        return images.tolist()
+        ids: list[int] = images.tolist()
+        return ids
 
     def close(self) -> None:
         self.feed.close()

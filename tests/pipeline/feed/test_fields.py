@@ -59,7 +59,7 @@ TYPES: dict[str, Any] = {
 rng = np.random.default_rng(0)
 
 
-def classes_of(i: int) -> np.ndarray[Any, Any]:
+def classes_of(i: int) -> Any:
     """A mask whose pixels say where they are, and whose sample it is."""
     rows, columns = np.mgrid[:SIDE, :SIDE]
     return ((rows // 4 + columns // 6 * 8 + i) % 200).astype(np.uint8)
@@ -137,7 +137,7 @@ def test_every_type_comes_out_as_documented(as_dict: bool) -> None:
     seen = 0
     for batch in batches:
         assert type(batch) is (dict if as_dict else tuple)
-        values = batch if as_dict else dict(zip(ALL, batch, strict=True))
+        values: Any = batch if as_dict else dict(zip(ALL, batch, strict=True))
         assert tuple(values) == ALL
         ids = values["id"].tolist()
         seen += len(ids)
@@ -321,7 +321,8 @@ def test_what_is_missing_is_empty_and_not_bad() -> None:
     names = [name for name in names if name != "scores"]
     fields = [part for name in names for part in (name, f"{name}.present")]
     source = Memory(TYPES, LACKING, fields=(*fields, "id"))
-    with DataLoader(source, 5, augment={"image": TRAIN}, as_dict=True) as loader:
+    recipes: Any = {"image": TRAIN}
+    with DataLoader(source, 5, augment=recipes, as_dict=True) as loader:
         batches = list(loader)
         assert loader.statistics().bad == 0
     for batch in batches:

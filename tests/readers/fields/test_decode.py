@@ -19,6 +19,7 @@ from penstock.readers.fields.examine import examine
 from penstock.readers.fields.field_types import Array, Boxes, Image, Mask, Text
 from penstock.readers.fields.masks import mask_dtype
 from penstock.readers.fields.schema import Schema
+from penstock.readers.types import Rejection
 from tests import images
 from tests.readers.fields.arrays import encoded, npy, palette, picture
 
@@ -31,6 +32,7 @@ def read(type, data, name="x"):
     if isinstance(type, Mask | Boxes):
         fields["image"], samples["image"] = Image(), [encoded(images.jpeg(0, 8, 6))]
     (facts,) = examine(samples, Schema(fields), images.verify)
+    assert not isinstance(facts, Rejection)
     found = facts[name]
     payload = encoded(data)[found.start : found.start + found.size]
     return payload, found.codec, found.shape

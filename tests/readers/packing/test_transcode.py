@@ -31,7 +31,7 @@ def samples(folder: Path) -> list[Encoded]:
         batch.columns["image"].samples, batch.columns["image"].dims.tolist(), strict=True
     ):
         assert upright(sample).size == tuple(reversed(dims))
-    return batch.columns["image"].samples
+    return batch.encoded("image").encoded
 
 
 def upright(data: Encoded | bytes) -> Image.Image:

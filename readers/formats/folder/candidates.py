@@ -24,6 +24,7 @@ from penstock.readers.formats.folder.reading import manifest_entry, read_manifes
 from penstock.readers.formats.folder.samples import candidates_of
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.origin.arrangement import NO_TABLE
+from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.unread import check_layout, check_splits, extension, warn_of_left_out
 
 if TYPE_CHECKING:
@@ -132,7 +133,9 @@ class FolderFiles:
 
     def _listed(self, told: Listed, schema: Mapping[str, FieldType]) -> Samples:
         by_name = {file.name: file for file in self._listing.files}
-        return listed_samples(self._origin.url, by_name, told, schema)
+        origin = self._origin
+        root = origin.root if isinstance(origin, LocalFolder) else b""
+        return listed_samples(origin.url, by_name, told, schema, root=root)
 
     def _refuse_parquet(self, names: list[bytes]) -> None:
         found = next((n for n in names if n.rpartition(b"/")[2] == UNREAD_METADATA), None)

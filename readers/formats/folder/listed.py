@@ -155,10 +155,15 @@ def _joined(tables: Sequence[Table]) -> Table:
 
 
 def listed_samples(
-    url: str, found: Mapping[bytes, Entry], listed: Listed, schema: Mapping[str, FieldType]
+    url: str,
+    found: Mapping[bytes, Entry],
+    listed: Listed,
+    schema: Mapping[str, FieldType],
+    *,
+    root: bytes = b"",
 ) -> Samples:
     """The rows as samples, in their order. found: all files by name. A row whose file isn't there
-    is quarantined by name.
+    is quarantined by name. root: of a local dataset, which paths may begin with.
 
     Raises DatasetError: no column of paths, a path that leaves the dataset, no file is there.
     """
@@ -167,7 +172,7 @@ def listed_samples(
         columns = _file_columns(table, listed.paths, schema)
     else:
         columns = {field: field for field in listed.files}
-    names = {column: _names(table, column, listed.folders) for column in columns}
+    names = {column: _names(table, column, listed.folders, root) for column in columns}
     main = next(iter(columns))
     if main in listed.paths and listed.files is None:
         columns[main] = _OWN.get(type(_type([n for n in names[main] if n is not None])), "file")
@@ -182,7 +187,7 @@ def listed_samples(
         raise DatasetError(
             f"{url}: of {len(table):,} rows of {table.source} none names a file that is there"
             f'{told}. Paths in "{main}" are relative to the dataset\'s root; of a metadata file, '
-            "to its folder."
+            f"to its folder.{_meant(first.name, found, url) if first else ''}"
         )
     kept = [row for row in range(len(table)) if row not in missing]
     files, places = _places(names, kept, found)
@@ -256,7 +261,7 @@ def _is_of_files(values: Sequence[object], type: FieldType) -> bool:
     return is_array and isinstance(first, str) and first.endswith(".npy")
 
 
-def _names(table: Table, column: str, folders: Sequence[bytes]) -> list[bytes | None]:
+def _names(table: Table, column: str, folders: Sequence[bytes], root: bytes) -> list[bytes | None]:
     """The file that each row names, below the dataset's root."""
     names: list[bytes | None] = []
     for row, value in enumerate(table.columns[column]):
@@ -268,8 +273,10 @@ def _names(table: Table, column: str, folders: Sequence[bytes]) -> list[bytes | 
                 f'{table.source}, {table.place(row)}: "{column}" is {value!r}, wanted the name of '
                 "a file."
             )
-        told = value.encode("utf-8", "surrogateescape")
-        path = posixpath.normpath(posixpath.join(folders[row], told))
+        told, folder = value.encode("utf-8", "surrogateescape"), folders[row]
+        if root and told.startswith(root + b"/"):
+            told, folder = told[len(root) + 1 :], b""
+        path = posixpath.normpath(posixpath.join(folder, told))
         if (
             told.startswith(b"/")
             or path.startswith(b"../")
@@ -277,7 +284,7 @@ def _names(table: Table, column: str, folders: Sequence[bytes]) -> list[bytes | 
             or b"\0" in told
         ):
             raise DatasetError(
-                f'{table.source}, {table.place(row)}: got "{column}" = {printable(told)!r}, wanted '
+                f'{table.source}, {table.place(row)}: got "{column}" = {value!r}, wanted '
                 "a path relative to the dataset's root that stays below it. Give the root that all "
                 "files share as the URL, and paths below it."
             )
@@ -305,6 +312,22 @@ def _missing(
                 continue
             missing.setdefault(row, QuarantineEntry(name=name, reason=reason))
     return missing
+
+
+def _meant(name: bytes, found: Mapping[bytes, Entry], url: str) -> str:
+    """What a name that isn't there seems to stand for."""
+    if name.replace(b"\\", b"/") in found:
+        return " Write / where the table has \\."
+    for each in found:
+        if stem(each) == name:
+            return f" {printable(each)} is there: write names with their extension."
+        folder, _, base = each.rpartition(b"/")
+        if base == name:
+            return (
+                f" {printable(each)} is there: give {url.rstrip('/')}/{printable(folder)} as the "
+                "URL, and the table's full path as manifest=."
+            )
+    return ""
 
 
 def _told(table: Table, missing: Mapping[int, QuarantineEntry]) -> list[str]:

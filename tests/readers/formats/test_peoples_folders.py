@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockWarning
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset
 from penstock.readers.fields.field_types import ClassLabel, Mask
 from tests import images, tars
@@ -107,3 +107,31 @@ def test_images_beside_class_folders_are_no_secret(tmp_path: Path) -> None:
     root = images.write_folder(tmp_path / "set", files)
     with pytest.warns(PenstockWarning, match=r"1 images are left out, such as 3\.jpg: not in a"):
         assert Dataset(root).open(verify=images.verify).samples == 2
+
+
+def test_full_paths_below_the_root(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    table = f"path,score\n{root}/a/1.jpg,0.5\n./a//2.jpg,1\n".encode()
+    images.write_folder(root, {"a/1.jpg": JPEG, "a/2.jpg": JPEG, "list.csv": table})
+    dataset = Dataset(root, manifest="list.csv")
+    dataset.open(verify=images.verify)
+    assert dataset.names([0, 1]) == ["a/1.jpg", "a/2.jpg"]
+    images.write_folder(root, {"list.csv": f"path\n{root}/../x.jpg\n".encode()})
+    with pytest.raises(DatasetError, match=r"x\.jpg', wanted a path relative"):
+        Dataset(root, manifest="list.csv").open(verify=images.verify)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("a/1", r"a/1\.jpg is there: write names with their extension"),
+        ("1.jpg", r"a/1\.jpg is there: give .*/set/a as the URL"),
+        (r"a\1.jpg", r"Write / where the table has"),
+        ("b/2.jpg", r"to its folder\.$"),
+    ],
+)
+def test_names_that_are_nearly_there(tmp_path: Path, name: str, words: str) -> None:
+    table = f"path,label\n{name},cat\n".encode()
+    root = images.write_folder(tmp_path / "set", {"a/1.jpg": JPEG, "list.csv": table})
+    with pytest.raises(DatasetError, match=words):
+        Dataset(root, manifest="list.csv").open(verify=images.verify)

@@ -110,6 +110,7 @@ class Windows:
         self._begin = np.cumsum(room) - room
         self._table = np.empty(int(room.sum()), dtype=np.uint32)
         self._held = np.full(len(room), -1, dtype=np.int64)
+        self._are_all_held = False  # for good: every strand is one window, and is held
         self._rows, self._last_window = _scalar(rows), _scalar(windows - 1)
         self._strands = _scalar(strands)
 
@@ -118,6 +119,8 @@ class Windows:
 
         strand, offset: int64, shape (n,), in any order.
         """
+        if self._are_all_held:
+            return self._table[self._begin[strand] + offset].astype(np.int64)
         if self._is_one:
             window, start = np.zeros_like(offset), np.zeros_like(offset)
         else:
@@ -175,6 +178,7 @@ class Windows:
             # Of several windows for one place the last stays: so numpy assigns.
             self._table[_ranges(self._begin[place[group]], lengths)] = permuted
         self._held[place] = window
+        self._are_all_held = self._is_one and not self._held.any()
         return found
 
     def _describe(self, strand: Ints, window: Ints) -> tuple[Hashes, Ints]:

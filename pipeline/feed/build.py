@@ -52,6 +52,10 @@ READ_THREADS = 4
 # A thread reads a batch; of a remote as many batches as hide its latency, up to so many.
 REMOTE_READ_THREADS = 32
 
+# A thread reads batches of so few bytes several in a turn; more would only hold memory.
+TURN_BYTES = 2**20
+MOST_IN_A_TURN = 8
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
@@ -104,6 +108,7 @@ def build(
         depth=options.depth,
         read_threads=max(read_threads, map_threads),
         least_ahead=map_threads,
+        turn=1 if road.graphs or mapper is not None else _turn(dataset, options, read_threads),
         decodes_ahead=options.device.type == "cpu" and (bool(road.graphs) or options.pin_memory),
         prefetch=prefetch,
         timeout_s=options.timeout_s or STALL_TIMEOUT_S,
@@ -245,6 +250,17 @@ def _read_threads(dataset: Source, options: NativeOptions, payloads: Payloads) -
     mapped = not dataset.contents.is_file_per_sample and options.read != "pread"
     mapped = mapped and not payloads.are_slow
     return MAPPED_READ_THREADS if mapped else READ_THREADS
+
+
+def _turn(dataset: Source, options: NativeOptions, read_threads: int) -> int:
+    """Batches that a thread reads in one go: several small ones of mapped shards. Threads that wait
+    for files had better wait for a batch each."""
+    if read_threads != MAPPED_READ_THREADS:
+        return 1
+    contents = dataset.contents
+    mean_bytes = float(contents.shard_bytes.sum()) / max(1, contents.samples)
+    batch_bytes = max(1.0, mean_bytes * options.sizes.per_rank)
+    return max(1, min(MOST_IN_A_TURN, int(TURN_BYTES / batch_bytes)))
 
 
 def _prefetch(dataset: Source, options: NativeOptions, order: JobOrder) -> Prefetch | None:

@@ -56,9 +56,10 @@ class Feed:
         prefetch: Prefetch | None = None,
         timeout_s: float = STALL_TIMEOUT_S,
         least_ahead: int = 0,
+        turn: int = 1,
     ) -> None:
         """depth: batches in DALI at once. decodes_ahead: one more waits, finished. least_ahead:
-        batches that are read ahead at least."""
+        batches that are read ahead at least. turn: batches that a thread reads in one go."""
         self._road = road
         self._position = position
         self.prefetch = prefetch
@@ -75,6 +76,7 @@ class Feed:
             prefetch=prefetch,
             timeout_s=timeout_s,
             least_ahead=least_ahead,
+            turn=turn,
         )
         self._decoding = Decoding(road, read_ahead, depth=depth)
         self._ahead: Outcome[Batch] | None = None  # the batch that is decoded ahead

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from penstock.cache.threads import Ordered
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.cache.threads import Workers
     from penstock.pipeline.feed.batch import Batch
     from penstock.pipeline.feed.position import Position
@@ -24,6 +28,9 @@ class ReadAhead:
     Of a local dataset as many as keep DALI fed; of a remote one as many as hide its latency, but
     only one of an epoch that nobody has asked for yet: it may never be. One thread at a time may
     call; `cancel` may be called by another while `pop` waits.
+
+    Small batches are read several in a turn of a thread: to hand one over from thread to thread
+    takes longer than to read it. The first batch comes alone, as somebody waits for it.
     """
 
     def __init__(
@@ -36,29 +43,35 @@ class ReadAhead:
         prefetch: Prefetch | None,
         timeout_s: float,
         least_ahead: int = 0,
+        turn: int = 1,
     ) -> None:
         """pool: the reading threads. depth: batches in DALI at once. least_ahead: batches that are
-        read ahead at least, of a local dataset."""
+        read ahead at least, of a local dataset. turn: batches that a thread reads in one go; 1
+        with a prefetch, which counts them."""
         self._road = road
         self._position = position
         self._pool = pool
         self._depth, self._least_ahead = depth, least_ahead
         self._prefetch = prefetch
         self._timeout_s = timeout_s
-        self._stream: Ordered[Step, Batch] | None = None
+        self._turn = turn
+        self._stream: Ordered[list[Step], list[Batch | Exception]] | None = None
+        self._at_hand: deque[Batch | Exception] = deque()  # what is left of a turn that was popped
         self._wanted = 0  # batches ahead, were the next epoch asked for
-        self._waited_for: Ordered[Step, Batch] | None = None
+        self._waited_for: Ordered[list[Step], list[Batch | Exception]] | None = None
 
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor. Only where nothing was started since the last stop()."""
         ahead = self._depth + max(READ_AHEAD, self._least_ahead)
+        if self._turn > 1:
+            ahead = max(2, ahead // self._turn)
         self._wanted = 0
         if self._prefetch is not None:
             self._prefetch.seek(cursor)
             ahead = self._wanted = self._prefetch.first_ahead
         self._stream = Ordered(
-            self._road.prepare,
-            self._road.order(cursor),
+            self._road.prepare_all,
+            _turns(self._road.order(cursor), self._turn),
             pool=self._pool,
             ahead=ahead,
             timeout_s=self._timeout_s,
@@ -74,17 +87,33 @@ class ReadAhead:
     def is_ready(self) -> bool:
         """Whether pop() would not wait."""
         assert self._stream is not None
-        return self._stream.ready()
+        return bool(self._at_hand) or self._stream.ready()
 
     def pop(self) -> Batch | None:
         """The next batch; None behind the last one. Raises what its reading raised."""
+        turn = self._at_hand or self._pop_turn()
+        if not turn:
+            return None
+        batch = turn.popleft()
+        if isinstance(batch, Exception):
+            try:
+                raise batch
+            finally:
+                del batch  # a traceback holds this frame, and that the error
+        return batch
+
+    def _pop_turn(self) -> deque[Batch | Exception]:
+        """The next turn; nothing behind the last one."""
         stream = self._stream
         assert stream is not None
         self._waited_for = stream
         try:
-            return stream.pop()
+            turn = deque(stream.pop())
+            if len(turn) > 1 and self._stream is stream:  # else nobody wants the others any more
+                self._at_hand = turn
+            return turn
         except StopIteration:
-            return None
+            return deque()
         finally:
             if self._waited_for is stream:  # else another thread has taken this one's place
                 self._waited_for = None
@@ -132,3 +161,14 @@ class ReadAhead:
     def stop(self) -> None:
         """Drop what was read, behind cancel()."""
         self._stream = None
+        self._at_hand.clear()
+
+
+def _turns(steps: Iterator[Step], size: int) -> Iterator[list[Step]]:
+    """The first step alone, the others in lists of so many, while there are some."""
+    for step in steps:
+        yield [step]
+        if size > 1:
+            break
+    while turn := list(islice(steps, size)):
+        yield turn

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.pipeline.feed.bad_count import BadCount
     from penstock.pipeline.feed.batch import Batch, Output
@@ -77,6 +77,19 @@ class Road:
         batch.read_s = time.thread_time() - began
         batch.load_s = time.perf_counter() - began_s
         return batch
+
+    def prepare_all(self, steps: Sequence[Step]) -> list[Batch | Exception]:
+        """Prepare the batches of some steps one after the other; an error instead of the first that
+        can't be, unless it is the very first, for which it is raised."""
+        batches: list[Batch] = []
+        for step in steps:
+            try:
+                batches.append(self.prepare(step))
+            except Exception as error:  # raised again where its own batch is due
+                if not batches:
+                    raise
+                return [*batches, error]
+        return [*batches]
 
     def read(self, step: Step) -> Batch:
         """A batch with the samples that this rank has in a step."""

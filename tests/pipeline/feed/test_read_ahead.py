@@ -11,10 +11,11 @@ import pytest
 from penstock.cache.threads import Ordered, Workers
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.feed.read_ahead import READ_AHEAD, ReadAhead
+from penstock.pipeline.feed.road import Road as RealRoad
 from penstock.pipeline.plan.steps import Cursor, Step, Walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 WALK = Walk(samples=50, global_batch=10, drop_last=False)
 DEPTH = 2
@@ -40,12 +41,14 @@ class Prefetch:
 
 
 class Road:
-    """Batches are their steps."""
+    """Batches are their steps. bad: where batches begin that can't be read."""
 
     walk = WALK
+    prepare_all = RealRoad.prepare_all
 
     def __init__(self) -> None:
         self.begun: list[Cursor] = []
+        self.bad: set[Cursor] = set()
 
     def order(self, start: Cursor) -> Iterator[Step]:
         for step in WALK.steps(start, endless=True):
@@ -56,6 +59,8 @@ class Road:
         class Batch:
             pass
 
+        if step.start in self.bad:
+            raise KeyError(step.start)
         batch: Any = Batch()
         batch.step, batch.read_wait_s = step, 0.0
         return batch
@@ -68,8 +73,11 @@ def pool() -> Iterator[Workers]:
     workers.close()
 
 
-def read_ahead(pool: Workers, prefetch: Prefetch | None) -> tuple[ReadAhead, Road, Position]:
+def read_ahead(
+    pool: Workers, prefetch: Prefetch | None, *, turn: int = 1, bad: Collection[Cursor] = ()
+) -> tuple[ReadAhead, Road, Position]:
     road, position = Road(), Position()
+    road.bad |= set(bad)
     position.begin_pass()
     ahead = ReadAhead(
         road,  # type: ignore[arg-type]
@@ -78,6 +86,7 @@ def read_ahead(pool: Workers, prefetch: Prefetch | None) -> tuple[ReadAhead, Roa
         depth=DEPTH,
         prefetch=prefetch,  # type: ignore[arg-type]
         timeout_s=300,
+        turn=turn,
     )
     ahead.start(Cursor(0, 0))
     return ahead, road, position
@@ -100,6 +109,36 @@ def test_of_a_local_dataset_a_few_are_read_over_the_end_of_the_epoch(pool: Worke
     steps = itertools.islice(WALK.steps(Cursor(0, 0), endless=True), 12)
     assert consume(ahead, 12) == [step.start for step in steps]
     assert len(road.begun) == 12 + DEPTH + READ_AHEAD
+
+
+@pytest.mark.parametrize("turn", [2, 3, 8])
+def test_several_in_a_turn_come_in_the_same_order_the_first_alone(pool: Workers, turn: int) -> None:
+    ahead, road, _ = read_ahead(pool, None, turn=turn)
+    assert len(road.begun) == 1 + max(1, (DEPTH + READ_AHEAD) // turn - 1) * turn
+    steps = itertools.islice(WALK.steps(Cursor(0, 0), endless=True), 12)
+    assert consume(ahead, 12) == [step.start for step in steps]
+
+
+def test_an_error_within_a_turn_comes_where_its_own_batch_is_due(pool: Workers) -> None:
+    ahead, road, _ = read_ahead(pool, None, turn=4, bad=[Cursor(0, 30)])
+    assert consume(ahead, 3) == [Cursor(0, 0), Cursor(0, 10), Cursor(0, 20)]
+    assert ahead.is_ready
+    with pytest.raises(KeyError):
+        ahead.pop()
+    road.bad.clear()
+    ahead.cancel(timeout_s=WAIT_S)
+    ahead.stop()
+    ahead.start(Cursor(0, 30))
+    assert consume(ahead, 2) == [Cursor(0, 30), Cursor(0, 40)]
+
+
+def test_what_is_left_of_a_turn_is_dropped_by_a_stop(pool: Workers) -> None:
+    ahead, _, _ = read_ahead(pool, None, turn=4)
+    consume(ahead, 2)
+    ahead.cancel(timeout_s=WAIT_S)
+    ahead.stop()
+    ahead.start(Cursor(7, 20))
+    assert consume(ahead, 2) == [Cursor(7, 20), Cursor(7, 30)]
 
 
 def test_of_a_warm_remote_as_many_as_the_prefetch_says(pool: Workers) -> None:
@@ -133,10 +172,11 @@ def test_a_read_that_was_left_behind_is_not_waited_for(
     pops = [(threading.Event(), threading.Event()) for _ in range(2)]
     rest = iter(pops)
 
-    def hangs(_: object) -> None:
+    def hangs(_: object) -> list[Any]:
         entered, gate = next(rest)
         entered.set()
         assert gate.wait(WAIT_S)
+        return []
 
     monkeypatch.setattr(Ordered, "pop", hangs)
     decoders = [Workers(1, name="decode") for _ in pops]

@@ -120,7 +120,8 @@ class Windows:
         strand, offset: int64, shape (n,), in any order.
         """
         if self._are_all_held:
-            return self._table[self._begin[strand] + offset].astype(np.int64)
+            held: Ints = self._table[self._begin[strand] + offset].astype(np.int64)
+            return held
         if self._is_one:
             window, start = np.zeros_like(offset), np.zeros_like(offset)
         else:

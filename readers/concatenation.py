@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,8 @@ from penstock.cache.errors import ConfigError, CorruptSampleError
 from penstock.readers.contents import Contents
 from penstock.readers.fields.columns import joined_batches
 from penstock.readers.fields.field_types import ClassLabel, MultiLabel
+from penstock.readers.fields.schema import Schema
+from penstock.readers.fields.selection import stored_fields
 from penstock.readers.formats.summary import join_ranges
 from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.source import Source
@@ -29,15 +32,17 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
+_log = logging.getLogger("penstock")
+
 
 def concat(sources: Sequence[Source]) -> Source:
     """Datasets (or parts of some) end to end, as one that reads them.
 
-    All must have the same fields of the same types, classes by the same names in the same order,
-    and the same fields selected. Sample ids are those of the first, then those of the second behind
-    them, and so on: each part's begin where the ids of the dataset before end. Its `close()` closes
-    nothing: the parts stay open as long as you need them. Raises ConfigError for parts that don't
-    fit, naming the field; what opening them raises.
+    All must have the same fields selected, of the same types, classes by the same names in the same
+    order; what isn't selected and not alike in all is left out. Sample ids are those of the first,
+    then those of the second behind them, and so on: each part's begin where the ids of the dataset
+    before end. Its `close()` closes nothing: the parts stay open as long as you need them. Raises
+    ConfigError for parts that don't fit, naming the field; what opening them raises.
     """
     found = list(sources) if isinstance(sources, list | tuple) else sources
     if not isinstance(found, list) or not found:
@@ -50,7 +55,14 @@ def concat(sources: Sequence[Source]) -> Source:
     parts = [part for source in found for part in _parts(source)]
     for part in parts[1:]:
         _check_same(parts[0], part)
-    return Concatenation(parts)
+    whole = Concatenation(parts)
+    lost = [name for part in parts for name in part.schema if name not in whole.schema]
+    if lost:
+        _log.info(
+            "concat: %s aren't alike in all parts, and left out: nobody selected them",
+            ", ".join(map(repr, dict.fromkeys(lost))),
+        )
+    return whole
 
 
 class Concatenation(Source):
@@ -225,35 +237,53 @@ def _joined(each: Sequence[Contents]) -> Contents:
     if len(each) == 1:
         return each[0]
     digest = hashlib.sha256("\n".join(["concat", *(c.fingerprint for c in each)]).encode())
+    schema = _common([c.schema for c in each])
     units = None
     if any(c.units is not None for c in each):
         units = [rows for c in each for rows in c.units or c.sizes.reshape(-1, 1)]
     return Contents(
-        schema=each[0].schema,
+        schema=schema,
         sizes=np.concatenate([c.sizes for c in each]),
         shard_bytes=np.concatenate([c.shard_bytes for c in each]),
         id_end=sum(c.id_end for c in each),
         fingerprint=digest.hexdigest(),
         icc=None,
         shuffled=False,
-        images={name: join_ranges([c.images[name] for c in each]) for name in each[0].images},
+        images={
+            name: join_ranges([c.images[name] for c in each])
+            for name in each[0].images
+            if name in schema
+        },
         files=sum(c.files for c in each),
         is_file_per_sample=any(c.is_file_per_sample for c in each),
         units=units,
     )
 
 
+def _common(schemas: Sequence[Schema]) -> Schema:
+    """The fields that all have alike, without those that belong to others."""
+    first = schemas[0]
+    alike = {n: t for n, t in first.items() if all(other.get(n) == t for other in schemas[1:])}
+    while alone := [n for n, t in alike.items() if (getattr(t, "of", None) or n) not in alike]:
+        for name in alone:
+            del alike[name]
+    return Schema(alike)
+
+
 def _check_same(first: Source, other: Source) -> None:
-    """Raise ConfigError where two sources differ in their fields."""
+    """Raise ConfigError where two sources differ in the fields that they hand out, or in what these
+    belong to."""
     ours, theirs = first.schema, other.schema
     both = f"{first.url} and {other.url}"
-    for name in dict.fromkeys([*ours, *theirs]):
+    handed_out = stored_fields((*first.fields, *other.fields))
+    owners = [getattr(each.get(name), "of", None) for each in (ours, theirs) for name in handed_out]
+    for name in dict.fromkeys([*handed_out, *(owner for owner in owners if owner)]):
         if name not in ours or name not in theirs:
             has, lacks = (first, other) if name in ours else (other, first)
             raise ConfigError(
                 f'concat: {has.url} has a field "{name}" and {lacks.url} has none. Fields: '
-                f"{list(ours)} and {list(theirs)}. Make them alike, as by schema= or fields= of "
-                "their Dataset."
+                f"{list(ours)} and {list(theirs)}. Pass the same fields= to both, of those that "
+                "both have."
             )
         if ours[name] != theirs[name]:
             raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +13,15 @@ from hypothesis import strategies as st
 
 from penstock.cache.errors import ConfigError
 from penstock.readers.concatenation import concat
+from penstock.readers.dataset import Dataset
 from penstock.readers.fields.field_types import ClassLabel
+from tests import images
 from tests.readers.test_selections import all_rows, check_source, ids_of, sizes
 from tests.sources import Values, classes
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from penstock.readers.source import Source
 
 
@@ -116,6 +121,31 @@ def test_parts_that_do_not_fit_are_refused(other: Source, says: str) -> None:
     assert isinstance(labels("a", "b").schema["label"], ClassLabel)
     with pytest.raises(ConfigError, match=says):
         concat([labels("a", "b"), other])
+
+
+def test_what_is_not_selected_and_not_alike_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = {"1.jpg": images.jpeg(1), "list.csv": b"path,label,age,name\n1.jpg,3,7,x\n"}
+    other = {"2.jpg": images.jpeg(2), "list.csv": b"path,label,age\n2.jpg,4,7.5\n"}
+    roots = [
+        images.write_folder(tmp_path / name, files)
+        for name, files in (("first", first), ("other", other))
+    ]
+    parts = [Dataset(root, manifest="list.csv", fields=("label", "id")) for root in roots]
+    for part in parts:
+        part.open(verify=images.verify)
+    with caplog.at_level(logging.INFO, "penstock"):
+        both = concat(parts)
+    assert "'age', 'name' aren't alike" in caplog.text
+    assert list(both.schema) == ["image", "label"]
+    assert np.asarray(both.column("label")).tolist() == [3, 4]
+    chosen = [Dataset(root, manifest="list.csv", fields=("age",)) for root in roots]
+    with pytest.raises(ConfigError, match=r'the field "age" of .* differs'):
+        concat(chosen)
+    named = [Dataset(root, manifest="list.csv", fields=("name",)) for root in roots[:1]]
+    with pytest.raises(ConfigError, match=r'"name" and .* has none.*Pass the same fields='):
+        concat([*named, Dataset(roots[1], manifest="list.csv", fields=("label",))])
 
 
 @pytest.mark.parametrize("sources", [[], None, "ab", [1], Values([2])])

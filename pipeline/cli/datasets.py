@@ -107,7 +107,7 @@ def index(
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Index images or tar files where they lie: sizes, checksums, labels; each image decoded once.
+    """Index a folder or tar files where they lie: sizes, checksums, fields; samples checked once.
 
     A Dataset does the same on first use; here it can be done before the job, with a progress bar.
     """

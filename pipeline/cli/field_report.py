@@ -68,7 +68,8 @@ def _shape(field: Mapping[str, Any]) -> str:
         sides = field["images"]
         high = _between(sides["min_height"], sides["max_height"])
         wide = _between(sides["min_width"], sides["max_width"])
-        return f"{high} x {wide} px, {_joined(field['channels'])} channels"
+        channels = _joined(field["channels"])
+        return f"{high} x {wide} px, {channels} channel{'s' * (channels != '1')}"
     return " x ".join(_between(low, high) for low, high in field["lengths"]) or "-"
 
 

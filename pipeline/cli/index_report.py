@@ -75,7 +75,7 @@ def warn_of_labels(index: Index) -> None:
 
 
 def _readable(name: str, value: Any) -> str:
-    if value is None:
+    if value is None or value == {}:
         return "-"
     if name.endswith("bytes"):
         return format_size(value)

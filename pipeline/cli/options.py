@@ -19,7 +19,7 @@ Recipe = Literal["imagenet", "imagenet-eval", "none"]
 # --- of several commands -------------------------------------------------------------------------
 
 Source = Annotated[
-    str, typer.Argument(help="Image folder, tar files or pack: a path or an fsspec URL.")
+    str, typer.Argument(help="Folder, tar files or pack: a path or an fsspec URL.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 CacheFolder = Annotated[
@@ -125,7 +125,7 @@ Baseline = Annotated[
 # --- index ---------------------------------------------------------------------------------------
 
 IndexedSource = Annotated[
-    str, typer.Argument(help="Image folder or tar files: a path or an fsspec URL.")
+    str, typer.Argument(help="Folder or tar files: a path or an fsspec URL.")
 ]
 IndexOut = Annotated[
     str | None,
@@ -154,7 +154,7 @@ ContactSheet = Annotated[
 # --- warm: of the job that will read -------------------------------------------------------------
 
 WarmSource = Annotated[
-    str, typer.Argument(help="Image folder, tar files or pack: any URL that a Dataset takes.")
+    str, typer.Argument(help="Folder, tar files or pack: any URL that a Dataset takes.")
 ]
 MaxBytes = Annotated[
     str | None,

@@ -18,9 +18,7 @@ Recipe = Literal["imagenet", "imagenet-eval", "none"]
 
 # --- of several commands -------------------------------------------------------------------------
 
-Source = Annotated[
-    str, typer.Argument(help="Folder, tar files or pack: a path or an fsspec URL.")
-]
+Source = Annotated[str, typer.Argument(help="Folder, tar files or pack: a path or an fsspec URL.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 CacheFolder = Annotated[
     Path | None,
@@ -124,9 +122,7 @@ Baseline = Annotated[
 
 # --- index ---------------------------------------------------------------------------------------
 
-IndexedSource = Annotated[
-    str, typer.Argument(help="Folder or tar files: a path or an fsspec URL.")
-]
+IndexedSource = Annotated[str, typer.Argument(help="Folder or tar files: a path or an fsspec URL.")]
 IndexOut = Annotated[
     str | None,
     typer.Option(

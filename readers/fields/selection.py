@@ -62,6 +62,14 @@ def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
     """What `default_fields` would choose but for the samples that lack it, as a sentence; ""
     where there is nothing."""
     chosen = default_fields(schema, lacking)
+    if not any(isinstance(type, Image) for type in schema.values()):
+        raw = next((name for name in schema if isinstance(schema[name], _UNDECODABLE)), None)
+        if raw is not None:
+            return (
+                f'batches have {chosen} where nobody names fields=: "{raw}" is '
+                f"{type(schema[raw]).__name__}, which nothing decodes yet. To have its bytes pass "
+                f'schema={{"{raw}": Bytes()}}.'
+            )
     left = [name for name in default_fields(schema, {}) if name not in chosen]
     if not left:
         return ""

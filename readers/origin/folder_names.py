@@ -17,7 +17,7 @@ _PICTURES = frozenset(
 ) | {"pictures", "rgb", "input", "inputs"}
 # What belongs to images, and the name of its field where it is images too.
 _BESIDE = {
-    **dict.fromkeys(("masks", "mask", "labels", "label", "gt", "trimaps"), "mask"),
+    **dict.fromkeys(("masks", "mask", "labels", "label", "gt", "seg", "trimaps"), "mask"),
     **dict.fromkeys(("annotations", "annotation", "annot", "groundtruth"), "mask"),
     **dict.fromkeys(("segmentation", "segmentations", "segmentationclass"), "mask"),
     **dict.fromkeys(("ground_truth", "gtfine", "gtcoarse"), "mask"),

@@ -11,6 +11,7 @@ from penstock.cache.errors import DatasetError, PenstockWarning
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.folder.beside import beside
+from penstock.readers.formats.folder.hints import hints_of_names
 from penstock.readers.formats.folder.listed import (
     METADATA,
     UNREAD_METADATA,
@@ -129,7 +130,9 @@ class FolderFiles:
         mine = (*samples.names, *(each.name for each in samples.quarantined))
         others = [name for name in mine if extension(name) not in own]
         passed_over = warn_of_left_out(url, others, labelled="label" in samples.types)
-        return replace(samples, passed_over=passed_over)
+        hints = hints_of_names(url, samples.names, samples.types, asked="label" in schema)
+        left_out = [*samples.left_out, *hints]
+        return replace(samples, passed_over=passed_over, left_out=left_out)
 
     def _listed(self, told: Listed, schema: Mapping[str, FieldType]) -> Samples:
         by_name = {file.name: file for file in self._listing.files}

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.fields.tables import Fields
     from penstock.readers.origin.origin import Entry
 
 METADATA = (b"metadata.csv", b"metadata.jsonl")
@@ -208,10 +209,7 @@ def listed_samples(
             *values.doubts,
             *_hints(table, values.types, found, listed.folders),
             *(_unlisted(table, files, found) if listed.is_whole else ()),
-            *(
-                f'the column "{n}" of {table.source} is left out: {w}.'
-                for n, w in values.left_out.items()
-            ),
+            *_unread(table, values),
         ],
     ).with_table(values)
     return replace(samples, types=_ordered(samples.types, table, columns))
@@ -347,6 +345,13 @@ def _near(name: bytes, found: Mapping[bytes, Entry]) -> str:
         (n for n in found if base in (n.rpartition(b"/")[2], stem(n.rpartition(b"/")[2]))), b""
     )
     return f"; {printable(same)} is" if same else ""
+
+
+def _unread(table: Table, values: Fields) -> list[str]:
+    return [
+        f'the column "{name}" of {table.source} is left out: {why}.'
+        for name, why in values.left_out.items()
+    ]
 
 
 def _unlisted(table: Table, files: Sequence[Entry], found: Mapping[bytes, Entry]) -> list[str]:

@@ -15,6 +15,7 @@ from penstock.readers.fields.mask_names import masks_by_name
 from penstock.readers.fields.schema import Schema
 from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING, Candidates, Spans
+from penstock.readers.formats.folder.hints import pictures_of_numbers
 from penstock.readers.formats.grouping import Grouping, grouping
 from penstock.readers.origin.quarantine import QuarantineEntry
 from penstock.readers.origin.unread import extension
@@ -160,6 +161,8 @@ def _merged(samples: Samples, schema: Mapping[str, FieldType], url: str) -> Sche
     for note in notes:
         _log.info("%s: %s.", url, note)
     types.update(masks)
+    for hint in pictures_of_numbers(types, extensions):
+        _log.warning("%s: %s", url, hint)
     return Schema(types)
 
 

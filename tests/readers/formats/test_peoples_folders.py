@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import ClassLabel, Mask
+from penstock.readers.fields.field_types import Bytes, ClassLabel, Mask
 from tests import images, tars
 
 if TYPE_CHECKING:
@@ -135,3 +135,45 @@ def test_names_that_are_nearly_there(tmp_path: Path, name: str, words: str) -> N
     root = images.write_folder(tmp_path / "set", {"a/1.jpg": JPEG, "list.csv": table})
     with pytest.raises(DatasetError, match=words):
         Dataset(root, manifest="list.csv").open(verify=images.verify)
+
+
+def test_masks_beside_their_images_in_one_folder(tmp_path: Path) -> None:
+    files = {"1.jpg": JPEG, "1_mask.png": MASK, "2.jpg": JPEG, "2_mask.png": MASK}
+    root = images.write_folder(tmp_path / "set", files)
+    places = {"image": "*.jpg", "mask": "*_mask.png"}
+    told = r'1_mask.png to 1.jpg; here each is.*fields={"image": "\*.jpg", "mask": "\*_mask.png"}'
+    with pytest.warns(PenstockWarning, match=told):
+        assert Dataset(root).open(verify=images.verify).samples == 4
+    assert Dataset(root, fields=places).open(verify=images.verify).samples == 2
+
+
+@pytest.mark.parametrize("folder", ["images", "train"])
+def test_one_folder_that_may_be_no_class(tmp_path: Path, folder: str) -> None:
+    files = {f"{folder}/a/1.jpg": JPEG, f"{folder}/b/2.jpg": JPEG}
+    root = images.write_folder(tmp_path / "set", files)
+    with pytest.warns(PenstockWarning, match=rf"every label is 0.*give .*/set/{folder};"):
+        Dataset(root).open(verify=images.verify)
+    asked = Dataset(root, schema={"label": ClassLabel()}).open(verify=images.verify)
+    assert asked.schema["label"] == ClassLabel((folder,))
+
+
+def test_pictures_that_are_numbers_by_their_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {"rgb/1.jpg": JPEG, "depth/1.png": MASK}
+    root = images.write_folder(tmp_path / "set", files)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        Dataset(root, fields={"image": "rgb", "depth": "depth"}).open(verify=images.verify)
+    assert '"depth" is read as pictures, of 8 bits' in caplog.text
+    assert 'schema={"depth": Mask(of="image")}' in caplog.text
+
+
+def test_sound_that_nobody_decodes_is_no_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    members = {"1.wav": b"RIFF\x24\0\0\0WAVEfmt ", "1.txt": b"yes"}
+    root = images.write_folder(tmp_path / "set", {"0.tar": tars.archive(members)})
+    with caplog.at_level(logging.WARNING, "penstock"):
+        assert Dataset(root).fields == ("caption",)
+    assert '"audio" is Audio, which nothing decodes yet' in caplog.text
+    assert Dataset(root, schema={"audio": Bytes()}).fields == ("audio", "caption")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import PenstockError
-from penstock.pipeline.bench.ceilings import measure_ceilings
+from penstock.pipeline.bench.ceilings import joined_ceilings, measure_ceilings
 from penstock.pipeline.bench.compare import ROUND, ROUNDS, check_comparable, compare_url
 from penstock.pipeline.bench.play import Run, floor_au, import_all, play
 from penstock.pipeline.bench.tune import SearchResult, Setup, axes_for, tune
@@ -211,14 +211,19 @@ def _ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
             ranges = dataset.contents.images
             images = check_recipes(operations, dataset.schema, fields, ranges).images
     with _as_at_first(workload, dataset) as own:
-        return measure_ceilings(
-            own,
-            next(iter(images.items()), None),
-            batch_size=setup.batch_size,
-            device=workload.device,
-            threads=setup.num_workers,
-            seconds=_CEILING_SHARE * workload.seconds,
-        )
+        measured: list[tuple[str, CheckedRecipe] | None] = [*images.items()] or [None]
+        each = [
+            measure_ceilings(
+                own,
+                image,
+                batch_size=setup.batch_size,
+                device=workload.device,
+                threads=setup.num_workers,
+                seconds=_CEILING_SHARE * workload.seconds / len(measured),
+            )
+            for image in measured
+        ]
+        return joined_ceilings(each)
 
 
 def _play_peers(

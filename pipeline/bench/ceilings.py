@@ -39,7 +39,7 @@ from penstock.pipeline.plan.settings import make_plan, shuffled_settings
 from penstock.pipeline.report.ceilings import Ceilings, Rate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -68,11 +68,10 @@ def measure_ceilings(
 ) -> Ceilings:
     """Measure reading, decoding, augmenting, the copy and Python's part, each for about `seconds`.
 
-    image: the field of images that is decoded, and its recipe (several are decoded one after the
-    other; this is the first); None without images. threads: that decode, 0: all usable
-    cores. seed: of the order that is read in. The dataset stays open. Call it when nothing else of
-    this process runs. Raises ConfigError for numbers that can't be, and what reading and decoding
-    raise.
+    image: the field of images that is decoded, and its recipe (of several fields: one call for
+    each, and `joined_ceilings`); None without images. threads: that decode, 0: all usable cores.
+    seed: of the order that is read in. The dataset stays open. Call it when nothing else of this
+    process runs. Raises ConfigError for numbers that can't be, and what reading and decoding raise.
     """
     if batch_size < 1 or threads < 0 or seconds <= 0:
         raise ConfigError(
@@ -89,14 +88,16 @@ def measure_ceilings(
     threads = threads or usable_cores()
     # From a remote only as few as it takes.
     some = next(rows) if read is not None else next(rows)[: _FEW * threads]
-    batch = dataset.values(field, some).encoded(field)
+    batch, share = _images(dataset, field, some)
+    if batch is None:
+        return Ceilings(remote=remote, read=read, is_cold=is_cold)
     bare = check_recipe(without_augmenting(recipe.ops), images=dataset.contents.images[field])
     stages = [RecipeTimer(bare), RecipeTimer(recipe), RecipeTimer(recipe, constant=True)]
     with contextlib.ExitStack() as open_ones:
         for stage in stages:
             stage.open(batch, device=device, threads=threads, seconds=seconds)
             open_ones.callback(stage.close)
-        decode, augment, python = play_in_turns(stages, seconds)
+        decode, augment, python = (_of_all(rate, share) for rate in play_in_turns(stages, seconds))
     return Ceilings(
         device=device,
         remote=remote,
@@ -107,6 +108,50 @@ def measure_ceilings(
         copy=_copy(batch, device, seconds) if device.startswith("cuda") else None,
         python=python,
         progressive=progressive_cost(batch, bare, device=device, threads=threads, seconds=seconds),
+    )
+
+
+def _images(
+    dataset: Source, field: str, rows: NDArray[np.int64]
+) -> tuple[EncodedBatch | None, float]:
+    """The images that some rows have, None without any, and the share of the rows that have one."""
+    found = dataset.values(field, rows)
+    there = [row for row, image in enumerate(found.encoded(field).encoded) if len(image)]
+    return (found.take(there).encoded(field) if there else None), len(there) / max(1, len(rows))
+
+
+def _of_all(rate: Rate, share: float) -> Rate:
+    """A rate by samples, of which this share has an image."""
+    return Rate(
+        samples_per_s=rate.samples_per_s / share,
+        bytes_per_s=rate.bytes_per_s,
+        cpu_s_per_1000=rate.cpu_s_per_1000 * share,
+    )
+
+
+def joined_ceilings(fields: Sequence[Ceilings]) -> Ceilings:
+    """What the stages do with all image fields of a sample. fields: measured with each of them, at
+    least one."""
+    first = fields[0]
+    return replace(
+        first,
+        decode=_in_a_row([each.decode for each in fields]),
+        augment=_in_a_row([each.augment for each in fields]),
+        copy=_in_a_row([each.copy for each in fields]),
+        python=_in_a_row([each.python for each in fields]),
+    )
+
+
+def _in_a_row(rates: Sequence[Rate | None]) -> Rate | None:
+    """The rate of pieces of work that each sample takes one after the other."""
+    known = [rate for rate in rates if rate is not None]
+    if len(known) <= 1:
+        return known[0] if known else None
+    samples_per_s = 1 / sum(1 / rate.samples_per_s for rate in known)
+    return Rate(
+        samples_per_s=samples_per_s,
+        bytes_per_s=samples_per_s * sum(rate.bytes_per_s / rate.samples_per_s for rate in known),
+        cpu_s_per_1000=sum(rate.cpu_s_per_1000 for rate in known),
     )
 
 

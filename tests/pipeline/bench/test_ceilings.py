@@ -18,7 +18,12 @@ from penstock.augment.ops import ColorJitter, Decode, Normalize, Operation
 from penstock.augment.recipe import check_recipe
 from penstock.cache import DiskCache
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.ceilings import measure_ceilings, without_augmenting
+from penstock.pipeline.bench.ceilings import (
+    joined_ceilings,
+    measure_ceilings,
+    without_augmenting,
+)
+from penstock.pipeline.report.ceilings import Ceilings, Rate
 from penstock.readers import Dataset
 from penstock.readers.concatenation import concat
 from penstock.readers.types import ImageRange
@@ -172,3 +177,14 @@ def test_on_a_gpu_the_copy_is_measured_too(pack: Path) -> None:
         )
     assert found.copy is not None
     assert found.copy.samples_per_s > 0
+
+
+def test_what_several_images_take_adds_up() -> None:
+    fast = Rate(samples_per_s=400.0, bytes_per_s=4e6, cpu_s_per_1000=1.0)
+    slow = Rate(samples_per_s=100.0, bytes_per_s=3e6, cpu_s_per_1000=4.0)
+    one, other = Ceilings(read=fast, decode=fast, augment=slow), Ceilings(read=slow, decode=slow)
+    found = joined_ceilings([one, other])
+    assert found.read == fast
+    assert found.decode == Rate(samples_per_s=80.0, bytes_per_s=3.2e6, cpu_s_per_1000=5.0)
+    assert found.augment == slow
+    assert joined_ceilings([one]) == one

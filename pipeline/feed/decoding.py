@@ -61,7 +61,7 @@ class Decoding:
         size_bytes, meter = batch.size_bytes, self._road.meter
         meter.read_s += batch.read_s
         meter.load_s += batch.load_s
-        meter.bytes_read += size_bytes
+        meter.bytes_disk += size_bytes
         # Behind DALI: the readers hold the GIL for a moment, and woken before they would delay it
         # by the interpreter's switch interval, 5 ms a batch.
         self._read_ahead.read_on(batch, size_bytes, decoding=len(self._in_dali))

@@ -152,6 +152,7 @@ class Road:
             wait_s=wait_s,
             read_s=batch.read_wait_s * share,
             decode_s=batch.decode_wait_s * share,
+            size_bytes=batch.size_bytes,
         )
         self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
         return batch.output

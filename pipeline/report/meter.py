@@ -60,7 +60,8 @@ class Meter:
     wait_decode_s: float = 0.0
     read_s: float = 0.0
     load_s: float = 0.0
-    bytes_read: int = 0
+    bytes_disk: int = 0
+    counted_bytes: int = 0
     remote: Callable[[], TierFacts] | None = None  # of a remote dataset
     resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
     map: Callable[[], MapFacts] | None = None  # where the recipe has Maps
@@ -71,14 +72,18 @@ class Meter:
     cores_due_s: float = 0.0
     waits: deque[float] = field(default_factory=lambda: deque(maxlen=_WAITS_KEPT))
 
-    def count_batch(self, samples: int, *, wait_s: float, read_s: float, decode_s: float) -> None:
-        """Count one batch. read_s, decode_s: the parts of wait_s spent on bytes and on DALI."""
+    def count_batch(
+        self, samples: int, *, wait_s: float, read_s: float, decode_s: float, size_bytes: int = 0
+    ) -> None:
+        """Count one batch. read_s, decode_s: the parts of wait_s spent on bytes and on DALI.
+        size_bytes: that were read for it."""
         self.samples += samples
         self.batches += 1
         if self.batches == 1:
             self.first_batch_s = wait_s
             return
         self.counted_samples += samples
+        self.counted_bytes += size_bytes
         self.wait_s += wait_s
         self.wait_read_s += read_s
         self.wait_decode_s += decode_s
@@ -95,7 +100,7 @@ class Meter:
         waits = np.array(self.waits or [0.0])
         remote = self.remote() if self.remote is not None else None
         resident = self.resident() if self.resident is not None else None
-        traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_read)
+        traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_disk)
         facts = self._facts(remote, fill_s=resident.fill_s if resident else 0.0)
         diagnosis = diagnose(facts)
         if diagnosis.limit == "decode" and facts.device == "cpu":
@@ -161,7 +166,7 @@ class Meter:
             usable_cores=self.usable_cores,
             device=self.device,
             url=self.url,
-            bytes_read=self.bytes_read,
+            bytes_read=self.counted_bytes,
             decodes=self.decodes,
             gil_late=late,
             gil_late_s=late_s,

@@ -51,7 +51,8 @@ class Loader:
         for _ in range(self.epoch):
             self.clock.now_s += self.batch_s if self.taken else self.first_s
             self.taken += 1
-            self.meter.bytes_read += 100 * BATCH
+            self.meter.bytes_disk += 100 * BATCH
+            self.meter.counted_bytes += 100 * BATCH
             yield np.zeros((BATCH, 2)), np.zeros(BATCH)
 
     def statistics(self) -> Statistics:

@@ -124,7 +124,7 @@ def test_the_tiers_are_told() -> None:
 
 def test_a_local_dataset_tells_of_no_tiers() -> None:
     planted = meter(step_s=0.01, read_s=0.1, decode_s=0.01)
-    planted.bytes_read = 77
+    planted.bytes_disk = 77
     found = planted.snapshot()
     assert (found.bytes_disk, found.bytes_remote, found.requests) == (77, 0, 0)
     assert "Remote" not in str(found)

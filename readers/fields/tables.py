@@ -273,6 +273,13 @@ def _named(table: Table, values: Sequence[Any], name: str, found: Fields) -> Cla
     texts = {value for value in values if isinstance(value, str)}
     if table.is_text and all(isinstance(number_of(text), int) for text in texts):
         return ClassLabel()
+    if table.is_text and None not in map(number_of, texts):
+        row = next(i for i, v in enumerate(values) if v and not isinstance(number_of(v), int))
+        raise DatasetError(
+            f'{table.source}: the column "{name}" holds numbers, and {values[row]!r} '
+            f"({table.place(row)}) is no integer: which class is that? Write integers or names; or "
+            f'say what it is, schema={{"{name}": Value("float32")}}.'
+        )
     names = sorted(text for text in texts if _is_utf8(text))
     if not names:
         return ClassLabel()

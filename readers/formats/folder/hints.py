@@ -6,6 +6,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from penstock.readers.fields.field_types import ClassLabel, Image
+from penstock.readers.fields.mask_names import is_mask_name
 from penstock.readers.files.names import printable
 from penstock.readers.formats.folder.kinds import IMAGES, stem
 from penstock.readers.origin.folder_names import field_of, role_of
@@ -67,15 +68,25 @@ def _pairs(names: Iterable[bytes]) -> list[str]:
 def pictures_of_numbers(
     types: Mapping[str, FieldType], extensions: Mapping[str, Iterable[str]]
 ) -> list[str]:
-    """Sentences on fields that are images, and are numbers by their names: decoded, images have 8
-    bits."""
-    image = next((name for name, type in types.items() if isinstance(type, Image)), "image")
-    return [
-        f'"{name}" is read as pictures, of 8 bits when they are decoded. For the numbers as they '
-        f'are stored pass schema={{"{name}": Mask(of="{image}")}}.'
-        for name, found in extensions.items()
-        if name.rpartition("_")[2] in _NUMBERS
-        and name != image
-        and isinstance(types[name], Image)
-        and not {"jpg", "jpeg"} & set(found)
-    ]
+    """Sentences on fields that are images, and are numbers by their names. extensions: of those
+    whose type nobody gave."""
+    images = [name for name, type in types.items() if isinstance(type, Image)]
+    hints = []
+    for name in images:
+        found = {*extensions.get(name, ())}
+        word = name.rpartition("_")[2]
+        if len(images) < 2 or not found:
+            continue
+        other = next(each for each in images if each != name)
+        if is_mask_name(name, ()) and not is_mask_name(name, found):
+            hints.append(
+                f'"{name}" is read as pictures: class numbers are kept by PNG, TIFF and BMP, and '
+                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. Convert them for "
+                f'masks, schema={{"{name}": Mask(of="{other}")}}.'
+            )
+        elif word in _NUMBERS and not {"jpg", "jpeg"} & found:
+            hints.append(
+                f'"{name}" is read as pictures, of 8 bits when they are decoded. For the numbers '
+                f'as they are stored pass schema={{"{name}": Mask(of="{other}")}}.'
+            )
+    return hints

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset
-from penstock.readers.fields.field_types import Bytes, ClassLabel, Mask
+from penstock.readers.fields.field_types import Bytes, ClassLabel, Image, Mask
 from tests import images, tars
 
 if TYPE_CHECKING:
@@ -177,3 +177,27 @@ def test_sound_that_nobody_decodes_is_no_secret(
         assert Dataset(root).fields == ("caption",)
     assert '"audio" is Audio, which nothing decodes yet' in caplog.text
     assert Dataset(root, schema={"audio": Bytes()}).fields == ("audio", "caption")
+
+
+def test_masks_of_a_kind_that_loses_numbers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {"images/1.jpg": JPEG, "masks/1.jpg": JPEG, "images/2.jpg": JPEG, "masks/2.png": MASK}
+    root = images.write_folder(tmp_path / "set", files)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        dataset = Dataset(root, fields={"image": "images", "mask": "masks"})
+        assert dataset.open(verify=images.verify).schema["mask"] == Image()
+    assert '"mask" is read as pictures' in caplog.text
+    assert "its files are .jpg, .png" in caplog.text
+
+
+@pytest.mark.parametrize("cells", [("0.0", "10.0"), ("0.5", "1")])
+def test_classes_that_are_no_integers(tmp_path: Path, cells: tuple[str, str]) -> None:
+    table = f"path,label\n1.jpg,{cells[0]}\n2.jpg,{cells[1]}\n".encode()
+    files = {"1.jpg": JPEG, "2.jpg": JPEG, "list.csv": table}
+    root = images.write_folder(tmp_path / "set", files)
+    with pytest.raises(DatasetError, match=rf"{cells[0]}' \(line 2\) is no integer"):
+        Dataset(root, manifest="list.csv", schema={"label": ClassLabel()}).open()
+    named = Dataset(root, manifest="list.csv", schema={"label": ClassLabel(cells)})
+    named.open(verify=images.verify)
+    assert np.asarray(named.column("label")).tolist() == [0, 1]

@@ -81,8 +81,8 @@ def pictures_of_numbers(
         if is_mask_name(name, ()) and not is_mask_name(name, found):
             hints.append(
                 f'"{name}" is read as pictures: class numbers are kept by PNG, TIFF and BMP, and '
-                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. Convert them for "
-                f'masks, schema={{"{name}": Mask(of="{other}")}}.'
+                f"its files are {', '.join(f'.{each}' for each in sorted(found))}. Convert them "
+                f'for masks, schema={{"{name}": Mask(of="{other}")}}.'
             )
         elif word in _NUMBERS and not {"jpg", "jpeg"} & found:
             hints.append(

@@ -35,6 +35,14 @@ def keep_for_ever(thing: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
+def leave_to_parent(child: Any) -> None:
+    """Keep this process, a forked child, from ending one that its parent started: multiprocessing
+    would by a signal to each of what it takes for its own children, at exit."""
+    from multiprocessing import process
+
+    process._children.discard(child)  # type: ignore[attr-defined]
+
+
 def check_process(pid: int, what: str) -> None:
     """Raise ForkedError in any process but that of the pid."""
     if os.getpid() != pid:

@@ -19,11 +19,11 @@ import threading
 import time
 import traceback
 from dataclasses import dataclass, field
-from multiprocessing import connection, process
+from multiprocessing import connection
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cache.errors import ClosedError, NotPicklableError, StalledError, WorkerError
-from penstock.cache.forks import check_process, watch
+from penstock.cache.forks import check_process, leave_to_parent, watch
 from penstock.cache.outcomes import LONGEST_WAIT_S, STALL_TIMEOUT_S, Settled
 from penstock.cache.threads import NAME_PREFIX, end_at_exit, end_with_parent
 
@@ -296,7 +296,7 @@ class Crew:
         generation, self._generation = self._generation, None
         self._closed = True
         for worker in generation.workers if generation is not None else ():
-            process._children.discard(worker.process)  # type: ignore[attr-defined]
+            leave_to_parent(worker.process)
             worker.pipe.close()
 
 

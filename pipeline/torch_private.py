@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache.forks import leave_to_parent
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from multiprocessing.process import BaseProcess
@@ -81,11 +83,9 @@ def disown(iterator: Any) -> None:
     """
     if not workers_of(iterator):  # none yet, as this is the fork of the first; or no more
         return
-    from multiprocessing import process
-
     iterator._shutdown = True
     for worker in workers_of(iterator):
-        process._children.discard(worker)  # type: ignore[attr-defined]
+        leave_to_parent(worker)
 
 
 # -- its workers

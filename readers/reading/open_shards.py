@@ -47,13 +47,15 @@ class OpenShards:
         with self._lock:
             if self._closed:
                 raise ClosedError(f"{self._index.url} is closed; make a new dataset.")
-            found = [self._find(number) for number in numbers]
+            find = self._shards.get if self._index.remote is None else self._find
+            found = [find(number) for number in numbers]
+            opened = [shard for shard in found if shard is not None]
             for number, shard in zip(numbers, found, strict=True):
                 if shard is not None:
                     self._shards.move_to_end(number)
+            if len(opened) == len(numbers):
+                return opened
             drops = {number: self._drops[number] for number in numbers}
-        if None not in found:
-            return [shard for shard in found if shard is not None]
         pairs = zip(numbers, found, strict=True)
         # Outside the lock: opening may download. Two threads may open one shard; one is kept.
         new = self._open(list(dict.fromkeys(n for n, shard in pairs if shard is None)))

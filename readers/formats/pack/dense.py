@@ -37,6 +37,8 @@ class DenseRows:
         self._start = field.start
         self._bounds = block_bounds(field.form, field.rows)
         self._each = block_rows(field.form)
+        self._at_once = max(1, _CHUNK_BYTES // max(1, field.form.row_bytes))
+        self._is_bits = field.form.is_bits
         self._sums = field.blocks.tolist()
         self._is_right = np.zeros(len(self._sums), bool)
         self._are_all_right = False
@@ -70,21 +72,20 @@ class DenseRows:
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         """The rows, unchecked, shape (len(rows), *row); zeros where a sample lacks the field."""
-        if self._form.is_bits:
+        if self._is_bits:
             return self._bits(rows)
         found: NDArray[Any] = self._values.take(rows, axis=0)
         return found
 
     def put(self, rows: Ints, out: NDArray[Any], places: Places) -> None:
         """out[places] = the rows, unchecked; without a copy between where places are a slice."""
-        step = max(1, _CHUNK_BYTES // max(1, self._form.row_bytes))
-        if self._form.is_bits:
-            out[places] = self.take(rows)
+        if self._is_bits:
+            out[places] = self._bits(rows)
         elif isinstance(places, slice):
             # "raise" copies once more; who reads has checked that the rows exist.
             self._values.take(rows, axis=0, out=out[places], mode="clip")
-        elif step >= len(rows):
-            out[places] = self.take(rows)
+        elif len(rows) <= (step := self._at_once):
+            out[places] = self._values.take(rows, axis=0)
         else:
             some = np.empty((step, *out.shape[1:]), out.dtype)
             for start in range(0, len(rows), step):

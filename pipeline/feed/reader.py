@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
 
 from penstock.augment.draws import decodes_window
 from penstock.augment.headers import bad_headers
+from penstock.cache.errors import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report.probes import ReadProbe
 from penstock.readers.fields.columns import RaggedColumn
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.augment.recipe import CheckedRecipe
@@ -90,6 +93,29 @@ class BatchReader:
         image = next(iter(self.recipes), None)
         self.probe.sample(None if image is None else content.encoded(image))
         return Batch(step=step, slots=slots, own=own, content=content, bad=bad, valid=valid)
+
+    def read_together(self, steps: Sequence[Step], slots: Sequence[Slots]) -> list[Batch] | None:
+        """The batches of several steps by one read; None where that can't be: some sample is bad,
+        which is seen to batch by batch, or the steps aren't of one epoch."""
+        epoch = steps[0].start.epoch
+        if len(steps) == 1 or epoch != steps[-1].start.epoch or slots[0].valid is not None:
+            return None
+        rows = np.concatenate([each.rows for each in slots])
+        ids, bad = self.dataset.ids(rows), dict[int, str]()
+        if self.bad_samples.reasons(epoch, ids):
+            return None
+        try:
+            content = self._read_once(ids, epoch, bad, rows)
+        except (PenstockError, OSError):  # raised again where its own batch is due
+            return None
+        if bad:
+            return None
+        self.probe.sample(None)
+        bounds = [0, *accumulate(len(each.rows) for each in slots)]
+        return [
+            Batch(step=step, slots=each, own=part.ids, content=part, bad={}, valid=None)
+            for step, each, part in zip(steps, slots, content.parts(bounds), strict=True)
+        ]
 
     def close(self) -> None:
         """End what samples are transformed by; what is read then fails. Safe to call twice."""

@@ -68,7 +68,7 @@ def not_chosen(schema: Schema, lacking: Mapping[str, int]) -> str:
             return (
                 f'batches have {chosen} where nobody names fields=: "{raw}" is '
                 f"{type(schema[raw]).__name__}, which nothing decodes yet. To have its bytes pass "
-                f'schema={{"{raw}": Bytes()}}.'
+                f'schema={{"{raw}": Bytes()}} (of a pack: when it is packed).'
             )
     left = [name for name in default_fields(schema, {}) if name not in chosen]
     if not left:
@@ -126,7 +126,8 @@ def check_selection(
             kind = type(schema[name]).__name__
             raise ConfigError(
                 f"fields: {field!r} is {kind}, which nothing decodes yet. Leave it out, or declare "
-                f'it as Bytes, schema={{"{field}": Bytes()}}, and decode it yourself.'
+                f'it as Bytes, schema={{"{field}": Bytes()}} (of a pack: when it is packed), and '
+                f"decode it yourself."
             )
         if lacking.get(name) and name + PRESENT not in fields:
             raise ConfigError(

@@ -15,6 +15,7 @@ from penstock.readers.formats.limits import VERSION
 from penstock.readers.formats.pack.forms import pack_forms
 from penstock.readers.packing.completion import PackCompletion
 from penstock.readers.packing.folder import PackFolder
+from penstock.readers.packing.followers import stay_behind
 from penstock.readers.packing.summary import PackSummary
 from penstock.readers.packing.writer import ShardWriter
 
@@ -62,6 +63,15 @@ class PackTask:
     def run(self, source: PackSource, root: bytes) -> PackSummary:
         """Write this rank's share, and the manifest if all shares are there by then."""
         self.transcode.image_fields(source.schema)
+        if self.transcode.short_side is not None:
+            for name in stay_behind(source.schema):
+                _log.warning(
+                    '"%s" stays as it is while images are resized, as it is no Boxes or Keypoints '
+                    "in the schema. If it is places in an image, pack from Python: pack(source, "
+                    'destination, schema={"%s": Boxes(of=…, format=…)}, short_side=…).',
+                    name,
+                    name,
+                )
         pack_forms(source.schema)
         folder = PackFolder(root, self.settings(source))
         manifest = folder.finished()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -108,6 +109,18 @@ def test_everything_stays_with_its_pixels(source: Path, tmp_path: Path) -> None:
         assert np.allclose(found.min(axis=0), (y, x), atol=1)
         assert np.allclose(found.max(axis=0) + 1, (y + height, x + width), atol=1)
         assert np.allclose(points.sample(row), [[x + width / 2, y + height / 2], [-1, -1]])
+
+
+def test_boxes_that_nobody_declared_are_told(
+    source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "penstock"):
+        pack(source, tmp_path / "declared", schema=SCHEMA, verify=images.verify, short_side=16)
+        assert "stays as it is" not in caplog.text
+        pack(source, tmp_path / "whole", verify=images.verify)
+        assert "stays as it is" not in caplog.text
+        pack(source, tmp_path / "pack", verify=images.verify, short_side=16)
+    assert '"boxes" stays as it is while images are resized' in caplog.text
 
 
 def test_as_it_is_nothing_changes(source: Path, tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ class Source(ABC):
         (images, masks, sounds) is refused with ConfigError; texts in files of their own are read.
         Raises ConfigError also for a field that some lack.
         """
-        field = name.removesuffix(PRESENT)
+        field = name.removesuffix(PRESENT) if isinstance(name, str) else name
         type = self.schema.get(field)
         if type is None or not (has_values(type) or name != field):
             said = "no field" if type is None else f"a field of {type!r}"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
@@ -119,7 +119,7 @@ def _groups(keys: object, count: int, *, seed: int) -> tuple[Ints, NDArray[np.ui
     listed = keys if isinstance(keys, np.ndarray) else [*keys] if _is_list(keys) else [keys]
     if isinstance(listed, list) and len(listed) == count and {*map(type, listed)} <= {str, bytes}:
         return _groups_of_texts(listed, seed)
-    array: NDArray[Any] = np.asarray(listed)
+    array = _array(listed)
     if array.shape == (count,) and array.dtype.kind in "USO":
         texts = array.tolist()
         if {*map(type, texts)} <= {str, bytes}:
@@ -134,14 +134,23 @@ def _groups(keys: object, count: int, *, seed: int) -> tuple[Ints, NDArray[np.ui
 
 
 def _is_list(keys: object) -> TypeGuard[Iterable[Any]]:
-    return isinstance(keys, Iterable) and not isinstance(keys, str | bytes)
+    """Whether it gives keys in an order: of a mapping it would give what the keys are of."""
+    return isinstance(keys, Iterable) and not isinstance(keys, str | bytes | Mapping | Set)
+
+
+def _array(values: object) -> NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError:  # lists of several lengths
+        return np.asarray(None)
 
 
 def _groups_of_texts(texts: list[str] | list[bytes], seed: int) -> tuple[Ints, NDArray[np.uint64]]:
     """As a dict, for an array of them would give each the room of the longest."""
     known: dict[str | bytes, int] = {}
     number = np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
-    said = (text.encode() if isinstance(text, str) else text for text in known)
+    # As names of files may be: not all of them are UTF-8.
+    said = (t.encode("utf-8", "surrogatepass") if isinstance(t, str) else t for t in known)
     digests = b"".join(hashlib.blake2b(each, digest_size=8).digest() for each in said)
     return number, keyed_hash(seed, _GROUP, np.frombuffer(digests, "<u8"))
 
@@ -151,7 +160,7 @@ def check_choice(which: object, count: int, *, url: str) -> NDArray[Any]:
     ConfigError."""
     is_sequence = hasattr(which, "__array__") or hasattr(which, "__getitem__")
     listed: Any = [*which] if not is_sequence and isinstance(which, Iterable) else which
-    array: NDArray[Any] = np.asarray(listed)
+    array = _array(listed)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "biu"):
         raise ConfigError(
             f"subset: got {array.dtype} of shape {array.shape}, wanted sample ids, or a mask of "

@@ -27,7 +27,7 @@ from penstock.readers.fields.rows import shown
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -57,22 +57,35 @@ def number_of(text: str) -> int | float | None:
     return float(text) if _NUMBER.fullmatch(text) else None
 
 
-def cell(
-    type: FieldType, value: Any, *, is_text: bool, numbers: Mapping[str, int] | None = None
-) -> Any:
+class ClassNumbers(dict[str, int]):
+    """Class numbers by name. is_ambiguous: a name reads as another class's number, as of
+    ("1", "2", "3"): a number may then mean either."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__((name, number) for number, name in enumerate(names))
+        self.is_ambiguous = any(
+            isinstance(said := number_of(name), int) and said != number
+            for name, number in self.items()
+        )
+
+
+_NONE = ClassNumbers(())
+
+
+def cell(type: FieldType, value: Any, *, is_text: bool, numbers: ClassNumbers = _NONE) -> Any:
     """A value as the type has it, or a Rejection.
 
-    is_text: it is a CSV's cell. numbers: of a type with names, the class numbers by name. Text
-    comes as bytes, everything else as what numpy makes of it.
+    is_text: it is a CSV's cell. numbers: of a type with names. Text comes as bytes, everything else
+    as what numpy makes of it.
     """
     if isinstance(type, Value):
         return _value(type, value, is_text=is_text)
     if isinstance(type, Text):
         return _utf8(value)
     if isinstance(type, ClassLabel):
-        return _label(value, numbers or {}, is_text=is_text)
+        return _label(value, numbers, is_text=is_text)
     if isinstance(type, MultiLabel):
-        return _labels(value, numbers or {}, is_text=is_text)
+        return _labels(value, numbers, is_text=is_text)
     return _array(type, value, is_text=is_text)
 
 
@@ -161,7 +174,7 @@ def _utf8(value: Any) -> bytes | Rejection:
         return Rejection(f"{shown(value)} holds half of a character (a lone surrogate)")
 
 
-def _label(value: Any, numbers: Mapping[str, int], *, is_text: bool) -> int | Rejection:
+def _label(value: Any, numbers: ClassNumbers, *, is_text: bool) -> int | Rejection:
     if isinstance(value, str) and value in numbers:
         return numbers[value]
     found = number_of(value) if is_text else value
@@ -169,12 +182,19 @@ def _label(value: Any, numbers: Mapping[str, int], *, is_text: bool) -> int | Re
         if numbers and isinstance(value, str):
             return Rejection(f"{shown(value)} is no class of the list, which has {len(numbers):,}")
         return Rejection(f"{shown(value)} is no integer")
+    if numbers.is_ambiguous:
+        if is_text:
+            return Rejection(f"{shown(value)} is no class of the list, which has {len(numbers):,}")
+        return Rejection(
+            f'{found} may be the class named "{found}" or class number {found}: name the classes '
+            "otherwise, or write names as text"
+        )
     if found not in (range(len(numbers)) if numbers else _INT64):
         return Rejection(f"{found} is no class: there are {len(numbers)}, numbered from 0")
     return found
 
 
-def _labels(value: Any, numbers: Mapping[str, int], *, is_text: bool) -> Any:
+def _labels(value: Any, numbers: ClassNumbers, *, is_text: bool) -> Any:
     parts = _parts(value, numbers) if is_text else value
     if not isinstance(parts, list):
         return Rejection(f"{shown(value)} is no list of classes")
@@ -192,7 +212,7 @@ def _labels(value: Any, numbers: Mapping[str, int], *, is_text: bool) -> Any:
     return found
 
 
-def _parts(text: str, numbers: Mapping[str, int]) -> list[Any] | None:
+def _parts(text: str, numbers: ClassNumbers) -> list[Any] | None:
     """The classes that a CSV's cell lists: as JSON, or between separators or spaces."""
     if text.strip() in numbers:
         return [text.strip()]

@@ -102,6 +102,8 @@ class Array:
             object.__setattr__(self, "dtype", _dtype("Array", self.dtype))
         if self.shape is not None:
             object.__setattr__(self, "shape", _shape(self.shape))
+        if self.of is not None:
+            _of("Array", self.of)
 
     @property
     def is_ragged(self) -> bool:
@@ -169,6 +171,7 @@ class Mask:
     kind: ClassVar[str] = "mask"
 
     def __post_init__(self) -> None:
+        _of("Mask", self.of)
         if self.dtype not in (AUTO_DTYPE, "uint8", "int32"):
             raise ConfigError(f'Mask: got dtype={self.dtype!r}, wanted "uint8" or "int32".')
 
@@ -189,6 +192,7 @@ class Boxes:
     kind: ClassVar[str] = "boxes"
 
     def __post_init__(self) -> None:
+        _of("Boxes", self.of)
         if self.format not in get_args(BoxFormat):
             wanted = ", ".join(get_args(BoxFormat))
             raise ConfigError(f"Boxes: got format={self.format!r}, wanted one of {wanted}.")
@@ -202,6 +206,9 @@ class Keypoints:
     of: str
 
     kind: ClassVar[str] = "keypoints"
+
+    def __post_init__(self) -> None:
+        _of("Keypoints", self.of)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,22 +263,28 @@ def to_json(type: FieldType) -> dict[str, Any]:
 
 def from_json(value: Any) -> FieldType:
     """The type that a manifest names; it may come from anybody. Raises ValueError."""
-    if not isinstance(value, Mapping) or value.get("kind") not in FIELD_TYPES:
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if not isinstance(kind, str) or kind not in FIELD_TYPES:
         raise ValueError(f"{str(value)[:80]!r} isn't a field's type")
     values = {k: tuple(v) if isinstance(v, list) else v for k, v in value.items() if k != "kind"}
     try:
-        found: FieldType = FIELD_TYPES[value["kind"]](**values)
+        found: FieldType = FIELD_TYPES[kind](**values)
     except (ConfigError, TypeError) as error:
         raise ValueError(str(error)) from error
-    of = getattr(found, "of", None)
-    if of is not None and not is_field_name(of):
-        raise ValueError(f"{str(of)[:80]!r} isn't a field's name")
     return found
 
 
 def is_field_name(name: object) -> bool:
     """Whether a field can have this name."""
-    return isinstance(name, str) and bool(_NAME.fullmatch(name))
+    return isinstance(name, str) and bool(_NAME.fullmatch(name)) and _is_utf8(name)
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # half of a character
+        return False
+    return True
 
 
 def check_field_name(name: object, *, what: str) -> str:
@@ -289,9 +302,9 @@ def check_field_name(name: object, *, what: str) -> str:
 
 
 def _dtype(what: str, dtype: object) -> str:
-    try:
-        name = np.dtype(dtype).newbyteorder("=").name  # type: ignore[call-overload]
-    except TypeError:
+    try:  # of None numpy makes float64
+        name = "" if dtype is None else np.dtype(dtype).newbyteorder("=").name  # type: ignore[call-overload]
+    except (TypeError, ValueError):
         name = ""
     if name not in _DTYPES:
         raise ConfigError(
@@ -314,13 +327,19 @@ def _shape(shape: object) -> tuple[int | None, ...]:
     return tuple(shape)
 
 
+def _of(what: str, of: object) -> None:
+    if not is_field_name(of):
+        raise ConfigError(f"{what}: got of={of!r:.80}, wanted the name of a field.")
+
+
 def _names(what: str, names: object) -> tuple[str, ...]:
     if not isinstance(names, Sequence) or isinstance(names, str):
         raise ConfigError(f"{what}: got names={names!r}, wanted a list of class names.")
     if not all(isinstance(name, str) and len(name) <= _MAX_NAME_LENGTH for name in names):
         raise ConfigError(f"{what}: got names={str(names)[:80]}, wanted strings.")
     if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
+        seen: set[str] = set()
+        twice = next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]
         raise ConfigError(f"{what}: got {twice!r} twice, wanted each class once.")
     if len(names) > _MAX_NAMES:
         raise ConfigError(f"{what}: got {len(names):,} names, wanted at most {_MAX_NAMES:,}.")

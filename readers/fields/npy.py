@@ -106,6 +106,9 @@ def _shape(value: object) -> tuple[int, ...] | None:
         return None
     if not all(type(length) is int and 0 <= length <= _MAX_LENGTH for length in value):
         return None
+    # Beside a length of 0 the others are held by no bytes, and numpy makes no such array.
+    if 0 in value and math.prod(length or 1 for length in value) > _MAX_LENGTH:
+        return None
     return value
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Set
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import ConfigError
 from penstock.readers.fields.field_types import ID, PRESENT, Audio, ClassLabel, Image, Video
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from penstock.readers.fields.schema import Schema
 
@@ -86,7 +87,9 @@ def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:
     checked once the schema is known. Raises ConfigError."""
     if fields is None:
         return None
-    wanted = (fields,) if isinstance(fields, str) else tuple(fields)
+    # A set has no order, and would give images and labels in another one in each process.
+    is_listed = isinstance(fields, Iterable) and not isinstance(fields, Set | bytes)
+    wanted = (fields,) if isinstance(fields, str) else tuple(fields) if is_listed else ()
     if not wanted or not all(isinstance(field, str) for field in wanted):
         raise ConfigError(
             f'fields: got {fields!r}, wanted names of fields, such as ("image", "label", "id").'

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.fields.cells import COLUMN_TYPES, array_of, cell, fits, number_of
+from penstock.readers.fields.cells import (
+    COLUMN_TYPES,
+    ClassNumbers,
+    array_of,
+    cell,
+    fits,
+    number_of,
+)
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fields.field_types import (
     AUTO_DTYPE,
@@ -231,7 +238,7 @@ def _add(found: Fields, table: Table, name: str, values: Sequence[Any], type: Fi
     if is_numbered:
         type = _named(table, values, name, found)
     names = type.names if isinstance(type, ClassLabel | MultiLabel) else ()
-    numbers = {each: number for number, each in enumerate(names)}
+    numbers = ClassNumbers(names)
     cells: list[Any] = [None] * len(values)
     present = np.zeros(len(values), np.bool_)
     for row, value in enumerate(values):

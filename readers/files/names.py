@@ -28,6 +28,15 @@ def printable(name: bytes) -> str:
     return escape(name.decode("utf-8", "surrogateescape").replace("\\", "\\\\"))
 
 
+def encoded_name(name: str) -> bytes | None:
+    """A name as Python's os has them, in bytes; None for text that no name can be (half of a
+    character, as JSON may say)."""
+    try:
+        return name.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return None
+
+
 def unsafe_reason(name: bytes) -> str | None:
     """Why a remote name must not be used, or None. A name from a store never leaves its dataset."""
     if b"\0" in name:

@@ -26,7 +26,7 @@ from penstock.readers.fields.field_types import (
 )
 from penstock.readers.fields.rows import Table, csv_table, jsonl_table
 from penstock.readers.fields.tables import fields_of
-from penstock.readers.files.names import printable
+from penstock.readers.files.names import encoded_name, printable
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.folder.kinds import IMAGES, stem, type_of
 from penstock.readers.formats.folder.samples import Samples
@@ -271,7 +271,12 @@ def _names(table: Table, column: str, folders: Sequence[bytes], root: bytes) -> 
                 f'{table.source}, {table.place(row)}: "{column}" is {value!r}, wanted the name of '
                 "a file."
             )
-        told, folder = value.encode("utf-8", "surrogateescape"), folders[row]
+        told, folder = encoded_name(value), folders[row]
+        if told is None:
+            raise DatasetError(
+                f'{table.source}, {table.place(row)}: got "{column}" = {value!r}, wanted the name '
+                "of a file: this holds half of a character (a lone surrogate). Mend the table."
+            )
         if root and told.startswith(root + b"/"):
             told, folder = told[len(root) + 1 :], b""
         path = posixpath.normpath(posixpath.join(folder, told))
@@ -400,7 +405,7 @@ def _hints(
         row = next((i for i, v in enumerate(table.columns[name]) if isinstance(v, str)), None)
         if row is None:
             continue
-        told = str(table.columns[name][row]).encode("utf-8", "surrogateescape")
+        told = encoded_name(str(table.columns[name][row])) or b""
         path = posixpath.normpath(posixpath.join(folders[row], told))
         if extension(told) in IMAGES and path in found:
             hints.append(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError
-from penstock.readers.files.names import printable
+from penstock.readers.files.names import encoded_name, printable
 from penstock.readers.formats.folder.kinds import stem, type_of
 from penstock.readers.formats.folder.samples import Samples
 from penstock.readers.origin.quarantine import QuarantineEntry
@@ -50,14 +50,13 @@ class _Place:
 def place_of(field: str, told: str) -> _Place:
     """A folder below the dataset's root, or a pattern with one star. Raises ConfigError."""
     parts = told.replace("\\", "/").split("/")
-    if told.startswith("/") or ".." in parts or told.count("*") > 1 or not told:
+    path = encoded_name("/".join(part for part in parts if part not in ("", ".")))
+    odd = told.startswith("/") or ".." in parts or told.count("*") > 1 or not told
+    if odd or path is None:
         raise ConfigError(
             f'fields["{field}"]: got {told!r}, wanted a folder below the dataset\'s root, or a '
             'pattern with one star such as "masks/*_mask.png".'
         )
-    path = "/".join(part for part in parts if part not in ("", ".")).encode(
-        "utf-8", "surrogateescape"
-    )
     if b"*" in path:
         prefix, _, suffix = path.partition(b"*")
         return _Place(field, told, prefix, suffix, is_pattern=True)

@@ -1,0 +1,48 @@
+"""Arguments of parts of a dataset that are nearly right: errors in words, and no wrong groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.cache.errors import ConfigError, DatasetError
+from penstock.readers.fields.rows import jsonl_table
+from penstock.readers.formats.folder.listed import Listed, listed_samples
+from penstock.readers.formats.folder.paired import place_of
+from tests.sources import Values
+
+KEYS: list[Any] = [
+    {number: f"patient {number // 2}" for number in range(8)},  # gave a group a sample: a leak
+    {*range(8)},
+    [[1], [2, 3]] * 4,
+]
+
+
+@pytest.mark.parametrize("by", KEYS, ids=["mapping", "set", "ragged"])
+def test_keys_of_groups_are_a_list(by: Any) -> None:
+    with pytest.raises(ConfigError, match="split: by="):
+        Values([8]).split(0.5, 0.5, seed=0, by=by)
+
+
+def test_a_group_may_be_half_of_a_character() -> None:
+    """As names of files are that aren't UTF-8."""
+    parts = Values([8]).split(0.5, 0.5, seed=0, by=["\ud800", "b"] * 4)
+    assert [len(part) for part in parts] == [4, 4]
+
+
+def test_ids_are_numbers() -> None:
+    with pytest.raises(ConfigError, match="subset: got"):
+        Values([8]).subset([[1], [2, 3]])  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="no field"):
+        Values([8]).column(3)  # type: ignore[arg-type]
+
+
+def test_names_that_no_file_can_have() -> None:
+    """JSON can say half of a character."""
+    with pytest.raises(ConfigError, match='fields\\["image"\\]'):
+        place_of("image", "im\ud800")
+    table = jsonl_table(b'{"path": "\\ud800.jpg"}', source="list.jsonl")
+    listed = Listed(table=table, folders=[b""], paths=("path",))
+    with pytest.raises(DatasetError, match="jsonl, line 1"):
+        listed_samples("here", {}, listed, {})

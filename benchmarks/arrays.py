@@ -113,7 +113,7 @@ def measure(
     found: dict[str, Any] = {}
     for shape in SHAPES:
         with tempfile.TemporaryDirectory() as folder:
-            count = max(4 * batch, samples // max(1, int(np.prod(shape)) // 512))
+            count = max(16 * batch, samples // max(1, int(np.prod(shape)) // 1024))
             paths = write_pack(Path(folder), shape, count)
             name = " x ".join(map(str, shape))
             found[name] = {"samples": count, **_rounds(paths, batch, rounds=rounds, epochs=epochs)}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
+from penstock.cache.errors import CorruptShardError
 from penstock.readers.fields.arrays import as_bits, codec_number
 from penstock.readers.files.ipc import typed_batch
 from penstock.readers.formats.layout import NOWHERE
@@ -98,12 +98,14 @@ class PackColumns:
     def __init__(self, buffer: Any, schema: Schema) -> None:
         """buffer: of the whole file. Nothing is looked at yet but head and tail: what stands
         between may come later, see `needed`. Raises one of BROKEN."""
-        self._forms = pack_forms(schema)
-        self._batch = typed_batch(buffer, arrow_schema(self._forms))
+        self.forms = pack_forms(schema)
+        self._batch = typed_batch(buffer, arrow_schema(self.forms))
         self._address, self._size = buffer.address, buffer.size
         self.data = np.frombuffer(buffer, np.uint8)
         self._metadata = self._batch.schema.metadata or {}
         self._names: Any = None
+        self._fields: dict[str, PackField] | None = None
+        self._sums: Sums | None = None
         self._codecs: dict[str, list[str]] = {}
         for number in range(len(schema), self._batch.num_columns):
             if self._batch.column(number).null_count:
@@ -118,8 +120,8 @@ class PackColumns:
         found = []
         for number, array in enumerate(self._batch.columns):
             buffers = array.buffers()
-            if number < len(self._forms):
-                form = self._forms[self._batch.schema.names[number]]
+            if number < len(self.forms):
+                form = self.forms[self._batch.schema.names[number]]
                 buffers = _beside(array, form)
             for each in buffers:
                 if each is not None and each.size:
@@ -127,11 +129,24 @@ class PackColumns:
                     found.append((start, start + each.size))
         return found
 
-    @cached_property
+    @property
     def fields(self) -> dict[str, PackField]:
-        """All fields, in order. Raises ValueError, TypeError."""
-        sums = read_block_sums(self._metadata.get(BLOCK_SUMS, b"{}"))
-        return {name: self._field(name, own, sums) for name, own in self._forms.items()}
+        """All fields, in order. Raises ValueError, TypeError; CorruptShardError where they are no
+        longer those that were forgotten."""
+        if self._fields is None:
+            sums = read_block_sums(self._metadata.get(BLOCK_SUMS, b"{}"))
+            found = {name: self._field(name, own, sums) for name, own in self.forms.items()}
+            if self._sums is not None and _sums_of(found) != self._sums:
+                raise CorruptShardError(
+                    "A pack's shard was changed while it was open. Fetch or pack it again."
+                )
+            self._fields = found
+        return self._fields
+
+    def forget(self) -> None:
+        """Drop the fields, which take as much memory as the table that was made of them: who asks
+        for them looks into the file again."""
+        self._fields = None
 
     def table(self, layout: Layout, *, samples: int, sums: Sums) -> NDArray[np.int64]:
         """The table of an open shard, whose spans count from the file's first byte. layout,
@@ -144,8 +159,9 @@ class PackColumns:
                 raise ValueError(f"{name!r} isn't stored as the manifest says")
             if field.present is not None and name not in layout.lacking:
                 raise ValueError(f"samples lack {name!r}, and the manifest says that none does")
-        if Sums.of({name: field.notes() for name, field in fields.items()}) != sums:
+        if _sums_of(fields) != sums:
             raise ValueError("its columns aren't what the manifest promises")
+        self._sums = sums
         columns = layout.table
         table = np.zeros((samples, columns.count), np.int64)
         for name, place in columns.spans.items():
@@ -319,6 +335,10 @@ class PackColumns:
         if start < 0 or start + data.size > self._size:
             raise ValueError("a column lies outside of the file")
         return start
+
+
+def _sums_of(fields: Mapping[str, PackField]) -> Sums:
+    return Sums.of({name: field.notes() for name, field in fields.items()})
 
 
 def dense_shapes(own: PackForm, n: int) -> NDArray[np.int64] | None:

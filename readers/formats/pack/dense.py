@@ -112,6 +112,8 @@ class DenseFields:
     def __init__(self, columns: PackColumns) -> None:
         self.columns = columns
         self._dense: dict[str, DenseRows] = {}
+        if all(form.kind != "dense" for form in columns.forms.values()):
+            columns.forget()  # the table has what a batch needs
 
     def dense(self, name: str) -> DenseRows:
         """The rows of one field."""

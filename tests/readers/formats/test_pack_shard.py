@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from crc32c import crc32c
 
-from penstock.cache.errors import ConfigError
+from penstock.cache.errors import ConfigError, CorruptShardError
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn
 from penstock.readers.fields.field_types import Array, Image, Mask, MultiLabel, Value
 from penstock.readers.fields.schema import Schema
@@ -150,6 +150,27 @@ def test_what_was_written_is_read(tmp_path: Path, lacking: tuple[str, ...]) -> N
     assert columns.source_names() == made.names
     assert columns.codecs("mask") == ["png"] * 20
     assert data[columns.source_offset() :][:8].view("<i8").tolist() == [100]
+
+
+def test_forgotten_fields_are_looked_at_again_and_must_be_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "shard.arrow"
+    summary = write_shard(os.fsencode(path), content())
+    storage = {name: form.storage for name, form in pack_forms(EVERY).items()}
+    columns = opened(path)
+    columns.table(Layout(schema=EVERY, storage=storage), samples=9, sums=summary.sums)
+    crcs = columns.fields["image"].crcs
+    assert crcs is not None
+    columns.forget()
+    again = columns.fields["image"].crcs
+    assert again is not crcs
+    np.testing.assert_array_equal(again, crcs)
+    columns.forget()
+    at = path.read_bytes().index(crcs.tobytes())
+    with open(path, "r+b") as file:
+        file.seek(at)
+        file.write(bytes([crcs.tobytes()[0] ^ 1]))
+    with pytest.raises(CorruptShardError, match="changed while it was open"):
+        columns.fields  # noqa: B018
 
 
 def test_the_table_of_a_shard_says_where_samples_are(tmp_path: Path) -> None:

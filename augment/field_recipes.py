@@ -8,11 +8,19 @@ list for each image that is to be changed, and other images are decoded as they 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from penstock.augment.geometric_ops import RandomCrop
+from penstock.augment.geometric_ops import (
+    CenterCrop,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+)
 from penstock.augment.ops import (
     Apply,
     AutoAugment,
@@ -34,6 +42,7 @@ from penstock.readers.fields.field_types import (
     Mask,
     Tokens,
 )
+from penstock.readers.fields.place_names import stay_behind
 
 if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
@@ -45,6 +54,17 @@ Recipes = Recipe | Mapping[str, Recipe]
 # Operations that move pixels in a way that masks, boxes and points don't follow yet.
 _UNFOLLOWED = (RandomRotation, RandAugment, TrivialAugmentWide, AutoAugment)
 _FOLLOWING = (Mask, Boxes, Keypoints)
+_MOVING = (
+    CenterCrop,
+    RandomCrop,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+    RandomVerticalFlip,
+    Resize,
+    *_UNFOLLOWED,
+)
+
+_log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +131,7 @@ def check_recipes(
     for name in names:
         images[name] = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
     _check_mixing(images, selected)
+    _tell_of_places(lists, selected)
     followers = {
         name: _follower(name, type, images, ranges)
         for name, type in selected.items()
@@ -124,6 +145,25 @@ def check_recipes(
     return FieldRecipes(
         fields=tuple(fields), images=images, followers=followers, pads=_pads(everything, selected)
     )
+
+
+def _tell_of_places(
+    lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
+) -> None:
+    """Say which selected arrays seem to be boxes or points, and stay where they are."""
+    moving = next((op for ops in lists.values() for op in ops if isinstance(op, _MOVING)), None)
+    if moving is None:
+        return
+    for name in stay_behind(selected):
+        _log.warning(
+            '"%s" is %r, and handed out as it is stored: %s moves the pixels of images, not these '
+            "numbers. If it is places in an image, say so to the Dataset: "
+            'schema={"%s": Boxes(of=…, format=…)}, or Keypoints(of=…).',
+            name,
+            selected[name],
+            type(moving).__name__,
+            name,
+        )
 
 
 def _lists(

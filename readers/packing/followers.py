@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ from crc32c import crc32c
 
 from penstock.readers.fields.decode import decode_mask
 from penstock.readers.fields.facts import Facts
-from penstock.readers.fields.field_types import Array, Boxes, Keypoints, Mask, Text
+from penstock.readers.fields.field_types import Boxes, Keypoints, Mask
 from penstock.readers.fields.masks import mask_codec
 
 if TYPE_CHECKING:
@@ -27,10 +26,6 @@ if TYPE_CHECKING:
     Size = tuple[int, int]
 
 _HIDDEN = -1
-# Words in the names of fields that are places in an image as a rule, whatever their type says.
-_PLACES = frozenset(
-    ("box", "boxes", "bbox", "bboxes", "keypoints", "keypoint", "kpts", "landmarks", "points")
-)
 
 
 def follow(
@@ -54,16 +49,6 @@ def followers(schema: Schema, image: str) -> Iterator[str]:
     for name, type in schema.items():
         if isinstance(type, Mask | Boxes | Keypoints) and type.of == image:
             yield name
-
-
-def stay_behind(schema: Schema) -> list[str]:
-    """Fields that are places in an image by their names and not by their types: nothing moves
-    them."""
-    return [
-        name
-        for name, type in schema.items()
-        if isinstance(type, Array | Text) and _PLACES & set(re.split(r"[._]", name.lower()))
-    ]
 
 
 def resized_mask(payload: Encoded, size: Size) -> tuple[Encoded, Facts]:

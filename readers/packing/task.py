@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
+from penstock.readers.fields.place_names import stay_behind
 from penstock.readers.files.atomic import locked, make_folder
 from penstock.readers.files.names import printable
 from penstock.readers.formats.limits import VERSION
 from penstock.readers.formats.pack.forms import pack_forms
 from penstock.readers.packing.completion import PackCompletion
 from penstock.readers.packing.folder import PackFolder
-from penstock.readers.packing.followers import stay_behind
 from penstock.readers.packing.summary import PackSummary
 from penstock.readers.packing.writer import ShardWriter
 

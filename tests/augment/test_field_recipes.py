@@ -41,6 +41,7 @@ from penstock.readers.fields.field_types import (
     Array,
     Boxes,
     ClassLabel,
+    FieldType,
     Image,
     Keypoints,
     Mask,
@@ -362,3 +363,30 @@ def test_images_of_one_size_have_one_window() -> None:
     found = batch_of(recipes, columns, [(24, 32)] * 5)
     np.testing.assert_array_equal(found["mask"].values, found["left_mask"].values)
     assert len({each.tobytes() for each in found["mask"].values}) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "type", "is_told"),
+    [
+        ("objects.bbox", Array("float32", (None, 4)), True),
+        ("face_boxes", Array("int64", (4,)), True),
+        ("bbox", Text(), True),
+        ("bbox_labels", Array("int64", (None,)), False),
+        ("vector", Array("float32", (4,)), False),
+        ("landmarks", Keypoints(of="image"), False),
+    ],
+)
+def test_boxes_that_nobody_declared_are_told(
+    name: str, type: FieldType, is_told: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    schema = Schema({"image": Image(), name: type})
+    ranges = {"image": SAME}
+
+    def told(*ops: Any) -> bool:
+        caplog.clear()
+        check_recipes(list(ops), schema, ("image", name), ranges)
+        return f'"{name}" is ' in caplog.text
+
+    assert told(RandomResizedCrop(16)) is is_told
+    assert told(Resize((16, 16)), Normalize()) is is_told
+    assert not told(Normalize())

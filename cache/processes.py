@@ -152,6 +152,9 @@ class Crew:
                     generation.workers.append(worker)
                     generation.idle.put(worker)
                 self._generation = generation
+                if self._closed:  # meanwhile: who closed saw none of these, and has left
+                    self._close(leave_s=0.0)
+                    raise ClosedError(f"The worker processes of {self._name} are closed.")
             return self._generation
 
     def _start(self, number: int) -> _Worker:

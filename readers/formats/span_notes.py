@@ -151,6 +151,10 @@ class SpanNotes:
         # As floats: products of lengths may pass 2^63, and sizes that can be are exact.
         if (shapes.prod(axis=1, dtype=np.float64) * itemsizes != self.sizes[there]).any():
             raise ValueError("an array hasn't the bytes that its shape takes")
+        # Beside a length of 0 the others are held by no bytes, and numpy makes no such array.
+        most = np.where(shapes == 0, 1, shapes).prod(axis=1, dtype=np.float64)
+        if most.max() > MAX_SHARD_BYTES:
+            raise ValueError("an array has a length that can't be")
 
     def fill(self, table: NDArray[np.int64], place: SpanPlace, begins: NDArray[np.int64]) -> None:
         """Fill a table's columns. begins: of each file in the shard's flat data."""
@@ -164,7 +168,9 @@ class SpanNotes:
         if place.codec is not None:
             table[:, place.codec] = self._codec_numbers()
         if place.lengths is not None and self.shapes is not None:
-            table[:, place.lengths : place.lengths + self.shapes.shape[1]] = self.shapes
+            # What a sample lacks has no length, whatever a sidecar says: others would shift by it.
+            shapes = np.where(there[:, None], self.shapes, 0)
+            table[:, place.lengths : place.lengths + shapes.shape[1]] = shapes
 
     def _codec_numbers(self) -> NDArray[np.int64]:
         numbers: dict[str, int] = {"": 0}

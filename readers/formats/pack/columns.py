@@ -88,7 +88,9 @@ class PackField:
         if place.codec is not None:
             table[:, place.codec] = codec_number(self.form.dtype.newbyteorder("<").str)
         if place.lengths is not None and self.shapes is not None:
-            table[:, place.lengths : place.lengths + self.shapes.shape[1]] = self.shapes
+            # What a sample lacks has no length, whatever lies there: others would shift by it.
+            shapes = np.where(np.reshape(there, (-1, 1)), self.shapes, 0)
+            table[:, place.lengths : place.lengths + shapes.shape[1]] = shapes
 
 
 class PackColumns:

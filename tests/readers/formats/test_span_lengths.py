@@ -1,0 +1,42 @@
+"""Lengths of arrays that a sidecar notes, which may come from anybody."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from penstock.readers.fields.field_types import Array
+from penstock.readers.fields.schema import Schema
+from penstock.readers.formats.layout import Layout
+from penstock.readers.formats.span_notes import SpanNotes
+
+TYPE = Array("float32", (None, None, None))
+LAYOUT = Layout(schema=Schema({"a": TYPE}), storage={"a": "span"}, lacking=frozenset(("a",)))
+
+
+def _notes(shapes: list[tuple[int, int, int]], sizes: list[int], *, files: list[int]) -> SpanNotes:
+    return SpanNotes(
+        files=np.array(files, np.int32),
+        starts=np.zeros(len(files), np.int64),
+        sizes=np.array(sizes, np.int64),
+        crcs=np.zeros(len(files), np.uint32),
+        shapes=np.array(shapes, np.int64),
+        codecs=["" if each < 0 else "<f4" for each in files],
+    )
+
+
+def test_what_a_sample_lacks_has_no_length() -> None:
+    """Or the arrays behind it in a batch would begin that much later."""
+    notes = _notes([(5, 1, 1), (1, 2, 1)], [0, 8], files=[-1, 0])
+    notes.check(np.array([8]), TYPE)
+    table = np.zeros((2, LAYOUT.table.count), np.int64)
+    place = LAYOUT.table.spans["a"]
+    notes.fill(table, place, np.zeros(1, np.int64))
+    assert place.lengths is not None
+    assert table[:, place.lengths : place.lengths + 3].tolist() == [[0, 0, 0], [1, 2, 1]]
+
+
+def test_lengths_beside_a_length_of_0_are_bounded() -> None:
+    notes = _notes([(0, 2**40, 2**40)], [0], files=[0])
+    with pytest.raises(ValueError, match="a length that can't be"):
+        notes.check(np.array([8]), TYPE)

@@ -157,7 +157,7 @@ def _places(names: Sequence[bytes], pictures: Sequence[str], others: Sequence[st
     places = {"image" if only else folder.lower(): folder for folder in pictures}
     for each in others:
         kinds = {extension(n) for n in names if printable(n.partition(b"/")[0]) == each}
-        field = field_of(each) if kinds <= _IMAGES else "array" if kinds <= {"npy"} else ""
+        field = field_of(each) if kinds & _IMAGES else "array" if kinds <= {"npy"} else ""
         if kinds <= _TEXT:
             field = "text"
         if field:

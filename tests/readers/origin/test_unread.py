@@ -41,7 +41,7 @@ MASK = images.encoded(images.picture(2, mode="L"), "PNG")
             r'"image": "JPEGImages", "mask": "SegmentationClass"',
         ),
         (
-            {"leftImg8bit/train/a/1.png": PNG, "gtFine/train/a/1.png": MASK},
+            {"leftImg8bit/a/1.png": PNG, "gtFine/a/1.png": MASK, "gtFine/a/1.json": b"{}"},
             r'"image": "leftImg8bit", "mask": "gtFine"',
         ),
         (

@@ -47,7 +47,7 @@ class SampleReader:
         self.shards = OpenShards(index)
         self._layout = index.layout
         self._choice = Choice(self._layout, fields)
-        self._blocks = Blocks()
+        self.blocks = Blocks()
         self._advice = PageAdvice()
         self._local = TrafficMeter()
 
@@ -145,7 +145,7 @@ class SampleReader:
         payloads = self._load(spans, mode, found)
         if self.index.remote is not None:
             began = time.perf_counter()  # the network's time isn't the disk's
-        crcs = checksums(spans, payloads, mode, self._blocks)
+        crcs = checksums(spans, payloads, mode, self.blocks)
         if self.index.remote is None:
             self._local.add(bytes_disk=size_bytes)
         seconds = time.perf_counter() - began
@@ -196,7 +196,7 @@ class SampleReader:
                 fresh = self.shards.replace(number, shard)
                 again = spans.again(number, fresh, here, choice)
                 found = self._load(again, mode)
-                crcs = checksums(again, found, mode, self._blocks)
+                crcs = checksums(again, found, mode, self.blocks)
                 wanted = again.crcs.tolist()
                 for i, span in enumerate(here):
                     payloads[span] = found[i]

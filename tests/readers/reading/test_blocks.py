@@ -84,3 +84,26 @@ def test_threads_never_share_a_block() -> None:
         thread.join(60)
     assert not wrong
     assert not any(thread.is_alive() for thread in threads)
+
+
+def test_an_array_may_be_written_and_its_memory_comes_back_behind_its_last_tensor() -> None:
+    torch = pytest.importorskip("torch")
+    blocks, shape = Blocks(), (100, 4000)
+    array = blocks.array(shape, np.dtype(np.float32))
+    array[:] = 3
+    address = array.ctypes.data
+    tensor = torch.from_numpy(array)[7]
+    del array
+    gc.collect()
+    assert blocks.array(shape, np.dtype(np.float32)).ctypes.data != address  # a view is alive
+    assert tensor.tolist() == [3.0] * 4000
+    del tensor
+    gc.collect()
+    again = [blocks.array(shape, np.dtype(np.float32)) for _ in range(2)]
+    assert address in {each.ctypes.data for each in again}
+    assert all(each.shape == shape and each.flags.c_contiguous for each in again)
+
+
+def test_a_small_array_has_memory_of_its_own() -> None:
+    array = Blocks().array((3, 2), np.dtype(np.int16))
+    assert (array.shape, array.dtype, array.base) == ((3, 2), np.int16, None)

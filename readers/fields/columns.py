@@ -230,6 +230,12 @@ class SampleBatch:
     def __len__(self) -> int:
         return len(self.ids)
 
+    def has(self, name: str) -> NDArray[np.bool_]:
+        """Which samples have a field, bool, shape (n,): all where nothing is said of it, as in a
+        part of several datasets of which nobody lacks it."""
+        there = self.present.get(name)
+        return np.ones(len(self), np.bool_) if there is None else there
+
     def encoded(self, name: str) -> EncodedBatch:
         """The encoded images of one field."""
         column = self.columns[name]
@@ -273,9 +279,10 @@ class SampleBatch:
         """A copy with other samples in some rows."""
         ids = self.ids.copy()
         ids[rows] = others.ids
-        present = {name: values.copy() for name, values in self.present.items()}
-        for name, values in present.items():
-            values[rows] = others.present[name]
+        present: dict[str, NDArray[np.bool_]] = {}
+        for name in dict.fromkeys((*self.present, *others.present)):
+            present[name] = self.has(name).copy()
+            present[name][rows] = others.has(name)
         columns = {
             name: column.patched(rows, others.columns[name])
             for name, column in self.columns.items()
@@ -296,9 +303,7 @@ def joined_batches(batches: Sequence[SampleBatch]) -> SampleBatch:
         return first
     present: dict[str, NDArray[np.bool_]] = {}
     for name in dict.fromkeys(name for batch in batches for name in batch.present):
-        # A field that nobody lacks in one of them says nothing of it there.
-        known = [batch.present.get(name, np.ones(len(batch), np.bool_)) for batch in batches]
-        present[name] = np.concatenate(known)
+        present[name] = np.concatenate([batch.has(name) for batch in batches])
     return SampleBatch(
         ids=np.concatenate([batch.ids for batch in batches]),
         columns={

@@ -51,7 +51,8 @@ class KeptColumns:
                 self._keep(name, column, rows, ids)
         for name, present in content.present.items():
             if name not in self._present:
-                self._present[name] = np.zeros(self._samples, np.bool_)
+                # What was kept before this has it: a part of several datasets, which nobody lacks.
+                self._present[name] = np.ones(self._samples, np.bool_)
             self._present[name][ids] = present[rows]
 
     def _keep(self, name: str, column: Column, rows: Sequence[int], ids: NDArray[np.int64]) -> None:

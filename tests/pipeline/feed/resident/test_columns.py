@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -84,3 +85,18 @@ def test_nothing_kept_holds_what_was_read() -> None:
         assert sample.tobytes() == (b"" if row == 1 else COLUMNS["raw"][[3, 1, 0][row]])
         assert not any(np.shares_memory(sample, each) for each in content.columns["raw"].samples)  # type: ignore[union-attr]
     assert [len(columns["boxes"].sample(row)) for row in range(3)] == [3, 0, 0]  # type: ignore[union-attr]
+
+
+def test_parts_of_which_nobody_lacks_a_field_have_it_behind_others_that_lack_it() -> None:
+    """Of datasets end to end only some say who has a field: those kept before said nothing."""
+    whole = Memory(TYPES, COLUMNS, fields=("image", "caption"))
+    content = whole.read(whole.contents.rows(np.arange(4)))
+    there = replace(content, ids=content.ids + 4, present={"caption": np.arange(4) % 2 == 0})
+    kept = KeptColumns(samples=8)
+    kept.keep(content, [0, 1, 2, 3], without="image")
+    kept.keep(there, [0, 1, 2, 3], without="image")
+    _, present = kept.take(np.arange(8))
+    assert present["caption"].tolist() == [True] * 4 + [True, False] * 2
+    for some, others, wanted in ((content, there, [1, 1, 1, 0]), (there, content, [1, 0, 1, 1])):
+        patched = some.patched([2, 3], others.take([2, 3]))
+        assert patched.present["caption"].tolist() == [bool(each) for each in wanted]

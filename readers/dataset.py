@@ -251,7 +251,8 @@ class Dataset(Source):
         rows: (shard, row), int64, shape (n, 2), n ≥ 0. mode: "copy" copies each sample out of
         the map of its shard and checks the copy, which nobody else can change; "pread" reads into
         fresh memory (for mounts whose files may shrink under a map); "mmap" gives read-only views:
-        who writes to the file behind the check changes what is decoded.
+        who writes to the file behind the check changes what is decoded. Arrays of one shape in
+        packs are always copied out of the map, and checked a block at a time when it is first read.
         bad: None, or a dict where the bad samples are noted, as position in rows -> reason: a
         wrong checksum even after a second fetch; a folder's file that is gone, changed or can't be
         read. Those come empty, with their ids and what needs no reading, instead of an error for

@@ -115,7 +115,7 @@ class TestSubstitutes:
             {"worlds": 3, "batch_size": 4},
             {"num_workers": 1, "dataset": Holed(error=ValueError)},
         ],
-        ids=str,
+        ids=["workers", "batches of 3", "samples", "worlds", "other errors"],
     )
     def test_they_are_the_same_anywhere(self, options: dict[str, Any]) -> None:
         expected = stand_ins()

@@ -28,7 +28,6 @@ from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import show
 from penstock.readers.reading.reader import SampleReader
 from penstock.readers.reading.sample_names import sample_names
-from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.source import Source
 
 if TYPE_CHECKING:
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url
+    from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
 
 _log = logging.getLogger("penstock")
@@ -212,6 +212,8 @@ class Dataset(Source):
         index = self.index
         if index.remote is None:
             return None
+        from penstock.readers.remote_shards import RemoteShards
+
         return RemoteShards.of_dataset(index.remote, index.shards, count=len(index.sizes))
 
     @property

@@ -17,9 +17,7 @@ from penstock.cache.base.blob import READ_MODE
 from penstock.cache.errors import ConfigError, IndexChangedError
 from penstock.readers.contents import selected
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn, joined_columns
-from penstock.readers.fields.decode import decode_text
 from penstock.readers.fields.field_types import PRESENT, ClassLabel, Text, Value, has_values
-from penstock.readers.splits import by_group, by_sample, check_choice, check_shares
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -186,6 +184,8 @@ class Source(ABC):
         Raises ConfigError for shares that can't be, a part that would be empty, and a `by` that is
         neither.
         """
+        from penstock.readers.splits import by_group, by_sample, check_shares
+
         wanted = check_shares(shares, seed=seed)
         ids = self.ids(self.contents.rows(np.arange(len(self), dtype=np.int64)))
         if by is None:
@@ -227,6 +227,8 @@ class Source(ABC):
 
     def _chosen(self, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Ints:
         """Where the samples that were asked for stand among all, ascending."""
+        from penstock.readers.splits import check_choice
+
         array = check_choice(which, len(self), url=self.url)
         if array.dtype == np.bool_:
             places = np.flatnonzero(array)
@@ -427,5 +429,7 @@ def _plain(column: Column) -> NDArray[Any] | list[Any]:
         return column.values
     if isinstance(column, RaggedColumn):
         return [column.sample(row) for row in range(len(column))]
+    from penstock.readers.fields.decode import decode_text
+
     samples: list[Any] = list(column.samples)
     return [each if isinstance(each, str | bytes) else decode_text(each) for each in samples]

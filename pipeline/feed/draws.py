@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.augment.draws import Draws, draw, draw_with_moves
-from penstock.augment.followers import follow
 from penstock.readers.fields.columns import ListColumn
 from penstock.readers.fields.field_types import Mask
 
@@ -51,6 +50,8 @@ class BatchDraws:
                 found[field] = draw(recipe, **arguments)
         if not recipes.followers:
             return found, content
+        from penstock.augment.followers import follow
+
         columns: dict[str, Any] = {name: content.columns[name] for name in recipes.followers}
         dtypes: dict[str, str] = {}
         for name, follower in recipes.followers.items():

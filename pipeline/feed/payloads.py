@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fields.columns import EncodedColumn, ListColumn
-from penstock.readers.fields.decode import decode_mask, decode_text
 from penstock.readers.fields.field_types import (
     Bytes,
     ClassLabel,
@@ -74,10 +73,14 @@ class Payloads:
 def _decoder(type: FieldType) -> tuple[Decode, Any] | None:
     """How a payload is decoded, and what stands for one that isn't there; None: elsewhere."""
     if isinstance(type, Text):
+        from penstock.readers.fields.decode import decode_text  # images need none of it
+
         return decode_text, ""
     if isinstance(type, Bytes):
         return _as_bytes, b""
     if isinstance(type, Mask):
+        from penstock.readers.fields.decode import decode_mask
+
         return partial(decode_mask, dtype=type.dtype), _NO_MASK
     return None
 

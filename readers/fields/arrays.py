@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.readers.fields.decode import decode_array
 from penstock.readers.fields.facts import Facts, array_codec
 from penstock.readers.fields.field_types import (
     Array,
@@ -155,4 +154,6 @@ def to_array(
 ) -> NDArray[Any]:
     """One sample's numbers in a dtype, rows first. shape: its own. Raises ValueError for a payload
     that doesn't fit."""
+    from penstock.readers.fields.decode import decode_array  # numbers and images need none of it
+
     return decode_array(payload, codec, shape).astype(dtype, copy=False)

@@ -13,6 +13,7 @@ from penstock.readers.fields.field_types import (
     ClassLabel,
     FieldType,
     Image,
+    Mask,
     MultiLabel,
     check_field_name,
     from_json,
@@ -83,6 +84,15 @@ class Schema(Mapping[str, FieldType]):
     def only(self, names: Mapping[str, Any] | tuple[str, ...]) -> Schema:
         """Some of the fields, in the order of names; references to others must stay inside."""
         return Schema({name: self._fields[name] for name in names})
+
+    @property
+    def unsettled(self) -> tuple[str, ...]:
+        """The fields whose type isn't known in full before their data were seen."""
+        return tuple(
+            name
+            for name, type in self.items()
+            if isinstance(type, Array | Mask) and not type.is_settled
+        )
 
     def class_names(self) -> tuple[str, ...]:
         """The names of the only field of classes; empty where there is none, or several."""

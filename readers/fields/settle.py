@@ -40,7 +40,7 @@ class Settling:
 
     def __init__(self, schema: Schema) -> None:
         self._schema = schema
-        self._open = unsettled(schema)
+        self._open = schema.unsettled
         self._found: dict[str, FieldType] = {}
         self._first: dict[str, _First] = {}
 
@@ -106,15 +106,6 @@ def settle(schema: Schema, samples: Iterable[tuple[str, Mapping[str, Facts]]]) -
         for name, facts in samples:
             settling.see(facts, sample=name)
     return settling.schema()
-
-
-def unsettled(schema: Schema) -> tuple[str, ...]:
-    """The fields whose type isn't known in full before their data were seen."""
-    return tuple(
-        name
-        for name, type in schema.items()
-        if isinstance(type, Array | Mask) and not type.is_settled
-    )
 
 
 def _of_none(type: FieldType) -> FieldType:

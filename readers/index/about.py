@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from penstock.readers.fields.schema import Schema
-from penstock.readers.fields.settle import unsettled
 from penstock.readers.formats.layout import Layout
 from penstock.readers.formats.limits import MAX_SAMPLES
 from penstock.readers.formats.registry import is_format
@@ -126,7 +125,7 @@ def check_about(values: dict[str, Any]) -> About:
     values["fields"] = {name: fields[name] for name in schema}  # JSON has them sorted
     values["directories"] = tuple((name, ns) for name, ns in values.get("directories", ()))
     about = About(**values)
-    if unknown := unsettled(schema):
+    if unknown := schema.unsettled:
         raise ValueError(f"its schema doesn't say what {unknown[0]!r} is in full")
     for name, each in about.fields.items():
         check_fit(each, schema[name], samples=about.samples)

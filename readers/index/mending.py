@@ -22,7 +22,6 @@ from penstock.cache.errors import (
     WriteError,
 )
 from penstock.readers.fields.examine import verify_for
-from penstock.readers.fields.settle import unsettled
 from penstock.readers.files.atomic import locked, make_folder
 from penstock.readers.files.names import below, printable
 from penstock.readers.formats.local_files import REINDEX
@@ -169,7 +168,7 @@ class Mender:
 def _are_alike(candidates: Candidates, manifest: Manifest) -> bool:
     """Whether candidates have the fields of an index, as far as that is known before they were
     seen."""
-    open, wanted = unsettled(candidates.schema), manifest.about.layout
+    open, wanted = candidates.schema.unsettled, manifest.about.layout
     return candidates.layout.storage == wanted.storage and all(
         type == wanted.schema[name] for name, type in candidates.schema.items() if name not in open
     )

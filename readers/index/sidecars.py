@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import CorruptShardError, IndexChangedError
 from penstock.readers.files.names import below, printable
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.sidecar import read_sidecar
 from penstock.readers.index.index_folder import warn_of_damage
 
 if TYPE_CHECKING:
@@ -78,6 +77,8 @@ class Sidecars:
         return self._parse(path, etag)
 
     def _parse(self, path: bytes, etag: str) -> Sidecar:
+        from penstock.readers.formats.sidecar import read_sidecar  # a pack needs none
+
         manifest = self._manifest
         return read_sidecar(
             path,

@@ -16,7 +16,7 @@ from penstock.readers.fields.examine import verify_for
 from penstock.readers.fields.facts import Facts
 from penstock.readers.fields.field_types import Array, Text, is_encoded
 from penstock.readers.fields.schema import Schema
-from penstock.readers.fields.settle import Settling, unsettled
+from penstock.readers.fields.settle import Settling
 from penstock.readers.files.names import printable
 from penstock.readers.index.intake import read_chunks
 from penstock.readers.packing.plan import PackPlan, plan_candidates
@@ -161,7 +161,7 @@ def _settled(origin: Origin, candidates: Candidates, *, workers: int) -> Candida
     it, since a shard's columns have types. Raises DatasetError (they differ)."""
     schema = candidates.schema
     arrays = schema.of_type(Array)
-    open = {name: arrays[name] for name in unsettled(schema) if name in arrays}
+    open = {name: arrays[name] for name in schema.unsettled if name in arrays}
     if not open:
         return candidates
     # Belonging to nothing, they can be read without it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from penstock.readers.formats.folder.candidates import FolderFiles
 from penstock.readers.formats.folder.listing import changed_directories, list_folder
 from penstock.readers.formats.span_format import SpanFormat
 from penstock.readers.origin.local import LocalFolder
@@ -13,6 +12,7 @@ from penstock.readers.origin.local import LocalFolder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.readers.formats.folder.candidates import FolderFiles
     from penstock.readers.formats.format import Format, Indexing, Listing, Snapshot
     from penstock.readers.origin.origin import Origin
 
@@ -27,6 +27,8 @@ class FolderIndexing:
 
     def list(self, origin: Origin) -> FolderFiles:
         """List all files; raises as `list_folder` does."""
+        from penstock.readers.formats.folder.candidates import FolderFiles  # an index needs none
+
         return FolderFiles(origin, list_folder(origin))
 
     def is_current(

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from penstock.readers.formats.span_format import SpanFormat
 from penstock.readers.formats.tar.archives import holds_tars, list_archives
-from penstock.readers.formats.tar.candidates import TarListing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.readers.formats.format import Format, Indexing, Listing, Snapshot
+    from penstock.readers.formats.tar.candidates import TarListing
     from penstock.readers.origin.origin import Origin
 
 
@@ -26,6 +26,8 @@ class TarIndexing:
 
     def list(self, origin: Origin) -> TarListing:
         """List all archives; raises as `list_archives` does."""
+        from penstock.readers.formats.tar.candidates import TarListing  # others are only asked
+
         return TarListing(origin, list_archives(origin))
 
     def is_current(

@@ -22,6 +22,7 @@ from penstock.readers.fields.selection import (
 )
 from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format
+from penstock.readers.formats.sampling import AS_THEY_COME, check_sampling
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arranging import ManifestFile
+    from penstock.readers.formats.sampling import Documents, Windows
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url
@@ -61,8 +63,12 @@ class Dataset(Source):
     "images", "mask": "masks"}, folders or patterns of a folder, columns of a manifest, members of
     tar files; None is what is there under that name ({…, "id": None}). manifest: a table of a
     folder's samples, below url or on this machine; False reads none that lies there. schema: types
-    of some fields, which count before what is found (docs/datasets.md). format: "auto", "folder",
-    "tar" or "pack". index: folder of the index of images or tar files, of remote ones also a URL of
+    of some fields, which count before what is found (docs/datasets.md). sample, stride: windows of
+    arrays and of streams of tokens, as lengths by axis (None: all of it), for all arrays or by
+    field: (8, None, 256, 256); None: one step along the first axis. dtype: of the numbers of files
+    that don't tell. documents: of tokens, "across", "within" or "pack" (docs/tokens.md).
+    vocabulary: token ids that there are; one beyond makes a sample bad. format: "auto" or the name
+    of one. index: folder of the index of images or tar files, of remote ones also a URL of
     the same store; None is beside them, else the cache folder, else the user's cache directory.
     cache: a DiskCache that remote data is read through (data on a network mount too), or a folder
     for one: its limit is what it was made with, or 90 % of the free space. storage_options: of the
@@ -84,12 +90,20 @@ class Dataset(Source):
         filesystem: Any | None = None,
         manifest: ManifestFile | None = None,
         schema: Mapping[str, FieldType] | None = None,
+        sample: Windows | None = None,
+        stride: Windows | None = None,
+        dtype: str | None = None,
+        documents: Documents | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         self.url = show(url)
         check_format(format)
         self._places = fields if isinstance(fields, Mapping) else None
         self._names = check_names(tuple(fields) if isinstance(fields, Mapping) else fields)
         self._manifest, self._types = manifest, schema
+        self._sampling = check_sampling(
+            sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+        )
         arrangement_of(url, fields=fields, schema=schema)  # raises for what can't be
         self._fields: tuple[str, ...] | None = None
         self._scratch = Scratch(cache)
@@ -112,6 +126,7 @@ class Dataset(Source):
             "filesystem": self._filesystem,
             "manifest": self._manifest,
             "schema": self._types,
+            **self._sampling.arguments(),
         }
         return _made, (self._source, arguments, self._names)
 
@@ -147,6 +162,7 @@ class Dataset(Source):
                         fields=self._places,
                         schema=self._types,
                         filesystem=self._filesystem,
+                        sampling=self._sampling,
                     ),
                 )
                 opener = Opener(
@@ -186,7 +202,8 @@ class Dataset(Source):
     def is_plain(self) -> bool:
         """Whether its URL alone tells which samples and fields it has."""
         told = (self._places, self._names, self._manifest, self._types)
-        return all(each is None for each in told) and self._format == AUTO
+        is_as_it_lies = all(each is None for each in told) and self._sampling == AS_THEY_COME
+        return is_as_it_lies and self._format == AUTO
 
     @property
     def contents(self) -> Contents:

@@ -15,6 +15,7 @@ from penstock.readers.fields.field_types import (
     from_json,
     to_json,
 )
+from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
 from penstock.readers.origin.arrangement import NO_TABLE, Arrangement
 from penstock.readers.origin.urls import local_path, show
 
@@ -35,12 +36,14 @@ def arrangement_of(
     fields: Iterable[str] | Mapping[str, str | None] | None = None,
     schema: Mapping[str, FieldType] | None = None,
     filesystem: Any | None = None,
+    sampling: Sampling = AS_THEY_COME,
 ) -> Arrangement:
     """The arrangement that arguments of a dataset say. Raises ConfigError."""
     return Arrangement(
         manifest=_manifest(url, manifest, is_path=filesystem is not None),
         places=_places(fields),
         schema=_schema(schema),
+        sampling=sampling.to_json(),
     )
 
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
 from penstock.cache.base.blob import BlobSpans
-from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.files.names import below
 from penstock.readers.formats.blob_shard import BlobShard
 from penstock.readers.formats.local_files import read_file_into
@@ -27,46 +26,114 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.schema import Schema
+    from penstock.readers.formats.chunked_shard import Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener
     from penstock.readers.formats.shard import Places
-    from penstock.readers.formats.shard_files import ShardFiles
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
+    Corners = Mapping[str, Ints]
+
+Chunk = TypeVar("Chunk")
+"""A decoded chunk: a numpy array, or an Arrow table."""
 
 
-class ShardBytes(Protocol):
-    """The bytes of a shard's files, end to end."""
+class ShardData(Protocol):
+    """What a shard's reader is given at each call: the shard's bytes by extent, and what was
+    decoded of them before. Several threads may use it.
 
-    size_bytes: int
+    Raises IndexChangedError, DatasetError, FetchError.
+    """
 
-    def read(self, start: int, end: int) -> Encoded:
-        """Bytes [start, end). Raises IndexChangedError, DatasetError, FetchError."""
+    def read(self, extents: Sequence[int]) -> list[Encoded]:
+        """The bytes of some extents, of remote ones all at once; empty where the object that held
+        one is gone, if the format says that this can be (`ChunkFormat.may_lack_objects`)."""
+
+    def read_parts(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Bytes [start, end) of extents, counted from the extent's first, all at once."""
+
+    def view(self, extent: int) -> Encoded | None:
+        """A read-only view of an extent that lies on the local disk, mapped; None where it doesn't,
+        or where a map isn't wanted: read it then."""
+
+    def decoded(
+        self, chunk: int, decode: Callable[[], Chunk], *, uses: int, taken: int = 1
+    ) -> Chunk:
+        """A chunk that was decoded, now or before: it is decoded once and kept as long as there is
+        room, at least until it was taken `uses` times.
+
+        chunk: a number of the shard's own, for each part that is decoded as a whole (of each
+        field); decode: makes it, raises ValueError where the bytes are damaged. uses: rows of the
+        shard that need it; taken: rows of this call that do.
+        """
 
 
 class ChunkReader(Protocol):
-    """Decodes chunks of one shard. Several threads may call it."""
+    """Decodes chunks of one shard. Several threads may call it.
+
+    wrong: where samples that can't be had are noted, by place in rows, with the reason; their
+    values are zeros or empty. Raises what ShardData raises.
+    """
+
+    def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
+        """The extents that these rows need, each once: so that those of all the shards of a batch
+        are fetched at once. Nothing is read or decoded here."""
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        """Read a field whose samples have one shape: out[places] = the rows. corners: of the part
+        of each sample that is wanted, int64, shape (n, dimensions), the part being of the shape of
+        out; None: all of it."""
 
     def read_rows(
-        self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
-        """Some rows of some fields; as `OpenShard.read_rows`."""
+        """Read fields whose samples differ in shape, are encoded or texts; of a field that some
+        samples lack also "<name>.present", a DenseColumn of bool."""
 
     def name(self, row: int) -> str:
         """A sample's name for people."""
 
 
 class ChunkFormat(SpanFormat, ABC):
-    """The base of such formats: opening a shard is common, decoding its chunks isn't."""
+    """The base of such formats: fetching, caching and opening are common, decoding isn't.
+
+    may_lack_objects: a file that isn't there stands for fill values (Zarr).
+    """
+
+    may_lack_objects: ClassVar[bool] = False
 
     @abstractmethod
-    def open_chunks(self, data: ShardBytes, entry: ShardEntry, notes: bytes) -> ChunkReader:
-        """Open a shard. notes: what the format noted of it. Raises CorruptShardError."""
+    def open_chunks(self, shard: ShardFacts) -> ChunkReader:
+        """Open a shard; reads none of its samples. Raises CorruptShardError."""
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
         """What opens a shard, here and in the cache."""
         return _ChunkOpener(self, entry, sidecar())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ShardFacts:
+    """What an index notes of one shard of chunks, as `ChunkedShard` told it."""
+
+    schema: Schema
+    samples: int
+    extents: Extents
+    units: Ints
+    notes: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,78 +144,124 @@ class _ChunkOpener:
     entry: ShardEntry
     sidecar: Sidecar
 
+    def _reader(self) -> ChunkReader:
+        sidecar = self.sidecar
+        assert sidecar.extents is not None
+        return self.format.open_chunks(
+            ShardFacts(
+                schema=sidecar.layout.schema,
+                samples=sidecar.samples,
+                extents=sidecar.extents,
+                units=np.array(sidecar.units, np.int64),
+                notes=sidecar.notes,
+            )
+        )
+
     def open_local(self, root: bytes) -> ChunkShard:
         """Open the shard below a local folder."""
-        data = _LocalBytes(root, self.sidecar.files)
-        return ChunkShard(self.format.open_chunks(data, self.entry, self.sidecar.notes), self.entry)
+        data = _LocalData(root, self.sidecar)
+        return ChunkShard(self._reader(), data, self.entry)
 
     def open_blob(self, remote: Remote, blob: Blob) -> ChunkBlob:
         """Open the shard in a blob of the cache."""
-        data = _BlobBytes(remote, blob)
-        reader = self.format.open_chunks(data, self.entry, self.sidecar.notes)
-        return ChunkBlob(remote, blob, reader, self.entry)
+        data = _BlobData(remote, blob, self.sidecar)
+        return ChunkBlob(remote, blob, self._reader(), data, self.entry)
 
 
-class _LocalBytes:
+class _Data:
+    """What is common to a shard's data, wherever its bytes are."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        assert sidecar.extents is not None
+        self._extents, self._files = sidecar.extents, sidecar.files
+
+    def read(self, extents: Sequence[int]) -> list[Encoded]:
+        """The bytes of some extents."""
+        sizes = self._extents.sizes
+        return self.read_parts(extents, [0] * len(extents), [int(sizes[n]) for n in extents])
+
+    def read_parts(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents."""
+        raise NotImplementedError
+
+    def view(self, extent: int) -> Encoded | None:
+        """A view of an extent."""
+        del extent
+        return None
+
+    def decoded(
+        self, chunk: int, decode: Callable[[], Chunk], *, uses: int, taken: int = 1
+    ) -> Chunk:
+        """Decode it."""
+        del chunk, uses, taken
+        return decode()
+
+
+class _LocalData(_Data):
     """The bytes of a shard's files in a local folder."""
 
-    def __init__(self, root: bytes, files: ShardFiles) -> None:
-        self._root, self._names, self._starts = root, files.names, files.starts
-        self.size_bytes = files.size_bytes
+    def __init__(self, root: bytes, sidecar: Sidecar) -> None:
+        super().__init__(sidecar)
+        self._root = root
 
-    def read(self, start: int, end: int) -> Encoded:
-        """Bytes [start, end)."""
-        data = np.empty(end - start, np.uint8)
-        first = int(np.searchsorted(self._starts, start, side="right")) - 1
-        at = start
-        for number in range(first, len(self._names)):
-            begin, stop = int(self._starts[number]), int(self._starts[number + 1])
-            part = data[at - start : min(end, stop) - start]
-            if len(part):
-                name = self._names[number]
-                path = below(self._root, name)
-                read_file_into(path, part, name=name, start=at - begin, is_rest=False)
-            at = min(end, stop)
-            if at == end:
-                break
-        data.flags.writeable = False
-        return data
+    def read_parts(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents, each read from its file."""
+        found: list[Encoded] = []
+        for extent, start, end in zip(extents, starts, ends, strict=True):
+            data = np.empty(end - start, np.uint8)
+            name = self._files.names[int(self._extents.files[extent])]
+            begin = int(self._extents.starts[extent]) + start
+            path = below(self._root, name)
+            read_file_into(path, data, name=name, start=begin, is_rest=False)
+            data.flags.writeable = False
+            found.append(data)
+        return found
 
 
-class _BlobBytes:
+class _BlobData(_Data):
     """The bytes of a blob of the cache."""
 
-    def __init__(self, remote: Remote, blob: Blob) -> None:
+    def __init__(self, remote: Remote, blob: Blob, sidecar: Sidecar) -> None:
+        super().__init__(sidecar)
         self._remote, self._blob = remote, blob
-        self.size_bytes = blob.source.size_bytes
+        self._begins = self._files.starts[self._extents.files] + self._extents.starts
 
-    def read(self, start: int, end: int) -> Encoded:
-        """Bytes [start, end)."""
-        wanted = BlobSpans(blob=self._blob, starts=[start], ends=[end])
-        ((data,),) = self._remote.load([wanted])
+    def read_parts(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents, by one load."""
+        begins = self._begins[list(extents)]
+        wanted = BlobSpans(
+            blob=self._blob,
+            starts=(begins + starts).tolist(),
+            ends=(begins + ends).tolist(),
+        )
+        (data,) = self._remote.load([wanted])
         return data
 
 
 class _Chunks:
     """What a shard of chunks answers, wherever its bytes are; it has no spans."""
 
-    def __init__(self, reader: ChunkReader, entry: ShardEntry) -> None:
-        self._reader = reader
+    def __init__(self, reader: ChunkReader, data: ShardData, entry: ShardEntry) -> None:
+        self._reader, self._data = reader, data
         self.table = np.empty((entry.samples, entry.layout.table.count), np.int64)
 
     def gather(
         self, field: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
     ) -> None:
         """Read rows of a field whose samples have one shape into their places."""
-        column = self._reader.read_rows(rows, (field,), wrong)[field]
-        assert isinstance(column, DenseColumn), field
-        out[places] = column.values
+        self._reader.gather(field, rows, out, places, data=self._data, wrong=wrong)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
     ) -> Mapping[str, Column]:
         """Read rows of other fields."""
-        return self._reader.read_rows(rows, fields, wrong)
+        return self._reader.read_rows(rows, fields, data=self._data, wrong=wrong)
 
     def name(self, row: int) -> str:
         """A sample's name for people."""
@@ -180,6 +293,8 @@ class ChunkShard(_Chunks):
 class ChunkBlob(_Chunks, BlobShard):
     """A shard of chunks in a blob of the cache."""
 
-    def __init__(self, remote: Remote, blob: Blob, reader: ChunkReader, entry: ShardEntry) -> None:
-        _Chunks.__init__(self, reader, entry)
+    def __init__(
+        self, remote: Remote, blob: Blob, reader: ChunkReader, data: ShardData, entry: ShardEntry
+    ) -> None:
+        _Chunks.__init__(self, reader, data, entry)
         BlobShard.__init__(self, remote, blob, self.table)

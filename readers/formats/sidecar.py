@@ -17,18 +17,22 @@ from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import LazyColumn, write_batch
 from penstock.readers.files.pages import BROKEN
 from penstock.readers.formats.candidates import MISSING
+from penstock.readers.formats.chunked_shard import Extents
 from penstock.readers.formats.limits import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, VERSION
 from penstock.readers.formats.noted import as_noted, notes_of
 from penstock.readers.formats.shard_files import ShardFiles
 from penstock.readers.formats.sidecar_file import check_names, sidecar_batch, sidecar_etag, torn
 from penstock.readers.formats.sidecar_lists import (
+    EXTENTS,
     FILES,
     NAMES,
     NOTES,
     ROWS,
+    UNITS,
     Lists,
     ListsDraft,
     columns_of,
+    is_of_chunks,
     noted_column,
     own_copy,
 )
@@ -59,7 +63,7 @@ class Sidecar:
     layout: of the dataset. is_file_per_sample: as its format says. rows: n. names: of the samples,
     for people; none where the format tells them. files: those that spans lie in, in order. spans,
     values: of each field that is stored so or noted. present: of noted fields that some samples
-    lack, bool, shape (n,). notes: what a format of chunks wants to know of the shard.
+    lack, bool, shape (n,). extents, units, notes: of a shard of chunks, see `ChunkedShard`.
     """
 
     layout: Layout
@@ -71,6 +75,8 @@ class Sidecar:
     values: Mapping[str, Column]
     present: Mapping[str, NDArray[np.bool_]]
     notes: bytes = b""
+    extents: Extents | None = None
+    units: Sequence[int] = ()
 
     @property
     def samples(self) -> int:
@@ -162,6 +168,11 @@ class Sidecar:
         """Write the sidecar whole; returns its etag (a checksum of the file). Raises WriteError."""
         draft, files = ListsDraft(self.layout), self.files
         draft.add({NAMES: list(self.names), ROWS: [self.rows], NOTES: [self.notes]})
+        if self.extents is not None:
+            told = self.extents
+            columns = (told.files, told.starts, told.sizes, told.fields)
+            draft.add(dict(zip(EXTENTS, columns, strict=True)))
+            draft.add({UNITS: np.array(self.units, np.int64)})
         facts = (list(files.names), files.sizes, files.mtimes_ns, list(files.versions))
         draft.add(dict(zip(FILES, facts, strict=True)))
         for name in self.layout.schema:
@@ -212,13 +223,15 @@ def make_chunked_sidecar(shard: ChunkedShard, *, layout: Layout) -> Sidecar:
     return Sidecar(
         layout=layout,
         is_file_per_sample=False,
-        rows=sum(shard.units),
+        rows=shard.samples,
         names=(),
         files=ShardFiles.of(shard.files),
         spans={},
         values={},
         present={},
         notes=shard.notes,
+        extents=shard.extents,
+        units=shard.units,
     )
 
 
@@ -256,9 +269,13 @@ def _content(lists: Lists, layout: Layout, *, is_file_per_sample: bool) -> Sidec
     (notes,) = lists.arrow(NOTES, length=1).to_pylist()
     if not 1 <= rows <= MAX_SHARD_SAMPLES:
         raise ValueError(f"it has {rows:,} samples")
-    has_names = "chunks" not in layout.storage.values()
-    names = LazyColumn(own_copy(lists.arrow(NAMES, length=rows if has_names else 0)))
+    is_chunked = is_of_chunks(layout)
+    names = LazyColumn(own_copy(lists.arrow(NAMES, length=0 if is_chunked else rows)))
     files = _files(lists)
+    extents, units = None, list[int]()
+    if is_chunked:
+        extents = _extents(lists, files, fields=len(layout.schema))
+        units = lists.numbers(UNITS).tolist()
     spans, values, present = {}, {}, {}
     for name, type in layout.schema.items():
         if layout.storage[name] == "chunks":
@@ -281,7 +298,25 @@ def _content(lists: Lists, layout: Layout, *, is_file_per_sample: bool) -> Sidec
         values=values,
         present=present,
         notes=notes,
+        extents=extents,
+        units=units,
     )
+
+
+def _extents(lists: Lists, files: ShardFiles, *, fields: int) -> Extents:
+    """The extents of a shard of chunks, which lie in its files. Raises ValueError."""
+    count = len(lists.arrow(next(iter(EXTENTS))))
+    columns = [lists.numbers(name, length=count).astype(np.int64) for name in EXTENTS]
+    extents = Extents(**dict(zip(("files", "starts", "sizes", "fields"), columns, strict=True)))
+    if not count:
+        return extents
+    if min(int(column.min()) for column in columns) < 0:
+        raise ValueError("its extents have numbers below 0")
+    if extents.files.max() >= len(files) or extents.fields.max() >= fields:
+        raise ValueError("its extents are of files or fields that aren't there")
+    if (extents.sizes > files.sizes[extents.files] - extents.starts).any():
+        raise ValueError("its extents lie outside of their files")
+    return extents
 
 
 def _files(lists: Lists) -> ShardFiles:

@@ -31,6 +31,13 @@ FILES = {
     "/files/mtime_ns": pa.int64(),
     "/files/version": pa.string(),
 }
+EXTENTS = {
+    "/extents/file": pa.int32(),
+    "/extents/start": pa.int64(),
+    "/extents/bytes": pa.int64(),
+    "/extents/field": pa.int16(),
+}
+UNITS = "/units"
 SPAN = {
     "file": pa.int32(),
     "start": pa.int64(),
@@ -50,6 +57,8 @@ def kinds_of(layout: Layout) -> dict[str, Any]:
         NOTES: pa.large_binary(),
         **FILES,
     }
+    if is_of_chunks(layout):
+        kinds |= {**EXTENTS, UNITS: pa.int64()}
     for name in layout.schema:
         if layout.storage[name] == "chunks":
             continue
@@ -59,6 +68,11 @@ def kinds_of(layout: Layout) -> dict[str, Any]:
             kinds |= {f"{name}/{what}": kind for what, kind in _noted_kinds(layout, name).items()}
             kinds[f"{name}/present"] = pa.bool_()
     return kinds
+
+
+def is_of_chunks(layout: Layout) -> bool:
+    """Whether samples lie in chunks, which metadata tell of."""
+    return "chunks" in layout.storage.values()
 
 
 def columns_of(layout: Layout) -> Columns:

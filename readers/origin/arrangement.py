@@ -27,12 +27,14 @@ class Arrangement:
     manifest: a table of samples: a name below the dataset's root, or an absolute local path; None
     is what lies there, NO_TABLE nothing of that. places: fields and where each lies (folders,
     patterns or a table's columns), in order. schema: types of some fields, as `Schema.to_json`
-    writes them in JSON; "" is none.
+    writes them in JSON; "" is none. sampling: what of arrays is one sample, as `Sampling.to_json`
+    writes it; "" where nothing is said.
     """
 
     manifest: str | None = None
     places: tuple[tuple[str, str], ...] = ()
     schema: str = ""
+    sampling: str = ""
 
     @property
     def key(self) -> str:
@@ -40,7 +42,7 @@ class Arrangement:
         there."""
         if self == AS_IT_LIES:
             return ""
-        told = json.dumps([self.manifest, self.places, self.schema])
+        told = json.dumps([self.manifest, self.places, self.schema, self.sampling])
         return hashlib.sha256(told.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
     def key_with_content(self) -> str:

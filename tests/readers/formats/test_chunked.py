@@ -22,7 +22,7 @@ from penstock.readers.fields.schema import Schema
 from penstock.readers.formats import registry
 from penstock.readers.formats.candidates import Candidates
 from penstock.readers.formats.chunked import ChunkFormat
-from penstock.readers.formats.chunked_shard import ChunkedShard
+from penstock.readers.formats.chunked_shard import ChunkedShard, Extents
 from penstock.readers.formats.data_file import open_data_file
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.summary import FieldSummary
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.chunked import ShardBytes
-    from penstock.readers.formats.format import Listing, ShardEntry
+    from penstock.readers.formats.chunked import ShardData, ShardFacts
+    from penstock.readers.formats.format import Listing
+    from penstock.readers.formats.shard import Places
     from penstock.readers.origin.origin import Entry, Origin
 
 SCHEMA = Schema({"x": Array("float32", (3,)), "t": Tokens("int32"), "y": Value("float32")})
@@ -68,26 +69,55 @@ def write(root: Path) -> Path:
 
 
 class Reader:
-    def __init__(self, data: ShardBytes, entry: ShardEntry, notes: bytes) -> None:
-        self._data, self._entry, self._told = data, entry, json.loads(notes)
-        self._bounds = np.cumsum([0, *self._told["units"]])
+    def __init__(self, shard: ShardFacts) -> None:
+        self._units = shard.units.tolist()
+        self._bounds = np.cumsum([0, *self._units])
+
+    def _unit_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.searchsorted(self._bounds, rows, side="right") - 1
+
+    def needs(
+        self, rows: NDArray[np.int64], fields: Sequence[str], corners: Mapping[str, Any]
+    ) -> list[int]:
+        del fields, corners
+        return np.unique(self._unit_of(rows)).tolist()
+
+    def gather(
+        self,
+        field: str,
+        rows: NDArray[np.int64],
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: NDArray[np.int64] | None = None,
+    ) -> None:
+        assert corners is None
+        column = self.read_rows(rows, [field], data=data, wrong=wrong)[field]
+        assert isinstance(column, DenseColumn)
+        out[places] = column.values
 
     def name(self, row: int) -> str:
         return f"row {row}"
 
     def read_rows(
-        self, rows: NDArray[np.int64], fields: Sequence[str], wrong: dict[int, str]
+        self,
+        rows: NDArray[np.int64],
+        fields: Sequence[str],
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
     ) -> Mapping[str, Column]:
-        units = np.searchsorted(self._bounds, rows, side="right") - 1
+        units = self._unit_of(rows)
         decoded: dict[int, dict[str, list[Any]]] = {}
         for unit in set(units.tolist()):
-            begin = self._told["ends"][unit - 1] if unit else 0
-            data = self._data.read(begin, self._told["ends"][unit])
+            (found,) = data.read([unit])
             try:
-                decoded[unit] = json.loads(zlib.decompress(data.tobytes()))
+                decoded[unit] = json.loads(zlib.decompress(found.tobytes()))
             except zlib.error as error:
                 wrong |= {place: str(error) for place in np.flatnonzero(units == unit).tolist()}
-                decoded[unit] = rows_of_unit(0, self._told["units"][unit])
+                decoded[unit] = rows_of_unit(0, self._units[unit])
         found: dict[str, Column] = {}
         for field in fields:
             values = [
@@ -119,12 +149,18 @@ class _Listing:
             end = entry.size_bytes - FOOTER_BYTES
             size = int.from_bytes(file.read_at(end, FOOTER_BYTES), "little")
             footer = file.read_at(end - size, size)
+        told = json.loads(footer)
+        starts = np.array([0, *told["ends"]], np.int64)
+        nothing = np.zeros(len(told["units"]), np.int64)
         return ChunkedShard(
+            samples=sum(told["units"]),
             files=[entry],
-            units=json.loads(footer)["units"],
+            units=told["units"],
+            extents=Extents(
+                files=nothing, starts=starts[:-1], sizes=np.diff(starts), fields=nothing
+            ),
             checksum=crc32c(footer),
             fields={"y": FieldSummary(storage="chunks", bounds=(0.0, 4.0))},
-            notes=footer,
         )
 
     def counterparts(
@@ -155,8 +191,8 @@ class Blocks(ChunkFormat):
     def recognises(self, origin: Origin) -> bool:
         return bool(origin.top(lambda name: name.endswith(b".blocks")).entries)
 
-    def open_chunks(self, data: ShardBytes, entry: ShardEntry, notes: bytes) -> Reader:
-        return Reader(data, entry, notes)
+    def open_chunks(self, shard: ShardFacts) -> Reader:
+        return Reader(shard)
 
 
 FORMAT = Blocks()

@@ -55,7 +55,8 @@ POLICY = FetchPolicy(
 class Job:
     """What a child does. objects: names and sizes; rounds: epochs; span_bytes: of one sample, None
     to fill whole blobs first; kill_at: the change of the disk before which it dies, 0 for none;
-    user: whom it becomes first."""
+    user: whom it becomes first. of_ranges: each blob is three ranges of its object, not in
+    order."""
 
     url: str
     folder: str
@@ -68,6 +69,7 @@ class Job:
     kill_at: int = 0
     mode: str = "mmap"
     user: int | None = None
+    of_ranges: bool = False
 
 
 def content(name: str, size_bytes: int) -> bytes:
@@ -88,10 +90,17 @@ def write_objects(folder: Path, sizes: dict[str, int]) -> tuple[tuple[str, int],
 def source(job: Job, name: str, size_bytes: int) -> BlobSource:
     """One object as a blob. The version isn't known, as in a pack's manifest."""
     uri = f"{job.url}/{name}"
+    segments = [Segment(path=name, size_bytes=size_bytes, version=None)]
+    if job.of_ranges:
+        cuts = [0, size_bytes // 3, size_bytes // 2 + 1, size_bytes]
+        segments = [
+            Segment(path=name, size_bytes=b - a, version=None, start=a, object_bytes=size_bytes)
+            for a, b in (cuts[1:3], cuts[2:4], cuts[0:2])
+        ]
     return BlobSource(
-        key=blob_key(scope="", uri=uri, version=str(size_bytes)),
+        key=blob_key(scope="", uri=uri, version=f"{size_bytes}-{len(segments)}"),
         uri=uri,
-        segments=(Segment(path=name, size_bytes=size_bytes, version=None),),
+        segments=segments,
         size_bytes=size_bytes,
     )
 
@@ -128,7 +137,9 @@ class Reader:
         rng = np.random.default_rng((job.seed, number))
         for each in rng.permutation(len(self.sources)):
             name, size_bytes = job.objects[each]
-            wanted = content(name, size_bytes)
+            whole, wanted = content(name, size_bytes), b""
+            for one in self.sources[each].segments:
+                wanted += whole[one.start : one.start + one.size_bytes]
             starts = rng.permutation(np.arange(0, size_bytes, span_bytes)).tolist()
             ends = [min(start + span_bytes, size_bytes) for start in starts]
             blob = self.remote.open(self.sources[each])

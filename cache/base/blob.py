@@ -1,4 +1,4 @@
-"""Blobs are the unit of the cache: one object of a store each, or many small ones end to end.
+"""Blobs are the unit of the cache: an object of a store each, or several or ranges end to end.
 
 A blob's bytes come from its segments; it is named by a key that hashes what they are, never by a
 name that a remote gave.
@@ -29,15 +29,24 @@ an image takes (benchmarks/results/reading.json)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """A segment is an object that is a blob, or one of those that make it up.
+    """A segment is an object or a range of one, which is a blob or one of those that make it up.
 
     path: as the store calls it; version: what the object must be, None for whatever is there when
-    its first byte is fetched.
+    its first byte is fetched. start: its first byte in the object. object_bytes: the object's size,
+    where the segment is a range, parts of which may be fetched alone; None: it is the whole object,
+    and beside other segments it is fetched as a whole.
     """
 
     path: str
     size_bytes: int
     version: str | None
+    start: int = 0
+    object_bytes: int | None = None
+
+    @property
+    def whole_bytes(self) -> int:
+        """The size of the object that it is of."""
+        return self.size_bytes if self.object_bytes is None else self.object_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import mmap
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from penstock.cache.base.segments import Segments
 from penstock.cache.blobs.upstream import BlobRange
 from penstock.cache.fetch.object_range import ObjectRange
 
@@ -32,27 +31,27 @@ class PassingBlob:
         self.version: str | None = None  # of the first answer, where the source doesn't say
         self._fetch = fetch
         self._memory: mmap.mmap | None = None
-        sizes = (
-            [segment.size_bytes for segment in source.segments] if len(source.segments) > 1 else [0]
-        )
-        self._starts = np.cumsum([0, *sizes[:-1]])  # where each segment begins
+        self._table: Segments | None = None  # once it is asked for
+
+    @property
+    def segments(self) -> Segments:
+        """Where its bytes lie."""
+        if self._table is None:
+            self._table = Segments(self.source.segments)
+        return self._table
 
     def ranges(self, start: int, end: int) -> Iterator[BlobRange]:
-        """Divide bytes [start, end): a range for each segment that holds some of them."""
-        segments = self.source.segments
-        place = int(np.searchsorted(self._starts, start, side="right")) - 1
-        while start < end:
-            segment, begin = segments[place], int(self._starts[place])
-            upto = min(end, begin + segment.size_bytes) if len(segments) > 1 else end
-            version = segment.version or (self.version if len(segments) == 1 else None)
-            if upto > start:
-                stored = ObjectRange(
-                    path=segment.path, start=start - begin, end=upto - begin, version=version
-                )
-                yield BlobRange(
-                    blob=self.source, segment=segment, start=start, end=upto, stored=stored
-                )
-            start, place = max(start, upto), place + 1
+        """Divide bytes [start, end): a range for each object that holds some of them."""
+        table = self.segments
+        agreed = self.version if table.is_of_one_object else None
+        for segment, at, first, last in table.stretches(start, end):
+            stored = ObjectRange(
+                path=segment.path,
+                start=at,
+                end=at + last - first,
+                version=segment.version or agreed,
+            )
+            yield BlobRange(blob=self.source, segment=segment, start=first, end=last, stored=stored)
 
     def buffer(self, spans: Spans) -> Any:
         """A buffer in memory with these spans filled; pages that nobody asked for take none."""

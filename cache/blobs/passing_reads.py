@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.counters import TrafficMeter
     from penstock.cache.base.store import Answer
     from penstock.cache.blobs.requester import Requester
+    from penstock.cache.blobs.upstream import BlobRange
 
     Bytes = NDArray[np.uint8]
 
@@ -42,13 +43,14 @@ class PassingReads:
         for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
             ranges = list(blob.ranges(start, end))
             if len(ranges) == 1:
-                requests.append(BlobRequest(ranges[0], self._take_one(blob, found, place)))
+                (one,) = ranges
+                requests.append(BlobRequest(one, self._take_one(blob, one, found, place)))
             elif ranges:  # a sample over several objects
                 room = np.empty(end - start, np.uint8)
                 found[place] = room.view()
                 found[place].flags.writeable = False
                 requests += [
-                    BlobRequest(one, self._take_some(blob, room, one.start - start))
+                    BlobRequest(one, self._take_some(blob, one, room, one.start - start))
                     for one in ranges
                 ]
         return found, requests
@@ -68,45 +70,47 @@ class PassingReads:
         """Bring spans into a blob's buffer."""
         self._requester.send(
             [
-                BlobRequest(one, self._take_buffer(blob, one.start))
+                BlobRequest(one, self._take_buffer(blob, one))
                 for start, end in spans
                 for one in blob.ranges(start, end)
             ]
         )
 
     def _take_one(
-        self, blob: PassingBlob, found: list[Bytes], place: int
+        self, blob: PassingBlob, wanted: BlobRange, found: list[Bytes], place: int
     ) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
-            self._check(blob, answer)
+            self._check(blob, wanted, answer)
             sample = np.frombuffer(answer.data, np.uint8)
             sample.flags.writeable = False
             found[place] = sample
 
         return take
 
-    def _take_some(self, blob: PassingBlob, room: Bytes, at: int) -> Callable[[Answer], None]:
+    def _take_some(
+        self, blob: PassingBlob, wanted: BlobRange, room: Bytes, at: int
+    ) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
-            self._check(blob, answer)
+            self._check(blob, wanted, answer)
             data = np.frombuffer(answer.data, np.uint8)
             room[at : at + len(data)] = data
 
         return take
 
-    def _take_buffer(self, blob: PassingBlob, at: int) -> Callable[[Answer], None]:
+    def _take_buffer(self, blob: PassingBlob, wanted: BlobRange) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
-            self._check(blob, answer)
-            blob.put(at, answer.data)
+            self._check(blob, wanted, answer)
+            blob.put(wanted.start, answer.data)
 
         return take
 
-    def _check(self, blob: PassingBlob, answer: Answer) -> None:
-        if len(blob.source.segments) == 1:
-            version = answer.version
+    def _check(self, blob: PassingBlob, wanted: BlobRange, answer: Answer) -> None:
+        version, same = answer.version, True
+        if blob.segments.is_of_one_object:
             if blob.version is None and version:
                 blob.version = version
             same = not version or version == blob.version
-            if not same or answer.object_bytes != blob.source.size_bytes:
-                blob.version = None
-                raise object_changed(blob.source)
+        if not same or answer.object_bytes != wanted.segment.whole_bytes:
+            blob.version = None
+            raise object_changed(blob.source)
         self._meter.add(bytes_passed=len(memoryview(answer.data)))

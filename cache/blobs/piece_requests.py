@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.blobs.object_changes import object_changed
 from penstock.cache.blobs.requester import BlobRequest
 from penstock.cache.blobs.upstream import BlobRange
-from penstock.cache.disk.pieces import PIECE_BYTES, bridge, cut
+from penstock.cache.disk.pieces import OBJECTS_AT_ONCE, PIECE_BYTES, bridge
 from penstock.cache.fetch.object_range import ObjectRange
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 # Of a blob, that may be fetched twice so that two gaps become one range.
 _WASTE_SHARE = 0.01
-_OBJECTS_AT_ONCE = 64
 
 
 class FillStoppedError(Exception):
@@ -38,20 +37,19 @@ class PieceRequests:
 
     def most(self, fill: Fill) -> int:
         """How many pieces are asked for at a time."""
-        if fill.pieces.single:
+        if fill.pieces.are_small:
             return max(1, self._range_bytes // PIECE_BYTES)
-        return _OBJECTS_AT_ONCE
+        return OBJECTS_AT_ONCE
 
     def split(self, fill: Fill, missing: list[PieceSpan]) -> Iterator[PieceSpan]:
-        """Cut spans into such of one request at most."""
-        most = self.most(fill)
+        """Cut spans into such that are asked for at a time."""
         for pieces in missing:
-            yield from cut(pieces, most=most)
+            yield from fill.pieces.cut(pieces, range_bytes=self._range_bytes)
 
     def ranges(self, fill: Fill) -> Iterator[PieceSpan]:
         """Cut all that a fill misses into few requests: small gaps are fetched again."""
         missing = fill.missing([(0, fill.pieces.count)])
-        if fill.pieces.single:
+        if fill.pieces.are_small:
             missing = bridge(missing, waste=int(fill.pieces.count * _WASTE_SHARE))
         yield from self.split(fill, missing)
 
@@ -63,19 +61,18 @@ class PieceRequests:
         *,
         stop: threading.Event | None = None,
     ) -> Iterator[BlobRequest]:
-        """Make the requests for pieces, one for each object. stop: once it is set, what comes is
-        refused with FillStoppedError."""
-        single = fill.pieces.single
-        for one in [pieces] if single else [(i, i + 1) for i in range(*pieces)]:
-            start, end = fill.pieces.span(one)
-            segment = source.segments[0] if single else source.segments[one[0]]
-            if start == end:
-                fill.write(one, memoryview(b""))
-                continue
-            low, high = (start, end) if single else (0, end - start)
-            version = segment.version or (fill.version if single else None)
-            stored = ObjectRange(path=segment.path, start=low, end=high, version=version)
+        """Make the requests for pieces, one for what lies in a row in an object. stop: once it is
+        set, what comes is refused with FillStoppedError."""
+        agreed = fill.version if fill.pieces.is_of_one_object else None
+        for segment, at, start, end in fill.pieces.stretches(pieces):
+            stored = ObjectRange(
+                path=segment.path,
+                start=at,
+                end=at + end - start,
+                version=segment.version or agreed,
+            )
             wanted = BlobRange(blob=source, segment=segment, start=start, end=end, stored=stored)
+            (one,) = fill.pieces.covering([start], [end])
             yield BlobRequest(wanted, self._take(wanted, fill, one, stop), one)
 
     def _take(
@@ -88,8 +85,8 @@ class PieceRequests:
         def take(answer: Answer) -> None:
             if stop is not None and stop.is_set():
                 raise FillStoppedError
-            same = not fill.pieces.single or fill.agree(answer.version)
-            if not same or answer.object_bytes != wanted.segment.size_bytes:
+            same = not fill.pieces.is_of_one_object or fill.agree(answer.version)
+            if not same or answer.object_bytes != wanted.segment.whole_bytes:
                 raise object_changed(wanted.blob)
             data = memoryview(answer.data)
             fill.write(pieces, data)

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlobRange:
-    """A blob range is bytes [start, end) of a blob, all in one of its segments.
+    """A blob range is bytes [start, end) of a blob, all of one object.
 
-    blob.key says which blob, whoever is asked. stored: the same bytes as the store knows them, with
-    the version that they must be of.
+    blob.key says which blob, whoever is asked. segment: the first that they lie in. stored: the
+    same bytes as the store knows them, with the version that they must be of.
     """
 
     blob: BlobSource

@@ -141,7 +141,7 @@ class WholeFills:
             ranges.append(pieces)
             # A bridged range is one request, unless others have brought much of it.
             still = sum(high - low for low, high in missing)
-            if fill.pieces.single and still >= _WORTH_SHARE * (pieces[1] - pieces[0]):
+            if fill.pieces.are_small and still >= _WORTH_SHARE * (pieces[1] - pieces[0]):
                 missing = [pieces]
             for one in missing:
                 if room > 0 and left > 0 and claims.claim(one) and fill.missing([one]):

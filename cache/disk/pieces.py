@@ -1,4 +1,7 @@
-"""How a blob is cut into pieces: 4 KiB each of a single object, one object each of many. Pure."""
+"""How a blob is cut into pieces: what can be fetched alone. Pure.
+
+That is 4 KiB of a single object and of ranges of objects, and one object each of many whole ones.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from penstock.cache.base.segments import Segments, Stretch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -15,24 +20,42 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import BlobSource
 
 PIECE_BYTES = 4096
+OBJECTS_AT_ONCE = 64
 
 PieceSpan = tuple[int, int]
 """Pieces [first, end)."""
 
 
 class Pieces:
-    """Pieces tell where each piece of a blob begins, and which of them hold given bytes. Pure."""
+    """Pieces tell where each piece of a blob begins, and which of them hold given bytes. Pure.
+
+    are_small: none has more than PIECE_BYTES. is_of_one_object: all bytes are of one object.
+    """
 
     def __init__(self, source: BlobSource) -> None:
         self.size_bytes = source.size_bytes
-        self.single = len(source.segments) == 1
-        if self.single:
+        self._segments = source.segments
+        self._starts: NDArray[np.int64] | None = None
+        self._table: Segments | None = None
+        self.are_small = self.is_of_one_object = len(source.segments) == 1
+        if self.are_small:
             self.count = -(-source.size_bytes // PIECE_BYTES)
-            self._starts: NDArray[np.int64] | None = None
         else:
-            self.count = len(source.segments)
-            sizes = np.fromiter((p.size_bytes for p in source.segments), np.int64, self.count)
-            self._starts = np.concatenate([[0], np.cumsum(sizes)])
+            self._table = table = Segments(source.segments)
+            self.is_of_one_object = table.is_of_one_object
+            self._starts = self._cut(table)
+            self.count = len(self._starts) - 1
+            self._borders = np.searchsorted(self._starts, table.begins)
+
+    def _cut(self, table: Segments) -> NDArray[np.int64]:
+        """Where each piece of several segments begins, and the end."""
+        ranges = np.array([one.object_bytes is not None for one in self._segments], np.bool_)
+        self.are_small, self._has_ranges = bool(ranges.all()), bool(ranges.any())
+        steps = np.where(ranges, PIECE_BYTES, np.maximum(1, table.sizes))
+        counts = -(-table.sizes // steps)
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        starts = np.repeat(table.starts[:-1], counts) + within * np.repeat(steps, counts)
+        return np.append(starts, table.starts[-1])
 
     def span(self, pieces: PieceSpan) -> tuple[int, int]:
         """The bytes [start, end) of some pieces."""
@@ -51,6 +74,35 @@ class Pieces:
             low = np.searchsorted(self._starts, first, side="right") - 1
             high = np.searchsorted(self._starts, last, side="left")
         return merge(zip(low.tolist(), high.tolist(), strict=True))
+
+    def stretches(self, pieces: PieceSpan) -> Iterator[Stretch]:
+        """Divide the bytes of some pieces into such that lie in a row in one object."""
+        start, end = self.span(pieces)
+        if self._table is not None:
+            yield from self._table.stretches(start, end)
+        elif start < end:
+            (segment,) = self._segments
+            yield Stretch(segment, segment.start + start, start, end)
+
+    def cut(self, pieces: PieceSpan, *, range_bytes: int) -> Iterator[PieceSpan]:
+        """Cut a span into such that are asked for at a time: one request of at most range_bytes, or
+        several small ones."""
+        if self._starts is None:
+            yield from cut(pieces, most=max(1, range_bytes // PIECE_BYTES))
+            return
+        low, high = pieces
+        while low < high:
+            last = int(np.searchsorted(self._borders, low, side="right")) - 1 + OBJECTS_AT_ONCE
+            end = high if last >= len(self._borders) else min(high, int(self._borders[last]))
+            most = int(self._starts[low]) + range_bytes
+            fits = int(np.searchsorted(self._starts, most, side="right")) - 1
+            if fits < end and self._has_ranges:
+                end = max(fits, low + 1)
+                # At a border, so that nothing is asked for in more parts than it takes.
+                border = int(self._borders[np.searchsorted(self._borders, end, side="right") - 1])
+                end = border if border > low else end
+            yield low, end
+            low = end
 
 
 def merge(spans: Iterator[PieceSpan] | list[PieceSpan]) -> list[PieceSpan]:

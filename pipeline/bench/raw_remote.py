@@ -58,8 +58,8 @@ def _spans(remote: RemoteShards, shards: int, size_bytes: int) -> Iterator[Objec
             for start in range(0, segment.size_bytes, size_bytes):
                 yield ObjectRange(
                     path=segment.path,
-                    start=start,
-                    end=min(start + size_bytes, segment.size_bytes),
+                    start=segment.start + start,
+                    end=segment.start + min(start + size_bytes, segment.size_bytes),
                     version=segment.version,
                 )
 

@@ -48,8 +48,32 @@ def joined(store: MemoryStore) -> BlobSource:
     )
 
 
+def of_ranges(store: MemoryStore, *ranges: tuple[int, int, int]) -> BlobSource:
+    """A blob of ranges: (number of the object, start, end)."""
+    segments = []
+    for number, start, end in ranges:
+        path = f"o{number}"
+        segments.append(
+            Segment(
+                path=path,
+                size_bytes=end - start,
+                version=None,
+                start=start,
+                object_bytes=len(store.objects[path]),
+            )
+        )
+    return BlobSource(
+        key=blob_key(scope=store.scope, uri=str(ranges), version="1"),
+        uri="mem://ranges",
+        segments=segments,
+        size_bytes=sum(one.size_bytes for one in segments),
+    )
+
+
 def content(store: MemoryStore, source: BlobSource) -> bytes:
-    return b"".join(store.objects[segment.path] for segment in source.segments)
+    return b"".join(
+        store.objects[one.path][one.start : one.start + one.size_bytes] for one in source.segments
+    )
 
 
 def many(count: int, size: int) -> MemoryStore:

@@ -45,7 +45,7 @@ def requests_of(blob: BlobSource, fill: Fill, meter: TrafficMeter) -> list[BlobR
 
 def answer_of(request: BlobRequest, *, version: str = "v", object_bytes: int = -1) -> Answer:
     one = request.range
-    size_bytes = one.segment.size_bytes if object_bytes < 0 else object_bytes
+    size_bytes = one.segment.whole_bytes if object_bytes < 0 else object_bytes
     data = bytes(n % 251 for n in range(one.start, one.end))
     return Answer(data=data, version=version, object_bytes=size_bytes)
 

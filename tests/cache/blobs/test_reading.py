@@ -12,7 +12,7 @@ import pytest
 from penstock.cache.base.blob import BlobSpans
 from penstock.cache.base.store import RequestError
 from penstock.cache.errors import FetchError, ObjectChangedError
-from tests.cache.blobs.remotes import MIB, SIZES, cache_of, content, joined, single
+from tests.cache.blobs.remotes import MIB, SIZES, cache_of, content, joined, of_ranges, single
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,9 @@ def test_any_spans_of_any_blobs(
 ) -> None:
     remote = remotes(store, max_bytes=max_bytes)
     sources = [*(single(store, i) for i in range(len(SIZES))), joined(store)]
+    # In a row, not in a row, empty, and of several objects.
+    parts = [(0, 7, 5000), (0, 5000, 5001), (0, 9000, 90_000), (1, 5, 5), (0, 0, 7), (4, 3, 99_999)]
+    sources += [of_ranges(store, *parts), of_ranges(store, (0, 100, 70_000))]
     blobs = [remote.open(source) for source in sources]
     assert all(blob.is_cached == (max_bytes is not None) for blob in blobs)
     rng = random.Random(1)
@@ -46,7 +49,7 @@ def test_any_spans_of_any_blobs(
                 assert not sample.flags.writeable or not len(sample)
     traffic = remote.traffic()
     if max_bytes is not None:
-        assert store.bytes_read <= 2 * sum(SIZES)
+        assert store.bytes_read <= sum(source.size_bytes for source in sources)
         assert traffic.bytes_passed == 0
         assert traffic.bytes_filled == store.bytes_read
     else:
@@ -122,16 +125,42 @@ def test_samples_of_segments_that_pass(store: MemoryStore, remotes: Callable[...
     assert len(buffer) == source.size_bytes
 
 
+def test_ranges_in_a_row_are_one_request_and_a_part_needs_no_more_than_itself(
+    store: MemoryStore, remotes: Callable[..., Remote]
+) -> None:
+    remote = remotes(store)
+    rows = [(0, at, at + 1000) for at in range(50_000, 60_000, 1000)]
+    source = of_ranges(store, *rows, (4, 8, 150_008))
+    blob = remote.open(source)
+    (found,) = remote.load([BlobSpans(blob=blob, starts=[0, 3000], ends=[2000, 10_000])])
+    assert sorted(store.reads) == [("o0", 50_000, 52_000), ("o0", 53_000, 60_000)]
+    assert found[0].tobytes() + found[1].tobytes() == (
+        store.objects["o0"][50_000:52_000] + store.objects["o0"][53_000:60_000]
+    )
+    store.reads.clear()
+    remote.load([BlobSpans(blob=blob, starts=[100_000], ends=[100_001])])
+    assert store.bytes_read <= 4096
+    store.reads.clear()
+    # As large as ranges may be: 64 KiB.
+    assert remote.fill(source) == source.size_bytes - 9000 - 4096
+    assert len(store.reads) <= 5
+    assert store.bytes_read <= 1.01 * source.size_bytes
+
+
 @pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize("ranges", [(), ((0, 0, 7000), (0, 90_000, SIZES[0] - 1))])
 def test_an_object_that_changes_is_never_mixed(
-    store: MemoryStore, remotes: Callable[..., Remote], cached: bool
+    store: MemoryStore,
+    remotes: Callable[..., Remote],
+    cached: bool,
+    ranges: tuple[tuple[int, int, int], ...],
 ) -> None:
     remote = remotes(store, max_bytes=8 * MIB if cached else None)
-    source = single(store, 0)
+    source = of_ranges(store, *ranges) if ranges else single(store, 0)
     blob = remote.open(source)
     remote.load([BlobSpans(blob=blob, starts=[0], ends=[5000])])
     store.objects["o0"] = bytes(SIZES[0])
-    with pytest.raises(ObjectChangedError, match="mem://bucket/set/o0"):
+    with pytest.raises(ObjectChangedError, match=r"mem://(bucket/set/o0|ranges): "):
         remote.load([BlobSpans(blob=blob, starts=[100_000], ends=[105_000])])
     fresh = remote.open(source)
     (found,) = remote.load([BlobSpans(blob=fresh, starts=[0, 100_000], ends=[5000, 105_000])])
@@ -141,11 +170,12 @@ def test_an_object_that_changes_is_never_mixed(
 def test_another_size_than_indexed_is_told(
     store: MemoryStore, remotes: Callable[..., Remote]
 ) -> None:
-    source = single(store, 0)
+    sources = [single(store, 0), of_ranges(store, (0, 5, 99), (1, 5, 99))]
     store.objects["o0"] += b"more"
     for remote in (remotes(store), remotes(store, max_bytes=None)):
-        with pytest.raises(FetchError, match="mem://bucket/set/o0"):
-            remote.load([BlobSpans(blob=remote.open(source), starts=[0], ends=[10])])
+        for source in sources:
+            with pytest.raises(FetchError, match=source.uri):
+                remote.load([BlobSpans(blob=remote.open(source), starts=[0], ends=[10])])
 
 
 def test_a_remote_that_fails_says_which_object(

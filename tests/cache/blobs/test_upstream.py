@@ -56,7 +56,7 @@ class FolderUpstream:
                 left.append(number)
                 continue
             self.bytes_given += len(data)
-            size_bytes = one.segment.size_bytes
+            size_bytes = one.segment.whole_bytes
             deliver(number, Answer(data=data, version="", object_bytes=size_bytes))
 
         self._other.fetch(

@@ -164,10 +164,11 @@ def _killed_before(server: Any, job: Job, calls: list[int]) -> None:
 
 
 @pytest.mark.parametrize("span_bytes", [None, 16384])
+@pytest.mark.parametrize("of_ranges", [False, True])
 def test_killed_before_some_changes_of_the_disk(
-    server: Any, job: Job, span_bytes: int | None
+    server: Any, job: Job, span_bytes: int | None, of_ranges: bool
 ) -> None:
-    job = replace(job, span_bytes=span_bytes)
+    job = replace(job, span_bytes=span_bytes, of_ranges=of_ranges)
     total = changes_of(replace(job, folder=f"{job.folder}-count"))
     assert total > 5 * len(SIZES)
     rng = np.random.default_rng(total)
@@ -177,10 +178,11 @@ def test_killed_before_some_changes_of_the_disk(
 @pytest.mark.grid
 @pytest.mark.parametrize("part", range(10))
 @pytest.mark.parametrize("span_bytes", [None, 16384])
+@pytest.mark.parametrize("of_ranges", [False, True])
 def test_killed_before_every_change_of_the_disk(
-    server: Any, job: Job, span_bytes: int | None, part: int
+    server: Any, job: Job, span_bytes: int | None, of_ranges: bool, part: int
 ) -> None:
-    job = replace(job, span_bytes=span_bytes)
+    job = replace(job, span_bytes=span_bytes, of_ranges=of_ranges)
     total = changes_of(replace(job, folder=f"{job.folder}-count"))
     _killed_before(server, job, list(range(1 + part, total + 1, 10)))
 

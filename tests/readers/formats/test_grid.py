@@ -1,0 +1,190 @@
+"""Samples as windows over chunks, against loops over every window and chunk."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ConfigError
+from penstock.readers.formats.grid import ChunkGrid, Windows, unit_rows, windows_of
+from penstock.readers.formats.grid_copy import copy_parts, fill_parts, numbers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Windows, ChunkGrid]:
+    shape = tuple(draw(st.lists(st.integers(1, 7), min_size=1, max_size=3)))
+    window = tuple(draw(st.integers(1, length)) for length in shape)
+    stride = tuple(draw(st.integers(1, 4)) for _ in shape)
+    is_step = draw(st.booleans())
+    if is_step:
+        window, stride = (1, *shape[1:]), (1,) * len(shape)
+    chunk = tuple(draw(st.integers(1, 8)) for _ in shape)
+    repeat = draw(st.integers(1, 3))
+    windows = Windows(shape=shape, window=window, stride=stride, is_step=is_step, repeat=repeat)
+    return windows, ChunkGrid(shape=shape, chunk=chunk)
+
+
+def all_starts(windows: Windows) -> Iterator[tuple[int, ...]]:
+    """Where each sample's window begins, the slow way."""
+    lengths = zip(windows.shape, windows.window, windows.stride, strict=True)
+    axes = [range(0, length - part + 1, step) for length, part, step in lengths]
+    for start in product(*axes):
+        for _ in range(windows.repeat):
+            yield start
+
+
+def chunks_of(start: tuple[int, ...], windows: Windows, grid: ChunkGrid) -> set[int]:
+    axes = [
+        range(low // chunk, (low + part - 1) // chunk + 1)
+        for low, part, chunk in zip(start, windows.window, grid.chunk, strict=True)
+    ]
+    return {int(np.ravel_multi_index(place, grid.counts)) for place in product(*axes)}
+
+
+@given(cases())
+def test_windows_are_numbered_like_elements(case: tuple[Windows, ChunkGrid]) -> None:
+    windows, _ = case
+    wanted = list(all_starts(windows))
+    assert windows.samples == len(wanted)
+    found = windows.starts(np.arange(windows.samples))
+    assert list(map(tuple, found.tolist())) == wanted
+    rank = len(windows.shape) - windows.is_step
+    assert len(windows.sample_shape) == rank
+
+
+@given(cases(), st.data())
+def test_boxes_hold_each_sample_of_a_range_once(
+    case: tuple[Windows, ChunkGrid], data: st.DataObject
+) -> None:
+    windows, _ = case
+    first = data.draw(st.integers(0, windows.samples))
+    end = data.draw(st.integers(first, windows.samples))
+    shape = (*windows.counts, windows.repeat)
+    boxes = list(windows.boxes(first, end))
+    assert len(boxes) <= 2 * len(shape)
+    inside = [place for box in boxes for place in product(*(range(*each) for each in box))]
+    assert [int(np.ravel_multi_index(place, shape)) for place in inside] == list(range(first, end))
+
+
+@given(cases(), st.data())
+@settings(deadline=None)
+def test_samples_touch_the_chunks_that_they_overlap(
+    case: tuple[Windows, ChunkGrid], data: st.DataObject
+) -> None:
+    windows, grid = case
+    first = data.draw(st.integers(0, windows.samples))
+    end = data.draw(st.integers(first, windows.samples))
+    starts = list(all_starts(windows))[first:end]
+    wanted = [chunks_of(start, windows, grid) for start in starts]
+    touched = grid.touched(windows.starts(np.arange(first, end)), windows.window)
+    pairs = list(zip(touched.samples.tolist(), touched.chunks.tolist(), strict=True))
+    assert pairs == [(i, chunk) for i, some in enumerate(wanted) for chunk in sorted(some)]
+    chunks, uses = grid.uses(windows, first, end)
+    told = dict(zip(chunks.tolist(), uses.tolist(), strict=True))
+    assert list(told) == sorted(told)
+    assert told == {
+        chunk: sum(chunk in some for some in wanted) for some in wanted for chunk in some
+    }
+
+
+@given(cases(), st.integers(1, 400))
+def test_units_are_runs_of_samples_that_begin_in_other_chunks_than_their_neighbours(
+    case: tuple[Windows, ChunkGrid], max_bytes: int
+) -> None:
+    windows, grid = case
+    runs = unit_rows(windows, grid, max_bytes=max_bytes, itemsize=1)
+    assert runs.sum() == windows.samples
+    assert (runs > 0).all()
+    assert not (runs % windows.repeat).any()
+    starts = list(all_starts(windows))
+    first = [starts[i] for i in (np.cumsum(runs) - runs).tolist()]
+    last = [starts[i] for i in (np.cumsum(runs) - 1).tolist()]
+    chunk = grid.chunk[0]
+    assert all(a[0] // chunk == b[0] // chunk for a, b in zip(first, last, strict=True))
+    if len(grid.shape) == 1:
+        assert len({start[0] // chunk for start in first}) == len(runs)
+
+
+def test_a_large_volume_is_cut_along_a_later_axis() -> None:
+    windows = windows_of((2, 64, 64), (1, 8, 8), None, what="x")
+    grid = ChunkGrid(shape=(2, 64, 64), chunk=(1, 16, 16))
+    assert unit_rows(windows, grid, max_bytes=64 * 64, itemsize=1).tolist() == [64, 64]
+    assert unit_rows(windows, grid, max_bytes=16 * 64, itemsize=1).tolist() == [16] * 8
+    shared = ChunkGrid(shape=(2, 64, 64), chunk=(2, 16, 16))
+    assert unit_rows(windows, shared, max_bytes=1, itemsize=1).tolist() == [128]
+
+
+def copied(array: NDArray[Any], windows: Windows, grid: ChunkGrid) -> NDArray[Any]:
+    """All samples, chunk by chunk, as a reader does it."""
+    out = np.full((windows.samples, *windows.window), -1, array.dtype)
+    starts = windows.starts(np.arange(windows.samples))
+    touched = grid.touched(starts, windows.window)
+    for number in np.unique(touched.chunks).tolist():
+        rows = touched.samples[touched.chunks == number]
+        place = grid.place(number)
+        low = np.array([a * b for a, b in zip(place, grid.chunk, strict=True)])
+        box = [(int(a), int(a) + b) for a, b in zip(low, grid.chunk, strict=True)]
+        if number % 3 == 2:
+            fill_parts(77, box, starts[rows], windows.window, out, rows)
+            continue
+        part = array[tuple(slice(*each) for each in box)]
+        pad = [(0, b - length) for b, length in zip(grid.chunk, part.shape, strict=True)]
+        copy_parts(np.pad(part, pad), starts[rows] - low, windows.window, out, rows)
+    return out
+
+
+@pytest.mark.parametrize("itemsize", [1, 4096])
+@given(case=cases())
+@settings(deadline=None)
+def test_chunks_are_copied_into_windows(itemsize: int, case: tuple[Windows, ChunkGrid]) -> None:
+    windows, grid = case
+    ramp = np.arange(math.prod(windows.shape)).reshape(windows.shape)
+    for number in range(2, grid.chunks, 3):  # not stored: these are fill values
+        place = zip(grid.place(number), grid.chunk, strict=True)
+        ramp[tuple(slice(a * b, a * b + b) for a, b in place)] = 77
+    array = ramp.astype("i8" if itemsize == 1 else "U1024")
+    found = copied(array, windows, grid)
+    for sample, start in zip(found, all_starts(windows), strict=True):
+        where = (slice(a, a + b) for a, b in zip(start, windows.window, strict=True))
+        assert (sample == array[tuple(where)]).all()
+
+
+def test_windows_as_users_say_them() -> None:
+    step = windows_of((10, 3, 8, 8), None, None, what="x")
+    assert (step.samples, step.sample_shape) == (10, (3, 8, 8))
+    kept = windows_of((10, 3, 8, 8), (1,), None, what="x")
+    assert (kept.samples, kept.sample_shape) == (10, (1, 3, 8, 8))
+    tiles = windows_of((10, 3, 9, 8), (4, None, 4, 4), (2, None, 2), what="x")
+    assert tiles.counts == (4, 1, 3, 2)
+    assert tiles.sample_shape == (4, 3, 4, 4)
+    assert windows_of((10,), (4, None, 4, 4), None, what="t", is_named=False).counts == (2,)
+    with pytest.raises(ConfigError, match="no such window fits"):
+        windows_of((10, 3), (11,), None, what="x")
+    with pytest.raises(ConfigError, match="2 axes"):
+        windows_of((10, 3), (1, 1, 1), None, what="x")
+
+
+def test_what_can_t_be_counted_is_refused() -> None:
+    shape = (2**40, 2**20)
+    windows = windows_of(shape, (1, None), None, what="x")
+    grid = ChunkGrid(shape=shape, chunk=(1, 1))
+    with pytest.raises(ValueError, match="parts"):
+        unit_rows(windows, grid, max_bytes=1, itemsize=1)
+    with pytest.raises(ValueError, match="chunks"):
+        grid.uses(windows, 0, 2**30)
+
+
+def test_places_are_numbers_or_a_slice() -> None:
+    assert numbers(slice(2, 5), 3).tolist() == [2, 3, 4]
+    assert numbers(np.array([4, 1]), 2).tolist() == [4, 1]

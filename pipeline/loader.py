@@ -31,7 +31,7 @@ from penstock.pipeline.torch_private import overwrite, show_as_stream, without_w
 from penstock.readers.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from typing_extensions import TypeVar
 
@@ -85,6 +85,9 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).
     as_dict: native: batches are dicts by field, not tuples.
+    batch_tokens: native, in batch_size's place: tokens of this rank's batch at most, of samples of
+        about one length (docs/batches.md); {"tokens": 8192} says whose lengths count. The number of
+        samples varies, and len() by epoch.
     read: "copy" checks and decodes a copy of each sample; "pread" copies by reading the file, where
         it may shrink under its map (NFS) or the disk fails; "mmap" decodes views of the mapped
         file: whoever writes to it behind the check changes the sample (docs/cache.md).
@@ -139,6 +142,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         read: ReadMode = READ_MODE,
         resident: ResidentMode = False,
         as_dict: bool = False,
+        batch_tokens: int | Mapping[str, int] | None = None,
     ) -> None:
         self.snapshot_every_n_steps = snapshot_every_n_steps
         torch_options = TorchOptions(
@@ -170,6 +174,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
             read=read,
             resident=resident,
             as_dict=as_dict,
+            batch_tokens=batch_tokens,
         )
         self._arguments = LoaderArguments(torch_options, own, world=world)
         self._engine: Engine

@@ -195,6 +195,13 @@ class Concatenation(Source):
         back[np.concatenate(order)] = np.arange(len(rows))
         return joined.take(back)
 
+    def lengths(self, name: str, rows: Ints) -> Ints:
+        """First lengths of samples, int64, shape (n,)."""
+        lengths = np.empty(len(rows), np.int64)
+        for number, places, mine in self._by_part(rows):
+            lengths[places] = self.parts[number].lengths(name, mine)
+        return lengths
+
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
         """The samples' names for people, as their parts have them."""
         wanted = np.asarray([*ids], np.int64)
@@ -257,6 +264,11 @@ def _joined(each: Sequence[Contents]) -> Contents:
         files=sum(c.files for c in each),
         is_file_per_sample=any(c.is_file_per_sample for c in each),
         units=units,
+        longest={
+            name: max(c.longest[name] for c in each)
+            for name in each[0].longest
+            if all(name in c.longest for c in each)
+        },
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,8 @@ class Contents:
     shard (`index.totals.label_correlation`), None where it isn't known. shuffled: whether the
     samples lie in random order. images: bounds of the oriented sizes, by field. files: that
     the samples lie in; is_file_per_sample: in one each. units: rows of each decode unit, by shard;
-    None where a sample can be had alone.
+    None where a sample can be had alone. longest: largest first length of fields whose samples
+    differ in it, as far as known.
     """
 
     schema: Schema
@@ -44,6 +45,7 @@ class Contents:
     files: int
     is_file_per_sample: bool
     units: Sequence[Ints] | None = None
+    longest: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def samples(self) -> int:

@@ -297,9 +297,9 @@ class Dataset(Source):
             )
         return contents.rows(ids)
 
-    def values(self, name: str, rows: NDArray[np.int64]) -> SampleBatch:
-        """One field of these rows, and nothing else."""
-        return self.read(rows, fields=(name,))
+    def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first length of each sample of a field, int64, shape (n,)."""
+        return self._open().lengths(name, rows)
 
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         """Oriented height and width of an image field in a shard, int32, shape (samples, 2)."""
@@ -352,4 +352,5 @@ def _contents(index: Index) -> Contents:
         files=index.files,
         is_file_per_sample=index.format.is_file_per_sample,
         units=index.units,
+        longest=index.longest,
     )

@@ -16,25 +16,23 @@ import numpy as np
 from penstock.cache.base.blob import READ_MODE
 from penstock.cache.errors import ConfigError, IndexChangedError
 from penstock.readers.contents import selected
-from penstock.readers.fields.columns import DenseColumn, RaggedColumn, joined_columns
-from penstock.readers.fields.field_types import PRESENT, ClassLabel, Text, Value, has_values
+from penstock.readers.fields.field_types import ClassLabel, Text, Value
+from penstock.readers.whole_columns import lengths_of, runs, whole_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import ReadMode
     from penstock.readers.contents import Contents
-    from penstock.readers.fields.columns import Column, SampleBatch
+    from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.schema import Schema
     from penstock.readers.remote_shards import RemoteShards
 
     Ints = NDArray[np.int64]
 
 _log = logging.getLogger("penstock")
-
-_AT_ONCE = 2**14  # samples whose values or names are asked for together
 
 
 class Source(ABC):
@@ -107,11 +105,17 @@ class Source(ABC):
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
         """The samples' names for people. Raises ConfigError for ids that aren't in it."""
 
-    @abstractmethod
     def values(self, name: str, rows: Ints) -> SampleBatch:
         """One field of these rows, whether it is selected or not, and nothing else: where its
         values are noted beside the samples, no sample is read. Raises ConfigError for a field that
         isn't there."""
+        return self.read(rows, fields=(name,))
+
+    def lengths(self, name: str, rows: Ints) -> Ints:
+        """The first length of each sample of a field whose samples differ in it, int64, shape (n,):
+        from what is noted of samples, where a source knows how. Raises ConfigError for other
+        fields."""
+        return lengths_of(self.values(name, rows).columns[name], name, url=self.url)
 
     def column(self, name: str) -> NDArray[Any] | list[Any]:
         """One field of all samples, in the order of their ids: such as labels, to choose by.
@@ -123,31 +127,7 @@ class Source(ABC):
         (images, masks, sounds) is refused with ConfigError; texts in files of their own are read.
         Raises ConfigError also for a field that some lack.
         """
-        field = name.removesuffix(PRESENT) if isinstance(name, str) else name
-        type = self.schema.get(field)
-        if type is None or not (has_values(type) or name != field):
-            said = "no field" if type is None else f"a field of {type!r}"
-            raise ConfigError(
-                f'"{name}": {said} of {self.url}, wanted one of values: '
-                f"{[n for n, t in self.schema.items() if has_values(t)]}."
-            )
-        columns, present = [], [np.empty(0, np.bool_)]
-        for places in _runs(len(self)):
-            batch = self.values(field, self.contents.rows(places))
-            present.append(batch.present.get(field, np.ones(len(batch), np.bool_)))
-            columns.append(batch.columns[field])
-        has = np.concatenate(present)
-        if name != field:
-            return has
-        if not has.all():
-            places = np.flatnonzero(~has)[:3]
-            lacking = self.names(self.ids(self.contents.rows(places)))
-            raise ConfigError(
-                f'"{name}": {np.count_nonzero(~has):,} samples of {self.url} lack it, such as '
-                f"{', '.join(lacking)}. Take those that have it: "
-                f'dataset.subset(dataset.column("{name}{PRESENT}")).'
-            )
-        return _plain(joined_columns(columns))
+        return whole_column(self, name)
 
     # -- parts
 
@@ -210,7 +190,7 @@ class Source(ABC):
     ) -> object:
         """A group's key for each sample."""
         if callable(by):
-            return [by(name) for run in _runs(len(ids)) for name in self.names(ids[run])]
+            return [by(name) for run in runs(len(ids)) for name in self.names(ids[run])]
         if not isinstance(by, str):
             return by
         type = self.schema.get(by)
@@ -387,6 +367,10 @@ class Selection(Source):
         """One field of these rows and nothing else."""
         return self._base.values(name, self._in_base(rows))
 
+    def lengths(self, name: str, rows: Ints) -> Ints:
+        """First lengths of samples, int64, shape (n,)."""
+        return self._base.lengths(name, self._in_base(rows))
+
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
         """The samples' names for people. Raises ConfigError for samples that aren't selected."""
         wanted = np.asarray([*ids], np.int64)
@@ -415,21 +399,3 @@ class Selection(Source):
 
 def _selection(base: Source, places: Ints, fingerprint: str) -> Selection:
     return Selection(base, places, fingerprint=fingerprint)
-
-
-def _runs(count: int) -> Iterator[Ints]:
-    """The numbers up to count, some at a time."""
-    for start in range(0, count, _AT_ONCE):
-        yield np.arange(start, min(count, start + _AT_ONCE), dtype=np.int64)
-
-
-def _plain(column: Column) -> NDArray[Any] | list[Any]:
-    """A column as numpy and Python have such values."""
-    if isinstance(column, DenseColumn):
-        return column.values
-    if isinstance(column, RaggedColumn):
-        return [column.sample(row) for row in range(len(column))]
-    from penstock.readers.fields.decode import decode_text
-
-    samples: list[Any] = list(column.samples)
-    return [each if isinstance(each, str | bytes) else decode_text(each) for each in samples]

@@ -82,7 +82,11 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"packing"}),),
         (frozenset({"dataset"}),),
         # What the loader reads, whatever it is made of.
-        (frozenset({"concatenation", "source", "contents", "splits", "remote_shards"}),),
+        (
+            frozenset(
+                {"concatenation", "source", "contents", "splits", "remote_shards", "whole_columns"}
+            ),
+        ),
         (frozenset({"reading"}),),
         (frozenset({"index"}),),
         (frozenset({"formats"}),),

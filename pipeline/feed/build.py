@@ -145,7 +145,6 @@ def _road(
         slots=RankOrder(
             plan=order.plan(),
             world=options.world,
-            global_batch=walk.global_batch,
             padded_size=options.sizes.per_rank if options.pad else None,
             mixes=mixed is not None,
         ),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockWarning, PlanError
 from penstock.pipeline.plan.advice import advice
-from penstock.pipeline.plan.job_order import JobOrder
+from penstock.pipeline.plan.job_order import JobOrder, buckets_of
 from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
 from penstock.pipeline.plan.steps import Walk
 
@@ -23,12 +24,41 @@ def freeze_order(
 ) -> JobOrder:
     """The order of a job. settings: of the plan of a state, taken over as they are; None: a job's
     first start. Raises ConfigError and PlanError."""
+    if options.batch_tokens is not None or (settings and settings.buckets):
+        return _by_tokens(source, options, settings)
     if settings is None:
-        settings = _first_settings(source.contents, options)
+        global_batch = options.sizes.global_batch
+        settings = _first_settings(source.contents, options, global_batch=global_batch)
     return JobOrder(source=source, settings=settings, walk=_walk(source, options))
 
 
-def _first_settings(contents: Contents, options: NativeOptions) -> PlanSettings:
+def _by_tokens(source: Source, options: NativeOptions, settings: PlanSettings | None) -> JobOrder:
+    """The order of a job whose batches are cut by tokens."""
+    from penstock.pipeline.feed.token_order import (  # other jobs need none of it
+        check_resumed,
+        freeze_buckets,
+    )
+    from penstock.pipeline.plan.buckets import BucketWalk
+
+    if settings is None:
+        buckets = freeze_buckets(source, options)
+        first = _first_settings(source.contents, options, global_batch=buckets.batch)
+        settings = replace(first, buckets=buckets)
+    else:
+        check_resumed(source, settings.buckets, options, ranks=options.world.size)
+    told, found = settings.buckets, buckets_of(source, settings)
+    assert told is not None
+    assert found is not None
+    samples = source.contents.samples
+    walk = BucketWalk(
+        samples=samples, global_batch=min(told.batch, samples), drop_last=False, buckets=found
+    )
+    return JobOrder(source=source, settings=settings, walk=walk)
+
+
+def _first_settings(
+    contents: Contents, options: NativeOptions, *, global_batch: int
+) -> PlanSettings:
     """The user's, else from dataset and global batch."""
     given = options.plan
     given.check_order(shuffle=options.shuffle)
@@ -37,7 +67,7 @@ def _first_settings(contents: Contents, options: NativeOptions) -> PlanSettings:
     return shuffled_settings(
         contents,
         seed=options.seed,
-        global_batch=options.sizes.global_batch,
+        global_batch=global_batch,
         lanes=given.lanes,
         window=given.window,
         reshuffle=float(given.reshuffle),
@@ -68,7 +98,7 @@ def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
     words = advice(
         order.plan(),
         icc=order.source.contents.icc,
-        global_batch=options.sizes.global_batch,
+        global_batch=order.walk.global_batch,
         ranks=world.size,
         nodes=-(-world.size // world.local_size),
         chosen=options.plan.lanes is None,

@@ -12,6 +12,7 @@ from penstock.pipeline.feed.native_setup import NativeSetup
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.options.checks import check_epoch
 from penstock.pipeline.plan.state import LoaderState
+from penstock.pipeline.plan.steps import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,8 @@ class NativeEngine:
     @property
     def batch_size(self) -> int:
         """The batch size of the largest rank; a state may have brought it."""
-        return self.options.sizes.per_rank
+        buckets = self._setup.order.settings.buckets
+        return self.options.sizes.per_rank if buckets is None else self.world.share(buckets.batch)
 
     @property
     def world(self) -> World:
@@ -76,8 +78,8 @@ class NativeEngine:
         self._setup.change(user_options)
 
     def __len__(self) -> int:
-        """Batches of a whole epoch on this rank; equal on all ranks."""
-        return len(self._setup.order.walk)
+        """Batches of the whole current epoch on this rank; equal on all ranks."""
+        return self._setup.order.walk.left(Cursor(self.epoch, 0))
 
     # -- passes
 
@@ -164,7 +166,7 @@ class NativeEngine:
 
     def epoch_samples(self) -> int:
         """Samples in all `epoch_batches`."""
-        return self._setup.order.samples(self.world)
+        return self._setup.order.samples(self.epoch, self.world)
 
     def statistics(self) -> Statistics:
         """What was measured so far, and the one-line verdict."""

@@ -59,7 +59,7 @@ class Prefetch:
                     walk.global_batch, first=world.rank, end=world.rank + 1, world=world.size
                 ),
                 endless=order.settings.shuffle,
-                epoch_steps=len(walk),
+                epoch_steps=walk.usual_steps,
             )
 
     @property

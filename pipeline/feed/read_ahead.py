@@ -149,7 +149,8 @@ class ReadAhead:
         """
         if start.epoch > self._position.asked_epoch:
             return 0
-        left = self._road.walk.left(then) if then.epoch == start.epoch else 0
+        most = self._wanted + decoding
+        left = self._road.walk.left(then, most=most) if then.epoch == start.epoch else 0
         return min(self._wanted, max(0 if decoding else 1, left + 1 - decoding))
 
     def cancel(self, *, timeout_s: float | None) -> None:

@@ -41,6 +41,20 @@ def check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
         raise ConfigError(f"{name} must be {wanted}, got {value!r}.")
 
 
+def check_tokens(value: object) -> None:
+    """Raise ConfigError unless it is None, a number of tokens, or such a number for one field."""
+    told = value
+    if isinstance(told, Mapping) and len(told) == 1:
+        ((field, told),) = told.items()
+        if not isinstance(field, str):
+            told = value
+    if told is not None and (type(told) is not int or told < 1):
+        raise ConfigError(
+            f"batch_tokens: got {value!r}, wanted how many tokens a rank's batch may have, such as "
+            '8192, or {"tokens": 8192}.'
+        )
+
+
 def check_resident(value: object) -> None:
     """Raise ConfigError unless it is True, False or "auto"; 1 isn't, though equal to True."""
     if not isinstance(value, bool) and value != "auto":

@@ -7,9 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockWarning
-from penstock.pipeline.options.sizes import BatchSizes, batch_sizes, check_ends
+from penstock.pipeline.options.sizes import (
+    BatchSizes,
+    batch_sizes,
+    check_by_tokens,
+    check_ends,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from penstock.augment.field_recipes import Recipes
@@ -36,7 +43,8 @@ class NativeOptions:
     threads: decode threads, 0 for this rank's share of the cores. depth: batches in DALI.
     agrees: the world is that of torch's process group, so its ranks compare plans and count bad
     samples together. resident: whether decoded images stay in memory. pin_memory: of what is
-    handed out on the CPU. as_dict: batches are dicts by field, not tuples.
+    handed out on the CPU. as_dict: batches are dicts by field, not tuples. batch_tokens: of a
+    rank's batch at most, whose samples then vary in number, and sizes mean nothing; else None.
     """
 
     world: World
@@ -59,6 +67,7 @@ class NativeOptions:
     resident: ResidentMode = False
     pin_memory: bool = False
     as_dict: bool = False
+    batch_tokens: int | Mapping[str, int] | None = None
 
     @classmethod
     def of(
@@ -77,7 +86,10 @@ class NativeOptions:
         """
         torch_options.check_native()
         shuffle, drop_last = bool(torch_options.shuffle), bool(torch_options.drop_last)
-        check_ends(world, drop_last=drop_last, pad=own.pad)
+        if own.batch_tokens is None:
+            check_ends(world, drop_last=drop_last, pad=own.pad)
+        else:
+            check_by_tokens(torch_options.batch_size, own.global_batch_size, pad=own.pad)
         return cls(
             world=world,
             sizes=batch_sizes(torch_options.batch_size, own.global_batch_size, world),
@@ -99,6 +111,7 @@ class NativeOptions:
             resident=own.resident,
             pin_memory=bool(torch_options.pin_memory),
             as_dict=own.as_dict,
+            batch_tokens=own.batch_tokens,
         )
 
     def resumed(self, state: LoaderState) -> NativeOptions:
@@ -106,6 +119,8 @@ class NativeOptions:
 
         Warns of what differs from the saved job from here on.
         """
+        if state.plan.buckets is not None:
+            return replace(self, seed=state.plan.seed)
         sizes = self.sizes
         if self.batch_is_default:
             sizes = batch_sizes(1, state.global_batch_size, self.world)

@@ -17,6 +17,7 @@ from penstock.pipeline.options.checks import (
     check_resident,
     check_seed,
     check_share,
+    check_tokens,
 )
 from penstock.pipeline.options.refusals import refuse_native_arguments, refuse_without_plan
 
@@ -87,8 +88,10 @@ class PenstockOptions:
     read: ReadMode = READ_MODE
     resident: ResidentMode = False
     as_dict: bool = False
+    batch_tokens: int | Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
+        check_tokens(self.batch_tokens)
         check_choice("pad", self.pad, (None, "mask"))
         check_choice("read", self.read, get_args(ReadMode))
         check_resident(self.resident)
@@ -108,6 +111,7 @@ class PenstockOptions:
                 "read": self.read != READ_MODE,
                 "resident=True": self.resident is True,
                 "as_dict=True": self.as_dict is True,
+                "batch_tokens": self.batch_tokens is not None,
             }
         )
 

@@ -49,6 +49,22 @@ def batch_sizes(batch_size: object, global_batch_size: int | None, world: World)
     return BatchSizes(global_batch=count * world.size, per_rank=count)
 
 
+def check_by_tokens(
+    batch_size: object, global_batch_size: int | None, *, pad: Literal["mask"] | None
+) -> None:
+    """Raise ConfigError for what can't go with batch_tokens=, which says how large batches are."""
+    for name, given in (
+        ("batch_size", None if batch_size in (1, None) else batch_size),
+        ("global_batch_size", global_batch_size),
+        ("pad", pad),
+    ):
+        if given is not None:
+            raise ConfigError(
+                f"Got batch_tokens= and {name}={given!r}: a batch has as many samples as its "
+                "tokens allow, on every rank, and no sample is left out. Pass one of them."
+            )
+
+
 def check_ends(world: World, *, drop_last: bool, pad: Literal["mask"] | None) -> None:
     """Raise ConfigError unless every rank's epoch ends alike: unequal ranks hang collectives."""
     if pad is not None and drop_last:

@@ -11,11 +11,27 @@ from penstock.pipeline.plan.steps import Cursor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.pipeline.plan.buckets import Buckets
     from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.steps import Walk
     from penstock.pipeline.plan.world import World
     from penstock.readers.source import Source
+
+
+def buckets_of(source: Source, settings: PlanSettings) -> Buckets | None:
+    """The pools of one walker, where batches are cut by tokens."""
+    told = settings.buckets
+    if told is None:
+        return None
+    from penstock.pipeline.plan.buckets import Buckets  # other jobs need none of it
+
+    return Buckets(
+        make_plan(source.contents, settings),
+        told,
+        lambda rows: source.lengths(told.field, rows),
+        seed=settings.seed if settings.shuffle else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -28,7 +44,12 @@ class JobOrder:
 
     def plan(self) -> JobPlan:
         """A plan for one walker."""
-        return make_plan(self.source.contents, self.settings)
+        buckets = buckets_of(self.source, self.settings)
+        if buckets is None:
+            return make_plan(self.source.contents, self.settings)
+        from penstock.pipeline.plan.buckets import BucketPlan
+
+        return BucketPlan(buckets)
 
     def fingerprint(self) -> str:
         """What a resumed job must share, of dataset and order, as hex."""
@@ -36,15 +57,19 @@ class JobOrder:
 
     def batches(self, epoch: int, world: World) -> Iterator[list[int]]:
         """Sample ids that a rank is handed in a whole epoch, a batch at a time."""
-        plan, batch = self.plan(), self.walk.global_batch
+        plan = self.plan()
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
-            at = step.start
-            rows = plan.batch(at.epoch, at.position, batch, rank=world.rank, world=world.size)
+            at, size = step.start, step.size
+            low, high = world.rank * size // world.size, (world.rank + 1) * size // world.size
+            rows = plan.places(at.epoch, at.position, size, low=low, high=high).rows
             yield self.source.ids(rows).tolist()
 
-    def samples(self, world: World) -> int:
+    def samples(self, epoch: int, world: World) -> int:
         """Samples in all `batches` of an epoch."""
         walk = self.walk
+        if self.settings.buckets is not None:
+            steps = walk.steps(Cursor(epoch, 0), endless=False)
+            return sum(world.share(step.size) for step in steps)
         whole, rest = divmod(walk.samples, walk.global_batch)
         mine = whole * world.share(walk.global_batch)
         return mine if walk.drop_last else mine + world.share(rest)

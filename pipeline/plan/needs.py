@@ -119,11 +119,15 @@ class Needs:
         """For each step its cursor, and shards in which it has samples (ascending; many come again
         in later steps)."""
         for step in self._walk.steps(start, endless=endless):
-            at = step.start
+            at, size, world = step.start, step.size, self._world
             touched = [
-                self._plan.batch(
-                    at.epoch, at.position, self._walk.global_batch, rank=rank, world=self._world
-                )[:, 0]
+                self._plan.places(
+                    at.epoch,
+                    at.position,
+                    size,
+                    low=rank * size // world,
+                    high=(rank + 1) * size // world,
+                ).rows[:, 0]
                 for rank in self._ranks
             ]
             yield at, np.unique(np.concatenate(touched))

@@ -11,18 +11,21 @@ import numpy as np
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 
 if TYPE_CHECKING:
+    from penstock.pipeline.plan.buckets import BucketSettings
     from penstock.readers.contents import Contents
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanSettings:
-    """What a plan was frozen with. seed: of draws, and of the order if shuffle."""
+    """What a plan was frozen with. seed: of draws, and of the order if shuffle. buckets: of batches
+    that are cut by tokens, else None."""
 
     seed: int
     shuffle: bool
     lanes: int
     window: int
     reshuffle: float
+    buckets: BucketSettings | None = None
 
 
 def ordered_settings(*, seed: int) -> PlanSettings:
@@ -71,4 +74,7 @@ def make_plan(contents: Contents, settings: PlanSettings) -> Plan:
 def order_fingerprint(contents: Contents, settings: PlanSettings) -> str:
     """What a resumed job must share, of dataset and order, as hex."""
     plan = make_plan(contents, settings)
-    return hashlib.sha256(f"{contents.fingerprint} {plan.fingerprint}".encode()).hexdigest()
+    told = f"{contents.fingerprint} {plan.fingerprint}"
+    if settings.buckets is not None:
+        told = f"{told} {settings.buckets}"
+    return hashlib.sha256(told.encode()).hexdigest()

@@ -36,14 +36,12 @@ class Slots:
 class RankOrder:
     """A plan as one rank reads it.
 
-    global_batch: samples of a full step over all ranks. padded_size: slots of this rank that
-    pad="mask" fills up to; None without padding. mixes: samples have partners; not together with
-    padding.
+    padded_size: slots of this rank that pad="mask" fills up to; None without padding. mixes:
+    samples have partners; not together with padding.
     """
 
     plan: JobPlan
     world: World
-    global_batch: int
     padded_size: int | None = None
     mixes: bool = False
 
@@ -51,9 +49,8 @@ class RankOrder:
         """What this rank reads for a step."""
         epoch, position = step.start.epoch, step.start.position
         rank, size = self.world.rank, self.world.size
-        # The full size, not the step's: the plan clips at the epoch's end, where a rank may get
-        # none.
-        rows = self.plan.batch(epoch, position, self.global_batch, rank=rank, world=size)
+        low, high = rank * step.size // size, (rank + 1) * step.size // size
+        rows = self.plan.places(epoch, position, step.size, low=low, high=high).rows
         real = len(rows)
         if self.mixes:
             rows, partner = self._with_partners(step, rows)
@@ -62,7 +59,7 @@ class RankOrder:
             return Slots(rows=rows, real=real)
         valid = np.arange(self.padded_size) < real
         if missing := self.padded_size - real:
-            stand_in = self.plan.batch(epoch, position, 1)
+            stand_in = self.plan.places(epoch, position, 1, low=0, high=1).rows
             rows = np.concatenate([rows, np.repeat(stand_in, missing, axis=0)])
         return Slots(rows=rows, real=real, valid=valid)
 

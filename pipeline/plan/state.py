@@ -77,6 +77,13 @@ class LoaderState:
         fields = {name: _take(state, name, kind) for name, kind in _FIELDS.items()}
         plan = fields.pop("plan")
         settings = {name: _take(plan, name, kind) for name, kind in _PLAN_FIELDS.items()}
+        if (told := plan.get("buckets")) is not None:
+            if not isinstance(told, dict):
+                raise ResumeError(f"State is damaged: buckets are {told!r}. {_REMEDY}")
+            from penstock.pipeline.plan.buckets import BucketSettings  # other jobs need none of it
+
+            parts = {name: _take(told, name, kind) for name, kind in _BUCKET_FIELDS.items()}
+            settings["buckets"] = BucketSettings(**parts)
         bad = state.get("bad")
         self = cls(
             plan=PlanSettings(**settings),
@@ -107,6 +114,15 @@ _PLAN_FIELDS: dict[str, tuple[type, ...]] = {
     "lanes": (int,),
     "window": (int,),
     "reshuffle": (float, int),
+}
+
+_BUCKET_FIELDS: dict[str, tuple[type, ...]] = {
+    "field": (str,),
+    "tokens": (int,),
+    "is_padded": (bool,),
+    "pool": (int,),
+    "ranks": (int,),
+    "batch": (int,),
 }
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.readers.fields.arrays import array_form
 from penstock.readers.fields.selection import image_fields
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.index.shards import Shards
@@ -103,6 +104,16 @@ class Index:
         """Bounds of the oriented heights and widths, of each field of images."""
         found = {name: self.summary(name).images for name in image_fields(self.schema, self.schema)}
         return {name: range for name, range in found.items() if range is not None}
+
+    @property
+    def longest(self) -> dict[str, int]:
+        """The largest first length of each field whose samples differ in it, where it is known."""
+        found = {}
+        for name, type in self.schema.items():
+            form, told = array_form(type), self.summary(name).lengths
+            if form is not None and form.is_ragged and form.shape[0] is None and told:
+                found[name] = told[0][1]
+        return found
 
     def summary(self, field: str) -> FieldSummary:
         """What is known of one field, over all samples."""

@@ -10,7 +10,8 @@ import numpy as np
 from penstock.cache.base.blob import ReadMode
 from penstock.cache.base.counters import Traffic, TrafficMeter, joined_traffic
 from penstock.cache.errors import ConfigError, CorruptSampleError, IndexChangedError
-from penstock.readers.fields.columns import SampleBatch
+from penstock.readers.fields.arrays import array_form
+from penstock.readers.fields.columns import RaggedColumn, SampleBatch
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.reading.blocks import Blocks
 from penstock.readers.reading.checksums import checksums
@@ -102,6 +103,25 @@ class SampleReader:
             present=choice.present(table),
             bytes_read=size_bytes,
         )
+
+    def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """First lengths of samples of a ragged field, int64, shape (n,): from the shards' tables
+        where they are spans, else of what is read. Raises ConfigError for other fields."""
+        choice = Choice(self._layout, (name,))
+        form = array_form(self._layout.schema[name])
+        if form is None or not form.is_ragged or form.shape[0] is not None:
+            raise ConfigError(f'"{name}": its samples don\'t differ in their first length.')
+        _check_rows(rows, self.index, "copy", self._url)
+        if choice.places:
+            (place,) = choice.places
+            visit = self._visit(rows, choice)
+            back = visit.back()
+            table = visit.table if back is None else visit.table[back]
+            assert place.lengths is not None
+            return np.maximum(table[:, place.lengths], 0)
+        column = self.read(rows, mode="copy", bad={}, fields=(name,)).columns[name]
+        assert isinstance(column, RaggedColumn), name
+        return np.diff(column.offsets) if column.shapes is None else column.shapes[:, 0]
 
     def close(self) -> None:
         """Forget all open shards; what was handed out stays valid. Safe to call twice."""

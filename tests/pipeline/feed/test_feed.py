@@ -149,7 +149,7 @@ class User:
             "bad_count": reader.bad_count,
         }
         plan = Plan([WALK.samples], seed=None, lanes=1, window=1)
-        slots = RankOrder(plan=plan, world=World(0, 1), global_batch=WALK.global_batch)
+        slots = RankOrder(plan=plan, world=World(0, 1))
         meter = Meter(decode_threads=1, device="cpu")
         road = Road(walk=WALK, endless=True, slots=slots, meter=meter, **fakes)
         self.position = Position()

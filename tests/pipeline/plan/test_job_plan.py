@@ -69,10 +69,7 @@ def test_walkers_take_any_plan(plan: JobPlan, world: int, each: int) -> None:
     needed = dict(needs.shards(Cursor(1, 0), endless=False)) if plan.samples else {}
     for step in walk.steps(Cursor(1, 0), endless=False):
         at = step.start
-        orders = [
-            RankOrder(plan=plan, world=World(rank, world), global_batch=batch)
-            for rank in range(world)
-        ]
+        orders = [RankOrder(plan=plan, world=World(rank, world)) for rank in range(world)]
         rows = np.concatenate([order.slots(step).rows for order in orders])
         np.testing.assert_array_equal(rows, plan.batch(at.epoch, at.position, batch))
         assert needed[at].tolist() == sorted(set(rows[:, 0].tolist()))

@@ -29,9 +29,7 @@ def test_padded_slots_hold_each_sample_once_and_are_equal_on_all_ranks(
     walk = Walk(samples=plan.samples, global_batch=batch, drop_last=False)
     valid: list[int] = []
     for rank in range(world):
-        order = RankOrder(
-            plan=plan, world=World(rank, world), global_batch=batch, padded_size=per_rank
-        )
+        order = RankOrder(plan=plan, world=World(rank, world), padded_size=per_rank)
         for step in walk.steps(Cursor(2, 0), endless=False):
             slots = order.slots(step)
             assert slots.valid is not None
@@ -59,7 +57,7 @@ def test_partners_are_read_beside_the_own_samples(
     whole = plan.batch(at.epoch, at.position, step.size)
     wanted = partners(np.arange(step.size), position=at.position, size=step.size, lanes=plan.lanes)
     for rank in range(world):
-        order = RankOrder(plan=plan, world=World(rank, world), global_batch=batch, mixes=True)
+        order = RankOrder(plan=plan, world=World(rank, world), mixes=True)
         slots = order.slots(step)
         assert slots.partner is not None
         own = slice(rank * step.size // world, (rank + 1) * step.size // world)

@@ -1,0 +1,254 @@
+"""Batches by tokens: samples of about one length together, as many as a number of tokens takes.
+
+    position -> pool (a run of the stream) -> its samples by length -> cut into batches -> shuffled
+
+A pool is some dozens of global batches of the stream in a row. Its samples are sorted by length and
+cut so that no batch holds more tokens than it may; then its batches change places. So a pool is the
+same set of samples as without it, any pool can be computed alone, and positions count samples as
+ever: a resume costs one pool, at any world size. Ranks take slices of a batch by number of samples,
+which are of about one length.
+
+What a batch takes is the sum of its lengths, or where short samples are filled up its longest one
+times its samples. (Bucketing by length within pools: Vaswani et al., "Attention Is All You Need",
+2017, section 5.1, batch "by approximate sequence length"; the pool bounds how far from its place a
+sample is moved.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.hashing import keyed_hash
+from penstock.cache.errors import PlanError
+from penstock.pipeline.plan.job_plan import Places
+from penstock.pipeline.plan.steps import Cursor, Walk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.plan.job_plan import JobPlan
+
+    Ints = NDArray[np.int64]
+    Lengths = Callable[[Ints], Ints]
+    """Tokens of samples by (shard, row), int64, shape (n,)."""
+
+_BUCKET = 7  # after the seed, as `plan.order` has its own: no two uses share their draws
+
+POOL_BATCHES = 64
+"""Global batches of a pool, about: what is left over by lengths is then a hundredth."""
+
+_MOST_POOL = 2**22  # samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketSettings:
+    """What batches by tokens were frozen with, as part of a plan.
+
+    field: whose lengths count. tokens: of a global batch at most. is_padded: samples are filled up
+    to the longest of their batch. pool: samples of a pool. ranks: samples that each batch has at
+    least, but for an epoch of fewer. batch: samples of a usual global batch.
+    """
+
+    field: str
+    tokens: int
+    is_padded: bool
+    pool: int
+    ranks: int
+    batch: int
+
+
+def bucket_settings(
+    field: str, *, tokens: int, is_padded: bool, ranks: int, some: Ints
+) -> BucketSettings:
+    """Settings for a job's first start. tokens: of a global batch; ranks: of the world; some:
+    lengths of samples that stand for all, the same on every rank."""
+    mean = max(1.0, float(some.mean())) if len(some) else 1.0
+    usual = max(1, int(tokens / mean))
+    return BucketSettings(
+        field=field,
+        tokens=tokens,
+        is_padded=is_padded,
+        pool=min(_MOST_POOL, max(POOL_BATCHES * usual, 2 * ranks)),
+        ranks=ranks,
+        # A power of two, so that lanes find divisors.
+        batch=max(ranks, 2 ** int(np.log2(usual))),
+    )
+
+
+def least_tokens(longest: int, *, ranks: int) -> int:
+    """Tokens of a global batch at least, so that every rank has a sample in each: twice the longest
+    for each rank, as what is left over is shared out."""
+    return longest * ranks * (2 if ranks > 1 else 1)
+
+
+def cut_by_tokens(lengths: Ints, *, tokens: int, is_padded: bool, ranks: int) -> tuple[Ints, Ints]:
+    """Cut samples into batches of at most so many tokens, each of about one length.
+
+    Returns the samples batch by batch, int64, shape (n,), and where each batch ends, int64, shape
+    (batches,). Longest samples first; the rest is shared out with the batch before it, so that it
+    has as many samples as there are ranks. Raises PlanError for a sample that takes more than a
+    batch.
+    """
+    order = np.argsort(-lengths, kind="stable").astype(np.int64)
+    sizes = np.maximum(lengths[order], 1)
+    if len(sizes) and sizes[0] > tokens:
+        raise PlanError(
+            f"batch_tokens: a sample of {int(sizes[0]):,} tokens is longer than the {tokens:,} of "
+            "a global batch. Pass more tokens, or shorter samples."
+        )
+    sums, ends = np.cumsum(sizes), list[int]()
+    at = 0
+    while at < len(sizes):
+        if is_padded:
+            at += tokens // int(sizes[at])
+        else:
+            before = int(sums[at - 1]) if at else 0
+            at = int(np.searchsorted(sums, before + tokens, side="right"))
+        ends.append(min(at, len(sizes)))
+    if len(ends) > 1 and ends[-1] - ends[-2] < ranks:
+        begin = ends[-3] if len(ends) > 2 else 0
+        ends[-2] = (begin + ends[-1]) // 2
+    return order, np.array(ends, np.int64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Pool:
+    """start: position of its first sample; rows: batch by batch; ends: of batches, from start."""
+
+    epoch: int
+    start: int
+    rows: Ints
+    ends: Ints
+
+
+class Buckets:
+    """The pools of a stream, on demand; the two that were asked for last are kept. Safe for several
+    threads."""
+
+    def __init__(
+        self, plan: JobPlan, settings: BucketSettings, lengths: Lengths, *, seed: int | None
+    ) -> None:
+        """plan: of the stream. seed: None: batches stay in the order of their lengths."""
+        self.plan, self.settings = plan, settings
+        self._lengths, self._seed = lengths, seed
+        self._pools: dict[tuple[int, int], _Pool] = {}
+        self._lock = threading.Lock()
+
+    def pool(self, epoch: int, position: int) -> _Pool:
+        """The pool that holds a position of an epoch. Raises PlanError, and what looking up lengths
+        raises."""
+        samples, each = self.plan.samples, self.settings.pool
+        number = min(position // each, max(1, samples // each) - 1)
+        key = epoch, number
+        with self._lock:
+            found = self._pools.pop(key, None)
+            if found is None:
+                is_last = number == max(1, samples // each) - 1
+                end = samples if is_last else (number + 1) * each
+                found = self._make(epoch, number, number * each, end)
+            self._pools[key] = found
+            while len(self._pools) > 2:
+                del self._pools[next(iter(self._pools))]
+        return found
+
+    def _make(self, epoch: int, number: int, start: int, end: int) -> _Pool:
+        count, settings = end - start, self.settings
+        rows = self.plan.places(epoch, start, max(1, count), low=0, high=count).rows
+        order, ends = cut_by_tokens(
+            self._lengths(rows),
+            tokens=settings.tokens,
+            is_padded=settings.is_padded,
+            ranks=settings.ranks,
+        )
+        sizes = np.diff(ends, prepend=0)
+        # Inside a batch samples stand as the stream has them, lane by lane: ranks keep to theirs.
+        batch = np.repeat(np.arange(len(ends)), sizes)
+        order = order[np.lexsort((order, batch))]
+        if self._seed is not None:
+            keys = keyed_hash(self._seed, _BUCKET, epoch, number, np.arange(len(ends)))
+            turns = np.argsort(keys, kind="stable")
+            begins = ends - sizes
+            order = np.concatenate(
+                [order[begins[turn] : ends[turn]] for turn in turns.tolist()] or [order]
+            )
+            ends = np.cumsum(sizes[turns])
+        return _Pool(epoch=epoch, start=start, rows=rows[order], ends=ends)
+
+
+class BucketPlan:
+    """A plan whose batches are those of buckets: as `order.Plan`, each pool in another order."""
+
+    def __init__(self, buckets: Buckets) -> None:
+        self._buckets, self._plan = buckets, buckets.plan
+        self.samples, self.sizes = self._plan.samples, self._plan.sizes
+        self.lanes, self.window = self._plan.lanes, self._plan.window
+
+    @property
+    def open_shards(self) -> float:
+        """Mean shards that all lanes together mix at a time."""
+        return self._plan.open_shards
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits of all that the order depends on."""
+        told = f"{self._plan.fingerprint} {self._buckets.settings}"
+        return hashlib.sha256(told.encode()).hexdigest()
+
+    def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Places:
+        """Slots [low, high) of the positions [position, position + size), clipped at the end of the
+        epoch. Raises PlanError for what lies outside."""
+        count = min(size, self.samples - position)
+        if position < 0 or not 0 <= low <= high <= max(0, count):
+            raise PlanError(f"slots [{low}, {high}): wanted some within [0, {max(0, count)}).")
+        parts: list[Ints] = []
+        at, end = position + low, position + high
+        while at < end:
+            pool = self._buckets.pool(epoch, at)
+            part = pool.rows[at - pool.start : end - pool.start]
+            parts.append(part)
+            at += len(part)
+        if not parts:
+            return Places(rows=np.empty((0, 2), np.int64))
+        return Places(rows=parts[0].copy() if len(parts) == 1 else np.concatenate(parts))
+
+    def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
+        """(shard, row) of one rank's slots of a global batch, as `JobPlan.batch`."""
+        count = max(0, min(size, self.samples - position))
+        low, high = rank * count // world, (rank + 1) * count // world
+        return self.places(epoch, position, size, low=low, high=high).rows
+
+    def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
+        """Shards that ranks [first, end) mainly read in any epoch: those of their lanes. As batches
+        hold lanes in changing shares, some samples of their neighbours' come too."""
+        return self._plan.shards(global_batch, first=first, end=end, world=world)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketWalk(Walk):
+    """How an epoch is cut into global batches by tokens. global_batch: samples of a usual one."""
+
+    buckets: Buckets
+
+    def step_size(self, at: Cursor) -> int:
+        """Samples of the step that begins at a cursor: to the end of the batch that it lies in."""
+        if at.position >= self.samples:
+            return 0
+        pool = self.buckets.pool(at.epoch, at.position)
+        within = at.position - pool.start
+        return int(pool.ends[np.searchsorted(pool.ends, within, side="right")]) - within
+
+    def left(self, cursor: Cursor, *, most: int | None = None) -> int:
+        """Steps from a cursor to the end of its epoch; most: who asks needs no more."""
+        count, at = 0, cursor
+        while at.position < self.samples and (most is None or count < most):
+            pool = self.buckets.pool(at.epoch, at.position)
+            count += int((pool.ends > at.position - pool.start).sum())
+            at = Cursor(at.epoch, pool.start + len(pool.rows))
+        return count if most is None else min(count, most)

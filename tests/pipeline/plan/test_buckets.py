@@ -1,0 +1,135 @@
+"""Batches by tokens: pools of the stream, cut and shuffled. Pure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import PlanError
+from penstock.pipeline.plan.buckets import (
+    BucketPlan,
+    Buckets,
+    BucketWalk,
+    bucket_settings,
+    cut_by_tokens,
+    least_tokens,
+)
+from penstock.pipeline.plan.order import Plan
+from penstock.pipeline.plan.steps import Cursor
+
+LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=120)
+
+
+def cost(lengths: list[int], *, is_padded: bool) -> int:
+    counted = [max(1, each) for each in lengths]
+    return max(counted) * len(counted) if is_padded else sum(counted)
+
+
+@given(lengths=LENGTHS, more=st.integers(0, 200), is_padded=st.booleans(), ranks=st.integers(1, 4))
+def test_no_batch_holds_more_than_its_tokens_nor_fewer_samples_than_ranks(
+    lengths: list[int], more: int, is_padded: bool, ranks: int
+) -> None:
+    tokens = least_tokens(max(*lengths, 1), ranks=ranks) + more
+    order, ends = cut_by_tokens(
+        np.array(lengths, np.int64), tokens=tokens, is_padded=is_padded, ranks=ranks
+    )
+    assert sorted(order.tolist()) == list(range(len(lengths)))
+    batches = np.split(order, ends[:-1])
+    for batch in batches:
+        assert cost([lengths[i] for i in batch.tolist()], is_padded=is_padded) <= tokens
+        assert len(batch) >= min(ranks, len(lengths))
+
+
+def test_a_sample_longer_than_a_batch_is_refused() -> None:
+    with pytest.raises(PlanError, match="a sample of 9 tokens is longer than the 8"):
+        cut_by_tokens(np.array([3, 9]), tokens=8, is_padded=False, ranks=1)
+
+
+def made(
+    lengths: list[list[int]],
+    *,
+    tokens: int,
+    is_padded: bool,
+    ranks: int,
+    seed: int | None,
+    smaller: int = 32,
+) -> tuple[BucketPlan, BucketWalk]:
+    """A plan over samples of these lengths, and its walk. smaller: pools, so many times."""
+    plan = Plan([len(each) for each in lengths], seed=seed, lanes=2, window=2)
+    flat = np.array([each for shard in lengths for each in shard], np.int64)
+    told = bucket_settings("t", tokens=tokens, is_padded=is_padded, ranks=ranks, some=flat)
+    object.__setattr__(told, "pool", max(2 * ranks, told.pool // smaller))
+    first = np.cumsum([0, *map(len, lengths)])
+
+    def look_up(rows: np.ndarray) -> np.ndarray:
+        return flat[first[rows[:, 0]] + rows[:, 1]]
+
+    buckets = Buckets(plan, told, look_up, seed=seed)
+    walk = BucketWalk(
+        samples=plan.samples, global_batch=told.batch, drop_last=False, buckets=buckets
+    )
+    return BucketPlan(Buckets(plan, told, look_up, seed=seed)), walk
+
+
+SHARDS = st.lists(st.lists(st.integers(1, 30), max_size=20), min_size=1, max_size=8).filter(any)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=SHARDS,
+    is_padded=st.booleans(),
+    ranks=st.integers(1, 3),
+    seed=st.none() | st.integers(0, 9),
+    worlds=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+    epoch=st.integers(0, 2),
+)
+def test_each_sample_once_an_epoch_whatever_the_worlds_and_restarts(
+    lengths: list[list[int]],
+    is_padded: bool,
+    ranks: int,
+    seed: int | None,
+    worlds: list[int],
+    epoch: int,
+) -> None:
+    longest = max(each for shard in lengths for each in shard)
+    tokens = least_tokens(longest, ranks=ranks) + 50
+    plan, walk = made(lengths, tokens=tokens, is_padded=is_padded, ranks=ranks, seed=seed)
+    steps = list(walk.steps(Cursor(epoch, 0), endless=False))
+    assert walk.left(Cursor(epoch, 0)) == len(steps)
+    assert walk.left(Cursor(epoch, 0), most=1) == 1
+    seen, batches = [], []
+    for number, step in enumerate(steps):
+        at, size, world = step.start, step.size, worlds[number % len(worlds)]
+        whole = plan.places(at.epoch, at.position, size, low=0, high=size).rows
+        slices = [plan.batch(epoch, at.position, size, rank=r, world=world) for r in range(world)]
+        np.testing.assert_array_equal(np.concatenate(slices), whole)
+        mine = [lengths[shard][row] for shard, row in whole.tolist()]
+        assert cost(mine, is_padded=is_padded) <= tokens
+        seen += [tuple(row) for row in whole.tolist()]
+        batches.append(whole.tolist())
+        assert walk.left(at) == len(steps) - number
+        # A loader that begins here does as the one that walked all the way.
+        again, fresh = made(lengths, tokens=tokens, is_padded=is_padded, ranks=ranks, seed=seed)
+        assert fresh.step(at) == step
+        np.testing.assert_array_equal(
+            again.places(at.epoch, at.position, size, low=0, high=size).rows, whole
+        )
+    assert sorted(seen) == [(s, r) for s, shard in enumerate(lengths) for r in range(len(shard))]
+    assert plan.fingerprint != Plan([1], seed=seed, lanes=1, window=1).fingerprint
+
+
+def test_lengths_are_alike_in_a_batch_and_batches_come_in_any_order() -> None:
+    rng = np.random.default_rng(0)
+    lengths = [rng.integers(1, 1000, 100).tolist() for _ in range(40)]
+    plan, walk = made(lengths, tokens=20_000, is_padded=True, ranks=1, seed=5, smaller=1)
+    filled, longest = [], []
+    for step in walk.steps(Cursor(0, 0), endless=False):
+        at = step.start
+        rows = plan.places(0, at.position, step.size, low=0, high=step.size).rows.tolist()
+        mine = [lengths[shard][row] for shard, row in rows]
+        filled.append(sum(mine) / (max(mine) * len(mine)))
+        longest.append(max(mine))
+    assert np.mean(filled) > 0.9  # unsorted: about a half
+    assert longest != sorted(longest, reverse=True)

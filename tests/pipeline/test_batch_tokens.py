@@ -1,0 +1,149 @@
+"""DataLoader(batch_tokens=): batches of samples of about one length, exact over worlds, resume."""
+
+from __future__ import annotations
+
+import json
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock import DataLoader, Dataset, Pad, World, concat
+from penstock.cache.errors import ConfigError, PenstockWarning, PlanError, ResumeError
+from penstock.readers.fields.field_types import Array
+from tests import field_sets
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNT = 90
+TYPES = {"tokens": Array("int64", (None,))}
+
+
+@pytest.fixture(scope="module", params=["folder", "pack"])
+def dataset(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Dataset:
+    root = tmp_path_factory.mktemp("tokens")
+    folder = field_sets.write_numbers(root / "numbers", COUNT)
+    if request.param == "pack":
+        return Dataset(
+            field_sets.pack_of(folder, root / "pack", schema=TYPES, shuffle=False),
+            fields=("tokens", "id"),
+        )
+    return Dataset(folder, schema=TYPES, fields=("tokens", "id"))
+
+
+def loader(dataset: Any, tokens: int = 24, world: World | None = None, **more: Any) -> Any:
+    options = {"shuffle": True, "seed": 4, **more}
+    return DataLoader(dataset, batch_tokens=tokens, world=world or World(0, 1), **options)
+
+
+def flat(batches: Any) -> list[int]:
+    return [*chain.from_iterable(batches)]
+
+
+def handed_out(batches: Any) -> list[list[int]]:
+    return [ids.tolist() for _, ids in batches]
+
+
+def test_batches_hold_at_most_their_tokens_and_each_sample_once(dataset: Dataset) -> None:
+    with loader(dataset) as ours:
+        count, seen = len(ours), []
+        for tokens, ids in ours:
+            lengths = tokens.lengths.tolist()
+            assert sum(max(1, each) for each in lengths) <= 24
+            assert lengths == [sample % 6 for sample in ids.tolist()]
+            seen.append(ids.tolist())
+        assert len(seen) == count
+        assert sorted(flat(seen)) == list(range(COUNT))
+        second = handed_out(ours)
+        assert second != seen
+        assert sorted(flat(second)) == list(range(COUNT))
+        assert ours.batch_size >= 1
+
+
+def test_padded_batches_count_what_is_filled_up(dataset: Dataset) -> None:
+    with loader(dataset, augment=[Pad("tokens", value=-1)]) as ours:
+        for tokens, ids in ours:
+            assert tokens.numel() <= 24
+            assert tokens.shape[0] == len(ids)
+
+
+def test_ranks_share_each_batch_and_another_world_goes_on(dataset: Dataset) -> None:
+    with loader(dataset, 48) as alone:
+        wanted = handed_out(alone)
+    ranks = [loader(dataset, 24, World(rank, 2)) for rank in range(2)]
+    halves = [handed_out(each) for each in ranks]
+    assert [a + b for a, b in zip(*halves, strict=True)] == wanted
+    assert all(len(a) and len(b) for a, b in zip(*halves, strict=True))
+    for stop in range(len(wanted)):
+        with loader(dataset, 48) as first:
+            batches = iter(first)
+            for _ in range(stop):
+                next(batches)
+            state = json.loads(json.dumps(first.state_dict()))
+        for size in (1, 3):
+            rest = []
+            for rank in range(size):
+                with loader(dataset, 48 // size, World(rank, size)) as again:
+                    again.load_state_dict(state)
+                    rest.append(handed_out(again))
+            assert [flat(each) for each in zip(*rest, strict=True)] == wanted[stop:]
+    for each in ranks:
+        each.close()
+
+
+def test_a_state_keeps_its_tokens(dataset: Dataset) -> None:
+    with loader(dataset) as first:
+        next(iter(first))
+        state = first.state_dict()
+    with loader(dataset, 30) as other:
+        with pytest.warns(PenstockWarning, match="24 tokens stay"):
+            other.load_state_dict(state)
+        assert len(flat(handed_out(other))) < COUNT
+    plain = DataLoader(dataset, batch_size=4, shuffle=True, seed=4, world=World(0, 1))
+    with plain, pytest.raises(ResumeError, match="with batch_tokens="):
+        plain.load_state_dict(state)
+    with (
+        loader(dataset, augment=[Pad("tokens")]) as padded,
+        pytest.raises(ResumeError, match="padded"),
+    ):
+        padded.load_state_dict(state)
+
+
+def test_parts_and_selections_have_lengths(dataset: Dataset) -> None:
+    both = concat([dataset.subset(np.arange(0, COUNT, 2)), dataset.subset(np.arange(1, COUNT, 2))])
+    with loader(both) as ours:
+        assert len(flat(handed_out(ours))) == COUNT
+    with loader(dataset, shuffle=False) as ordered:
+        assert len(flat(handed_out(ordered))) == COUNT
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"tokens": 0}, "wanted how many tokens"),
+        ({"tokens": {"a": 3, "b": 4}}, "wanted how many tokens"),
+        ({"tokens": {"nowhere": 3}}, "wanted one of"),
+        ({"tokens": {"target": 3}}, "don't differ in length"),
+        ({"batch_size": 3}, "batch_tokens= and batch_size=3"),
+        ({"pad": "mask"}, "batch_tokens= and pad="),
+        ({"augment": [Pad("tokens", to=9)]}, "all samples are of one length"),
+    ],
+)
+def test_what_cant_be_is_said(dataset: Dataset, options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        loader(dataset, **options)
+
+
+def test_a_batch_shorter_than_its_longest_sample_is_said_at_the_start(dataset: Dataset) -> None:
+    with pytest.raises(PlanError, match=r"got 4 a rank \(4 on 1\).* has 5.* Pass 5 or more"):
+        loader(dataset, 4)
+    with pytest.raises(PlanError, match="Pass 10 or more"):
+        loader(dataset, 9, World(0, 2))
+
+
+def test_fields_of_one_length_have_no_tokens(tmp_path: Path) -> None:
+    folder = field_sets.write_numbers(tmp_path / "numbers", 5)
+    with pytest.raises(ConfigError, match="whose lengths count isn't clear"):
+        loader(Dataset(folder, fields=("target", "id")))

@@ -2,9 +2,10 @@
 
 A storage or loader benchmark needs no accelerator: its step is a wait of the length that was
 measured on a real one (DLIO; MLPerf Storage). The steps, batch sizes and mean sample sizes of
-h100-* and a100-* are those of MLPerf Storage's published workloads (github.com/mlcommons/storage,
-configs/dlio/workload/<model>_<accelerator>.yaml: train.computation_time, reader.batch_size,
-dataset.record_length_bytes; its record lengths vary, ours are the means). dgx-pod is a job of
+b200-*, h100-* and a100-* are those of MLPerf Storage's published workloads
+(github.com/mlcommons/storage, configs/dlio/workload/<model>_<accelerator>.yaml:
+train.computation_time, reader.batch_size, dataset.record_length_bytes; its record lengths vary,
+ours are the means): of version 3.0 for the B200, of 2.0 for the others. dgx-pod is a job of
 300,000 images of 0.5 MB at 480 images/s, a size that storage for NVIDIA's DGX PODs is planned by;
 it has no published batch.
 """
@@ -72,6 +73,27 @@ ACCELERATORS = _table(
         batch_size=1,
         sample_bytes=2_828_486,
         samples=524_288,
+    ),
+    Accelerator(
+        name="b200-unet3d",
+        step_s=0.162,
+        batch_size=7,
+        sample_bytes=146_600_628,
+        samples=7_200,
+    ),
+    Accelerator(
+        name="b200-retinanet",
+        step_s=0.04755,
+        batch_size=24,
+        sample_bytes=322_957,
+        samples=1_170_301,
+    ),
+    Accelerator(
+        name="b200-flux",
+        step_s=1.35,
+        batch_size=48,
+        sample_bytes=2_164_832,
+        samples=4_296 * 288,
     ),
     # 240 makes a step of half a second.
     Accelerator(name="dgx-pod", step_s=0.5, batch_size=240, sample_bytes=500_000, samples=300_000),

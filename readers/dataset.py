@@ -181,7 +181,9 @@ class Dataset(Source):
                 if self._names is None and (told := not_chosen(index.schema, index.lacking)):
                     _log.warning("%s: %s", self.url, told)
                 self._fields = fields
-                self._reader = SampleReader(index, url=self.url, fields=stored_fields(fields))
+                stored = stored_fields(fields)
+                index = index.keeping(stored)
+                self._reader = SampleReader(index, url=self.url, fields=stored)
             return self._reader
 
     @property

@@ -87,9 +87,13 @@ class Remote:
         """Open a blob; fetches nothing. Cached if the cache has it or has room for it."""
         return self._opener.open(source) or self._passing.open(source)
 
+    def pass_by(self, source: BlobSource) -> Blob:
+        """Open a blob whose bytes are kept nowhere, whatever the cache has; fetches nothing."""
+        return self._passing.open(source)
+
     def is_whole(self, source: BlobSource) -> bool:
         """Whether a blob is on the local disk, all of it."""
-        return self._dataset_cache.has(source)
+        return not source.size_bytes or self._dataset_cache.has(source)
 
     def keeps(self, key: str) -> bool:
         """Whether the cache would keep a blob of this key for one of the jobs here."""

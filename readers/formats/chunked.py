@@ -12,10 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
-from penstock.cache.base.blob import BlobSpans
-from penstock.readers.files.names import below
 from penstock.readers.formats.blob_shard import BlobShard
-from penstock.readers.formats.local_files import read_file_into
+from penstock.readers.formats.chunk_data import BlobChunkData, LocalChunkData
 from penstock.readers.formats.span_format import SpanFormat
 
 if TYPE_CHECKING:
@@ -159,89 +157,13 @@ class _ChunkOpener:
 
     def open_local(self, root: bytes) -> ChunkShard:
         """Open the shard below a local folder."""
-        data = _LocalData(root, self.sidecar)
+        data = LocalChunkData(root, self.sidecar)
         return ChunkShard(self._reader(), data, self.entry)
 
     def open_blob(self, remote: Remote, blob: Blob) -> ChunkBlob:
         """Open the shard in a blob of the cache."""
-        data = _BlobData(remote, blob, self.sidecar)
+        data = BlobChunkData(remote, blob, self.sidecar, fields=self.entry.fields)
         return ChunkBlob(remote, blob, self._reader(), data, self.entry)
-
-
-class _Data:
-    """What is common to a shard's data, wherever its bytes are."""
-
-    def __init__(self, sidecar: Sidecar) -> None:
-        assert sidecar.extents is not None
-        self._extents, self._files = sidecar.extents, sidecar.files
-
-    def read(self, extents: Sequence[int]) -> list[Encoded]:
-        """The bytes of some extents."""
-        sizes = self._extents.sizes
-        return self.read_parts(extents, [0] * len(extents), [int(sizes[n]) for n in extents])
-
-    def read_parts(
-        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
-    ) -> list[Encoded]:
-        """Parts of extents."""
-        raise NotImplementedError
-
-    def view(self, extent: int) -> Encoded | None:
-        """A view of an extent."""
-        del extent
-        return None
-
-    def decoded(
-        self, chunk: int, decode: Callable[[], Chunk], *, uses: int, taken: int = 1
-    ) -> Chunk:
-        """Decode it."""
-        del chunk, uses, taken
-        return decode()
-
-
-class _LocalData(_Data):
-    """The bytes of a shard's files in a local folder."""
-
-    def __init__(self, root: bytes, sidecar: Sidecar) -> None:
-        super().__init__(sidecar)
-        self._root = root
-
-    def read_parts(
-        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
-    ) -> list[Encoded]:
-        """Parts of extents, each read from its file."""
-        found: list[Encoded] = []
-        for extent, start, end in zip(extents, starts, ends, strict=True):
-            data = np.empty(end - start, np.uint8)
-            name = self._files.names[int(self._extents.files[extent])]
-            begin = int(self._extents.starts[extent]) + start
-            path = below(self._root, name)
-            read_file_into(path, data, name=name, start=begin, is_rest=False)
-            data.flags.writeable = False
-            found.append(data)
-        return found
-
-
-class _BlobData(_Data):
-    """The bytes of a blob of the cache."""
-
-    def __init__(self, remote: Remote, blob: Blob, sidecar: Sidecar) -> None:
-        super().__init__(sidecar)
-        self._remote, self._blob = remote, blob
-        self._begins = self._files.starts[self._extents.files] + self._extents.starts
-
-    def read_parts(
-        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
-    ) -> list[Encoded]:
-        """Parts of extents, by one load."""
-        begins = self._begins[list(extents)]
-        wanted = BlobSpans(
-            blob=self._blob,
-            starts=(begins + starts).tolist(),
-            ends=(begins + ends).tolist(),
-        )
-        (data,) = self._remote.load([wanted])
-        return data
 
 
 class _Chunks:

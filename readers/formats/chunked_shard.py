@@ -36,6 +36,18 @@ class Extents:
     def __len__(self) -> int:
         return len(self.sizes)
 
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of all."""
+        return int(self.sizes.sum())
+
+    def field_bytes(self, fields: int) -> tuple[int, ...]:
+        """The bytes of each field of a schema that has so many."""
+        found: list[int] = [0] * fields
+        for field_number in np.unique(self.fields).tolist():
+            found[field_number] = int(self.sizes[self.fields == field_number].sum())
+        return tuple(found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkedShard:
@@ -62,10 +74,11 @@ class ChunkedShard:
         units = np.array(self.units, "<u4")
         return ShardSummary(
             samples=self.samples,
-            size_bytes=sum(entry.size_bytes for entry in self.files),
+            size_bytes=self.extents.size_bytes,
             sums=Sums(samples=self.checksum, columns=crc32c(units)),
             labels=None,
             fields={name: self.fields.get(name, FieldSummary(storage="chunks")) for name in schema},
             files=len(self.files),
             units=tuple(self.units),
+            field_bytes=self.extents.field_bytes(len(schema)),
         )

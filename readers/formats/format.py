@@ -36,7 +36,8 @@ class ShardEntry:
 
     name: of its file, or of its sidecar; size_bytes: to read it; sums: of what is noted of its
     samples; layout: how they are stored; overhead_bytes: what a pack's shards hold beside the bytes
-    of their samples at most, where that is known.
+    of their samples at most, where that is known. fields: of a shard of chunks, those whose bytes
+    its blob holds.
     """
 
     name: bytes
@@ -45,6 +46,7 @@ class ShardEntry:
     sums: Sums
     layout: Layout
     overhead_bytes: int | None
+    fields: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import LazyColumn, write_batch
 from penstock.readers.files.pages import BROKEN
+from penstock.readers.formats.blob_extents import BlobExtents
 from penstock.readers.formats.candidates import MISSING
 from penstock.readers.formats.chunked_shard import Extents
 from penstock.readers.formats.limits import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, VERSION
@@ -85,8 +86,8 @@ class Sidecar:
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the shard's files."""
-        return self.files.size_bytes
+        """The bytes of the shard's files, or of a shard of chunks those that are its samples'."""
+        return self.files.size_bytes if self.extents is None else self.extents.size_bytes
 
     @property
     def suffix(self) -> bytes:
@@ -97,9 +98,12 @@ class Sidecar:
         (file,) = self.files.entries()
         return b"-" + file.identity.encode()
 
-    def segments(self) -> Sequence[Segment]:
-        """The objects that the shard is made of, in a remote dataset."""
-        return self.files.segments()
+    def segments(self, fields: Sequence[str] | None = None) -> Sequence[Segment]:
+        """The objects that the shard is made of, in a remote dataset. fields: of a shard of chunks,
+        whose bytes alone are wanted."""
+        if self.extents is None:
+            return self.files.segments()
+        return BlobExtents(self, fields or ()).segments()
 
     def field_notes(self, progressive: Mapping[str, int]) -> dict[str, FieldNotes]:
         """What is noted of each field."""
@@ -314,6 +318,8 @@ def _extents(lists: Lists, files: ShardFiles, *, fields: int) -> Extents:
         raise ValueError("its extents have numbers below 0")
     if extents.files.max() >= len(files) or extents.fields.max() >= fields:
         raise ValueError("its extents are of files or fields that aren't there")
+    if float(extents.sizes.sum(dtype=np.float64)) > MAX_SHARD_BYTES:
+        raise ValueError("its extents have more bytes than a shard")
     if (extents.sizes > files.sizes[extents.files] - extents.starts).any():
         raise ValueError("its extents lie outside of their files")
     return extents

@@ -181,9 +181,10 @@ class Sums:
 class ShardSummary:
     """One shard's contribution to a manifest.
 
-    size_bytes: of its files; files: how many. labels: samples by class of the first field of
-    classes, None without. fields: of each field; overhead_bytes: of a pack's shard beside the bytes
-    of its samples; units: rows of each decode unit, empty where a sample can be had alone.
+    size_bytes: to read it; files: that it lies in, how many. labels: samples by class of the first
+    field of classes, None without. fields: of each field; overhead_bytes: of a pack's shard beside
+    the bytes of its samples; units: rows of each decode unit, empty where a sample can be had
+    alone. field_bytes: to read each field of a shard of chunks, else empty.
     """
 
     samples: int
@@ -194,6 +195,7 @@ class ShardSummary:
     files: int = 1
     overhead_bytes: int | None = None
     units: tuple[int, ...] = ()
+    field_bytes: tuple[int, ...] = ()
 
 
 def summarise(

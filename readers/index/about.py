@@ -86,6 +86,11 @@ class About:
             lacking=frozenset(name for name, each in self.fields.items() if each.missing),
         )
 
+    @property
+    def is_of_chunks(self) -> bool:
+        """Whether samples lie in chunks, which metadata tell of."""
+        return any(each.storage == "chunks" for each in self.fields.values())
+
     def to_json(self) -> dict[str, Any]:
         """As a manifest has it."""
         values = {each.name: getattr(self, each.name) for each in dataclass_fields(self)}

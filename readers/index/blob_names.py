@@ -6,6 +6,7 @@ segments are is looked up in the sidecar when somebody opens or fills it.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, overload
 
@@ -22,15 +23,18 @@ if TYPE_CHECKING:
 
 class BlobNames:
     """The keys and sources of a dataset's shards. segments: looks a shard's segments up; may
-    fetch."""
+    fetch. fields: of data in chunks, those whose bytes the blobs hold."""
 
     def __init__(
         self,
         origin: RemoteFolder,
         manifest: Manifest,
         segments: Callable[[int], Sequence[Segment]],
+        fields: tuple[str, ...],
     ) -> None:
         self._origin, self._manifest, self._segments = origin, manifest, segments
+        self._fields = json.dumps([name for name in manifest.about.schema if name in fields])
+        self._sizes = manifest.bytes_of(fields) if manifest.is_of_chunks else manifest.shard_bytes
         self._keys: tuple[str, ...] | None = None
 
     def keys(self) -> tuple[str, ...]:
@@ -46,7 +50,7 @@ class BlobNames:
     def source(self, shard: int) -> BlobSource:
         """One shard as a blob; looking at its segments may fetch its sidecar."""
         manifest, name = self._manifest, self._manifest.names[shard]
-        size_bytes = int(manifest.shard_bytes[shard])
+        size_bytes = int(self._sizes[shard])
         if self._keys is not None:
             key = self._keys[shard]
         else:
@@ -58,32 +62,39 @@ class BlobNames:
             return self._origin.blob(
                 key, uri=self._origin.uri(name), segments=segments, size_bytes=size_bytes
             )
-        count = int(manifest.files[shard])
+        count = None if manifest.is_of_chunks else int(manifest.files[shard])
         segments = _LazySegments(lambda: self._segments(shard), count)
         uri = f"{self._origin.url}#{printable(name.rpartition(b'/')[2])}"
         return self._origin.blob(key, uri=uri, segments=segments, size_bytes=size_bytes)
 
     def _key(self, name: bytes, etag: str, crc32c: int, columns_crc32c: int) -> str:
+        if self._manifest.is_of_chunks:
+            # Parts of a file have no names of their own: what the index notes of one tells it.
+            said = f"{etag}\0{crc32c:08x}{columns_crc32c:08x}\0{self._fields}"
+            return self._origin.blob_key(b"", said)
         return self._manifest.format.blob_key(
             self._origin, name=name, etag=etag, crc32c=crc32c, columns_crc32c=columns_crc32c
         )
 
 
 class _LazySegments(Sequence["Segment"]):
-    """Parts that are looked up when someone asks; how many there are is known."""
+    """Parts that are looked up when someone asks. count: how many, where that is known."""
 
-    def __init__(self, load: Callable[[], Sequence[Segment]], count: int) -> None:
+    def __init__(self, load: Callable[[], Sequence[Segment]], count: int | None) -> None:
         self._load, self._count = load, count
         self._found: Sequence[Segment] | None = None
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._looked_up()) if self._count is None else self._count
 
     @overload
     def __getitem__(self, i: int) -> Segment: ...
     @overload
     def __getitem__(self, i: slice) -> Sequence[Segment]: ...
     def __getitem__(self, i: int | slice) -> Segment | Sequence[Segment]:
+        return self._looked_up()[i]
+
+    def _looked_up(self) -> Sequence[Segment]:
         if self._found is None:
             self._found = self._load()
-        return self._found[i]
+        return self._found

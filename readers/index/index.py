@@ -5,7 +5,7 @@ Sample id = position in the index; it never changes while the index stands.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -38,10 +38,11 @@ class Index:
     """What a dataset holds; the sample of a shard's row has the id starts[shard] + row.
 
     sizes: samples a shard; starts: id of a shard's first sample; shard_bytes: bytes to read a
-    shard; all int64, shape (shards,), no shard empty. icc: label correlation
-    inside a shard, None without labels (see `index.totals.label_correlation`). fingerprint: of the
-    content, not of where it lies. quarantined: files that aren't in it. place: where the manifest
-    is, for people. shards: opens them. scratch: kept alive as long as the index.
+    shard, of chunks those of the fields that are kept; all int64, shape (shards,), no shard empty.
+    icc: label correlation inside a shard, None without labels (see
+    `index.totals.label_correlation`). fingerprint: of the content, not of where it lies.
+    quarantined: files that aren't in it. place: where the manifest is, for people. shards: opens
+    them. scratch: kept alive as long as the index.
     """
 
     url: str
@@ -160,6 +161,15 @@ class Index:
     def remote(self) -> Remote | None:
         """What a remote dataset is read through; None for a local one."""
         return self.shards.remote
+
+    def keeping(self, fields: tuple[str, ...]) -> Index:
+        """The same index, of whose remote shards of chunks these fields' bytes alone are fetched
+        ahead and kept."""
+        if not self.manifest.is_of_chunks:
+            return self
+        return replace(
+            self, shard_bytes=self.manifest.bytes_of(fields), shards=self.shards.keeping(fields)
+        )
 
     def shard_name(self, shard: int) -> str:
         """The name of a shard's file, or of its part of the index, for people."""

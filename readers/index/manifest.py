@@ -26,7 +26,7 @@ from penstock.readers.index.sidecar_names import is_sidecar_name
 from penstock.readers.index.totals import fingerprint, label_correlation
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -43,6 +43,8 @@ class Manifest:
 
     names: files of the shards or sidecars; etags: checksums of the sidecars, "" for packs. units:
     rows of each shard's decode units, little-endian uint32; empty where a sample can be had alone.
+    field_bytes: to read each field of a shard of chunks, little-endian uint32, or uint64 where one
+    takes it; None of other formats.
     shard_bytes, samples, files (that a shard's samples lie in): int64; crc32c, columns_crc32c: see
     `Sums`, uint32; all of shape (shards,)."""
 
@@ -55,6 +57,12 @@ class Manifest:
     units: Sequence[bytes]
     crc32c: NDArray[np.uint32]
     columns_crc32c: NDArray[np.uint32]
+    field_bytes: Sequence[bytes] | None = None
+
+    @property
+    def is_of_chunks(self) -> bool:
+        """Whether samples lie in chunks, which metadata tell of."""
+        return self.field_bytes is not None
 
     @property
     def format(self) -> Format:
@@ -70,8 +78,15 @@ class Manifest:
         had alone."""
         return np.frombuffer(self.units[shard], "<u4").astype(np.int64)
 
-    def entry(self, shard: int) -> ShardEntry:
-        """What is said of one shard."""
+    def bytes_of(self, fields: Iterable[str]) -> NDArray[np.int64]:
+        """To read these fields of each shard of chunks: int64, shape (shards,)."""
+        names, wanted = list(self.about.schema), set(fields)
+        chosen = np.array([name in wanted for name in names], np.int64)
+        rows = (_numbers(row, len(names)) @ chosen for row in self.field_bytes or ())
+        return np.fromiter(rows, np.int64, len(self.names))
+
+    def entry(self, shard: int, fields: tuple[str, ...] = ()) -> ShardEntry:
+        """What is said of one shard. fields: see there."""
         return ShardEntry(
             name=self.names[shard],
             size_bytes=int(self.shard_bytes[shard]),
@@ -79,6 +94,7 @@ class Manifest:
             sums=self.sums(shard),
             layout=self.about.layout,
             overhead_bytes=self.about.overhead_bytes,
+            fields=fields,
         )
 
 
@@ -122,6 +138,7 @@ def join_manifest(
         units=[np.array(s.units, "<u4").tobytes() for s in shards],
         crc32c=crcs,
         columns_crc32c=columns_crcs,
+        field_bytes=_field_bytes(shards),
     )
     try:
         check_manifest(manifest)
@@ -140,9 +157,9 @@ def check_manifest(manifest: Manifest) -> None:
         raise ValueError("it has no shards")
     _bounded("samples", samples, MAX_SHARD_SAMPLES)
     format = manifest.format
-    # A shard whose samples are all noted lies in no file.
+    # A shard whose samples are all noted lies in no file; chunks may be left out as fill values.
     has_files = manifest.files > 0 if format.indexing is not None else np.ones(len(samples), bool)
-    _bounded("bytes", sizes[has_files], MAX_SHARD_BYTES)
+    _bounded("bytes", sizes[has_files] + manifest.is_of_chunks, MAX_SHARD_BYTES)
     _bounded("files", manifest.files[has_files], MAX_SHARD_SAMPLES)
     _bounded("bytes", sizes[~has_files] + 1, 1)
     _bounded("files", manifest.files[~has_files] + 1, 1)
@@ -157,10 +174,13 @@ def check_manifest(manifest: Manifest) -> None:
             f"its shards have {total:,} samples and it says {about.samples:,}, wanted as many and "
             f"at most {MAX_SAMPLES:,}"
         )
+    if manifest.is_of_chunks != about.is_of_chunks:
+        raise ValueError("it tells the bytes of fields of what lies in no chunks, or the reverse")
     seen: set[bytes] = set()
     for start in range(0, len(samples), NAMES_AT_ONCE):
         names = manifest.names[start : start + NAMES_AT_ONCE]
         _check_units(manifest, start)
+        _check_field_bytes(manifest, start)
         if are_unsafe(names):
             raise ValueError("a shard's name isn't a path below the dataset")
         if format.indexing is not None and not all(map(is_sidecar_name, names)):
@@ -177,6 +197,33 @@ def _bounded(what: str, column: NDArray[np.int64], most: int) -> None:
     if least < 1 or largest > most:
         wrong = least if least < 1 else largest
         raise ValueError(f"a shard has {wrong:,} {what}, wanted 1 to {most:,}")
+
+
+def _field_bytes(shards: Sequence[ShardSummary]) -> list[bytes] | None:
+    if not any(each.field_bytes for each in shards):
+        return None
+    return [
+        np.array(each.field_bytes, "<u8" if max(each.field_bytes) >= 2**32 else "<u4").tobytes()
+        for each in shards
+    ]
+
+
+def _numbers(row: bytes, fields: int) -> NDArray[np.int64]:
+    """The bytes of each field of one shard. Raises ValueError."""
+    if len(row) not in (4 * fields, 8 * fields):
+        raise ValueError("it doesn't tell the bytes of each field")
+    return np.frombuffer(row, "<u8" if len(row) == 8 * fields else "<u4").astype(np.int64)
+
+
+def _check_field_bytes(manifest: Manifest, start: int) -> None:
+    """Whether the fields of some shards have the shards' bytes. Raises ValueError."""
+    if manifest.field_bytes is None:
+        return
+    fields = len(manifest.about.schema)
+    for place, row in enumerate(manifest.field_bytes[start : start + NAMES_AT_ONCE], start):
+        each = _numbers(row, fields)
+        if each.min() < 0 or sum(each.tolist()) != int(manifest.shard_bytes[place]):
+            raise ValueError("the bytes of a shard's fields aren't the shard's")
 
 
 def _check_units(manifest: Manifest, start: int) -> None:

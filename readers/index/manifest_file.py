@@ -46,6 +46,8 @@ COLUMNS = {
     "columns_crc32c": "uint32",
 }
 """Arrow types by name, in order."""
+OF_CHUNKS = {"field_bytes": "binary"}
+"""Beside these, of data in chunks."""
 
 # What a manifest takes: 112 bytes a shard and the names of the folders that were listed.
 _MAX_MAPPED_BYTES, MAX_READ_BYTES = 2**30, 2**27
@@ -65,6 +67,8 @@ def write_manifest(path: bytes, manifest: Manifest) -> None:
         "crc32c": pa.array(manifest.crc32c, pa.uint32()),
         "columns_crc32c": pa.array(manifest.columns_crc32c, pa.uint32()),
     }
+    if manifest.field_bytes is not None:
+        columns["field_bytes"] = pa.array(list(manifest.field_bytes), pa.binary())
     about = {"version": VERSION, "penstock": _own_version(), **manifest.about.to_json()}
     text = json.dumps(about, sort_keys=True).encode("ascii")
     batch = pa.record_batch(columns)
@@ -99,7 +103,7 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
     try:
         if form != VERSION:
             raise ValueError("its version was changed")
-        batch = only_batch(buffer, COLUMNS)
+        batch = only_batch(buffer, COLUMNS | OF_CHUNKS, optional=frozenset(OF_CHUNKS))
         if int(noted[_SUM], 16) != _checksum(text, batch):
             raise ValueError("its checksum is wrong")
         manifest = Manifest(
@@ -112,6 +116,11 @@ def read_manifest(path: bytes, *, remedy: str, mapped: bool = True) -> Manifest:
             units=LazyColumn(batch.column("units")),
             crc32c=batch.column("crc32c").to_numpy(),
             columns_crc32c=batch.column("columns_crc32c").to_numpy(),
+            field_bytes=(
+                LazyColumn(batch.column("field_bytes"))
+                if "field_bytes" in batch.schema.names
+                else None
+            ),
         )
         check_manifest(manifest)
         return manifest
@@ -146,7 +155,8 @@ def _was_ours(buffer: Any, text: bytes, checksum: bytes | None) -> bool:
     """Whether another version's number came of bits that turned: with ours the checksum is right,
     and with theirs it isn't."""
     try:
-        batch, wanted = only_batch(buffer, COLUMNS), int(checksum or b"", 16)
+        batch = only_batch(buffer, COLUMNS | OF_CHUNKS, optional=frozenset(OF_CHUNKS))
+        wanted = int(checksum or b"", 16)
     except BROKEN:
         return False
     ours = _VERSION_TEXT.sub(b'"version": %d' % VERSION, text)
@@ -176,7 +186,7 @@ def _checksum(text: bytes, batch: Any) -> int:
     total = crc32c(text)
     for name in _SUMMED:
         total = crc32c(np.ascontiguousarray(batch.column(name).to_numpy()), total)
-    for name in ("uri", "etag", "units"):
+    for name in ("uri", "etag", "units", *OF_CHUNKS.keys() & {*batch.schema.names}):
         total = _sum_names(batch.column(name), total)
     return int(total)
 

@@ -24,13 +24,28 @@ _log = logging.getLogger("penstock")
 
 
 class Shards:
-    """Opens the shards of one index, by number; safe for several threads."""
+    """Opens the shards of one index, by number; safe for several threads. fields: of data in
+    chunks, those whose bytes are kept of remote shards; None: all."""
 
-    def __init__(self, origin: Origin, manifest: Manifest, sidecars: Sidecars) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        manifest: Manifest,
+        sidecars: Sidecars,
+        *,
+        fields: tuple[str, ...] | None = None,
+    ) -> None:
         self._origin, self._manifest, self._sidecars = origin, manifest, sidecars
+        self._fields = kept = tuple(manifest.about.schema) if fields is None else fields
         self._blobs: BlobNames | None = None
         if isinstance(origin, RemoteFolder):
-            self._blobs = BlobNames(origin, manifest, lambda shard: sidecars.read(shard).segments())
+            self._blobs = BlobNames(
+                origin, manifest, lambda shard: sidecars.read(shard).segments(kept), kept
+            )
+
+    def keeping(self, fields: tuple[str, ...]) -> Shards:
+        """The same shards, of which the bytes of these fields alone are kept."""
+        return Shards(self._origin, self._manifest, self._sidecars, fields=fields)
 
     @property
     def remote(self) -> Remote | None:
@@ -63,7 +78,8 @@ class Shards:
 
     def _opener(self, shard: int) -> ShardOpener:
         manifest = self._manifest
-        return manifest.format.opener(manifest.entry(shard), lambda: self._sidecars.read(shard))
+        entry = manifest.entry(shard, self._fields)
+        return manifest.format.opener(entry, lambda: self._sidecars.read(shard))
 
     def drop(self, shard: int, *, opened: OpenShard | None = None) -> None:
         """Forget a remote shard's bytes, which are wrong: who opens it next fetches them again.

@@ -180,9 +180,23 @@ class RemoteFolder:
         self.remote.close()
 
 
-def segment(name: bytes, size_bytes: int, version: str) -> Segment:
-    """A file below the root as a segment of a blob. version: "" where none is known."""
-    return Segment(path=os.fsdecode(name), size_bytes=size_bytes, version=version or None)
+def segment(
+    name: bytes,
+    size_bytes: int,
+    version: str,
+    *,
+    start: int = 0,
+    object_bytes: int | None = None,
+) -> Segment:
+    """A file below the root, or a range of one, as a segment of a blob. version: "" where none is
+    known."""
+    return Segment(
+        path=os.fsdecode(name),
+        size_bytes=size_bytes,
+        version=version or None,
+        start=start,
+        object_bytes=object_bytes,
+    )
 
 
 def dataset_key(scope: str, url: str, selection: TarSelection | None, variant: str = "") -> str:

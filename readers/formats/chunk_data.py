@@ -1,0 +1,141 @@
+"""The bytes of a shard of chunks, by extent: of local files, or of a blob of the cache.
+
+A blob holds the extents of the fields that a dataset selects, so what nobody wants is neither
+fetched nor kept. Other fields can still be asked for: their bytes come by exact ranges each time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from penstock.cache.base.blob import BlobSource, BlobSpans
+from penstock.cache.errors import CorruptShardError
+from penstock.readers.files.names import below
+from penstock.readers.formats.blob_extents import NOWHERE, BlobExtents
+from penstock.readers.formats.local_files import REINDEX, read_file_into
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.cache.base.blob import Blob
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.formats.sidecar import Sidecar
+    from penstock.readers.types import Encoded
+
+Chunk = TypeVar("Chunk")
+
+
+class ChunkData:
+    """What is common to a shard's data, wherever its bytes are."""
+
+    def __init__(self, sidecar: Sidecar) -> None:
+        assert sidecar.extents is not None
+        self._sidecar = sidecar
+        self._extents, self._files = sidecar.extents, sidecar.files
+
+    def read(self, extents: Sequence[int]) -> list[Encoded]:
+        """The bytes of some extents."""
+        sizes = self._extents.sizes
+        return self.read_parts(extents, [0] * len(extents), [int(sizes[n]) for n in extents])
+
+    def read_parts(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents."""
+        raise NotImplementedError
+
+    def view(self, extent: int) -> Encoded | None:
+        """A view of an extent."""
+        del extent
+        return None
+
+    def decoded(
+        self, chunk: int, decode: Callable[[], Chunk], *, uses: int, taken: int = 1
+    ) -> Chunk:
+        """Decode it."""
+        del chunk, uses, taken
+        return decode()
+
+
+class LocalChunkData(ChunkData):
+    """The bytes of a shard's files in a local folder."""
+
+    def __init__(self, root: bytes, sidecar: Sidecar) -> None:
+        super().__init__(sidecar)
+        self._root = root
+
+    def read_parts(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents, each read from its file."""
+        found: list[Encoded] = []
+        for extent, start, end in zip(extents, starts, ends, strict=True):
+            data = np.empty(end - start, np.uint8)
+            name = self._files.names[int(self._extents.files[extent])]
+            begin = int(self._extents.starts[extent]) + start
+            path = below(self._root, name)
+            read_file_into(path, data, name=name, start=begin, is_rest=False)
+            data.flags.writeable = False
+            found.append(data)
+        return found
+
+
+class BlobChunkData(ChunkData):
+    """The bytes of a blob of the cache. fields: that it holds."""
+
+    def __init__(
+        self, remote: Remote, blob: Blob, sidecar: Sidecar, *, fields: Sequence[str]
+    ) -> None:
+        """Raises CorruptShardError."""
+        super().__init__(sidecar)
+        self._remote, self._blob = remote, blob
+        extents = BlobExtents(sidecar, fields)
+        if extents.size_bytes != blob.source.size_bytes:
+            raise CorruptShardError(
+                f"{blob.source.uri}: this part of the index tells {extents.size_bytes:,} bytes of "
+                f"{list(fields)}, the manifest {blob.source.size_bytes:,}. {REINDEX}"
+            )
+        self._begins = extents.begins
+
+    def read_parts(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents, by one load."""
+        numbers = np.array(extents, np.int64)
+        begins = self._begins[numbers]
+        elsewhere = begins == NOWHERE
+        if not elsewhere.any():
+            (data,) = self._remote.load([_spans(self._blob, begins, starts, ends)])
+            return data
+        others = BlobExtents.of(self._sidecar, numbers[elsewhere].tolist())
+        aside = self._remote.pass_by(self._aside(others))
+        first, last = np.array(starts, np.int64), np.array(ends, np.int64)
+        both = [
+            _spans(blob, place[numbers[mine]], first[mine], last[mine])
+            for blob, place, mine in (
+                (self._blob, self._begins, ~elsewhere),
+                (aside, others.begins, elsewhere),
+            )
+        ]
+        found: list[Encoded] = [np.empty(0, np.uint8)] * len(extents)
+        loaded = self._remote.load(both)
+        for mine, some in zip((~elsewhere, elsewhere), loaded, strict=True):
+            for place, one in zip(np.flatnonzero(mine).tolist(), some, strict=True):
+                found[place] = one
+        return found
+
+    def _aside(self, others: BlobExtents) -> BlobSource:
+        """What the blob doesn't hold, which is kept nowhere."""
+        source = self._blob.source
+        return BlobSource(
+            key=source.key,
+            uri=source.uri,
+            segments=others.segments(),
+            size_bytes=others.size_bytes,
+        )
+
+
+def _spans(blob: Blob, begins: np.ndarray, starts: Sequence[int], ends: Sequence[int]) -> BlobSpans:
+    return BlobSpans(blob=blob, starts=(begins + starts).tolist(), ends=(begins + ends).tolist())

@@ -1,0 +1,256 @@
+"""A small format of chunks: files of units, of which each field is an extent of its own.
+
+A shard is at most UNITS_A_SHARD units of a file. The field "x" lies there as it is, so that samples
+of it can be had alone; others are compressed.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from importlib.metadata import EntryPoint
+from itertools import chain
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import fsspec
+import numpy as np
+from crc32c import crc32c
+
+from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+from penstock.readers.fields.field_types import Array, Tokens, Value
+from penstock.readers.fields.schema import Schema
+from penstock.readers.formats import registry
+from penstock.readers.formats.candidates import Candidates
+from penstock.readers.formats.chunked import ChunkFormat
+from penstock.readers.formats.chunked_shard import ChunkedShard, Extents
+from penstock.readers.formats.data_file import open_data_file
+from penstock.readers.formats.format import Snapshot
+from penstock.readers.formats.summary import FieldSummary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import pytest
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.chunked import ShardData, ShardFacts
+    from penstock.readers.formats.format import Listing
+    from penstock.readers.formats.shard import Places
+    from penstock.readers.origin.origin import Entry, Origin
+
+    Ints = NDArray[np.int64]
+
+SCHEMA = Schema({"x": Array("float32", (3,)), "t": Tokens("int32"), "y": Value("float32")})
+FIELDS = tuple(SCHEMA)
+UNITS = ((4, 3, 2), (5,), (1, 1, 2))
+UNITS_A_SHARD = 2
+SHARD_UNITS = [[4, 3], [2], [5], [1, 1], [2]]
+ROWS = sum(map(sum, UNITS))
+X_BYTES = 12
+FOOTER_BYTES = 8
+
+
+def value(field: str, row: int) -> Any:
+    """What a sample has."""
+    return {"x": [row, row + 0.5, -row], "t": list(range(row % 4)), "y": row / 4}[field]
+
+
+def encode(field: str, rows: Sequence[int]) -> bytes:
+    values = [value(field, row) for row in rows]
+    if field == "x":
+        return np.array(values, "<f4").tobytes()
+    return zlib.compress(json.dumps(values).encode(), 1)
+
+
+def write(root: Path, units: Sequence[Sequence[int]] = UNITS) -> Path:
+    """Files of units, and a footer that says where they lie."""
+    root.mkdir()
+    first = 0
+    for number, counts in enumerate(units):
+        data, ends = b"", []
+        for count in counts:
+            for field in FIELDS:
+                data += encode(field, range(first, first + count))
+                ends.append(len(data))
+            first += count
+        footer = json.dumps({"units": counts, "ends": ends}).encode()
+        tail = len(footer).to_bytes(FOOTER_BYTES, "little")
+        (root / f"{number}.blocks").write_bytes(data + footer + tail)
+    return root
+
+
+class Reader:
+    def __init__(self, shard: ShardFacts) -> None:
+        self._units = shard.units.tolist()
+        self._bounds = np.cumsum([0, *self._units])
+        self._first = int(shard.notes)
+
+    def _unit_of(self, rows: Ints) -> Ints:
+        return np.searchsorted(self._bounds, rows, side="right") - 1
+
+    def needs(self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Any]) -> list[int]:
+        assert not corners
+        units = np.unique(self._unit_of(rows)).tolist()
+        return [len(FIELDS) * unit + FIELDS.index(field) for unit in units for field in fields]
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        assert corners is None
+        if field != "x":
+            column = self.read_rows(rows, [field], data=data, wrong=wrong)[field]
+            assert isinstance(column, DenseColumn)
+            out[places] = column.values
+            return
+        units = self._unit_of(rows)
+        starts = X_BYTES * (rows - self._bounds[units])
+        extents = (len(FIELDS) * units).tolist()
+        found = data.read_parts(extents, starts.tolist(), (starts + X_BYTES).tolist())
+        out[places] = np.concatenate(found).view("<f4").reshape(-1, 3)
+
+    def name(self, row: int) -> str:
+        return f"row {self._first + row}"
+
+    def read_rows(
+        self,
+        rows: Ints,
+        fields: Sequence[str],
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+    ) -> Mapping[str, Column]:
+        units = self._unit_of(rows)
+        found: dict[str, Column] = {}
+        for field in fields:
+            decoded: dict[int, list[Any]] = {}
+            for unit in set(units.tolist()):
+                extent = len(FIELDS) * unit + FIELDS.index(field)
+                try:
+                    decoded[unit] = data.decoded(
+                        extent, lambda at=extent: self._decode(data, at), uses=self._units[unit]
+                    )
+                except ValueError as error:
+                    reasons = dict.fromkeys(np.flatnonzero(units == unit).tolist(), str(error))
+                    wrong |= reasons
+                    decoded[unit] = [value(field, 0)] * self._units[unit]
+            values = [
+                decoded[unit][row - self._bounds[unit]]
+                for unit, row in zip(units.tolist(), rows.tolist(), strict=True)
+            ]
+            if field == "t":
+                offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
+                found[field] = RaggedColumn(np.array([*chain(*values)], np.int32), offsets)
+            else:
+                found[field] = DenseColumn(np.array(values, np.float32))
+        return found
+
+    def _decode(self, data: ShardData, extent: int) -> list[Any]:
+        (found,) = data.read([extent])
+        try:
+            return list(json.loads(zlib.decompress(found.tobytes())))
+        except zlib.error as error:
+            raise ValueError(str(error)) from error
+
+
+class _Listing:
+    def __init__(self, origin: Origin) -> None:
+        self._origin = origin
+        self._files = origin.top(lambda name: name.endswith(b".blocks")).entries
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot.of(self._files, {})
+
+    def candidates(self, *, workers: int) -> Candidates:
+        del workers
+        shards: list[ChunkedShard] = []
+        for entry in self._files:
+            shards += self._shards(entry, sum(shard.samples for shard in shards))
+        return Candidates.of_chunks(SCHEMA, shards)
+
+    def _shards(self, entry: Entry, first: int) -> Iterator[ChunkedShard]:
+        with open_data_file(self._origin, entry) as file:
+            end = entry.size_bytes - FOOTER_BYTES
+            size = int.from_bytes(file.read_at(end, FOOTER_BYTES), "little")
+            footer = file.read_at(end - size, size)
+        told = json.loads(footer)
+        bounds = np.array([0, *told["ends"]], np.int64)
+        for low in range(0, len(told["units"]), UNITS_A_SHARD):
+            units = told["units"][low : low + UNITS_A_SHARD]
+            mine = slice(len(FIELDS) * low, len(FIELDS) * (low + len(units)))
+            starts, sizes = bounds[:-1][mine], np.diff(bounds)[mine]
+            yield ChunkedShard(
+                samples=sum(units),
+                files=[entry],
+                units=units,
+                extents=Extents(
+                    files=np.zeros(len(starts), np.int64),
+                    starts=starts,
+                    sizes=sizes,
+                    fields=np.arange(len(starts)) % len(FIELDS),
+                ),
+                checksum=crc32c(b"%d" % low, crc32c(footer)),
+                fields={"y": FieldSummary(storage="chunks", bounds=(0.0, 4.0))},
+                notes=b"%d" % first,
+            )
+            first += sum(units)
+
+    def counterparts(
+        self, number: int, name: bytes, *, total: int, workers: int
+    ) -> Iterator[tuple[Candidates, int]]:
+        del name, total
+        yield self.candidates(workers=workers), number
+
+
+class _Indexing:
+    keeps_facts: ClassVar[bool] = False
+
+    def list(self, origin: Origin) -> _Listing:
+        return _Listing(origin)
+
+    def is_current(
+        self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
+    ) -> bool:
+        del origin
+        return listing().snapshot().fingerprint == snapshot.fingerprint
+
+
+class Blocks(ChunkFormat):
+    name = "blocks"
+    least_sample_bytes = 0
+    indexing = _Indexing()
+
+    def recognises(self, origin: Origin) -> bool:
+        return bool(origin.top(lambda name: name.endswith(b".blocks")).entries)
+
+    def open_chunks(self, shard: ShardFacts) -> Reader:
+        return Reader(shard)
+
+
+FORMAT = Blocks()
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Make the format known, and unknown again behind the yield."""
+    points = {"blocks": EntryPoint("blocks", __name__, registry.GROUP)}
+    registry.format_named.cache_clear()
+    monkeypatch.setattr(registry, "_guests", lambda: points)
+    yield
+    registry.format_named.cache_clear()
+
+
+def upload(root: Path, place: str) -> Any:
+    """Copy a folder into fsspec's memory; returns that file system."""
+    memory = fsspec.filesystem("memory")
+    for path in root.iterdir():
+        memory.pipe(f"{place}/{path.name}", path.read_bytes())
+    return memory

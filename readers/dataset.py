@@ -26,7 +26,7 @@ from penstock.readers.formats.sampling import AS_THEY_COME, check_sampling
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
-from penstock.readers.origin.urls import show
+from penstock.readers.origin.urls import check_url, show
 from penstock.readers.reading.reader import SampleReader
 from penstock.readers.reading.sample_names import sample_names
 from penstock.readers.source import Source
@@ -52,27 +52,28 @@ _log = logging.getLogger("penstock")
 
 
 class Dataset(Source):
-    """A dataset is a folder of images, tar files or a pack, named by a URL.
+    """A dataset is a folder, a file or several files, named by a URL.
 
     It opens at first use; several threads may read.
 
-    url: a local path or any fsspec URL; tar files by a pattern such as train-{000000..000009}.tar
-    too. fields: names, in the order in which batches shall have them; "id" is the sample's number,
-    and "caption.present" says which samples have a caption. None: the images and their classes, or
-    without these all that can be handed out. A mapping says where each field lies, too: {"image":
-    "images", "mask": "masks"}, folders or patterns of a folder, columns of a manifest, members of
-    tar files; None is what is there under that name ({…, "id": None}). manifest: a table of a
-    folder's samples, below url or on this machine; False reads none that lies there. schema: types
-    of some fields, which count before what is found (docs/datasets.md). sample, stride: windows of
-    arrays and of streams of tokens, as lengths by axis (None: all of it), for all arrays or by
-    field: (8, None, 256, 256); None: one step along the first axis. dtype: of the numbers of files
-    that don't tell. documents: of tokens, "across", "within" or "pack" (docs/tokens.md).
-    vocabulary: token ids that there are; one beyond makes a sample bad. format: "auto" or the name
-    of one. index: folder of the index of images or tar files, of remote ones also a URL of
-    the same store; None is beside them, else the cache folder, else the user's cache directory.
-    cache: a DiskCache that remote data is read through (data on a network mount too), or a folder
-    for one: its limit is what it was made with, or 90 % of the free space. storage_options: of the
-    store (docs/datasets.md). filesystem: any fsspec file system object; url is then a path in it.
+    url: a local path or any fsspec URL, of a folder or of one file; files by a pattern such as
+    train-{000000..000009}.tar or data/**/*.parquet, or as a list of one store. fields: names, in
+    the order in which batches shall have them; "id" is the sample's number, and "caption.present"
+    says which samples have a caption. None: the images and their classes, or without these all that
+    can be handed out. A mapping says where each field lies, too: {"image": "images", "mask":
+    "masks"}, folders or patterns of a folder, columns of a manifest, members of tar files; None is
+    what is there under that name ({…, "id": None}). manifest: a table of a folder's samples, below
+    url or on this machine; False reads none that lies there. schema: types of some fields, which
+    count before what is found (docs/datasets.md). sample, stride: windows of arrays and of streams
+    of tokens, as lengths by axis (None: all of it), for all arrays or by field: (8, None, 256,
+    256); None: one step along the first axis. dtype: of the numbers of files that don't tell.
+    documents: of tokens, "across", "within" or "pack" (docs/tokens.md). vocabulary: token ids that
+    there are; one beyond makes a sample bad. format: "auto" or the name of one. index: folder of
+    the index of images or tar files, of remote ones also a URL of the same store; None is beside
+    them, else the cache folder, else the user's cache directory. cache: a DiskCache that remote
+    data is read through (data on a network mount too), or a folder for one: its limit is what it
+    was made with, or 90 % of the free space. storage_options: of the store (docs/datasets.md).
+    filesystem: any fsspec file system object; url is then a path in it.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
     with the first use.
@@ -96,6 +97,7 @@ class Dataset(Source):
         documents: Documents | None = None,
         vocabulary: int | None = None,
     ) -> None:
+        check_url(url)
         self.url = show(url)
         check_format(format)
         self._places = fields if isinstance(fields, Mapping) else None
@@ -107,7 +109,9 @@ class Dataset(Source):
         arrangement_of(url, fields=fields, schema=schema)  # raises for what can't be
         self._fields: tuple[str, ...] | None = None
         self._scratch = Scratch(cache)
-        self._source, self._format, self._index_folder = url, format, index
+        # A list of files may be changed by whoever made it.
+        self._source: Url = tuple(url) if isinstance(url, list) else url
+        self._format, self._index_folder = format, index
         self._cache = cache
         self._storage_options, self._filesystem = storage_options, filesystem
         self._opening = threading.Lock()
@@ -205,7 +209,7 @@ class Dataset(Source):
         """Whether its URL alone tells which samples and fields it has."""
         told = (self._places, self._names, self._manifest, self._types)
         is_as_it_lies = all(each is None for each in told) and self._sampling == AS_THEY_COME
-        return is_as_it_lies and self._format == AUTO
+        return is_as_it_lies and not isinstance(self._source, tuple) and self._format == AUTO
 
     @property
     def contents(self) -> Contents:

@@ -100,6 +100,11 @@ def _manifest(url: Url, manifest: ManifestFile | None, *, is_path: bool) -> str 
         raise ConfigError(
             f"manifest: got {manifest!r}, wanted a table such as list.csv or list.jsonl, or False."
         )
+    if isinstance(url, list | tuple):
+        raise ConfigError(
+            f"manifest: a table lists the files of a folder, and a list of {len(url):,} files is "
+            "given. Leave one out."
+        )
     path = local_path(told)
     if path is None:
         root = str(url).rstrip("/") + "/"

@@ -120,8 +120,11 @@ class RecordFormat(SpanFormat, ABC):
         return RecordIndexing(self)
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether there are such files at the root."""
-        return origin.selection is None and bool(origin.top(self.is_file).entries)
+        """Whether there are such files at the root, or such files were named."""
+        if origin.selection is not None:
+            names = (name.rpartition(b"/")[2] for name in origin.names().files)
+            return all(map(self.is_file, names))
+        return bool(origin.top(self.is_file).entries)
 
     def is_file(self, name: bytes) -> bool:
         """Whether a name is that of a file of records."""
@@ -158,13 +161,22 @@ class RecordListing:
         self._format, self._origin = format, origin
         suffixes = tuple(map(os.fsencode, (format.suffix, *format.beside)))
         top = origin.top(lambda name: not is_passed_over(name) and name.endswith(suffixes))
-        self._files = [entry for entry in top.entries if format.is_file(entry.name)]
+        is_file = format.is_file
+        self._files = [e for e in top.entries if is_file(e.name.rpartition(b"/")[2])]
         self._beside = {entry.name: entry for entry in top.entries}
+        if origin.selection is not None:  # what lies beside a file that was named is its own
+            self._beside |= self._found_beside()
         if top.missing or not self._files:
             shown = printable(top.missing[0]) if top.missing else f"*{format.suffix}"
             raise DatasetNotFoundError(
                 f"{origin.url}: no file {shown}. Wanted a folder of {format.name} files."
             )
+
+    def _found_beside(self) -> dict[bytes, Entry]:
+        stems = [entry.name.removesuffix(os.fsencode(self._format.suffix)) for entry in self._files]
+        names = (stem + os.fsencode(suffix) for stem in stems for suffix in self._format.beside)
+        found = ((name, self._origin.entry(name)) for name in names)
+        return {name: entry for name, entry in found if entry is not None}
 
     def snapshot(self) -> Snapshot:
         """What an index notes of the files."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,9 +20,13 @@ from penstock.readers.formats.registry import (
     shows_fallback,
 )
 from penstock.readers.index.manifest_lookup import OWN_MANIFEST, REPACK, ManifestLookup
+from penstock.readers.origin.absent import not_a_folder
 from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.readers.formats.format import Format
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.places import Places
@@ -65,13 +70,7 @@ class Recognition:
         if self._origin.arrangement.manifest is not None:
             return self._listed(format)
         if self._origin.selection is not None:
-            found = self._by_root()
-            if format not in (AUTO, found.name):
-                raise ConfigError(
-                    f"format: got {format!r} for {self._origin.url}, which names {found.name} "
-                    "files. Leave format out."
-                )
-            return found
+            return self._selected(format)
         if format != AUTO:
             return format_named(format)
         known = None if self._origin.is_local else self.manifests.separate
@@ -81,25 +80,61 @@ class Recognition:
         """The format whose samples a manifest lists."""
         found = format_of_manifests()
         if format not in (AUTO, found.name) or self._origin.selection is not None:
-            told = f'format="{format}"' if format != AUTO else "tar files that are named"
+            told = f'format="{format}"' if format != AUTO else "files that are named"
             raise ConfigError(
                 f"manifest: a table lists the files of a folder, and {self._origin.url} is given "
                 f'with {told}. Leave one out, or pass format="{found.name}".'
             )
         return found
 
+    def _selected(self, format: str) -> Format:
+        """The format of files that the URL names. What `format=` says counts, but for formats of
+        folders."""
+        if format not in (AUTO, FALLBACK) and format_named(format).indexing is not None:
+            return format_named(format)
+        found = self._by_root()
+        if format not in (AUTO, found.name):
+            raise ConfigError(
+                f"format: got {format!r} for {self._origin.url}, which names {found.name} "
+                "files. Leave format out."
+            )
+        return found
+
     def _by_root(self) -> Format:
         """The first that recognises the dataset: of ours, then of other packages', which are
         loaded only where there is nothing that a folder of ours shows."""
+        if self._origin.selection is not None:
+            found = (f for f in self._of_files() if f.recognises(self._origin))
+            if (first := next(found, None)) is not None:
+                return first
+            raise self._unknown()
         for format in formats():
             if format.indexing is None or not format.recognises(self._origin):
                 continue
             if format.name == FALLBACK and has_guests() and not shows_fallback(self._origin):
-                found = (each for each in guests() if each.recognises(self._origin))
-                return next(found, format)
+                foreign = (each for each in guests() if each.recognises(self._origin))
+                return next(foreign, format)
             return format
-        raise ConfigError(
-            f"{self._origin.url}: no format recognises this dataset. Say which it is: format=."
+        raise self._unknown()
+
+    def _of_files(self) -> Iterator[Format]:
+        yield from (format for format in formats() if format.indexing is not None)
+        yield from guests()
+
+    def _unknown(self) -> ConfigError:
+        """The error for files that no format takes."""
+        selection, url = self._origin.selection, self._origin.url
+        if selection is not None and selection.is_one:
+            return ConfigError(not_a_folder(url))
+        kinds = Counter(extension(name) or "no extension" for name in self._origin.names().files)
+        if len(kinds) < 2:
+            return ConfigError(
+                f"{url}: no format recognises this dataset. Say which it is: format=."
+            )
+        told = ", ".join(f"{count:,} .{kind}" for kind, count in kinds.most_common(4))
+        return ConfigError(
+            f"{url}: names files of several kinds ({told}), which no format reads together. Name "
+            "those of one kind, such as data/*.parquet, or say which it is: format=."
         )
 
     def _check_large(self, own: Manifest) -> None:

@@ -8,16 +8,16 @@ import stat
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import DatasetError
-from penstock.readers.files.names import INDEX_SUFFIX
+from penstock.readers.files.names import INDEX_SUFFIX, is_passed_over
 from penstock.readers.origin.absent import NOT_THERE, not_seen
 from penstock.readers.origin.arrangement import AS_IT_LIES
-from penstock.readers.origin.origin import Entry, TopLevel
+from penstock.readers.origin.origin import Entry, RootNames, TopLevel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.tar_urls import TarSelection
+    from penstock.readers.origin.url_patterns import Selection
 
 
 class LocalFolder:
@@ -28,15 +28,14 @@ class LocalFolder:
     def __init__(
         self,
         root: bytes,
-        selection: TarSelection | None = None,
+        selection: Selection | None = None,
         arrangement: Arrangement = AS_IT_LIES,
     ) -> None:
         self.root = os.path.abspath(root)
         self.url = self.key = os.fsdecode(self.root)
-        self.selection: tuple[bytes, ...] | None = None
-        self._index_name: bytes | None = None
+        self.selection = selection
+        self._names: RootNames | None = None
         if selection is not None:
-            self.selection, self._index_name = selection.names, selection.index_name
             self.url = os.path.join(self.url, selection.pattern)
             self.key = f"{self.key}\0{selection.key}"
         self.arrangement, self.variant = arrangement, arrangement.key
@@ -47,8 +46,8 @@ class LocalFolder:
         """Folders beside the data for their index, best first: beside the name that was given, and
         if that is a link, beside what it leads to."""
         roots = dict.fromkeys((self.root, os.path.realpath(self.root)))
-        if self._index_name is not None:
-            folders = [os.path.join(root, self._index_name) for root in roots]
+        if self.selection is not None:
+            folders = [os.path.join(root, self.selection.index_name) for root in roots]
         else:
             folders = [root + INDEX_SUFFIX for root in roots if os.path.basename(root)]
         if not self.variant:
@@ -73,20 +72,23 @@ class LocalFolder:
             raise not_seen(os.path.join(self.root, name), error) from error
         return (found.st_size, str(found.st_mtime_ns)) if stat.S_ISREG(found.st_mode) else None
 
+    def names(self) -> RootNames:
+        if self._names is None:
+            if self.selection is not None:
+                names, folders = self._selected(), list[bytes]()
+            else:
+                inside = self._inside(b"")
+                names = [name for name, is_folder in inside if not is_folder]
+                folders = [name for name, is_folder in inside if is_folder]
+            self._names = RootNames(files=tuple(names), folders=tuple(folders))
+        return self._names
+
     def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
         top = TopLevel(entries=[], missing=[], others=[], folders=[])
-        try:
-            with os.scandir(self.root) as found:
-                inside = sorted((entry.name, leads_to_folder(entry)) for entry in found)
-        except (FileNotFoundError, NotADirectoryError):
-            return top
-        except OSError as error:
-            if error.errno == errno.ELOOP:
-                return top
-            raise DatasetError(
-                f"{self.url}: the folder can't be listed ({error.strerror}). Give this user the "
-                "right to read it."
-            ) from error
+        if self.selection is not None:
+            inside = [(name, False) for name in self._selected()]
+        else:
+            inside = self._inside(b"")
         for name, is_folder in inside:
             if is_folder or not wanted(name):
                 (top.folders if is_folder else top.others).append(name)
@@ -95,6 +97,52 @@ class LocalFolder:
             else:
                 top.missing.append(name)
         return top
+
+    def _selected(self) -> list[bytes]:
+        from penstock.readers.origin.wildcards import Tree, selected  # a folder needs none
+
+        def top(folder: str) -> tuple[list[tuple[str, bool]], list[str]]:
+            here = os.path.join(os.fsencode(folder), b"")
+            inside = self._inside(here)
+            files = [
+                (os.fsdecode(here + name), True) for name, is_folder in inside if not is_folder
+            ]
+            return files, [os.fsdecode(name) for name, is_folder in inside if is_folder]
+
+        def find(name: str) -> bool | None:
+            return None if self.find(os.fsencode(name)) is None else True
+
+        def walk(folder: str) -> Iterator[tuple[str, bool]]:
+            waiting = [(folder, frozenset[bytes]())]
+            while waiting:
+                folder, above = waiting.pop()
+                real = os.path.realpath(os.path.join(self.root, os.fsencode(folder)))
+                if real in above:  # a link back to a folder above it
+                    continue
+                files, folders = top(folder)
+                yield from files
+                here = os.path.join(folder, "")
+                inside = (n for n in folders if not is_passed_over(os.fsencode(n)))
+                waiting += [(f"{here}{name}", above | {real}) for name in inside]
+
+        assert self.selection is not None
+        tree = Tree(top=top, walk=walk, find=find, at_once=1)
+        return [os.fsencode(name) for name, _ in selected(tree, self.selection, url=self.url)]
+
+    def _inside(self, folder: bytes) -> list[tuple[bytes, bool]]:
+        """Names in a folder, sorted, and whether each is a folder or leads to one."""
+        try:
+            with os.scandir(os.path.join(self.root, folder)) as found:
+                return sorted((entry.name, leads_to_folder(entry)) for entry in found)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                return []
+            raise DatasetError(
+                f"{self.url}: the folder can't be listed ({error.strerror}). Give this user the "
+                "right to read it."
+            ) from error
 
     def entry(self, name: bytes) -> Entry | None:
         try:

@@ -7,13 +7,13 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.disk.mounts import is_network
-from penstock.cache.errors import ConfigError
+from penstock.cache.errors import ConfigError, FetchError
 from penstock.cache.secrets import redact
 from penstock.readers.origin.arrangement import AS_IT_LIES
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.remote import RemoteFolder, dataset_key
-from penstock.readers.origin.tar_urls import TarSelection, select_tars
-from penstock.readers.origin.urls import index_url, local_path, options_scope
+from penstock.readers.origin.select import place_of
+from penstock.readers.origin.urls import index_url, options_scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.scratch import Scratch
+    from penstock.readers.origin.url_patterns import Selection
     from penstock.readers.origin.urls import Url
 
 
@@ -36,37 +37,48 @@ def locate(
     """The origin behind a URL. filesystem: an fsspec file system, of which url is a path then.
     arrangement: how its files make up samples, where the user says so.
 
-    A local path on a network file system is read through the cache, if the user has given one.
+    A URL that may be a file's or a folder's (x.parquet) is looked up in its store. A local path on
+    a network file system is read through the cache, if the user has given one.
+
     Raises ConfigError, MissingDependencyError, FetchError."""
-    path = local_path(url) if filesystem is None else None
-    if path is None:
-        text = os.fsdecode(url) if filesystem is not None else str(url)
-        root, selection = select_tars(text) or (text, None)
+    place = place_of(url, is_path=filesystem is not None)
+    root, selection = place.root, place.selection
+    if isinstance(root, str):
+        options = storage_options or {}
+        found = _open_remote(root, options, scratch, selection, filesystem, arrangement=arrangement)
+        if place.folder is None or _is_file(found):
+            return found
+        found.close()
         return _open_remote(
-            root, storage_options or {}, scratch, selection, filesystem, arrangement=arrangement
+            place.folder, options, scratch, None, filesystem, arrangement=arrangement
         )
-    if not path or b"\0" in path:
-        raise ConfigError(f"url: got {url!r}, wanted a folder or a URL such as s3://bucket/set.")
-    root_path, picked = path, None
-    if not os.path.isdir(path) and (found := select_tars(os.fsdecode(path))) is not None:
-        root_path, picked = os.fsencode(found[0] or "."), found[1]
-    if scratch.is_kept and is_network(os.fsdecode(os.path.abspath(root_path))):
+    if scratch.is_kept and is_network(os.fsdecode(os.path.abspath(root))):
         from fsspec.implementations.local import LocalFileSystem
 
-        mount = os.path.abspath(root_path)
+        mount = os.path.abspath(root)
         mounted = _open_remote(
-            os.fsdecode(mount), {}, scratch, picked, LocalFileSystem(), arrangement=arrangement
+            os.fsdecode(mount), {}, scratch, selection, LocalFileSystem(), arrangement=arrangement
         )
         mounted.mount = mount
         return mounted
-    return LocalFolder(root_path, picked, arrangement)
+    return LocalFolder(root, selection, arrangement)
+
+
+def _is_file(origin: RemoteFolder) -> bool:
+    """Whether the one file that was selected is there. Where nobody can say, it is taken to be:
+    what reads it says what is wrong."""
+    assert origin.selection is not None
+    try:
+        return origin.remote.find(origin.selection.parts[0]) is not None
+    except FetchError:
+        return True
 
 
 def _open_remote(
     url: str,
     options: Mapping[str, Any],
     scratch: Scratch,
-    selection: TarSelection | None,
+    selection: Selection | None,
     filesystem: Any | None,
     of: Remote | None = None,
     arrangement: Arrangement = AS_IT_LIES,

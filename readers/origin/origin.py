@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.readers.origin.arrangement import Arrangement
+    from penstock.readers.origin.url_patterns import Selection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,19 @@ class TopLevel:
     folders: list[bytes]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RootNames:
+    """Names of what lies directly in a dataset's folder, or of the files that its URL selects."""
+
+    files: tuple[bytes, ...]
+    folders: tuple[bytes, ...]
+
+
 class Origin(Protocol):
     """Where a dataset lies, and what can be asked of that place.
 
     url: for people, without credentials; key: names this dataset in a cache.
-    selection: names below the root that were asked for, in order, None for all that is there.
+    selection: the files below the root that the URL names, None for all that is there.
     arrangement: what the user says of how the files make up samples; variant: names it in this
     place, "" where nothing is said.
     """
@@ -56,7 +65,7 @@ class Origin(Protocol):
     url: str
     key: str
     is_local: bool
-    selection: tuple[bytes, ...] | None
+    selection: Selection | None
     arrangement: Arrangement
     variant: str
 
@@ -73,9 +82,16 @@ class Origin(Protocol):
     def entry(self, name: bytes) -> Entry | None:
         """A regular file below the root, or None if it isn't there. Raises FetchError."""
 
+    def names(self) -> RootNames:
+        """The names of what `top` tells of, looked up once: so that each format can be asked
+        whether the dataset is its own. Raises what `top` raises."""
+
     def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
         """What lies directly below the root, sorted by name; empty where there is no such folder.
-        wanted: tells by its name whether a file is looked at. Raises FetchError, DatasetError."""
+        Of a selection its files, in its order, wherever they lie below the root.
+
+        wanted: tells by its name whether a file is looked at. Raises FetchError, DatasetError; of a
+        selection DatasetNotFoundError (one isn't there) and ConfigError (one is named twice)."""
 
     def close(self) -> None:
         """Let connections go. Safe to call twice."""

@@ -12,15 +12,15 @@ from penstock.cache.errors import ConfigError, DatasetNotFoundError
 from penstock.readers.files.names import printable
 from penstock.readers.origin.absent import not_a_folder, nothing_there
 from penstock.readers.origin.arrangement import AS_IT_LIES
-from penstock.readers.origin.origin import Entry, TopLevel
+from penstock.readers.origin.origin import Entry, RootNames, TopLevel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from penstock.cache.base.store import Answer
+    from penstock.cache.base.store import Answer, ObjectInfo
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.origin.arrangement import Arrangement
-    from penstock.readers.origin.tar_urls import TarSelection
+    from penstock.readers.origin.url_patterns import Selection
     from penstock.readers.types import Encoded
 
 
@@ -40,7 +40,7 @@ class RemoteFolder:
         self,
         remote: Remote,
         shown: str,
-        selection: TarSelection | None = None,
+        selection: Selection | None = None,
         *,
         index_url: str | None = None,
         folder_at: Callable[[str], RemoteFolder] | None = None,
@@ -55,9 +55,10 @@ class RemoteFolder:
         self._scope = remote.fetcher.store.scope
         self.arrangement, self.variant = arrangement, arrangement.key_with_content()
         self.key = dataset_key(self._scope, self._root_url, selection, self.variant)
-        self.selection: tuple[bytes, ...] | None = None
+        self.selection = selection
+        self._names: RootNames | None = None
+        self._seen: tuple[list[Entry], list[bytes]] | None = None
         if selection is not None:
-            self.selection = selection.names
             self.url = f"{self.url}/{selection.pattern}"
 
     def folder_at(self, url: str) -> RemoteFolder:
@@ -81,39 +82,61 @@ class RemoteFolder:
         return None if found is None else (found.size_bytes, found.version)
 
     def entry(self, name: bytes) -> Entry | None:
-        found = self.find(name)
-        if found is None:
-            return None
-        return Entry(name=name, size_bytes=found[0], mtime_ns=0, version=found[1])
+        found = self.remote.find(os.fsdecode(name))
+        return None if found is None else _entry(found)
+
+    def names(self) -> RootNames:
+        if self._names is None:
+            self._seen = self._looked_up()  # and told by the next `top`, which comes at once
+            files, folders = self._seen
+            self._names = RootNames(files=tuple(e.name for e in files), folders=tuple(folders))
+        return self._names
 
     def top(self, wanted: Callable[[bytes], bool]) -> TopLevel:
         top = TopLevel(entries=[], missing=[], others=[], folders=[])
-        objects, folders = self.remote.fetcher.top()
-        top.folders.extend(sorted(map(os.fsencode, folders)))
-        for found in sorted(objects, key=lambda found: os.fsencode(found.path)):
-            name = os.fsencode(found.path)
-            if wanted(name):
-                top.entries.append(
-                    Entry(name=name, size_bytes=found.size_bytes, mtime_ns=0, version=found.version)
-                )
-            elif name:
-                top.others.append(name)
+        seen, self._seen = self._seen, None
+        files, folders = seen or self._looked_up()
+        top.folders.extend(folders)
+        for entry in files:
+            if wanted(entry.name):
+                top.entries.append(entry)
+            elif entry.name:
+                top.others.append(entry.name)
         return top
 
+    def _looked_up(self) -> tuple[list[Entry], list[bytes]]:
+        """The files at the root or of the selection, in order, and the folders at the root."""
+        fetcher = self.remote.fetcher
+        if self.selection is None:
+            objects, folders = fetcher.top()
+            entries = sorted(map(_entry, objects), key=lambda entry: entry.name)
+            return entries, sorted(map(os.fsencode, folders))
+        from penstock.readers.origin.wildcards import Tree, selected  # a folder needs none
+
+        def top(folder: str) -> tuple[list[tuple[str, ObjectInfo]], list[str]]:
+            objects, folders = fetcher.top(folder)
+            return [(found.path, found) for found in objects], list(folders)
+
+        def walk(folder: str) -> Iterator[tuple[str, ObjectInfo]]:
+            return ((found.path, found) for found in fetcher.walk(folder))
+
+        tree = Tree(top=top, walk=walk, find=self.remote.find)
+        found = selected(tree, self.selection, url=self.url)
+        return [_entry(info) for _, info in found], []
+
     def walk(self) -> Iterator[Entry]:
-        """Walk every object below the root.
+        """Walk every object below the root, or of the selection.
 
         Raises FetchError, DatasetNotFoundError, ConfigError (one file).
         """
+        self._seen = None
+        if self.selection is not None:
+            yield from self._looked_up()[0]
+            return
         is_empty = True
         for found in self.remote.fetcher.walk():
             is_empty = False
-            yield Entry(
-                name=os.fsencode(found.path),
-                size_bytes=found.size_bytes,
-                mtime_ns=0,
-                version=found.version,
-            )
+            yield _entry(found)
         if is_empty:
             if self.remote.fetcher.info("") is not None:
                 raise ConfigError(not_a_folder(self.url))
@@ -180,6 +203,11 @@ class RemoteFolder:
         self.remote.close()
 
 
+def _entry(found: ObjectInfo) -> Entry:
+    name = os.fsencode(found.path)
+    return Entry(name=name, size_bytes=found.size_bytes, mtime_ns=0, version=found.version)
+
+
 def segment(
     name: bytes,
     size_bytes: int,
@@ -199,7 +227,7 @@ def segment(
     )
 
 
-def dataset_key(scope: str, url: str, selection: TarSelection | None, variant: str = "") -> str:
+def dataset_key(scope: str, url: str, selection: Selection | None, variant: str = "") -> str:
     """The name of a remote dataset in a cache. variant: its arrangement's key."""
     chosen = "" if selection is None else f"\0{selection.key}"
     return f"{scope}\0{url}{chosen}" + (f"\0{variant}" if variant else "")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from penstock.readers.formats.folder.kinds import IMAGES
 from penstock.readers.formats.folder.listing import changed_directories, list_folder
 from penstock.readers.formats.span_format import SpanFormat
 from penstock.readers.origin.local import LocalFolder
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +37,7 @@ class FolderIndexing:
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]
     ) -> bool:
         """Whether no folder's time has changed, or of a remote dataset no file."""
-        if isinstance(origin, LocalFolder):
+        if isinstance(origin, LocalFolder) and origin.selection is None:
             return not changed_directories(origin, snapshot.directories)
         return listing().snapshot().fingerprint == snapshot.fingerprint
 
@@ -49,9 +51,12 @@ class FolderFormat(SpanFormat):
     indexing: ClassVar[Indexing | None] = FolderIndexing()
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether no tar files were named: what no other format takes, listing says what is
-        wrong."""
-        return origin.selection is None
+        """Whether it is a folder, or images of one were named: of a folder that no other format
+        takes, listing says what is wrong."""
+        if origin.selection is None:
+            return True
+        names = origin.names().files
+        return not origin.selection.is_one and all(extension(name) in IMAGES for name in names)
 
 
 FORMAT: Format = FolderFormat()

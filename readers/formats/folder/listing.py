@@ -36,14 +36,18 @@ class FolderListing:
 
 
 def list_folder(origin: Origin) -> FolderListing:
-    """All files of a folder.
+    """All files of a folder, or those that a URL names.
 
     Raises DatasetNotFoundError (missing, empty), ConfigError (a file), FetchError, DatasetError (a
     folder that may not be listed).
     """
     quarantined: list[QuarantineEntry] = []
     directories: dict[bytes, int] = {}
-    if isinstance(origin, LocalFolder):
+    if origin.selection is not None:
+        if origin.selection.is_one:
+            raise ConfigError(not_a_folder(origin.url))
+        found = origin.top(bool).entries
+    elif isinstance(origin, LocalFolder):
         found = list(_walk_local(origin, directories, quarantined))
     elif isinstance(origin, RemoteFolder):
         found = list(_walk_remote(origin, quarantined))

@@ -38,7 +38,12 @@ def is_archive_name(name: bytes) -> bool:
 
 
 def holds_tars(origin: Origin) -> bool:
-    """Whether a folder is a set of tar files. Raises ConfigError where images lie beside them."""
+    """Whether a folder is a set of tar files, or tar files were named. Raises ConfigError where
+    images lie beside them."""
+    names = origin.names()
+    archives = [name for name in names.files if is_archive_name(name.rpartition(b"/")[2])]
+    if origin.selection is not None or not archives:
+        return bool(archives) and len(archives) == len(names.files)
     top = origin.top(is_archive_name)
     if not any(entry.name.lower().endswith(b".tar") for entry in top.entries):
         return bool(top.entries) and not top.folders and not top.others
@@ -55,23 +60,18 @@ def holds_tars(origin: Origin) -> bool:
 
 
 def list_archives(origin: Origin) -> list[Entry]:
-    """The tar files of a dataset: in the order of the pattern, else by name.
+    """The tar files of a dataset: in the order of the selection, else by name.
 
-    Raises DatasetNotFoundError (none, or one of a pattern is missing), DatasetError (compressed, a
-    part, not a file), FetchError.
+    Raises DatasetNotFoundError (none, or one of a selection is missing), DatasetError (compressed,
+    a part, not a file), FetchError.
     """
-    if origin.selection is None:
-        top = origin.top(is_archive_name)
-        found, missing = top.entries, top.missing
-        if not found and not missing:
-            raise DatasetNotFoundError(
-                f"{origin.url}: no *.tar file. Wanted a folder that holds some, the path of one or "
-                "a pattern such as train-{000000..000009}.tar."
-            )
-    else:
-        entries = {name: origin.entry(name) for name in origin.selection}
-        found = [entry for entry in entries.values() if entry is not None]
-        missing = [name for name, entry in entries.items() if entry is None]
+    top = origin.top(is_archive_name if origin.selection is None else _any)
+    found, missing = top.entries, top.missing
+    if not found and not missing:
+        raise DatasetNotFoundError(
+            f"{origin.url}: no *.tar file. Wanted a folder that holds some, the path of one or "
+            "a pattern such as train-{000000..000009}.tar."
+        )
     if missing:
         raise DatasetNotFoundError(
             f"{origin.url}: {len(missing)} of {len(found) + len(missing)} tar files aren't there "
@@ -83,12 +83,18 @@ def list_archives(origin: Origin) -> list[Entry]:
     return found
 
 
+def _any(name: bytes) -> bool:
+    return bool(name)
+
+
 def _refuse_by_name(name: bytes) -> None:
     packed = _COMPRESSED.fullmatch(name)
     if packed:
         kind = _COMPRESSED_NAME[(packed[1] or packed[2]).lower()]
         command = next(command for _, known, command in COMPRESSED if known == kind)
         raise compressed(printable(name), kind, command)
+    if not is_archive_name(name.rpartition(b"/")[2]):
+        raise DatasetError(f"{printable(name)}: isn't a tar file by its name. Wanted *.tar.")
     if not name.lower().endswith(b".tar"):
         raise DatasetError(
             f"{printable(name)}: looks like one part of a split tar file. Join the parts (cat "

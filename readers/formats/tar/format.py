@@ -48,7 +48,7 @@ class TarFormat(SpanFormat):
 
     def recognises(self, origin: Origin) -> bool:
         """Whether tar files were named, or the root holds some; see `holds_tars`."""
-        return origin.selection is not None or holds_tars(origin)
+        return holds_tars(origin)
 
 
 FORMAT: Format = TarFormat()

@@ -15,7 +15,7 @@ import penstock.readers.index.home
 import penstock.readers.index.places
 from penstock.cache.errors import ConfigError, DatasetNotFoundError, PenstockWarning
 from penstock.readers import Dataset, build_index, open_index
-from penstock.readers.origin.tar_urls import select_tars
+from penstock.readers.origin.url_patterns import by_pattern
 from penstock.readers.origin.urls import index_url
 from tests import images, tars
 
@@ -98,10 +98,9 @@ def test_tar_files_have_theirs_beside_them(tmp_path: Path) -> None:
 
 def test_a_long_pattern_has_a_name_that_a_file_system_takes() -> None:
     for url in ("/x/" + "é" * 120 + "-{0..9}.tar", "/x/" + "n" * 251 + ".tar", "/x/{a,b}.tar"):
-        found = select_tars(url)
-        assert found is not None
-        assert len(found[1].index_name) <= 255
-        assert found[1].index_name.endswith(b".penstock")
+        found = by_pattern(url)[1]
+        assert len(found.index_name) <= 255
+        assert found.index_name.endswith(b".penstock")
 
 
 def test_a_link_has_its_index_beside_it_and_finds_the_targets(folder: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from penstock.readers.fields.selection import (
     stored_fields,
 )
 from penstock.readers.formats.arranging import arrangement_of
+from penstock.readers.formats.format import chosen_by
 from penstock.readers.formats.registry import AUTO, check_format
 from penstock.readers.formats.sampling import AS_THEY_COME, check_sampling
 from penstock.readers.index.opening import Opener
@@ -178,7 +179,8 @@ class Dataset(Source):
                 )
                 try:
                     index = opener.open(self._format)
-                    fields = check_selection(self._names, index.schema, index.lacking, url=self.url)
+                    names = self._names or chosen_by(index.format, index.schema)
+                    fields = check_selection(names, index.schema, index.lacking, url=self.url)
                 except BaseException:
                     origin.close()
                     raise

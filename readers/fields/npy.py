@@ -33,9 +33,9 @@ class NpyHeader:
     start: int
 
 
-def read_npy_header(data: Encoded) -> NpyHeader | Rejection:
-    """The header of a whole .npy file, or why the file is no array of numbers. data: uint8, shape
-    (bytes,)."""
+def read_npy_header(data: Encoded, *, size_bytes: int | None = None) -> NpyHeader | Rejection:
+    """The header of an .npy file, or why the file is no array of numbers. data: its first bytes,
+    uint8, shape (bytes,); size_bytes: of the file; None: data is all of it."""
     text = _header_text(data)
     if isinstance(text, Rejection):
         return text
@@ -49,7 +49,8 @@ def read_npy_header(data: Encoded) -> NpyHeader | Rejection:
     if type(values["fortran_order"]) is not bool:
         return Rejection("damaged: its .npy header doesn't say an order")
     codec = ArrayCodec(found.dtype, is_fortran=values["fortran_order"] and len(shape) > 1)
-    wanted, got = math.prod(shape) * codec.dtype.itemsize, len(data) - start
+    size_bytes = len(data) if size_bytes is None else size_bytes
+    wanted, got = math.prod(shape) * codec.dtype.itemsize, size_bytes - start
     if wanted != got:
         return Rejection(
             f"truncated or damaged: {codec.name} of shape {shape} takes {wanted:,} bytes, and "

@@ -14,6 +14,7 @@ from penstock.cache.base.blob import BlobSource, BlobSpans
 from penstock.cache.errors import CorruptShardError
 from penstock.readers.files.names import below
 from penstock.readers.formats.blob_extents import NOWHERE, BlobExtents
+from penstock.readers.formats.file_maps import FileMaps
 from penstock.readers.formats.local_files import REINDEX, read_file_into
 
 if TYPE_CHECKING:
@@ -65,6 +66,13 @@ class LocalChunkData(ChunkData):
     def __init__(self, root: bytes, sidecar: Sidecar) -> None:
         super().__init__(sidecar)
         self._root = root
+        self._maps = FileMaps(root, sidecar.files)
+
+    def view(self, extent: int) -> Encoded | None:
+        """A view of an extent, in a map of its file."""
+        told = self._extents
+        file, start, size = (int(c[extent]) for c in (told.files, told.starts, told.sizes))
+        return self._maps.view(file, start, size)
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]

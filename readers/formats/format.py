@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
+    from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.layout import Layout
     from penstock.readers.formats.shard import OpenShard
@@ -145,3 +146,9 @@ class Format(Protocol):
     ) -> str:
         """Names a shard's blob in a cache, by its row of the manifest alone, without I/O: every
         process and node derives the same."""
+
+
+def chosen_by(format: Format, schema: Schema) -> tuple[str, ...] | None:
+    """The fields of a batch that a format itself chooses where nobody named any (it needn't)."""
+    choose = getattr(format, "default_fields", None)
+    return None if choose is None else choose(schema)

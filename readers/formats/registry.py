@@ -41,6 +41,7 @@ GROUP = "penstock.formats"
 _MODULES = {
     "pack": "penstock.readers.formats.pack.format",
     "tar": "penstock.readers.formats.tar.format",
+    "tokens": "penstock.readers.formats.tokens.format",
     FALLBACK: "penstock.readers.formats.folder.format",
 }
 _METHODS = ("recognises", "opener", "blob_key")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.format import ShardEntry, ShardOpener
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.origin.remote import RemoteFolder
@@ -20,6 +21,11 @@ class SpanFormat:
 
     least_sample_bytes: ClassVar[int] = 1
     is_file_per_sample: ClassVar[bool] = False
+
+    def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
+        """The fields of a batch where nobody chose any; None: as of any dataset."""
+        del schema
+        return None
 
     def opener(self, entry: ShardEntry, sidecar: Callable[[], Sidecar]) -> ShardOpener:
         """The sidecar, which knows each file and opens the shard."""

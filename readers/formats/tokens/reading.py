@@ -1,0 +1,288 @@
+"""Reading sequences of tokens out of a shard: its bytes are one extent, its cut is arithmetic."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.readers.fields.columns import RaggedColumn
+from penstock.readers.formats.tokens.cutting import pieces, sequences
+from penstock.readers.formats.tokens.packing import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.chunked import ChunkReader, ShardData, ShardFacts
+    from penstock.readers.formats.shard import Places
+    from penstock.readers.formats.tokens.notes import TokenNotes
+
+    Ints = NDArray[np.int64]
+    Corners = Mapping[str, Ints]
+
+_TOKENS, _DOCUMENT = "tokens", "document"
+
+
+def token_reader(notes: TokenNotes, shard: ShardFacts) -> ChunkReader:
+    """The reader of a shard. Raises ValueError for notes that don't fit it."""
+    if notes.documents == "across":
+        return _Stream(notes, shard)
+    return _Pieces(notes, shard) if notes.documents == "within" else _Packed(notes, shard)
+
+
+class _Reader:
+    """What all have in common: where tokens lie, and which ids can be."""
+
+    def __init__(self, notes: TokenNotes, shard: ShardFacts) -> None:
+        self._notes = notes
+        self._dtype = np.dtype(notes.dtype)
+        if len(shard.extents) != 1:
+            raise ValueError(f"{len(shard.extents)} extents, wanted 1")
+        count, rest = divmod(int(shard.extents.sizes[0]), self._dtype.itemsize)
+        if rest or (len(notes.lengths) and int(notes.lengths.sum(dtype=np.int64)) != count):
+            raise ValueError("its documents don't hold its tokens")
+        self._count = count
+        self._out = np.dtype(getattr(shard.schema[_TOKENS], "dtype", "int64"))
+        most = np.iinfo(self._dtype)
+        vocabulary = notes.vocabulary
+        self._is_checked = vocabulary is not None and (most.max >= vocabulary or most.min < 0)
+
+    def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
+        """The shard's only extent."""
+        del corners
+        return [0] if _TOKENS in fields and len(rows) else []
+
+    def _parts(self, data: ShardData, starts: list[int], ends: list[int]) -> list[NDArray[Any]]:
+        """Tokens [start, end) of the shard, each an array in the file's dtype."""
+        view, itemsize = data.view(0), self._dtype.itemsize
+        if view is not None:
+            tokens = view.view(self._dtype)
+            return [tokens[a:b] for a, b in zip(starts, ends, strict=True)]
+        found = data.read_parts(
+            [0] * len(starts), [a * itemsize for a in starts], [b * itemsize for b in ends]
+        )
+        return [each.view(self._dtype) for each in found]
+
+    def _judge(self, tokens: NDArray[Any]) -> str | None:
+        """Why a sample is bad: an id that the vocabulary hasn't."""
+        vocabulary = self._notes.vocabulary
+        assert vocabulary is not None
+        wrong = (tokens >= vocabulary) | (tokens < 0)
+        if not wrong.any():
+            return None
+        at = int(wrong.argmax())
+        return (
+            f"its token {at:,} is {int(tokens[at]):,}, and the vocabulary has {vocabulary:,}: ids "
+            f"are 0 to {vocabulary - 1:,}"
+        )
+
+
+class _Stream(_Reader):
+    """Sequences across documents, one every stride."""
+
+    def __init__(self, notes: TokenNotes, shard: ShardFacts) -> None:
+        super().__init__(notes, shard)
+        if sequences(self._count, notes.cut) != shard.samples:
+            raise ValueError("its sequences aren't those of its tokens")
+        # First token of each document, counted from the shard's first.
+        ends = np.cumsum(notes.lengths, dtype=np.int64)
+        self._begins = ends - notes.lengths
+
+    def name(self, row: int) -> str:
+        """The file and the tokens."""
+        start = self._notes.token + row * self._notes.cut.stride
+        return f"{self._notes.name}[{start}:{start + self._notes.cut.length}]"
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        """Read a field's rows, or parts of them, into their places."""
+        starts = rows * self._notes.cut.stride
+        if corners is not None:
+            starts = starts + corners[:, 0]
+        length = out.shape[1]
+        if field != _TOKENS:
+            out[places] = self._beside(field, starts, length)
+            return
+        parts = self._parts(data, starts.tolist(), (starts + length).tolist())
+        spots = range(*places.indices(len(out))) if isinstance(places, slice) else places.tolist()
+        for nth, (place, part) in enumerate(zip(spots, parts, strict=True)):
+            out[place] = part
+            if self._is_checked and (reason := self._judge(part)):
+                wrong[nth] = reason
+                out[place] = 0
+
+    def _beside(self, field: str, starts: Ints, length: int) -> Ints:
+        """Of each token its document's number among all, or its place in that."""
+        at = starts[:, None] + np.arange(length)
+        numbers = np.searchsorted(self._begins, at, side="right") - 1
+        if field == _DOCUMENT:
+            return numbers + self._notes.first_document
+        begins = self._begins.copy()
+        begins[0] -= self._notes.skip
+        return at - begins[numbers]
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """Nothing: all fields have one shape."""
+        del rows, fields, data, wrong
+        return {}
+
+
+class _Cut(_Reader):
+    """Documents cut into pieces."""
+
+    def __init__(self, notes: TokenNotes, shard: ShardFacts) -> None:
+        super().__init__(notes, shard)
+        self._pieces = pieces(notes.lengths, notes.cut)
+
+    def _offset(self, piece: int) -> int:
+        """The place of a piece in its document."""
+        found = self._pieces
+        is_first = int(found.documents[piece]) == 0
+        return int(found.offsets[piece]) + (self._notes.skip if is_first else 0)
+
+    def _piece_name(self, piece: int) -> str:
+        found = self._pieces
+        document = self._notes.first_document + int(found.documents[piece])
+        start, length = self._offset(piece), int(found.lengths[piece])
+        return f"{self._notes.name}: document {document}[{start}:{start + length}]"
+
+    def _read_pieces(self, numbers: Ints, data: ShardData) -> list[NDArray[Any]]:
+        starts = self._pieces.starts[numbers]
+        return self._parts(data, starts.tolist(), (starts + self._pieces.lengths[numbers]).tolist())
+
+
+class _Pieces(_Cut):
+    """A piece is a sample, and as long as it is."""
+
+    def __init__(self, notes: TokenNotes, shard: ShardFacts) -> None:
+        super().__init__(notes, shard)
+        if len(self._pieces) != shard.samples:
+            raise ValueError("its pieces aren't those of its documents")
+
+    def name(self, row: int) -> str:
+        """The file, the document and the tokens of it."""
+        return self._piece_name(row)
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        """Of each piece its document's number among all, or its place in that."""
+        del data, wrong, corners
+        found = self._pieces
+        if field == _DOCUMENT:
+            out[places] = found.documents[rows] + self._notes.first_document
+            return
+        first = found.documents[rows] == 0
+        out[places] = found.offsets[rows] + np.where(first, self._notes.skip, 0)
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """The tokens of pieces."""
+        if _TOKENS not in fields:
+            return {}
+        parts = self._read_pieces(rows, data)
+        if self._is_checked:
+            for place, part in enumerate(parts):
+                if reason := self._judge(part):
+                    wrong[place] = reason
+                    parts[place] = part[:0]
+        offsets = np.zeros(len(parts) + 1, np.int64)
+        np.cumsum([len(part) for part in parts], out=offsets[1:])
+        values = np.empty(int(offsets[-1]), self._out)
+        for part, (a, b) in zip(parts, pairwise(offsets.tolist()), strict=True):
+            values[a:b] = part
+        return {_TOKENS: RaggedColumn(values, offsets)}
+
+
+class _Packed(_Cut):
+    """Pieces packed to sequences of one length, filled up with 0 at their ends."""
+
+    def __init__(self, notes: TokenNotes, shard: ShardFacts) -> None:
+        super().__init__(notes, shard)
+        self._packing = pack(self._pieces.lengths, room=notes.cut.length)
+        if len(self._packing) != shard.samples:
+            raise ValueError("its sequences aren't those of its documents")
+
+    def _members(self, row: int) -> Ints:
+        a, b = self._packing.bounds[row : row + 2]
+        return self._packing.pieces[a:b]
+
+    def name(self, row: int) -> str:
+        """The file, and the documents."""
+        first, *others = self._members(row).tolist()
+        more = f" and {len(others)} more" if others else ""
+        return f"{self._piece_name(first)}{more}"
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        """Fill sequences with their documents, with the numbers of these in the sequence (-1 behind
+        the last), or with places in them."""
+        del corners
+        spots = range(*places.indices(len(out))) if isinstance(places, slice) else places.tolist()
+        members = [self._members(row) for row in rows.tolist()]
+        if not members:
+            return
+        lengths = [self._pieces.lengths[some].tolist() for some in members]
+        if field != _TOKENS:
+            self._beside(field, spots, lengths, out)
+            return
+        parts = iter(self._read_pieces(np.concatenate(members), data))
+        for nth, (place, some) in enumerate(zip(spots, lengths, strict=True)):
+            sequence, at = out[place], 0
+            for length, part in zip(some, parts, strict=False):
+                sequence[at : at + length] = part
+                at += length
+                if self._is_checked and (reason := self._judge(part)):
+                    wrong.setdefault(nth, reason)
+            sequence[at:] = 0
+
+    def _beside(
+        self, field: str, spots: Sequence[int], lengths: list[list[int]], out: NDArray[Any]
+    ) -> None:
+        places = np.arange(out.shape[1])
+        for place, some in zip(spots, lengths, strict=True):
+            sequence, at = out[place], 0
+            for number, length in enumerate(some):
+                sequence[at : at + length] = number if field == _DOCUMENT else places[:length]
+                at += length
+            sequence[at:] = -1 if field == _DOCUMENT else 0
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """Nothing: all fields have one shape."""
+        del rows, fields, data, wrong
+        return {}

@@ -1,0 +1,72 @@
+"""Cutting streams and documents: every token once, whatever the lengths."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.readers.formats.tokens import cutting
+from penstock.readers.formats.tokens.cutting import Cut, Documents, pieces, sequences, stream_parts
+
+CUTS = st.tuples(st.integers(1, 9), st.integers(1, 12)).map(lambda each: Cut(*each))
+WITHIN = st.tuples(st.integers(1, 9), st.integers(0, 8)).map(
+    lambda each: Cut(each[0], max(1, each[0] - each[1]))
+)
+LENGTHS = st.lists(st.integers(0, 40), max_size=30).map(lambda each: np.array(each, np.int32))
+
+
+@given(tokens=st.integers(0, 300), cut=CUTS, target=st.integers(1, 60))
+def test_a_stream_is_cut_every_stride_whatever_its_shards(
+    tokens: int, cut: Cut, target: int
+) -> None:
+    wanted = [start for start in range(0, tokens, cut.stride) if start + cut.length <= tokens]
+    assert sequences(tokens, cut) == len(wanted)
+    found = []
+    for part in stream_parts(tokens, cut, target=target):
+        assert part.end <= tokens
+        assert sequences(part.end - part.start, cut) == part.sequences
+        found += [part.start + n * cut.stride for n in range(part.sequences)]
+    assert found == wanted
+
+
+@given(lengths=LENGTHS, cut=WITHIN)
+def test_pieces_hold_every_token_of_each_document_in_order(lengths: np.ndarray, cut: Cut) -> None:
+    found = pieces(lengths, cut)
+    starts = np.cumsum(lengths) - lengths
+    seen: list[list[int]] = [[] for _ in lengths]
+    for place in range(len(found)):
+        document = int(found.documents[place])
+        offset, length = int(found.offsets[place]), int(found.lengths[place])
+        assert 1 <= length <= cut.length
+        assert found.starts[place] == starts[document] + offset
+        overlap = cut.length - cut.stride if offset else 0
+        seen[document] += range(offset + overlap, offset + length)
+    assert seen == [list(range(length)) for length in lengths.tolist()]
+
+
+@given(lengths=LENGTHS, cut=WITHIN, target=st.integers(1, 50), block=st.integers(1, 7))
+def test_shards_of_documents_hold_the_same_pieces_as_all_of_them(
+    lengths: np.ndarray, cut: Cut, target: int, block: int
+) -> None:
+    whole, before = pieces(lengths, cut), cutting._BLOCK
+    cutting._BLOCK = block
+    try:
+        documents = Documents(lengths)
+        found: list[tuple[int, ...]] = []
+        for part in documents.parts(cut, target=target):
+            first, skip, mine = documents.slice(part.start, part.end)
+            assert mine.sum() == part.end - part.start
+            some = pieces(mine, cut)
+            offsets = some.offsets + np.where(some.documents == 0, skip, 0)
+            found += zip(
+                (some.documents + first).tolist(),
+                offsets.tolist(),
+                (some.starts + part.start).tolist(),
+                some.lengths.tolist(),
+                strict=True,
+            )
+    finally:
+        cutting._BLOCK = before
+    columns = (whole.documents, whole.offsets, whole.starts, whole.lengths)
+    assert found == list(zip(*(each.tolist() for each in columns), strict=True))

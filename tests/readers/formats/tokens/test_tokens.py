@@ -207,7 +207,7 @@ def test_resume_goes_on_exactly(tmp_path: Path, documents: Any) -> None:
     def batches(state: dict[str, Any] | None, count: int) -> tuple[list[Any], Any]:
         with (
             Dataset(tmp_path, documents=documents, sample=(LENGTH,), fields="tokens") as dataset,
-            DataLoader(dataset, 8, shuffle=True, seed=4, drop_last=True) as loader,
+            DataLoader(dataset, 24, shuffle=True, seed=4, drop_last=True) as loader,
         ):
             if state is not None:
                 loader.load_state_dict(state)

@@ -1,0 +1,1 @@
+"""Zarr groups and arrays, versions 2 and 3."""

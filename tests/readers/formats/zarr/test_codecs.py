@@ -1,0 +1,323 @@
+"""Chunks by zarr-python, of every codec that it writes, read back equal; damaged ones told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+import numcodecs
+import numpy as np
+import pyarrow as pa
+import pytest
+import zarr.codecs as v3
+import zarr.codecs.numcodecs as guests
+from numcodecs.abc import Codec as GuestCodec
+
+from penstock.cache.errors import DatasetError, MissingDependencyError
+from penstock.readers.formats.zarr.codecs import Chain, decoder_of
+from penstock.readers.formats.zarr.compressors import Size, lzma_codec
+from penstock.readers.formats.zarr.filters import Shuffle
+from penstock.readers.formats.zarr.foreign import ForeignDecoder
+from tests.readers.formats.zarr.zarr_files import chunks, metadata_of, read, written
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*Numcodecs codecs.*", "ignore:.*not in the Zarr.*")
+
+DTYPES = (
+    *("bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"),
+    *("M8[ns]", "m8[10s]", ">i4", ">f8", ">c8"),
+)
+INNER = ("lz4", "zstd", "zlib", "blosclz", "lz4hc")
+
+
+def numbers(dtype: str, shape: tuple[int, ...] = (10, 7, 5)) -> NDArray[Any]:
+    rng = np.random.default_rng(3)
+    kind = np.dtype(dtype).kind
+    if kind == "b":
+        return rng.integers(0, 2, shape).astype(bool)
+    if kind in "mM":
+        return rng.integers(0, 10**9, shape).view(dtype)
+    values = rng.normal(size=shape) * 50
+    if kind == "c":
+        return (values + 1j * rng.normal(size=shape)).astype(dtype)
+    return np.abs(values).astype(dtype) if kind == "u" else values.astype(dtype)
+
+
+def check(values: NDArray[Any], **options: Any) -> object:
+    files, wanted = written(values, **options)
+    found, decoder = read(files)
+    if wanted.dtype.kind in "mM":
+        wanted = wanted.view(np.int64)
+    assert found.dtype == wanted.dtype.newbyteorder("=")
+    np.testing.assert_array_equal(found, wanted)
+    return decoder
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_numbers_of_every_type_are_read_as_zarr_reads_them(dtype: str, version: int) -> None:
+    assert isinstance(check(numbers(dtype), chunks=(4, 3, 5), zarr_format=version), Chain)
+
+
+V2 = [
+    None,
+    *(numcodecs.get_codec({"id": name}) for name in ("zstd", "gzip", "zlib", "bz2", "lzma", "lz4")),
+    *(numcodecs.Blosc(name, 5, shuffle) for name in INNER for shuffle in (0, 1, 2)),
+]
+
+
+@pytest.mark.parametrize("codec", V2, ids=str)
+def test_version_2_by_every_compressor_and_order(codec: Any) -> None:
+    for order in "CF":
+        options = {"zarr_format": 2, "chunks": (4, 3, 5), "compressors": codec, "order": order}
+        assert isinstance(check(numbers("f4"), **options), Chain)
+
+
+FILTERS = [
+    ("i4", [numcodecs.Delta("<i4")]),
+    ("i4", [numcodecs.Delta("<i4", "<i2")]),
+    ("f8", [numcodecs.FixedScaleOffset(0, 10, "<f8", "<i2")]),
+    ("f8", [numcodecs.Quantize(3, "<f8", "<f4")]),
+    ("f8", [numcodecs.BitRound(10)]),
+    ("f8", [numcodecs.AsType("<f4", "<f8")]),
+    ("bool", [numcodecs.PackBits()]),
+    ("f8", [numcodecs.Shuffle(8)]),
+    ("f8", [numcodecs.Shuffle(3)]),
+    *(
+        ("i4", [numcodecs.get_codec({"id": name})])
+        for name in ("crc32", "adler32", "crc32c", "fletcher32", "jenkins_lookup3", "zlib", "zstd")
+    ),
+    ("i4", [numcodecs.Delta("<i4"), numcodecs.Shuffle(4)]),
+]
+
+
+@pytest.mark.parametrize(("dtype", "filters"), FILTERS, ids=str)
+def test_version_2_by_every_filter(dtype: str, filters: list[Any]) -> None:
+    for codec in (None, numcodecs.Zstd(), numcodecs.Blosc()):
+        options = {"zarr_format": 2, "chunks": (4, 3, 5), "compressors": codec, "order": "F"}
+        assert isinstance(check(numbers(dtype), filters=filters, **options), Chain)
+
+
+def v3_compressors() -> list[Any]:
+    return [
+        None,
+        v3.ZstdCodec(checksum=True),
+        v3.GzipCodec(),
+        v3.Crc32cCodec(),
+        [v3.ZstdCodec(), v3.Crc32cCodec()],
+        [v3.GzipCodec(), v3.ZstdCodec()],
+        [v3.ZstdCodec(), v3.BloscCodec(typesize=1)],
+        *(v3.BloscCodec(cname=name, shuffle="bitshuffle") for name in INNER),
+        *(guests.BZ2(), guests.LZMA(), guests.LZ4(), guests.Zlib(), guests.Zstd()),
+        *(guests.Blosc(), guests.GZip(), guests.Shuffle(), guests.CRC32(), guests.CRC32C()),
+        *(guests.Adler32(), guests.Fletcher32(), guests.JenkinsLookup3()),
+        [guests.Shuffle(elementsize=4), v3.ZstdCodec()],
+    ]
+
+
+@pytest.mark.parametrize("shards", [None, (4, 4, 6)])
+def test_version_3_by_every_compressor(shards: tuple[int, ...] | None) -> None:
+    for codec in v3_compressors():
+        for filters in ((), [v3.TransposeCodec(order=(2, 0, 1))], [guests.Delta(dtype="<f4")]):
+            options = {"chunks": (4, 2, 3), "shards": shards, "filters": filters}
+            assert isinstance(check(numbers("f4"), compressors=codec, **options), Chain)
+
+
+def test_version_3_by_every_filter_and_byte_order() -> None:
+    for codec, dtype in (
+        (guests.FixedScaleOffset(offset=0, scale=10, dtype="<f8", astype="<i2"), "f8"),
+        (guests.FixedScaleOffset(offset=0, scale=10), "f8"),
+        (guests.Quantize(digits=3), "f8"),
+        (guests.BitRound(keepbits=9), "f8"),
+        (guests.PackBits(), "bool"),
+        (guests.AsType(encode_dtype="<f4", decode_dtype="<f8"), "f8"),
+    ):
+        for filters in ([codec], [v3.TransposeCodec(order=(2, 0, 1)), codec]):
+            assert isinstance(check(numbers(dtype), chunks=(4, 3, 5), filters=filters), Chain)
+    for endian in ("little", "big"):
+        for dtype in ("i4", "c8", "M8[s]", "u1", "bool"):
+            serializer = v3.BytesCodec(endian=endian)
+            for filters in ([], [v3.TransposeCodec(order=(2, 0, 1))]):
+                options = {"serializer": serializer, "filters": filters, "chunks": (4, 3, 5)}
+                assert isinstance(check(numbers(dtype), **options), Chain)
+
+
+def test_chains_that_are_none_of_ours_go_through_zarr() -> None:
+    shards = v3.ShardingCodec(chunk_shape=(2, 3, 5))
+    for options in (
+        {"zarr_format": 2, "filters": [numcodecs.Base64()], "compressors": numcodecs.Zstd()},
+        {"serializer": shards, "compressors": [v3.GzipCodec()]},
+        {"serializer": v3.BytesCodec(endian="big"), "filters": [guests.Delta(dtype="i4")]},
+        {"filters": [guests.Quantize(digits=3), v3.TransposeCodec(order=(2, 0, 1))]},
+    ):
+        dtype = "i4" if "serializer" in options else "f8"
+        assert isinstance(check(numbers(dtype), chunks=(4, 6, 5), **options), ForeignDecoder)
+    for dtype in ("M8[s]", "bool"):
+        options = {"serializer": shards, "compressors": [v3.GzipCodec()], "chunks": (4, 6, 5)}
+        assert isinstance(check(numbers(dtype), **options), ForeignDecoder)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_array_of_no_dimensions_is_one_chunk(version: int) -> None:
+    check(np.array(3.5), zarr_format=version)
+
+
+@pytest.mark.parametrize("itemsize", range(1, 18))
+def test_shuffled_bytes_come_together_as_numcodecs_puts_them(itemsize: int) -> None:
+    values = np.random.default_rng(0).integers(0, 256, itemsize * 40_000, np.uint8)
+    wanted = np.frombuffer(numcodecs.Shuffle(itemsize).decode(values), np.uint8)
+    size = Size(len(values), is_exact=True)
+    assert (Shuffle(itemsize).decode(values, size, None) == wanted).all()
+
+
+def damaged(files: dict[str, bytes]) -> tuple[Any, NDArray[np.uint8]]:
+    metadata = metadata_of(files)
+    _, data = next(iter(chunks(files, metadata)))
+    return decoder_of(metadata), data
+
+
+@pytest.mark.parametrize("codec", V2, ids=str)
+def test_damaged_chunks_are_told_and_nothing_more_comes_of_them(codec: Any) -> None:
+    values = np.arange(12_000, dtype="u4") % 77
+    files, _ = written(values, chunks=(12_000,), zarr_format=2, compressors=codec)
+    decoder, data = damaged(files)
+    rng = np.random.default_rng(1)
+    room = np.empty(12_000, "u4")
+    for cut in (0, 1, 5, 15, 16, 17, len(data) // 2, len(data) - 1):
+        with pytest.raises(ValueError, match=r".+"):
+            decoder.decode(data[:cut], room)
+    for number in range(60):
+        flipped = data.copy()
+        flipped[rng.integers(0, min(len(data), 40) if number % 2 else len(data))] ^= 1 << number % 8
+        with contextlib.suppress(ValueError):  # what no checksum shows is of the right size
+            assert decoder.decode(flipped).shape == (12_000,)
+
+
+@pytest.mark.parametrize("name", ["zstd", "gzip", "zlib", "bz2", "lzma", "lz4", "blosc"])
+def test_a_bomb_is_told_before_room_is_made_for_it(name: str) -> None:
+    codec = numcodecs.get_codec({"id": name})
+    for options in ({}, {"filters": [codec]}):
+        files, _ = written(
+            np.ones(100, "u1"), chunks=(100,), zarr_format=2, compressors=codec, **options
+        )
+        decoder, _ = damaged(files)
+        bomb = np.frombuffer(codec.encode(np.zeros(30_000_000, "u1")), np.uint8)
+        with pytest.raises(ValueError, match=r"says that it holds 30,000,000|holds more than"):
+            decoder.decode(bomb)
+        short = np.frombuffer(codec.encode(np.zeros(99, "u1")), np.uint8)
+        with pytest.raises(ValueError, match=r".+"):
+            decoder.decode(short)
+
+
+def test_frames_of_zstd_that_dont_say_their_size_or_are_several() -> None:
+    values = np.arange(50_000, dtype="u2")
+    files, _ = written(values, chunks=(50_000,), compressors=v3.ZstdCodec())
+    decoder, _ = damaged(files)
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(values.tobytes())
+    silent = np.frombuffer(sink.getvalue(), np.uint8)
+    halves = [numcodecs.Zstd().encode(part) for part in np.split(values, 2)]
+    assert (decoder.decode(silent) == values).all()
+    assert (decoder.decode(np.frombuffer(b"".join(halves), np.uint8)) == values).all()
+    with pytest.raises(ValueError, match="wanted 100,000"):
+        decoder.decode(np.frombuffer(halves[0], np.uint8))
+    with pytest.raises(ValueError, match="zstd"):
+        decoder.decode(silent[:-9])
+    with pytest.raises(ValueError, match="wanted 100,000"):
+        decoder.decode(np.concatenate([silent, silent]))
+
+
+def test_bools_are_bools_whatever_the_bytes() -> None:
+    files, _ = written(np.zeros(4, bool), chunks=(4,), compressors=None, fill_value=True)
+    decoder, _ = damaged(files)
+    assert decoder.decode(np.array([0, 1, 2, 255], np.uint8)).tolist() == [False, True, True, True]
+
+
+def test_lzma_of_every_format_within_its_memory() -> None:
+    values = np.arange(1000, dtype="u1")
+    raw = [{"id": 0x21, "dict_size": 2**16}]
+    for told in ({"format": 1}, {"format": 2}, {"format": 3, "filters": raw}):
+        data = np.frombuffer(numcodecs.LZMA(**told).encode(values), np.uint8)
+        assert (lzma_codec(told).decode(data, Size(1000, is_exact=True), None) == values).all()
+    for told in (
+        {"format": 9},
+        {"format": 3},
+        {"format": 3, "filters": [{"id": 0x21, "dict_size": 2**31}]},
+        {"format": 3, "filters": [{"id": 99}]},
+    ):
+        with pytest.raises(ValueError, match="lzma"):
+            lzma_codec(told)
+
+
+def renamed(files: dict[str, bytes], **codec: Any) -> dict[str, bytes]:
+    document = json.loads(files["zarr.json"])
+    document["codecs"].append(codec)
+    return {**files, "zarr.json": json.dumps(document).encode()}
+
+
+def test_a_codec_that_nobody_has_is_named_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files, _ = written(np.arange(4), chunks=(4,))
+    for name, package in (("imagecodecs_jpegxl", "imagecodecs"), ("mine", "the package that")):
+        with pytest.raises(MissingDependencyError, match=f"{name}.*{package}"):
+            decoder_of(metadata_of(renamed(files, name=name, configuration={})))
+    monkeypatch.setitem(sys.modules, "zarr", None)
+    with pytest.raises(MissingDependencyError, match=r"mine.*penstock\[zarr\]"):
+        decoder_of(metadata_of(renamed(files, name="mine", configuration={})))
+
+
+class Inverted(GuestCodec):  # type: ignore[misc]
+    """Somebody's codec of version 2."""
+
+    codec_id = "inverted"
+
+    def encode(self, buf: Any) -> Any:
+        return ~np.asarray(buf).view("u1").reshape(-1)
+
+    def decode(self, buf: Any, out: Any = None) -> Any:
+        assert out is None
+        if len(buf) < 4:
+            raise RuntimeError("too short to be turned")
+        return ~np.frombuffer(buf, "u1")
+
+
+def test_somebodys_registered_codec_is_called_by_zarr(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(numcodecs.registry.codec_registry, "inverted", Inverted)
+    values = np.arange(24, dtype="f4").reshape(4, 6)
+    assert isinstance(
+        check(values, chunks=(2, 6), zarr_format=2, compressors=Inverted()), ForeignDecoder
+    )
+    files, _ = written(values, chunks=(2, 6), zarr_format=2, compressors=Inverted())
+    decoder, data = damaged(files)
+    with pytest.raises(ValueError, match="too short to be turned"):
+        decoder.decode(data[:2])
+    with pytest.raises(ValueError, match=r".+"):
+        decoder.decode(data[:-4])
+
+
+@pytest.mark.parametrize(
+    "codec",
+    [
+        {"name": "transpose", "configuration": {"order": [0, 0]}},
+        {"name": "numcodecs.shuffle", "configuration": {"elementsize": 0}},
+        {"name": "numcodecs.crc32", "configuration": {"location": "middle"}},
+        {"name": "numcodecs.delta", "configuration": {"dtype": "O"}},
+        {"name": "numcodecs.delta", "configuration": {"dtype": "<i7"}},
+        {"name": "numcodecs.lzma", "configuration": {"format": "x"}},
+        {"name": "numcodecs.fixedscaleoffset", "configuration": {"scale": "x"}},
+        {"name": "bytes", "configuration": {"endian": "middle"}},
+    ],
+    ids=lambda codec: codec["name"],
+)
+def test_codecs_that_cant_be_are_named(codec: dict[str, Any]) -> None:
+    files, _ = written(np.zeros((4, 4), "i4"), chunks=(4, 4))
+    document = json.loads(files["zarr.json"])
+    document["codecs"] = [codec, *document["codecs"]]
+    with pytest.raises(DatasetError, match=r"array.*codecs can't be"):
+        decoder_of(metadata_of({"zarr.json": json.dumps(document).encode()}))

@@ -1,0 +1,351 @@
+"""Metadata of Zarr arrays and groups: what they say, and what is refused of hostile ones."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.storage import MemoryStore
+
+from penstock.cache.errors import DatasetError
+from penstock.readers.formats.zarr.data_types import fill_value, v2_data_type, v3_data_type
+from penstock.readers.formats.zarr.documents import (
+    MAX_DOCUMENT_BYTES,
+    Node,
+    read_document,
+    v2_consolidated,
+    v2_node,
+    v3_consolidated,
+    v3_node,
+)
+from penstock.readers.formats.zarr.metadata import ArrayMetadata, RefusedArray, parse_array
+from tests.readers.formats.zarr.zarr_files import metadata_of, written
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Consolidated metadata.*", "ignore:.*not have a Zarr.*"
+)
+
+V3: dict[str, Any] = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [10, 4],
+    "data_type": "float32",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [3, 4]}},
+    "chunk_key_encoding": {"name": "default"},
+    "fill_value": 0,
+    "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+}
+V2: dict[str, Any] = {
+    "zarr_format": 2,
+    "shape": [10, 4],
+    "chunks": [3, 4],
+    "dtype": "<f4",
+    "compressor": None,
+    "fill_value": None,
+    "filters": None,
+    "order": "C",
+}
+
+
+def v3(**changes: Any) -> Node:
+    return v3_node("group/x", {**V3, **changes})
+
+
+def v2(attributes: dict[str, Any] | None = None, **changes: Any) -> Node:
+    return v2_node("group/x", {**V2, **changes}, attributes or {}, "array")
+
+
+def parsed(node: Node) -> ArrayMetadata:
+    found = parse_array(node)
+    assert isinstance(found, ArrayMetadata)
+    return found
+
+
+def test_an_array_says_its_shape_chunks_and_names() -> None:
+    for found in (
+        parsed(v3(dimension_names=["time", None], attributes={"units": "K"})),
+        parsed(v2({"_ARRAY_DIMENSIONS": ["time", "x"], "units": "K"})),
+    ):
+        assert found.name == "group/x"
+        assert found.shape == (10, 4)
+        assert found.chunk_shape == found.file_shape == (3, 4)
+        assert found.chunks == found.files == (4, 1)
+        assert found.chunk_bytes == 48
+        assert found.dtype == np.float32
+        assert found.dimension_names is not None
+        assert found.dimension_names[0] == "time"
+        assert found.attributes["units"] == "K"
+        assert found.sharding is None
+        assert found.fill_value == 0
+    assert parsed(v2({"_ARRAY_DIMENSIONS": ["only one"]})).dimension_names is None
+
+
+def test_a_chunk_has_a_key() -> None:
+    def keys(name: str, **configuration: str) -> list[str]:
+        encoding = {"name": name, "configuration": configuration}
+        found = parsed(v3(chunk_key_encoding=encoding))
+        return [found.chunk_key((2, 0)), found.chunk_key(())]
+
+    assert keys("default") == ["c/2/0", "c"]
+    assert keys("default", separator=".") == ["c.2.0", "c"]
+    assert keys("v2") == ["2.0", "0"]
+    assert keys("v2", separator="/") == ["2/0", "0"]
+    assert parsed(v2()).chunk_key((2, 0)) == "2.0"
+    assert parsed(v2(dimension_separator="/")).chunk_key((2, 0)) == "2/0"
+
+
+def test_an_array_that_is_empty_may_have_empty_chunks() -> None:
+    assert parsed(v2(shape=[0, 4], chunks=[0, 4])).chunks == (0, 1)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_times_are_integers_that_say_their_unit(version: int) -> None:
+    for dtype, unit in (("M8[ns]", "datetime64[ns]"), ("m8[10s]", "timedelta64[10s]")):
+        files, _ = written(np.zeros(4, dtype), chunks=(2,), zarr_format=version)
+        found = metadata_of(files)
+        assert found.type.unit == unit
+        assert found.dtype == np.int64
+
+
+REFUSED = [
+    (v2(dtype="|O", filters=[{"id": "vlen-utf8"}]), "Python objects or texts"),
+    (v2(dtype="<U7"), "texts"),
+    (v2(dtype="|S7"), "byte strings"),
+    (v2(dtype="|V7"), "raw bytes"),
+    (v2(dtype="<f16"), "<f16"),
+    (v2(dtype=[["a", "<i4"], ["b", "<f4"]]), "structured"),
+    (v2(filters=[{"id": "pickle"}]), "pickle"),
+    (v2(filters=[{"id": "json2"}]), "json2"),
+    (v3(data_type="string"), "texts"),
+    (v3(data_type="variable_length_utf8"), "texts"),
+    (v3(data_type={"name": "fixed_length_utf32", "configuration": {"length_bytes": 4}}), "texts"),
+    (v3(data_type="r16"), "raw bytes"),
+    (v3(data_type="bytes"), "raw bytes"),
+    (v3(data_type="bfloat16"), "bfloat16"),
+    (v3(data_type={"name": "structured", "configuration": {"fields": []}}), "structured"),
+    (v3(chunk_grid={"name": "rectilinear", "configuration": {}}), "rectilinear"),
+    (v3(storage_transformers=[{"name": "x"}]), "storage transformers"),
+    (v3(chunk_key_encoding={"name": "fanout"}), "fanout"),
+    (v3(later={"a": 1}), "later"),
+    (v3(codecs=[{"name": "vlen-utf8"}]), "vlen-utf8"),
+]
+
+
+@pytest.mark.parametrize(("node", "why"), REFUSED, ids=[why for _, why in REFUSED])
+def test_what_cant_be_a_tensor_is_refused_by_name(node: Node, why: str) -> None:
+    found = parse_array(node)
+    assert isinstance(found, RefusedArray)
+    assert why in found.why
+    assert "group/x" in str(found.error())
+    assert why in str(found.error())
+
+
+def test_what_needs_not_be_understood_isnt() -> None:
+    assert parsed(v3(later={"must_understand": False, "a": 1})).shape == (10, 4)
+
+
+SHARDS = {"index_codecs": [{"name": "bytes"}], "codecs": [{"name": "bytes"}]}
+
+
+def sharded(**changes: Any) -> list[dict[str, Any]]:
+    configuration = {"chunk_shape": [1, 4], **SHARDS, **changes}
+    return [{"name": "sharding_indexed", "configuration": configuration}]
+
+
+def each(make: Callable[..., Node], key: str, *values: Any) -> list[Node]:
+    return [make(**{key: value}) for value in values]
+
+
+HOSTILE: list[Node] = [
+    v2(zarr_format=3),
+    *each(v2, "shape", None, 5, [10], ["a", 4], [-1, 4], [1.0, 4], [True, 4]),
+    *each(v2, "shape", [2**62, 4], [2**61, 4], [1] * 33, [10, 4, 1]),
+    *each(v2, "chunks", None, [0, 4], [3], [3, -4], [3, 4, 5], [2**63, 1]),
+    v2(chunks=[2**40, 4]),
+    v2(shape=[2**50, 4], chunks=[2**38, 1]),
+    *(
+        v2(dtype=dtype)
+        for dtype in (None, 3, "float", "<f3", "<q8", "<M7[ns]", "<M8[nn]", "<f", {})
+    ),
+    *each(v2, "fill_value", "x", [1], [1, 2], {}, "0x00", True),
+    *(v2(dtype="<i4", fill_value=fill) for fill in (2**31, 0.5, "1.5", [0], True)),
+    *(v2(dtype="|u1", fill_value=fill) for fill in (-1, 256, "NaN")),
+    *(v2(dtype="<c8", fill_value=fill) for fill in ([1, 2, 3], ["a", 1], {})),
+    *(v2(dtype="|b1", fill_value=fill) for fill in (2, "true", [])),
+    *each(v2, "filters", 3, [3], [{}], [{"id": 3}], [{"id": "delta"}] * 99),
+    *each(v2, "compressor", 3, "zlib", {}, []),
+    v2(order="X"),
+    v2(dimension_separator="-"),
+    *each(v3, "shape", None, [10], [2**61, 4]),
+    *each(v3, "chunk_grid", None, {}, {"name": "regular"}, "regular"),
+    v3(chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2**40, 4]}}),
+    *each(v3, "codecs", None, [], 3, [3], [{}], [{"name": 3}], V3["codecs"] * 99),
+    *each(v3, "data_type", None, 3, {}, {"name": "numpy.datetime64"}),
+    *each(v3, "chunk_key_encoding", None, {}, {"name": "v2", "configuration": 3}),
+    v3(chunk_key_encoding={"name": "default", "configuration": {"separator": "-"}}),
+    *each(v3, "dimension_names", ["a"], "ab", [1, 2]),
+    v3(fill_value="0x7fc0"),
+    v3(fill_value=10**400),
+    *(v3(codecs=sharded(chunk_shape=shape)) for shape in ([2, 4], [0, 4], [1], None, ["a", 4])),
+    v3(codecs=sharded(index_location="middle")),
+    v3(codecs=sharded(index_codecs=None)),
+    v3(codecs=sharded(codecs=None)),
+    v3(codecs=sharded(index_codecs=[{"name": "bytes", "configuration": {"endian": "x"}}])),
+    v3(
+        shape=[2**40, 1],
+        chunk_grid={"name": "regular", "configuration": {"chunk_shape": [2**40, 1]}},
+        codecs=sharded(chunk_shape=[1, 1]),
+    ),
+]
+
+
+@pytest.mark.parametrize("node", HOSTILE, ids=[str(number) for number in range(len(HOSTILE))])
+def test_hostile_metadata_end_in_an_error_that_names_the_array(node: Node) -> None:
+    with pytest.raises(DatasetError, match=r"group/x: its metadata are damaged"):
+        parse_array(node)
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["name", "configuration", "id", "endian"]), inner, max_size=3
+        )
+    ),
+    max_leaves=6,
+)
+
+
+@given(
+    key=st.sampled_from(sorted(set(V3) | set(V2))), value=anything, version=st.sampled_from([2, 3])
+)
+def test_whatever_stands_in_metadata_is_read_or_refused(key: str, value: Any, version: int) -> None:
+    try:
+        node = v2(**{key: value}) if version == 2 else v3(**{key: value})
+        found = parse_array(node)
+    except DatasetError:
+        return
+    if isinstance(found, ArrayMetadata):
+        assert found.chunk_bytes <= 2**31
+        assert math.prod(found.shape) < 2**62
+
+
+FILLS: list[tuple[str, str, Any, Any]] = [
+    ("<f4", "float32", "NaN", np.nan),
+    ("<f4", "float32", "-Infinity", -np.inf),
+    ("<f4", "float32", "0x7fc00000", np.nan),
+    ("<f8", "float64", "0x3ff8000000000000", 1.5),
+    ("<f2", "float16", 2, 2),
+    ("<f8", "float64", "2.5", 2.5),
+    (">i4", "int32", -3.0, -3),
+    ("<i8", "int64", "-7", -7),
+    ("<c8", "complex64", [1, "NaN"], complex(1, np.nan)),
+    ("<c16", "complex128", [1, 2], 1 + 2j),
+    ("|b1", "bool", True, True),
+    ("|b1", "bool", 0, False),
+    ("<f4", "float32", None, 0),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "told", "wanted"), FILLS)
+def test_a_fill_value_is_a_number_of_the_arrays_type(
+    old: str, new: str, told: Any, wanted: Any
+) -> None:
+    for type in (v2_data_type(old), v3_data_type(new)):
+        found = fill_value(told, type)
+        assert found.dtype == np.dtype(new)
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_time_that_is_none_is_the_least_integer() -> None:
+    assert fill_value("NaT", v2_data_type("<M8[ns]")) == -(2**63)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "i4", "u8", "f2", "f8", "c8"])
+@pytest.mark.parametrize("version", [2, 3])
+def test_fill_values_are_zarrs(dtype: str, version: int) -> None:
+    for value in (1, 0) if dtype == "bool" else (7, 0):
+        files, wanted = written(
+            np.full(3, value, dtype), chunks=(2,), zarr_format=version, fill_value=value
+        )
+        assert metadata_of(files).fill_value == wanted[0]
+
+
+def test_a_document_is_bounded() -> None:
+    for data, why in (
+        (b"[]", "a list"),
+        (b"{", "JSON"),
+        (b"\xff\xfe{", "JSON"),
+        (b'{"a":' + b"[" * 100_000, "JSON"),
+        (b'{"a":' + b"[" * 100 + b"]" * 100 + b"}", "deeper"),
+        (b'{"a":' + b"1" * 5000 + b"}", "JSON"),
+        (b" " * (MAX_DOCUMENT_BYTES + 1), "at most"),
+    ):
+        with pytest.raises(DatasetError, match=rf"x/zarr.json.*{why}"):
+            read_document(data, name="x/zarr.json")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_consolidated_metadata_tell_all_nodes(version: int) -> None:
+    store = MemoryStore()
+    group = zarr.create_group(store, zarr_format=version, attributes={"who": "us"})
+    group.create_array("x", shape=(4, 2), chunks=(2, 2), dtype="f4", attributes={"u": "K"})
+    group.create_array("deep/y", shape=(4,), chunks=(2,), dtype="i2")
+    files = {name: data.to_bytes() for name, data in store._store_dict.items()}
+    if version == 3:
+        root = v3_node("", read_document(files["zarr.json"], name=""))
+        assert v3_consolidated(root) is None
+    zarr.consolidate_metadata(store)
+    files = {name: data.to_bytes() for name, data in store._store_dict.items()}
+    if version == 3:
+        root = v3_node("", read_document(files["zarr.json"], name="", is_consolidated=True))
+        nodes = v3_consolidated(root)
+        assert nodes is not None
+    else:
+        document = read_document(files[".zmetadata"], name=".zmetadata", is_consolidated=True)
+        nodes = v2_consolidated(document, name=".zmetadata")
+        root = nodes.pop("")
+    assert root.attributes["who"] == "us"
+    assert {name: node.kind for name, node in nodes.items()} == {
+        "deep": "group",
+        "deep/y": "array",
+        "x": "array",
+    }
+    assert parsed(nodes["x"]).attributes["u"] == "K"
+    assert parsed(nodes["deep/y"]).dtype == np.int16
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a//b", "a/../b", ".", "a\0b", "x" * 9999])
+def test_names_of_nodes_dont_leave_the_hierarchy(name: str) -> None:
+    with pytest.raises(DatasetError, match="names a node"):
+        v2_consolidated({"metadata": {f"{name}/.zarray": V2}}, name=".zmetadata")
+    told = {"kind": "inline", "metadata": {name: V3}}
+    group = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": told}
+    with pytest.raises(DatasetError, match="names a node"):
+        v3_consolidated(v3_node("", group))
+
+
+def test_documents_that_are_no_nodes_are_told() -> None:
+    for document in ({}, {"zarr_format": 2}, {"zarr_format": 3, "node_type": "x"}):
+        with pytest.raises(DatasetError, match=r"zarr\.json says"):
+            v3_node("x", document)
+    with pytest.raises(DatasetError, match="attributes"):
+        v3(attributes=[1])
+    for document in ({}, {"metadata": {".zarray": 3}}):
+        with pytest.raises(DatasetError, match=r"\.zmetadata"):
+            v2_consolidated(document, name=".zmetadata")
+    tolds: list[Any] = [{"kind": "inline"}, {"kind": "inline", "metadata": {"x": 3}}]
+    for told in tolds:
+        group: Any = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": told}
+        with pytest.raises(DatasetError, match="consolidated_metadata"):
+            v3_consolidated(v3_node("", json.loads(json.dumps(group))))

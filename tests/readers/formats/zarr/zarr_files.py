@@ -1,0 +1,91 @@
+"""Zarr hierarchies in memory, and whole arrays of them read by our metadata and codecs."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import zarr
+from zarr.storage import MemoryStore
+
+from penstock.readers.formats.zarr.codecs import decoder_of
+from penstock.readers.formats.zarr.documents import Node, read_document, v2_node, v3_node
+from penstock.readers.formats.zarr.metadata import ArrayMetadata, parse_array
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.formats.zarr.codecs import Decoder
+
+Files = dict[str, bytes]
+
+
+def written(values: NDArray[Any], **options: Any) -> tuple[Files, NDArray[Any]]:
+    """An array by zarr-python: its files, and what zarr-python reads of them."""
+    store = MemoryStore()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        array = zarr.create_array(store, shape=values.shape, dtype=values.dtype, **options)
+        array[...] = values
+        found = np.asarray(array[...])
+    return {name: data.to_bytes() for name, data in store._store_dict.items()}, found
+
+
+def node(files: Mapping[str, bytes], name: str = "") -> Node:
+    prefix = f"{name}/" if name else ""
+    if f"{prefix}zarr.json" in files:
+        return v3_node(name, read_document(files[f"{prefix}zarr.json"], name=name))
+    document = read_document(files[f"{prefix}.zarray"], name=name)
+    attributes = read_document(files.get(f"{prefix}.zattrs", b"{}"), name=name)
+    return v2_node(name, document, attributes, "array")
+
+
+def metadata_of(files: Mapping[str, bytes], name: str = "") -> ArrayMetadata:
+    found = parse_array(node(files, name))
+    assert isinstance(found, ArrayMetadata)
+    return found
+
+
+def chunks(
+    files: Mapping[str, bytes], metadata: ArrayMetadata
+) -> Iterator[tuple[tuple[int, ...], NDArray[np.uint8]]]:
+    """The encoded chunks that are there, with their coordinates."""
+    prefix = f"{metadata.name}/" if metadata.name else ""
+    for place in itertools.product(*map(range, metadata.files)):
+        found = files.get(prefix + metadata.chunk_key(place))
+        if found is None:
+            continue
+        data = np.frombuffer(found, np.uint8)
+        sharding = metadata.sharding
+        if sharding is None:
+            yield place, data
+            continue
+        begin, end = sharding.index_range(len(data))
+        index = sharding.parse_index(data[begin:end], len(data))
+        for inner in itertools.product(*map(range, sharding.counts)):
+            start, size = index[inner].tolist()
+            if start >= 0:
+                offset = np.multiply(place, sharding.counts) + inner
+                yield tuple(offset.tolist()), data[start : start + size]
+
+
+def read(files: Mapping[str, bytes], name: str = "") -> tuple[NDArray[Any], Decoder]:
+    """A whole array, each chunk decoded both ways: anew, and into given room."""
+    metadata = metadata_of(files, name)
+    decoder = decoder_of(metadata)
+    shape = np.multiply(metadata.chunks, metadata.chunk_shape)
+    whole = np.full(shape, metadata.fill_value, metadata.dtype)
+    for place, data in chunks(files, metadata):
+        room = np.empty(metadata.chunk_shape, metadata.dtype)
+        assert decoder.decode(data, room) is room
+        found = decoder.decode(data)
+        assert found.dtype == metadata.dtype
+        np.testing.assert_array_equal(found, room)
+        corner = np.multiply(place, metadata.chunk_shape)
+        if np.all(corner < shape):
+            whole[tuple(map(slice, corner, corner + metadata.chunk_shape))] = found
+    return whole[tuple(map(slice, metadata.shape))], decoder

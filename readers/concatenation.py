@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import ReadMode
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.blocks import Blocks
 
     Ints = NDArray[np.int64]
 
@@ -159,13 +160,16 @@ class Concatenation(Source):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
 
         def read(number: int, mine: Ints, places: Ints) -> SampleBatch:
             found: dict[int, str] | None = None if bad is None else {}
             try:
-                batch = self.parts[number].read(mine, mode=mode, bad=found, fields=fields)
+                batch = self.parts[number].read(
+                    mine, mode=mode, bad=found, fields=fields, blocks=blocks
+                )
             except CorruptSampleError as error:
                 error.sample_id += int(self._first_id[number])
                 raise

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url
+    from penstock.readers.blocks import Blocks
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
 
@@ -272,6 +273,7 @@ class Dataset(Source):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
     ) -> SampleBatch:
         """Samples in the order of rows, the bytes of each field checked against their CRC-32C.
 
@@ -283,12 +285,13 @@ class Dataset(Source):
         bad: None, or a dict where the bad samples are noted, as position in rows -> reason: a
         wrong checksum even after a second fetch; a folder's file that is gone, changed or can't be
         read. Those come empty, with their ids and what needs no reading, instead of an error for
-        all. fields: of the schema; None: those that the dataset was made with.
+        all. fields: of the schema; None: those that the dataset was made with. blocks: where the
+        memory of large copies comes from; None: from the dataset's own.
 
         Raises CorruptSampleError (carries sample_id), CorruptShardError, IndexChangedError (files
         aren't what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
         """
-        return self._open().read(rows, mode=mode, bad=bad, fields=fields)
+        return self._open().read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
 
     def ids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids of (shard, row): positions in the index."""

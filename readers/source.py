@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.readers.contents import Contents
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.schema import Schema
+    from penstock.readers.blocks import Blocks
     from penstock.readers.remote_shards import RemoteShards
 
     Ints = NDArray[np.int64]
@@ -98,6 +99,7 @@ class Source(ABC):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
 
@@ -359,9 +361,12 @@ class Selection(Source):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
-        return self._base.read(self._in_base(rows), mode=mode, bad=bad, fields=fields)
+        return self._base.read(
+            self._in_base(rows), mode=mode, bad=bad, fields=fields, blocks=blocks
+        )
 
     def values(self, name: str, rows: Ints) -> SampleBatch:
         """One field of these rows and nothing else."""

@@ -87,8 +87,9 @@ class Values(Source):
         mode: object = None,
         bad: dict[int, str] | None = None,
         fields: object = None,
+        blocks: object = None,
     ) -> SampleBatch:
-        del mode, bad, fields
+        del mode, bad, fields, blocks
         ids = self.ids(rows)
         self.reads.append(len(ids))
         columns = {name: DenseColumn(values[ids]) for name, values in self._columns.items()}

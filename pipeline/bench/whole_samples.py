@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import ReadMode
+    from penstock.readers.blocks import Blocks
 
 
 class WholeSamples(Dataset):
@@ -36,9 +37,10 @@ class WholeSamples(Dataset):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
     ) -> SampleBatch:
         """Read rows as `Dataset.read` does; without fields= the columns are dropped."""
-        batch = super().read(rows, mode=mode, bad=bad, fields=fields)
+        batch = super().read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
         if fields is not None:
             return batch
         return SampleBatch(ids=batch.ids, columns={}, bytes_read=batch.bytes_read)

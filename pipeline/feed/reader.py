@@ -14,6 +14,7 @@ from penstock.cache.errors import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report.probes import ReadProbe
 from penstock.readers.fields.columns import RaggedColumn
+from penstock.readers.blocks import Blocks
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class BatchReader:
 
     recipes: by image field. payloads: decodes what is neither images nor numbers. resident: what
     keeps decoded images in memory; None where each sample is read each time. transform: what is
-    done to samples then; None: nothing. fields: that are read; None: those of the dataset. probe:
-    is shown what was read.
+    done to samples then; None: nothing. fields: that are read; None: those of the dataset. blocks:
+    the memory of large arrays. probe: is shown what was read.
     """
 
     dataset: Source
@@ -71,6 +72,7 @@ class BatchReader:
     resident: ResidentImages | None = None
     transform: Transform | None = None
     fields: tuple[str, ...] | None = None
+    blocks: Blocks = field(default_factory=Blocks)
 
     def read(self, step: Step, slots: Slots) -> Batch:
         """The batch of a step with its bytes. Raises what reading raises, and
@@ -118,7 +120,9 @@ class BatchReader:
         ]
 
     def close(self) -> None:
-        """End what samples are transformed by; what is read then fails. Safe to call twice."""
+        """End what samples are transformed by; what is read then fails. Memory that batches gave
+        back is freed, what they have stays theirs. Safe to call twice."""
+        self.blocks.close()
         if self.transform is not None:
             self.transform.close()
 
@@ -206,7 +210,9 @@ class BatchReader:
         """Read, and look at the headers of what this process sees for the first time: DALI doesn't
         survive all of those that can't be parsed. bad: is told rows and reasons."""
         places = self.dataset.rows(ids) if rows is None else rows
-        content = self.dataset.read(places, mode=self.mode, bad=bad, fields=self.fields)
+        content = self.dataset.read(
+            places, mode=self.mode, bad=bad, fields=self.fields, blocks=self.blocks
+        )
         if not self.recipes:
             return content
         ledger = self.bad_samples

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.file_span import FileSpan
     from penstock.readers.formats.shard import Ints, Places
     from penstock.readers.formats.shard_files import ShardFiles
     from penstock.readers.types import Encoded
@@ -95,6 +96,22 @@ class FilesShard(_Noted):
         """Raise TypeError: these are read."""
         del starts, ends
         raise TypeError("a folder's files are read, not mapped")
+
+    def file_spans(self, rows: list[int], starts: list[int], sizes: list[int]) -> list[FileSpan]:
+        """What is to be read of some samples, unread."""
+        from penstock.readers.formats.file_span import FileSpan  # images need none of it
+
+        found = []
+        for row, start, size_bytes in zip(rows, starts, sizes, strict=True):
+            number, begin, is_rest = row, 0, True
+            if not self._are_samples:
+                number = bisect_right(self._starts, start) - 1
+                begin = start - self._starts[number]
+                is_rest = start + size_bytes == self._starts[number + 1]
+            name = self._files[number]
+            path = os.path.join(self._root, name)
+            found.append(FileSpan(path, name, begin, size_bytes, is_rest))
+        return found
 
     def read_into(self, rows: list[int], starts: list[int], slots: list[Encoded]) -> None:
         """Read files or parts of them into their slots."""

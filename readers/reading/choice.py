@@ -24,6 +24,7 @@ class Choice:
 
     fields: all, in order. names, places, forms: of those that are spans. dense: those by rows whose
     samples have one shape; rows: the others by rows, with their forms where they are arrays.
+    has_arrays: some spans are arrays.
     are_never_empty: each span has bytes. needs_table: something is in the shards' tables.
     """
 
@@ -39,6 +40,7 @@ class Choice:
         self.forms: tuple[ArrayForm | None, ...] = tuple(
             array_form(layout.schema[name]) for name in spans
         )
+        self.has_arrays = any(form is not None for form in self.forms)
         by_rows = [name for name in fields if layout.is_by_rows(name)]
         forms = {name: _dense_form(layout, name) for name in by_rows}
         self.dense = {name: form for name, form in forms.items() if form is not None}

@@ -11,14 +11,16 @@ import numpy as np
 from penstock.cache.base.blob import BlobSpans
 from penstock.cache.errors import DatasetError, PenstockError
 from penstock.readers.formats.blob_shard import BlobShard
+from penstock.readers.formats.span_shard import FilesShard
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from penstock.cache.base.blob import Blob, ReadMode
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.reading.open_shards import OpenShards
+    from penstock.readers.reading.slots import Slots, Unread
     from penstock.readers.reading.visit import SpanVisit
     from penstock.readers.types import Encoded
 
@@ -26,32 +28,60 @@ _log = logging.getLogger("penstock")
 
 
 def load_local(
-    visit: SpanVisit, mode: ReadMode, *, advise: bool, marks: dict[int, str] | None = None
-) -> list[Encoded]:
-    """The spans' bytes: views, or read into fresh memory. advise: read the views' pages ahead.
-    marks: where files of a folder that can't be read are noted, by span, instead of raising."""
+    visit: SpanVisit,
+    mode: ReadMode,
+    *,
+    advise: bool,
+    marks: dict[int, str] | None = None,
+    slots: Slots | None = None,
+) -> list[Unread]:
+    """The spans' bytes: views, or read into fresh memory; of what has a slot it may be what is to
+    be read yet. advise: read the views' pages ahead. marks: where files of a folder that can't be
+    read are noted, by span, instead of raising."""
     first, last, rows = visit.starts.tolist(), visit.ends.tolist(), visit.rows.tolist()
-    encoded: list[Encoded] = []
+    encoded: list[Unread] = []
     if advise and mode != "pread":
         visit.advise()
     for shard, a, b in visit.pieces():
         if mode != "pread" and shard.is_mapped:
             encoded += shard.views(first[a:b], last[a:b])
             continue
-        slots = _slots(first[a:b], last[a:b])
-        if marks is None or not shard.is_file_per_sample:
-            shard.read_into(rows[a:b], first[a:b], slots)
-        else:
-            for i, slot in enumerate(slots, a):
-                try:
-                    shard.read_into(rows[i : i + 1], first[i : i + 1], [slot])
-                except DatasetError as error:  # a FetchError is none
-                    marks[i] = str(error)
-        for slot in slots:
-            sample = slot[:-1]
-            sample.flags.writeable = False
-            encoded.append(sample)
+        if slots is None or not isinstance(shard, FilesShard):
+            encoded += _read(shard, range(a, b), first, last, rows, marks)
+            continue
+        of_spans, others = slots.of_spans, [i for i in range(a, b) if slots.of_spans[i] is None]
+        read = iter(_read(shard, others, first, last, rows, marks) if others else ())
+        sizes = [end - start for start, end in zip(first[a:b], last[a:b], strict=True)]
+        unread = shard.file_spans(rows[a:b], first[a:b], sizes)
+        encoded += [next(read) if of_spans[i] is None else each for i, each in enumerate(unread, a)]
     return encoded
+
+
+def _read(
+    shard: OpenShard,
+    spans: Sequence[int],
+    first: list[int],
+    last: list[int],
+    rows: list[int],
+    marks: dict[int, str] | None,
+) -> list[Encoded]:
+    """Some spans, read into memory of their own."""
+    starts = [first[i] for i in spans]
+    slots = _slots(starts, [last[i] for i in spans])
+    if marks is None or not shard.is_file_per_sample:
+        shard.read_into([rows[i] for i in spans], starts, slots)
+    else:
+        for i, slot in zip(spans, slots, strict=True):
+            try:
+                shard.read_into([rows[i]], [first[i]], [slot])
+            except DatasetError as error:  # a FetchError is none
+                marks[i] = str(error)
+    samples = []
+    for slot in slots:
+        sample = slot[:-1]
+        sample.flags.writeable = False
+        samples.append(sample)
+    return samples
 
 
 def load_blobs(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, cast, get_args
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from penstock.cache.errors import ConfigError, CorruptSampleError, IndexChangedE
 from penstock.readers.fields.arrays import array_form
 from penstock.readers.fields.columns import RaggedColumn, SampleBatch
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.reading.blocks import Blocks
+from penstock.readers.blocks import Blocks
 from penstock.readers.reading.checksums import checksums
 from penstock.readers.reading.choice import Choice
 from penstock.readers.reading.loading import load_blobs, load_local
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.columns import Column
     from penstock.readers.index.index import Index
+    from penstock.readers.reading.movers import Movers
+    from penstock.readers.reading.slots import Slots, Unread
     from penstock.readers.types import Encoded
 
 _MODES = get_args(ReadMode)
@@ -48,7 +50,8 @@ class SampleReader:
         self.shards = OpenShards(index)
         self._layout = index.layout
         self._choice = Choice(self._layout, fields)
-        self.blocks = Blocks()
+        self._blocks = Blocks()
+        self._movers: Movers | None = None
         self._advice = PageAdvice()
         self._local = TrafficMeter()
 
@@ -65,23 +68,31 @@ class SampleReader:
         mode: ReadMode,
         bad: dict[int, str] | None,
         fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
     ) -> SampleBatch:
         """Samples in the order of rows; arguments and errors as for `Dataset.read`."""
+        blocks = blocks or self._blocks
         index = self.index
         choice = self._choice if fields is None else Choice(self._layout, fields)
         _check_rows(rows, index, mode, self._url)
         visit = self._visit(rows, choice)
         marks: dict[int, str] | None = None if bad is None else {}
         payloads: list[Encoded] = []
-        size_bytes = 0
+        slots, size_bytes = None, 0
         if choice.places:
             spans = SpanVisit.of(visit, choice)
             size_bytes = int((spans.ends - spans.starts).sum())
-            payloads = self._payloads(spans, choice, mode, marks, size_bytes=size_bytes)
+            if choice.has_arrays:
+                from penstock.readers.reading.slots import Slots  # images need none of it
+
+                slots = Slots.of(visit, choice, spans, blocks)
+            payloads = self._payloads(
+                spans, choice, mode, marks, slots, blocks=blocks, size_bytes=size_bytes
+            )
         by_rows: dict[str, Column] = {}
         back = visit.back()
         if choice.dense or choice.rows:
-            by_rows = read_by_rows(visit, choice, back, reader=self, marks=marks)
+            by_rows = read_by_rows(visit, choice, back, reader=self, blocks=blocks, marks=marks)
             if index.is_self_contained:  # else they were noted, and lie in memory
                 rows_bytes = sum(column.size_bytes for column in by_rows.values())
                 self._local.add(bytes_disk=rows_bytes)
@@ -92,8 +103,11 @@ class SampleReader:
             places = range(len(rows)) if visit.order is None else visit.order.tolist()
             bad |= {places[row]: reason for row, reason in marks.items()}
             _make_empty(sorted(marks), places, payloads, table, choice)
+        arrays = {} if slots is None else slots.columns(visit, payloads, choice)
+        if marks and slots is not None:
+            slots.without(arrays, sorted(marks), places)
         columns = {
-            **span_columns(choice, payloads, table, back),
+            **span_columns(choice, payloads, table, back, arrays),
             **choice.values(table),
             **by_rows,
         }
@@ -126,6 +140,9 @@ class SampleReader:
     def close(self) -> None:
         """Forget all open shards; what was handed out stays valid. Safe to call twice."""
         self.shards.close()
+        self._blocks.close()
+        if self._movers is not None:
+            self._movers.close()
 
     def _visit(self, rows: NDArray[np.int64], choice: Choice) -> Visit:
         """Open what rows need, and go to each shard once: samples are sorted by shard, unless they
@@ -156,23 +173,32 @@ class SampleReader:
         choice: Choice,
         mode: ReadMode,
         marks: dict[int, str] | None,
+        slots: Slots | None,
         *,
+        blocks: Blocks,
         size_bytes: int,
     ) -> list[Encoded]:
-        """The bytes of all spans of the batch, checked; empty ones too."""
+        """The bytes of all spans of the batch, checked; empty ones too. What has a slot lies
+        there."""
         began = time.perf_counter()
         found: dict[int, str] | None = None if marks is None else {}
-        payloads = self._load(spans, mode, found)
+        unread = self._load(spans, mode, found, slots)
         if self.index.remote is not None:
             began = time.perf_counter()  # the network's time isn't the disk's
-        crcs = checksums(spans, payloads, mode, self.blocks)
+        if slots is None:
+            payloads = cast("list[Encoded]", unread)
+            crcs = checksums(spans, payloads, mode, blocks)
+        else:
+            payloads, crcs = slots.fill(
+                spans, unread, mode, blocks, movers=self._movers_now(), marks=found
+            )
         if self.index.remote is None:
             self._local.add(bytes_disk=size_bytes)
         seconds = time.perf_counter() - began
         self._advice.note(samples=len(spans), size_bytes=size_bytes, seconds=seconds)
         if crcs != (wanted := spans.crcs.tolist()):
             wrong = [i for i, crc in enumerate(crcs) if crc != wanted[i] and i not in (found or ())]
-            self._refetch(spans, choice, payloads, wrong, mode, found)
+            self._refetch(spans, choice, payloads, wrong, mode, found, slots)
         for span, reason in (found or {}).items():
             assert marks is not None
             row, field = divmod(spans.place(span), len(choice.places))
@@ -186,14 +212,26 @@ class SampleReader:
         return everyone
 
     def _load(
-        self, spans: SpanVisit, mode: ReadMode, marks: dict[int, str] | None = None
-    ) -> list[Encoded]:
+        self,
+        spans: SpanVisit,
+        mode: ReadMode,
+        marks: dict[int, str] | None = None,
+        slots: Slots | None = None,
+    ) -> list[Unread]:
         if not len(spans):
             return []
         advise, remote = self._advice.is_on, self.index.remote
         if remote is None:
-            return load_local(spans, mode, advise=advise, marks=marks)
-        return load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)
+            return load_local(spans, mode, advise=advise, marks=marks, slots=slots)
+        return [*load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)]
+
+    def _movers_now(self) -> Movers:
+        """The threads that help with large arrays."""
+        if self._movers is None:
+            from penstock.readers.reading.movers import Movers
+
+            self._movers = Movers()  # two threads may make it: the other's ends with its user
+        return self._movers
 
     def _refetch(
         self,
@@ -203,6 +241,7 @@ class SampleReader:
         wrong: list[int],
         mode: ReadMode,
         marks: dict[int, str] | None,
+        slots: Slots | None,
     ) -> None:
         """Fetch remote shards with bad spans once more; raise for what is bad even then, or mark
         it."""
@@ -215,11 +254,17 @@ class SampleReader:
             if self.index.remote is not None:
                 fresh = self.shards.replace(number, shard)
                 again = spans.again(number, fresh, here, choice)
-                found = self._load(again, mode)
-                crcs = checksums(again, found, mode, self.blocks)
+                found = cast("list[Encoded]", self._load(again, mode))
+                crcs = checksums(again, found, mode, self._blocks)
                 wanted = again.crcs.tolist()
                 for i, span in enumerate(here):
-                    payloads[span] = found[i]
+                    slot = slots.of_spans[span] if slots is not None else None
+                    if slot is None:
+                        payloads[span] = found[i]
+                    elif len(found[i]) == len(slot):
+                        slot[:] = found[i]
+                    else:  # another array is there now
+                        continue
                     if crcs[i] == wanted[i]:
                         mended.add(span)
             for span in here:

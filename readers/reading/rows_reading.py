@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column
     from penstock.readers.formats.shard import OpenShard, Places
     from penstock.readers.index.index import Index
-    from penstock.readers.reading.blocks import Blocks
+    from penstock.readers.blocks import Blocks
     from penstock.readers.reading.choice import Choice
     from penstock.readers.reading.open_shards import OpenShards
     from penstock.readers.reading.visit import Visit
@@ -37,7 +37,6 @@ class Reader(Protocol):
 
     index: Index
     shards: OpenShards
-    blocks: Blocks
 
     def corruption(self, number: int, row: int) -> Exception:
         """The error for a sample whose bytes are wrong."""
@@ -49,12 +48,13 @@ def read_by_rows(
     back: Ints | None,
     *,
     reader: Reader,
+    blocks: Blocks,
     marks: dict[int, str] | None,
 ) -> dict[str, Column]:
     """The columns of a batch, in its order. back: as `Visit.back` has it. marks: as in
     `SampleReader.read`, by the visit's samples. Raises what reading raises."""
     outs = {
-        name: reader.blocks.array((len(visit.rows), *form.fixed_shape), form.dtype)
+        name: blocks.array((len(visit.rows), *form.fixed_shape), form.dtype)
         for name, form in choice.dense.items()
     }
     parts: dict[str, list[Column]] = {name: [] for name in choice.rows}

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.readers.fields.columns import EncodedColumn
-from penstock.readers.reading.arrays import array_column
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
@@ -26,17 +27,20 @@ def span_columns(
     payloads: list[Encoded],
     table: NDArray[np.int64],
     back: NDArray[np.int64] | None,
+    arrays: Mapping[str, Column],
 ) -> dict[str, Column]:
     """The columns of n samples. payloads: of all spans, those of a sample side by side; back: where
     each sample stands in there, int64, shape (n,), None: in order; table: of the samples, in
-    order."""
-    columns: dict[str, Column] = {}
+    order. arrays: columns that are made already."""
+    columns = dict(arrays)
     fields = len(choice.names)
     if back is None and fields > 1:
         back = np.arange(len(table))
     for field, (name, place, form) in enumerate(
         zip(choice.names, choice.places, choice.forms, strict=True)
     ):
+        if name in arrays:
+            continue
         if back is None:
             samples = payloads
         else:
@@ -48,6 +52,8 @@ def span_columns(
                 dims = table[:, place.height : place.height + 2].astype(np.int32)
             columns[name] = EncodedColumn(samples, dims)
             continue
+        from penstock.readers.reading.arrays import array_column  # images need none of it
+
         assert place.codec is not None
         lengths = None
         if place.lengths is not None:

@@ -142,6 +142,19 @@ class SpanVisit:
         """The place of a span among all those of the batch."""
         return span if self.places is None else int(self.places[span])
 
+    def some(self, spans: Ints) -> SpanVisit:
+        """Some of these spans, in order; they can't be read again."""
+        return SpanVisit(
+            numbers=self.numbers,
+            shards=self.shards,
+            bounds=np.searchsorted(spans, self.bounds).tolist(),
+            rows=self.rows[spans],
+            starts=self.starts[spans],
+            ends=self.ends[spans],
+            crcs=self.crcs[spans],
+            count=len(spans),
+        )
+
     def again(
         self, number: int, shard: OpenShard, spans: Sequence[int], choice: Choice
     ) -> SpanVisit:

@@ -87,8 +87,9 @@ class Memory(Source):
         mode: object = None,
         bad: dict[int, str] | None = None,
         fields: object = None,
+        blocks: object = None,
     ) -> SampleBatch:
-        del mode, fields
+        del mode, fields, blocks
         ids = self.ids(rows)
         self.read_ids += ids.tolist()
         for row, sample_id in enumerate(ids.tolist()):

@@ -1,0 +1,63 @@
+"""Movers: threads that share out the parts of one batch."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock.readers.reading import movers as module
+from penstock.readers.reading.movers import MOST_MOVERS, Movers
+
+
+@pytest.fixture
+def movers(monkeypatch: pytest.MonkeyPatch) -> Movers:
+    monkeypatch.setattr(module, "usable_cores", lambda: 64)
+    return Movers()
+
+
+def test_each_part_is_worked_on_once_and_several_threads_do_it(movers: Movers) -> None:
+    together, done, names = threading.Barrier(MOST_MOVERS), list[int](), set[str]()
+
+    def work(part: int) -> None:
+        if part < MOST_MOVERS:
+            together.wait(60)  # nobody gets on before all have come
+        names.add(threading.current_thread().name)
+        done.append(part)
+
+    movers.run(work, range(40))
+    movers.close()
+    assert sorted(done) == list(range(40))
+    assert len(names) == MOST_MOVERS
+    assert len([name for name in names if name.startswith("penstock-move")]) == MOST_MOVERS - 1
+
+
+def test_what_one_part_raises_is_raised_and_the_rest_is_left(movers: Movers) -> None:
+    begun = []
+
+    def work(part: int) -> None:
+        begun.append(part)
+        raise OSError(f"part {part}")
+
+    with pytest.raises(OSError, match="part"):
+        movers.run(work, range(1000))
+    assert len(begun) <= MOST_MOVERS
+    movers.run(begun.append, [7])
+    assert begun[-1] == 7
+    movers.close()
+
+
+def test_closed_movers_leave_the_work_to_who_asks(movers: Movers) -> None:
+    movers.close()
+    movers.close()
+    done = []
+    movers.run(done.append, range(10))
+    assert done == list(range(10))
+
+
+def test_a_machine_of_one_core_has_no_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "usable_cores", lambda: 1)
+    movers, names = Movers(), set()
+    movers.run(lambda _: names.add(threading.current_thread().name), range(10))
+    assert names == {threading.current_thread().name}
+    movers.close()

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import ReadMode
+    from penstock.readers.blocks import Blocks
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.field_types import FieldType
-    from penstock.readers.blocks import Blocks
 
     Ints = NDArray[np.int64]
 

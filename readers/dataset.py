@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.blobs.remote import Remote
     from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.readers.blocks import Blocks
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arranging import ManifestFile
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.urls import Url
-    from penstock.readers.blocks import Blocks
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.types import Verify
 

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import ReadMode
+    from penstock.readers.blocks import Blocks
     from penstock.readers.contents import Contents
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.schema import Schema
-    from penstock.readers.blocks import Blocks
     from penstock.readers.remote_shards import RemoteShards
 
     Ints = NDArray[np.int64]

@@ -92,6 +92,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"formats"}),),
         (frozenset({"origin"}), frozenset({"fields"})),
         (frozenset({"files"}),),
+        (frozenset({"blocks"}),),
         (frozenset({"types"}),),
     ),
     "cache": (

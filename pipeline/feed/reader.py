@@ -13,8 +13,8 @@ from penstock.augment.headers import bad_headers
 from penstock.cache.errors import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report.probes import ReadProbe
-from penstock.readers.fields.columns import RaggedColumn
 from penstock.readers.blocks import Blocks
+from penstock.readers.fields.columns import RaggedColumn
 from penstock.readers.types import EncodedBatch
 
 if TYPE_CHECKING:

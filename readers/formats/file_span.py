@@ -59,4 +59,4 @@ class FileSpan(NamedTuple):  # a frozen dataclass takes a microsecond more to ma
             now = "has more" if got > size_bytes else f"has {offset + got}"
             what = f"it had {self.start + self.size_bytes} bytes and {now}"
             raise changed(self.name, what)
-        return crc32c(slot, crc)
+        return int(crc32c(slot, crc))

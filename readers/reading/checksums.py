@@ -11,8 +11,8 @@ from penstock.readers.formats.blob_shard import BlobShard
 
 if TYPE_CHECKING:
     from penstock.cache.base.blob import ReadMode
-    from penstock.readers.formats.shard import OpenShard
     from penstock.readers.blocks import Blocks
+    from penstock.readers.formats.shard import OpenShard
     from penstock.readers.reading.visit import SpanVisit
     from penstock.readers.types import Encoded
 

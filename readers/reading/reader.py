@@ -10,10 +10,10 @@ import numpy as np
 from penstock.cache.base.blob import ReadMode
 from penstock.cache.base.counters import Traffic, TrafficMeter, joined_traffic
 from penstock.cache.errors import ConfigError, CorruptSampleError, IndexChangedError
+from penstock.readers.blocks import Blocks
 from penstock.readers.fields.arrays import array_form
 from penstock.readers.fields.columns import RaggedColumn, SampleBatch
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.blocks import Blocks
 from penstock.readers.reading.checksums import checksums
 from penstock.readers.reading.choice import Choice
 from penstock.readers.reading.loading import load_blobs, load_local

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.blocks import Blocks
     from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
     from penstock.readers.formats.shard import OpenShard, Places
     from penstock.readers.index.index import Index
-    from penstock.readers.blocks import Blocks
     from penstock.readers.reading.choice import Choice
     from penstock.readers.reading.open_shards import OpenShards
     from penstock.readers.reading.visit import Visit

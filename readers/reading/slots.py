@@ -30,10 +30,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import ReadMode
+    from penstock.readers.blocks import Blocks
     from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
     from penstock.readers.formats.layout import SpanPlace
-    from penstock.readers.blocks import Blocks
     from penstock.readers.reading.choice import Choice
     from penstock.readers.reading.movers import Movers
     from penstock.readers.reading.visit import SpanVisit, Visit

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.decoded_chunks import DecodedChunks
 
     Ints = NDArray[np.int64]
 
@@ -119,6 +120,11 @@ class Concatenation(Source):
         return RemoteShards.end_to_end(
             [(part.remote_shards, len(part.contents.sizes)) for part in self.parts]
         )
+
+    @property
+    def chunks(self) -> tuple[DecodedChunks, ...]:
+        """Where decoded chunks of all parts are kept, of each dataset once."""
+        return tuple(dict.fromkeys(store for part in self.parts for store in part.chunks))
 
     # -- samples
 

@@ -12,6 +12,7 @@ import numpy as np
 from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.base.counters import Traffic
 from penstock.cache.base.limits import usable_cores
+from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ClosedError, ConfigError
 from penstock.readers.contents import Contents
 from penstock.readers.fields.selection import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arranging import ManifestFile
+    from penstock.readers.formats.decoded_chunks import DecodedChunks
     from penstock.readers.formats.sampling import Documents, Windows
     from penstock.readers.index.index import Index
     from penstock.readers.index.opening import Folder
@@ -75,7 +77,9 @@ class Dataset(Source):
     them, else the cache folder, else the user's cache directory. cache: a DiskCache that remote
     data is read through (data on a network mount too), or a folder for one: its limit is what it
     was made with, or 90 % of the free space. storage_options: of the store (docs/datasets.md).
-    filesystem: any fsspec file system object; url is then a path in it.
+    filesystem: any fsspec file system object; url is then a path in it. decoded_bytes: memory for
+    decoded chunks (of Zarr, Parquet, …), as bytes or such as "4GB"; None: a share of what this
+    machine has. What doesn't fit goes to the cache folder, if there is one, or is decoded again.
 
     Raises ConfigError here for arguments that can't be; what opening raises (`open_index`) comes
     with the first use.
@@ -98,6 +102,7 @@ class Dataset(Source):
         dtype: str | None = None,
         documents: Documents | None = None,
         vocabulary: int | None = None,
+        decoded_bytes: int | str | None = None,
     ) -> None:
         check_url(url)
         self.url = show(url)
@@ -116,6 +121,9 @@ class Dataset(Source):
         self._format, self._index_folder = format, index
         self._cache = cache
         self._storage_options, self._filesystem = storage_options, filesystem
+        self._decoded_bytes = (
+            None if decoded_bytes is None else parse_size(decoded_bytes, what="decoded_bytes")
+        )
         self._opening = threading.Lock()
         self._reader: SampleReader | None = None
         self._contents: Contents | None = None
@@ -133,6 +141,7 @@ class Dataset(Source):
             "manifest": self._manifest,
             "schema": self._types,
             **self._sampling.arguments(),
+            "decoded_bytes": self._decoded_bytes,
         }
         return _made, (self._source, arguments, self._names)
 
@@ -190,6 +199,9 @@ class Dataset(Source):
                 self._fields = fields
                 stored = stored_fields(fields)
                 index = index.keeping(stored)
+                self._chunks = _kept_chunks(
+                    index, self._scratch, max_bytes=self._decoded_bytes, url=self.url
+                )
                 self._reader = SampleReader(index, url=self.url, fields=stored)
             return self._reader
 
@@ -339,6 +351,8 @@ class Dataset(Source):
             self._closed = True
             if self._reader is not None:
                 self._reader.close()
+                for chunks in self._chunks:
+                    chunks.close()
                 self._reader.index.origin.close()
             self._scratch.close()
 
@@ -348,6 +362,25 @@ def _made(url: Url, arguments: dict[str, Any], names: tuple[str, ...] | None) ->
     dataset = Dataset(url, **arguments)
     dataset._names = names
     return dataset
+
+
+def _kept_chunks(
+    index: Index, scratch: Scratch, *, max_bytes: int | None, url: str
+) -> tuple[DecodedChunks, ...]:
+    """Where decoded chunks are kept: within the user's bound, and in the cache folder, that of
+    remote data in any case, of local ones where the user gave one."""
+    if not index.layout.stored("chunks"):
+        return ()
+    from penstock.readers.formats.decoded_chunks import DecodedChunks  # others start without it
+
+    files = None
+    if scratch.is_kept or index.remote is not None:
+        from penstock.readers.formats.chunk_files import ChunkFiles
+
+        files = ChunkFiles(scratch.disk_cache, uri=url)
+    chunks = DecodedChunks(max_bytes=max_bytes, files=files, url=url)
+    index.shards.keep_chunks(chunks)
+    return (chunks,)
 
 
 def _contents(index: Index) -> Contents:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.readers.contents import Contents
     from penstock.readers.fields.columns import SampleBatch
     from penstock.readers.fields.schema import Schema
+    from penstock.readers.formats.decoded_chunks import DecodedChunks
     from penstock.readers.remote_shards import RemoteShards
 
     Ints = NDArray[np.int64]
@@ -47,6 +48,7 @@ class Source(ABC):
     """
 
     url: str
+    _chunks: tuple[DecodedChunks, ...] = ()
 
     # -- what there is
 
@@ -79,6 +81,11 @@ class Source(ABC):
     def remote_shards(self) -> RemoteShards | None:
         """The shards that come from afar; None where all are local."""
         return None
+
+    @property
+    def chunks(self) -> tuple[DecodedChunks, ...]:
+        """Where decoded chunks are kept, of each dataset that is open once."""
+        return self._chunks
 
     # -- samples
 
@@ -142,7 +149,7 @@ class Source(ABC):
         ConfigError for ids that aren't in it or come twice, a mask of another length, and for no
         samples.
         """
-        return Selection.of(self, self._chosen(which))
+        return Selection.of(self, _chosen(self, which))
 
     def split(
         self,
@@ -206,24 +213,6 @@ class Source(ABC):
                 f"stay together). Fields: {dict(self.schema)}."
             )
         return self.column(by)
-
-    def _chosen(self, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Ints:
-        """Where the samples that were asked for stand among all, ascending."""
-        from penstock.readers.splits import check_choice
-
-        array = check_choice(which, len(self), url=self.url)
-        if array.dtype == np.bool_:
-            places = np.flatnonzero(array)
-        else:
-            places = np.sort(self.contents.places(self.rows(array.astype(np.int64))))
-            if (twice := places[1:][np.diff(places) == 0]).size:
-                (sample,) = self.ids(self.contents.rows(twice[:1])).tolist()
-                raise ConfigError(
-                    f"subset: got sample {sample} twice, wanted each once: a subset is a set."
-                )
-        if not len(places):
-            raise ConfigError(f"subset: got no samples of {self.url}, wanted at least one.")
-        return places.astype(np.int64, copy=False)
 
     @abstractmethod
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
@@ -337,6 +326,11 @@ class Selection(Source):
         remote = self._base.remote_shards
         return None if remote is None else remote.only(self._shards)
 
+    @property
+    def chunks(self) -> tuple[DecodedChunks, ...]:
+        """Where decoded chunks of what it was taken from are kept."""
+        return self._base.chunks
+
     def ids(self, rows: Ints) -> Ints:
         """Sample ids, which are those of what it was taken from."""
         return self._base.ids(self._in_base(rows))
@@ -400,6 +394,25 @@ class Selection(Source):
 
     def close(self) -> None:
         """Close nothing: what it was taken from is its user's to close."""
+
+
+def _chosen(source: Source, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Ints:
+    """Where the samples that were asked for stand among all, ascending."""
+    from penstock.readers.splits import check_choice
+
+    array = check_choice(which, len(source), url=source.url)
+    if array.dtype == np.bool_:
+        places = np.flatnonzero(array)
+    else:
+        places = np.sort(source.contents.places(source.rows(array.astype(np.int64))))
+        if (twice := places[1:][np.diff(places) == 0]).size:
+            (sample,) = source.ids(source.contents.rows(twice[:1])).tolist()
+            raise ConfigError(
+                f"subset: got sample {sample} twice, wanted each once: a subset is a set."
+            )
+    if not len(places):
+        raise ConfigError(f"subset: got no samples of {source.url}, wanted at least one.")
+    return places.astype(np.int64, copy=False)
 
 
 def _selection(base: Source, places: Ints, fingerprint: str) -> Selection:

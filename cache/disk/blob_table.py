@@ -83,6 +83,10 @@ class BlobTable:
             "SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE grp = ? AND kept = 1", group
         )
 
+    def group_bytes(self, group: str) -> int:
+        """Bytes of all of a group."""
+        return self._total("SELECT COALESCE(SUM(disk), 0) FROM blobs WHERE grp = ?", group)
+
     def _total(self, query: str, *values: str) -> int:
         found = self._books.row(query, values)
         return whole(found[0]) if found else 0

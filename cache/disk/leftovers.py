@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from penstock.cache.disk.keys import KeyLocks
     from penstock.cache.disk.layout import Layout
 
+PRIVATE = "private"
+"""The group of files that one process keeps for itself: nobody goes on with those of a dead one."""
+
 
 class Leftovers:
     """Leftovers finds what dead processes left, by locks that nobody holds, and removes it.
@@ -46,6 +49,12 @@ class Leftovers:
         """Remove all fills that nobody works on; returns how many."""
         with self._catalogue.writing():
             return sum(map(self.remove_fill, self._catalogue.blobs.rows(state="fill")))
+
+    def remove_private(self) -> int:
+        """Remove what dead processes kept for themselves; returns how many files."""
+        with self._catalogue.writing():
+            rows = [row for row in self._catalogue.blobs.rows(state="fill") if row.group == PRIVATE]
+            return sum(map(self.remove_fill, rows))
 
     def remove_fill(self, row: BlobRow) -> bool:
         """Remove a fill and its row, unless someone works on it."""

@@ -69,7 +69,7 @@ class Reconciler:
         nobody works on stay, as the next who wants them goes on with them."""
         mended = 0
         with self._catalogue.writing():
-            mended += self._leftovers.forget_dead_jobs()
+            mended += self._leftovers.forget_dead_jobs() + self._leftovers.remove_private()
             mended += self._mend_rows()
             rows = self._blobs.rows()
             known = {row.key for row in rows}

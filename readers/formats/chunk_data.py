@@ -18,10 +18,11 @@ from penstock.readers.formats.file_maps import FileMaps
 from penstock.readers.formats.local_files import REINDEX, read_file_into
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
+    from penstock.readers.formats.decoded_chunks import ShardChunks
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
 
@@ -31,9 +32,9 @@ Chunk = TypeVar("Chunk")
 class ChunkData:
     """What is common to a shard's data, wherever its bytes are."""
 
-    def __init__(self, sidecar: Sidecar) -> None:
+    def __init__(self, sidecar: Sidecar, chunks: ShardChunks | None) -> None:
         assert sidecar.extents is not None
-        self._sidecar = sidecar
+        self._sidecar, self._chunks = sidecar, chunks
         self._extents, self._files = sidecar.extents, sidecar.files
 
     def read(self, extents: Sequence[int]) -> list[Encoded]:
@@ -53,18 +54,32 @@ class ChunkData:
         return None
 
     def decoded(
-        self, chunk: int, decode: Callable[[], Chunk], *, uses: int, taken: int = 1
+        self,
+        chunk: int,
+        decode: Callable[[], Chunk],
+        *,
+        uses: int,
+        taken: int = 1,
+        size_bytes: int = 0,
     ) -> Chunk:
-        """Decode it."""
-        del chunk, uses, taken
-        return decode()
+        """A chunk that is kept, or decoded now."""
+        if self._chunks is None:
+            return decode()
+        found: Chunk = self._chunks.take(
+            chunk, decode, uses=uses, taken=taken, size_bytes=size_bytes
+        )
+        return found
+
+    def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
+        """The chunks, those that another thread decodes last."""
+        return iter(chunks) if self._chunks is None else self._chunks.in_order(chunks)
 
 
 class LocalChunkData(ChunkData):
     """The bytes of a shard's files in a local folder."""
 
-    def __init__(self, root: bytes, sidecar: Sidecar) -> None:
-        super().__init__(sidecar)
+    def __init__(self, root: bytes, sidecar: Sidecar, chunks: ShardChunks | None) -> None:
+        super().__init__(sidecar, chunks)
         self._root = root
         self._maps = FileMaps(root, sidecar.files)
 
@@ -94,10 +109,16 @@ class BlobChunkData(ChunkData):
     """The bytes of a blob of the cache. fields: that it holds."""
 
     def __init__(
-        self, remote: Remote, blob: Blob, sidecar: Sidecar, *, fields: Sequence[str]
+        self,
+        remote: Remote,
+        blob: Blob,
+        sidecar: Sidecar,
+        *,
+        fields: Sequence[str],
+        chunks: ShardChunks | None,
     ) -> None:
         """Raises CorruptShardError."""
-        super().__init__(sidecar)
+        super().__init__(sidecar, chunks)
         self._remote, self._blob = remote, blob
         extents = BlobExtents(sidecar, fields)
         if extents.size_bytes != blob.source.size_bytes:

@@ -17,7 +17,7 @@ from penstock.readers.formats.chunk_data import BlobChunkData, LocalChunkData
 from penstock.readers.formats.span_format import SpanFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     Corners = Mapping[str, Ints]
 
 Chunk = TypeVar("Chunk")
-"""A decoded chunk: a numpy array, or an Arrow table."""
+"""A decoded chunk: a numpy array; an Arrow table, record batch or array."""
 
 
 class ShardData(Protocol):
@@ -59,15 +59,28 @@ class ShardData(Protocol):
         or where a map isn't wanted: read it then."""
 
     def decoded(
-        self, chunk: int, decode: Callable[[], Chunk], *, uses: int, taken: int = 1
+        self,
+        chunk: int,
+        decode: Callable[[], Chunk],
+        *,
+        uses: int,
+        taken: int = 1,
+        size_bytes: int = 0,
     ) -> Chunk:
         """A chunk that was decoded, now or before: it is decoded once and kept as long as there is
-        room, at least until it was taken `uses` times.
+        room, until it was taken `uses` times. Copy out of it what a batch needs, and let it go: a
+        view that is handed on keeps all of it in memory. It is read-only.
 
         chunk: a number of the shard's own, for each part that is decoded as a whole (of each
-        field); decode: makes it, raises ValueError where the bytes are damaged. uses: rows of the
-        shard that need it; taken: rows of this call that do.
+        field); decode: makes it, on this thread or another that came first; raises ValueError where
+        the bytes are damaged, in all that wait. uses: rows of the shard that need it; taken: rows
+        of this call that do. size_bytes: that it will take, where metadata tell, so that room is
+        made before; 0: unknown.
         """
+
+    def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
+        """The same chunks in the order in which to take them: those that another thread decodes at
+        this moment come last, so that threads share the work rather than wait for one another."""
 
 
 class ChunkReader(Protocol):
@@ -157,12 +170,13 @@ class _ChunkOpener:
 
     def open_local(self, root: bytes) -> ChunkShard:
         """Open the shard below a local folder."""
-        data = LocalChunkData(root, self.sidecar)
+        data = LocalChunkData(root, self.sidecar, self.entry.chunks)
         return ChunkShard(self._reader(), data, self.entry)
 
     def open_blob(self, remote: Remote, blob: Blob) -> ChunkBlob:
         """Open the shard in a blob of the cache."""
-        data = BlobChunkData(remote, blob, self.sidecar, fields=self.entry.fields)
+        entry = self.entry
+        data = BlobChunkData(remote, blob, self.sidecar, fields=entry.fields, chunks=entry.chunks)
         return ChunkBlob(remote, blob, self._reader(), data, self.entry)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.decoded_chunks import ShardChunks
     from penstock.readers.formats.layout import Layout
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.formats.sidecar import Sidecar
@@ -38,7 +39,7 @@ class ShardEntry:
     name: of its file, or of its sidecar; size_bytes: to read it; sums: of what is noted of its
     samples; layout: how they are stored; overhead_bytes: what a pack's shards hold beside the bytes
     of their samples at most, where that is known. fields: of a shard of chunks, those whose bytes
-    its blob holds.
+    its blob holds. chunks: where its decoded chunks are kept; None: nowhere, or it has none.
     """
 
     name: bytes
@@ -48,6 +49,7 @@ class ShardEntry:
     layout: Layout
     overhead_bytes: int | None
     fields: tuple[str, ...] = ()
+    chunks: ShardChunks | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import CorruptShardError, PenstockError
@@ -14,6 +15,7 @@ from penstock.readers.origin.remote import RemoteFolder
 if TYPE_CHECKING:
     from penstock.cache.base.blob import BlobSource
     from penstock.cache.blobs.remote import Remote
+    from penstock.readers.formats.decoded_chunks import DecodedChunks
     from penstock.readers.formats.format import ShardOpener
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.index.manifest import Manifest
@@ -37,6 +39,7 @@ class Shards:
     ) -> None:
         self._origin, self._manifest, self._sidecars = origin, manifest, sidecars
         self._fields = kept = tuple(manifest.about.schema) if fields is None else fields
+        self._chunks: DecodedChunks | None = None
         self._blobs: BlobNames | None = None
         if isinstance(origin, RemoteFolder):
             self._blobs = BlobNames(
@@ -51,6 +54,20 @@ class Shards:
     def remote(self) -> Remote | None:
         """What a remote dataset is read through; None for a local one."""
         return self._origin.remote if isinstance(self._origin, RemoteFolder) else None
+
+    @property
+    def chunks(self) -> DecodedChunks | None:
+        """Where decoded chunks are kept; None of a dataset that has none."""
+        if self._chunks is None and self._manifest.about.layout.stored("chunks"):
+            # Others start without it.
+            from penstock.readers.formats.decoded_chunks import DecodedChunks
+
+            self._chunks = DecodedChunks(url=self._origin.url)
+        return self._chunks
+
+    def keep_chunks(self, chunks: DecodedChunks) -> None:
+        """Keep decoded chunks there. Before the first shard is opened."""
+        self._chunks = chunks
 
     def open(self, shard: int) -> OpenShard:
         """Map a shard; of a remote one what is needed to find its samples is fetched, and fetched
@@ -77,13 +94,17 @@ class Shards:
         return self._opener(shard).open_blob(remote, blob)
 
     def _opener(self, shard: int) -> ShardOpener:
-        manifest = self._manifest
+        manifest, chunks = self._manifest, self.chunks
         entry = manifest.entry(shard, self._fields)
+        if chunks is not None:
+            entry = replace(entry, chunks=chunks.of(shard))
         return manifest.format.opener(entry, lambda: self._sidecars.read(shard))
 
     def drop(self, shard: int, *, opened: OpenShard | None = None) -> None:
         """Forget a remote shard's bytes, which are wrong: who opens it next fetches them again.
         opened: what has the wrong bytes; others, that came after it, stay."""
+        if self._chunks is not None:
+            self._chunks.forget(shard)
         if self.remote is not None:
             inode = getattr(opened.blob, "inode", None) if isinstance(opened, BlobShard) else None
             self.remote.drop(self.source(shard), inode=inode)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import fsspec
 import numpy as np
+import pyarrow as pa
 from crc32c import crc32c
 
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
@@ -50,6 +51,10 @@ SHARD_UNITS = [[4, 3], [2], [5], [1, 1], [2]]
 ROWS = sum(map(sum, UNITS))
 X_BYTES = 12
 FOOTER_BYTES = 8
+
+DECODED: list[tuple[int, int]] = []
+"""Chunks that were decoded since the format was installed: the first sample of their shard, and
+their number in it."""
 
 
 def value(field: str, row: int) -> Any:
@@ -133,12 +138,17 @@ class Reader:
         found: dict[str, Column] = {}
         for field in fields:
             decoded: dict[int, list[Any]] = {}
-            for unit in set(units.tolist()):
-                extent = len(FIELDS) * unit + FIELDS.index(field)
+            each = dict(zip(*np.unique(units, return_counts=True), strict=True))
+            of_extent = {len(FIELDS) * int(unit) + FIELDS.index(field): unit for unit in each}
+            for extent in data.in_order([*of_extent]):
+                unit = int(of_extent[extent])
                 try:
                     decoded[unit] = data.decoded(
-                        extent, lambda at=extent: self._decode(data, at), uses=self._units[unit]
-                    )
+                        extent,
+                        lambda at=extent: self._decode(data, at),
+                        uses=self._units[unit],
+                        taken=int(each[unit]),
+                    ).to_pylist()
                 except ValueError as error:
                     reasons = dict.fromkeys(np.flatnonzero(units == unit).tolist(), str(error))
                     wrong |= reasons
@@ -154,10 +164,11 @@ class Reader:
                 found[field] = DenseColumn(np.array(values, np.float32))
         return found
 
-    def _decode(self, data: ShardData, extent: int) -> list[Any]:
+    def _decode(self, data: ShardData, extent: int) -> Any:
+        DECODED.append((self._first, extent))
         (found,) = data.read([extent])
         try:
-            return list(json.loads(zlib.decompress(found.tobytes())))
+            return pa.array(json.loads(zlib.decompress(found.tobytes())))
         except zlib.error as error:
             raise ValueError(str(error)) from error
 
@@ -243,6 +254,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Make the format known, and unknown again behind the yield."""
     points = {"blocks": EntryPoint("blocks", __name__, registry.GROUP)}
     registry.format_named.cache_clear()
+    DECODED.clear()
     monkeypatch.setattr(registry, "_guests", lambda: points)
     yield
     registry.format_named.cache_clear()

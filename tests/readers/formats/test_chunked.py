@@ -74,6 +74,9 @@ def test_chunks_are_read_by_rows_without_a_look_at_samples_before(dataset: Datas
     batch = dataset.read(rows)
     assert batch.ids.tolist() == dataset.ids(rows).tolist()
     check(batch, blocks.FIELDS)
+    chunks = 2 * sum(map(len, blocks.UNITS))  # of two fields
+    assert len(blocks.DECODED) == len(set(blocks.DECODED)) == chunks
+    assert dataset.chunks[0].counts().chunks == chunks
     assert dataset.names([4, 8]) == ["row 4", "row 8"]
     assert not len(dataset.read(rows[:0]).columns["t"])
 

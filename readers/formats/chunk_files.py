@@ -1,0 +1,153 @@
+"""Decoded chunks in mapped files of a cache folder: arrays as they lie in memory, tables as Arrow
+IPC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from penstock.cache.disk.private_files import PrivateFiles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.disk.private_files import PrivateFile
+
+LEAST_BYTES = 2**20
+"""A smaller chunk is decoded again rather than kept in a file: to enter one into the cache's books
+takes a millisecond or two."""
+
+
+class ChunkFile:
+    """A chunk in a file. value: mapped, read-only; size_bytes: that it takes."""
+
+    def __init__(self, file: PrivateFile, value: Any) -> None:
+        self._file, self.value = file, value
+        self.size_bytes = file.size_bytes
+
+    def remove(self) -> None:
+        """Remove the file, now or as soon as nobody looks into it."""
+        self.value = None
+        self._file.remove()
+
+
+class ChunkFiles:
+    """Keeps chunks in files of a cache folder, within its limit. cache: makes it, at the first
+    chunk; uri: of the dataset, for people; least_bytes: of a chunk that is worth it."""
+
+    def __init__(
+        self, cache: Callable[[], DiskCache], *, uri: str, least_bytes: int = LEAST_BYTES
+    ) -> None:
+        self._cache, self._uri, self._least_bytes = cache, uri, least_bytes
+        self._files: PrivateFiles | None = None
+
+    def write(self, value: Any) -> ChunkFile | None:
+        """Keep a chunk; None where there is no room for it, or it isn't worth it."""
+        if value.nbytes < max(1, self._least_bytes):
+            return None
+        if self._files is None:
+            self._files = PrivateFiles(self._cache(), uri=f"decoded chunk of {self._uri}")
+        write = self._write_array if isinstance(value, np.ndarray) else self._write_table
+        return write(self._files, value)
+
+    def _write_array(self, files: PrivateFiles, value: Any) -> ChunkFile | None:
+        # As it lies in memory, where that is without gaps; so the axes keep their order.
+        is_turned = value.flags.f_contiguous and not value.flags.c_contiguous
+        order: Literal["C", "F"] = "F" if is_turned else "C"
+        flat = np.ascontiguousarray(value.reshape(-1, order=order))
+        file = files.make(flat.nbytes)
+        if file is None or not _has_written(file, flat.view(np.uint8).data):
+            return None
+        mapped = np.frombuffer(file.buffer(), value.dtype).reshape(value.shape, order=order)
+        return ChunkFile(file, mapped)
+
+    def _write_table(self, files: PrivateFiles, value: Any) -> ChunkFile | None:
+        import pyarrow as pa
+
+        table = _as_table(value)
+        options = pa.ipc.IpcWriteOptions(unify_dictionaries=True)
+        size = pa.MockOutputStream()
+        with pa.ipc.new_file(size, table.schema, options=options) as writer:
+            writer.write_table(table)
+        file = files.make(size.size())
+        if file is None:
+            return None
+        sink = _Sink(file)
+        try:
+            with pa.ipc.new_file(
+                pa.PythonFile(sink, mode="w"), table.schema, options=options
+            ) as writer:
+                writer.write_table(table)
+        except OSError:
+            file.remove()
+            return None
+        file.end()
+        return ChunkFile(file, _as(value, pa.ipc.open_file(file.buffer()).read_all()))
+
+    def close(self) -> None:
+        """Remove what is left. Safe to call twice."""
+        if self._files is not None:
+            self._files.close()
+
+
+class _Sink:
+    """A file as pyarrow writes to it. It ignores close, which may come late."""
+
+    closed = False
+
+    def __init__(self, file: PrivateFile) -> None:
+        self._file, self._at = file, 0
+
+    def write(self, data: Any) -> int:
+        """Write what follows."""
+        view = memoryview(data).cast("B")
+        self._file.write(view, self._at)
+        self._at += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        """Where the next byte goes."""
+        return self._at
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """Do nothing: the file is its owner's."""
+
+
+def _has_written(file: PrivateFile, data: memoryview) -> bool:
+    """Write a whole file; where the disk doesn't, remove it."""
+    try:
+        file.write(data)
+    except OSError:
+        file.remove()
+        return False
+    file.end()
+    return True
+
+
+def _as_table(value: Any) -> Any:
+    """A table of what pyarrow has in several forms."""
+    import pyarrow as pa
+
+    if isinstance(value, pa.Table):
+        return value
+    if isinstance(value, pa.RecordBatch):
+        return pa.Table.from_batches([value])
+    return pa.table({"": value})
+
+
+def _as(value: Any, table: Any) -> Any:
+    """A table in the form of a value."""
+    import pyarrow as pa
+
+    if isinstance(value, pa.Table):
+        return table
+    if isinstance(value, pa.RecordBatch):
+        (batch,) = table.to_batches()
+        return batch
+    column = table.column(0)
+    return column if isinstance(value, pa.ChunkedArray) else column.chunk(0)

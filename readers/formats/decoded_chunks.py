@@ -1,0 +1,306 @@
+"""The decoded chunks of an open dataset: decoded by one thread, wanted by many, kept where there is
+room.
+
+No lock is held while anything is decoded or written. A chunk that memory has no room for goes to a
+mapped file where there is a cache folder with room, else it is decoded again: never an error.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from penstock.cache.base.limits import available_memory_bytes
+from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import StalledError
+from penstock.cache.outcomes import STALL_TIMEOUT_S, Outcome
+from penstock.readers.formats.decoded_counts import DecodedCounts
+from penstock.readers.formats.kept_chunks import KeptChunks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.readers.formats.kept_chunks import Kept, KeptFile
+
+    Key = tuple[int, int]
+
+_log = logging.getLogger("penstock")
+
+MEMORY_SHARE = 0.25
+"""Of the memory that a process may still take, what decoded chunks take by default, all ranks of
+the node together: the rest is the page cache's, the batches' and the training code's."""
+
+LEAST_BYTES = 64 * 2**20
+"""The default isn't below that, however little memory a machine tells of."""
+
+_GOLDEN = 0.6180339887498949
+
+
+class FileRoom(Protocol):
+    """Where chunks are kept that memory has no room for."""
+
+    def write(self, value: Any) -> KeptFile | None:
+        """Keep a chunk; None where there is no room for it, or it isn't worth it. What a disk does
+        is no error."""
+
+    def close(self) -> None:
+        """Remove what is left. Safe to call twice."""
+
+
+class DecodedChunks:
+    """Keeps decoded chunks by shard and number. Safe for several threads.
+
+    A chunk is a numpy array, or an Arrow table, record batch or array. Whoever takes one copies out
+    of it what a batch needs, and lets it go.
+
+    max_bytes: of memory; None: `MEMORY_SHARE` of what the process may take when the first chunk is
+    decoded. Beside it stands what threads decode at that moment. files: for what memory has no room
+    for; None: it is decoded again. url: for people.
+    """
+
+    def __init__(
+        self, *, max_bytes: int | None = None, files: FileRoom | None = None, url: str = ""
+    ) -> None:
+        self._max_bytes, self._files, self._url = max_bytes, files, url
+        self._parts = 1
+        self._lock = threading.Lock()
+        self._kept = KeptChunks()
+        self._decoding: dict[Key, Outcome[Any]] = {}
+        self._reserved_bytes = self._decoded_bytes = self._chunks = self._again = 0
+        self._delivered_bytes = 0.0
+        self._orders = 0
+        self._closed = self._was_told = False
+
+    @property
+    def max_bytes(self) -> int:
+        """The bound of memory."""
+        if self._max_bytes is None:
+            self._max_bytes = self.default_bytes()
+        return self._max_bytes
+
+    def default_bytes(self) -> int:
+        """The bound that this machine gives, here and now."""
+        return max(LEAST_BYTES, int(available_memory_bytes() * MEMORY_SHARE) // self._parts)
+
+    def share(self, parts: int) -> None:
+        """Take only such a part of what the machine gives: one of the ranks of a node, or of the
+        datasets that are read together. A bound that the user gave, or that is in use, stays."""
+        self._parts = max(self._parts, parts)
+
+    def of(self, shard: int) -> ShardChunks:
+        """The chunks of one shard."""
+        return ShardChunks(self, shard)
+
+    def counts(self) -> DecodedCounts:
+        """What chunks have come to so far."""
+        with self._lock:
+            kept = self._kept
+            return DecodedCounts(
+                decoded_bytes=self._decoded_bytes,
+                delivered_bytes=round(self._delivered_bytes),
+                chunks=self._chunks,
+                again=self._again,
+                memory_bytes=kept.memory_bytes,
+                disk_bytes=kept.disk_bytes,
+                most_memory_bytes=kept.most_memory_bytes,
+                most_disk_bytes=kept.most_disk_bytes,
+                max_bytes=self._max_bytes or 0,
+            )
+
+    # -- taking
+
+    def take(
+        self, key: Key, decode: Callable[[], Any], *, uses: int, taken: int, size_bytes: int = 0
+    ) -> Any:
+        """A chunk that is kept, or decoded now by one thread for all that want it; arguments as for
+        `ShardData.decoded`. Raises what decode raises, in all these threads, and StalledError."""
+        if (found := self._kept_already(key, taken)) is not None:
+            return found
+        while True:
+            mine: Outcome[Any] = Outcome()
+            try:
+                with self._lock:
+                    if (kept := self._kept.find(key)) is not None:
+                        return self._used(key, kept, taken)
+                    outcome = self._decoding.setdefault(key, mine)
+                if outcome is mine:
+                    self._decode(key, decode, mine, uses=uses, taken=taken, size_bytes=size_bytes)
+            finally:
+                # Whatever interrupts this thread, nobody waits for what nobody does any more.
+                if self._decoding.get(key) is mine:
+                    del self._decoding[key]
+                mine.cancel()
+            if outcome is mine:
+                return mine.result()
+            if self._came_to_something(key, outcome):
+                found = self._kept_already(key, taken)
+                return outcome.result() if found is None else found
+
+    def _kept_already(self, key: Key, taken: int) -> Any:
+        """A chunk that is kept, or None."""
+        with self._lock:
+            if (kept := self._kept.find(key)) is None:
+                return None
+            value = self._used(key, kept, taken)
+            is_over = self._kept.staying_bytes > self.max_bytes  # it may have come back
+        if is_over:
+            self._make_room()
+        return value
+
+    def _used(self, key: Key, kept: Kept, taken: int) -> Any:
+        """A chunk's value, and what was taken of it counted; the lock is held."""
+        self._delivered_bytes += kept.size_bytes * taken / kept.uses
+        value = kept.value
+        self._kept.use(key, kept, taken)
+        return value
+
+    def _came_to_something(self, key: Key, outcome: Outcome[Any]) -> bool:
+        """Wait for a chunk that another thread decodes; False where that thread was interrupted.
+        Raises its error, StalledError."""
+        if not outcome.wait(STALL_TIMEOUT_S):
+            raise StalledError(
+                f"{self._url}: another thread has been decoding chunk {key[1]} of shard {key[0]} "
+                f"for {STALL_TIMEOUT_S:.0f} s. The disk or the network mount under the dataset may "
+                "hang; look at it with `ls`."
+            )
+        try:
+            outcome.result()
+        except (CancelledError, KeyboardInterrupt, SystemExit):
+            return False
+        return True
+
+    def _decode(
+        self,
+        key: Key,
+        decode: Callable[[], Any],
+        outcome: Outcome[Any],
+        *,
+        uses: int,
+        taken: int,
+        size_bytes: int,
+    ) -> None:
+        """Decode a chunk and keep it. size_bytes: that it will have; 0: nobody knows."""
+
+        def make(uses: int) -> Any:
+            value = decode()
+            if isinstance(value, np.ndarray):
+                value.flags.writeable = False  # several batches are copied from it
+            with self._lock:
+                self._add(key, value, uses=uses, taken=taken)
+            return value
+
+        with self._lock:
+            self._reserved_bytes += size_bytes
+        try:
+            self._make_room()
+            outcome.run(make, max(1, uses))
+        finally:
+            with self._lock:
+                self._reserved_bytes -= size_bytes
+        self._make_room()
+
+    def _add(self, key: Key, value: Any, *, uses: int, taken: int) -> None:
+        size_bytes = int(value.nbytes)
+        self._chunks += 1
+        self._decoded_bytes += size_bytes
+        kept, is_again = self._kept.add(key, value, size_bytes=size_bytes, uses=uses)
+        self._again += is_again
+        self._used(key, kept, taken)
+        self._decoding.pop(key, None)
+        if self._closed:
+            self._kept.forget()
+
+    # -- leaving
+
+    def _make_room(self) -> None:
+        """Bring memory below its bound, and remove files that nobody needs."""
+        with self._lock:
+            leaving = self._kept.shrink(self.max_bytes - self._reserved_bytes)
+            files = None if self._closed else self._files
+        try:
+            while leaving:
+                key, kept = leaving[-1]
+                file = files.write(kept.value) if files is not None and kept.left > 0 else None
+                with self._lock:
+                    leaving.pop()
+                    if file is not None:
+                        self._kept.moved(key, kept, file)
+                    else:
+                        self._kept.lost(key, kept)
+        finally:
+            with self._lock:
+                for key, kept in leaving:
+                    self._kept.lost(key, kept)
+                waste, self._kept.waste = self._kept.waste, []
+            was_told, self._was_told = self._was_told, self._was_told or self._again > 0
+        for file in waste:
+            file.remove()
+        if self._was_told and not was_told:
+            where = "the cache folder has no room for the rest" if files else "there is no cache="
+            _log.warning(
+                "%s: the decoded chunks of a window take more than the %s that they may take in "
+                "memory, and %s: some are decoded again. Give Dataset(decoded_bytes=…), a "
+                "cache=DiskCache(…) with room, or a smaller window=.",
+                self._url,
+                format_size(self.max_bytes),
+                where,
+            )
+
+    def forget(self, shard: int) -> None:
+        """Forget a shard's chunks: the bytes that they were decoded from were wrong."""
+        with self._lock:
+            self._kept.forget(shard)
+        self._make_room()
+
+    def close(self) -> None:
+        """Forget all chunks and remove their files; what was handed out stays valid. Safe to call
+        twice."""
+        with self._lock:
+            self._closed = True
+            self._kept.forget()
+        self._make_room()
+        if self._files is not None:
+            self._files.close()
+
+    # -- order
+
+    def in_order(self, shard: int, chunks: Sequence[int]) -> Iterator[int]:
+        """The same chunks, those that another thread decodes at this moment last."""
+        self._orders += 1
+        start = int(len(chunks) * (self._orders * _GOLDEN % 1))  # threads begin at several places
+        left = [*chunks[start:], *chunks[:start]]
+        while left:
+            free = (n for n, chunk in enumerate(left) if (shard, chunk) not in self._decoding)
+            yield left.pop(next(free, 0))
+
+    def busy_shards(self) -> set[int]:
+        """The shards of which some thread decodes a chunk at this moment."""
+        return {shard for shard, _ in list(self._decoding)}
+
+
+class ShardChunks:
+    """The decoded chunks of one shard."""
+
+    def __init__(self, store: DecodedChunks, shard: int) -> None:
+        self._store, self._shard = store, shard
+
+    def take(
+        self,
+        chunk: int,
+        decode: Callable[[], Any],
+        *,
+        uses: int,
+        taken: int,
+        size_bytes: int = 0,
+    ) -> Any:
+        """A chunk, as `DecodedChunks.take` has it."""
+        key = (self._shard, chunk)
+        return self._store.take(key, decode, uses=uses, taken=taken, size_bytes=size_bytes)
+
+    def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
+        """The same chunks, those that another thread decodes at this moment last."""
+        return self._store.in_order(self._shard, chunks)

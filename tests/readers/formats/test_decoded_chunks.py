@@ -1,0 +1,422 @@
+"""Decoded chunks: decoded by one thread for all, kept while they are needed and there is room."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.errors import StalledError
+from penstock.cache.threads import Workers
+from penstock.readers.formats import decoded_chunks
+from penstock.readers.formats.chunk_files import ChunkFiles
+from penstock.readers.formats.decoded_chunks import DecodedChunks
+from penstock.readers.formats.kept_chunks import KeptChunks
+from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+ROWS = 4
+
+
+def chunk(number: int, size: int = 8) -> Any:
+    return np.full(size, number % 256, np.uint8)
+
+
+class Decoder:
+    """Counts decodings by chunk."""
+
+    def __init__(self, size: int = 8) -> None:
+        self.counts: dict[int, int] = {}
+        self._size, self._lock = size, threading.Lock()
+
+    def __call__(self, number: int) -> Callable[[], Any]:
+        def decode() -> Any:
+            with self._lock:
+                self.counts[number] = self.counts.get(number, 0) + 1
+            return chunk(number, self._size)
+
+        return decode
+
+
+def take_all(store: DecodedChunks, order: list[int], decoder: Decoder, *, uses: int = ROWS) -> None:
+    """Take a row of a chunk after the other."""
+    for number in order:
+        found = store.take((0, number), decoder(number), uses=uses, taken=1)
+        assert (found == number % 256).all()
+
+
+def window(chunks: int, *, seed: int = 0, first: int = 0) -> list[int]:
+    """The rows of a window, by chunk, in random order."""
+    order = np.repeat(np.arange(first, first + chunks), ROWS)
+    return [*map(int, np.random.default_rng(seed).permutation(order))]
+
+
+# -- what is kept
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(0, 6), st.integers(1, 5), st.integers(0, 40)), max_size=60
+    ),
+    has_files=st.booleans(),
+)
+def test_memory_keeps_its_bound_and_what_is_kept_is_what_was_decoded(
+    steps: list[tuple[int, int, int]], has_files: bool
+) -> None:
+    class File:
+        def __init__(self, value: Any) -> None:
+            self.value, self.size_bytes = value, value.nbytes
+
+        def remove(self) -> None: ...
+
+    kept, left = KeptChunks(), dict[int, int]()
+    for number, taken, most in steps:
+        key = (0, number)
+        found = kept.find(key)
+        if found is None:
+            found, _ = kept.add(key, chunk(number, 8), size_bytes=8, uses=10)
+        left[number] = found.left
+        assert (found.value == number).all()
+        kept.use(key, found, taken)
+        del found
+        leaving = kept.shrink(most)
+        for other, each in leaving:
+            assert each.left > 0  # what is done isn't worth a file
+            assert kept.find(other) is each
+            if has_files:
+                kept.moved(other, each, File(each.value))
+            else:
+                kept.lost(other, each)
+        del leaving
+        assert kept.memory_bytes <= max(most, 0)
+        there = [*kept._memory.values(), *kept._files.values()]
+        assert kept._left == sum(each.left for each in there)
+        assert kept.disk_bytes + kept.memory_bytes == 8 * len(kept)
+    kept.forget()
+    assert (len(kept), kept.memory_bytes, kept.disk_bytes) == (0, 0, 0)
+
+
+@given(chunks=st.integers(1, 12), windows=st.integers(1, 5), seed=st.integers(0, 99))
+def test_each_chunk_of_a_window_is_decoded_once_and_leaves(
+    chunks: int, windows: int, seed: int
+) -> None:
+    store, decoder = DecodedChunks(max_bytes=8 * chunks + 8 * 2), Decoder()
+    for number in range(windows):
+        take_all(store, window(chunks, seed=seed, first=number * chunks), decoder)
+    assert set(decoder.counts.values()) == {1}
+    counts = store.counts()
+    assert counts.chunks == chunks * windows
+    assert counts.again == 0
+    assert counts.decoded_bytes == counts.delivered_bytes == 8 * chunks * windows
+    assert counts.memory_bytes <= 8 * (1 + chunks // 16 + 1)  # but for a moment
+    assert counts.most_memory_bytes <= 8 * chunks + 8 * 3
+
+
+@pytest.mark.parametrize("chunks", [6, 40])
+def test_epochs_that_end_early_neither_pile_up_nor_are_decoded_twice(chunks: int) -> None:
+    store, decoder = DecodedChunks(max_bytes=8 * chunks * 3), Decoder()
+    for epoch in range(20):
+        take_all(store, window(chunks, seed=epoch)[: -ROWS * chunks // 8], decoder)
+    assert store.counts().memory_bytes <= 8 * chunks
+    assert store.counts().ratio < 1.3
+
+
+def test_what_others_left_half_read_leaves_without_a_lack_of_room() -> None:
+    store, decoder = DecodedChunks(max_bytes=2**30), Decoder()
+    for number in range(100):
+        take_all(store, [number] * (ROWS - 1), decoder)
+    assert store.counts().memory_bytes <= 8 * 20
+
+
+# -- threads
+
+
+def test_one_thread_decodes_and_the_others_wait() -> None:
+    store, decodings = DecodedChunks(max_bytes=2**20), list[int]()
+    begun, go = threading.Event(), threading.Event()
+
+    def decode() -> Any:
+        decodings.append(1)
+        begun.set()
+        assert go.wait(PATIENCE_S)
+        return chunk(7)
+
+    pool = Workers(4, name="test")
+    outcomes = [
+        pool.submit(lambda _: store.take((0, 0), decode, uses=8, taken=1), n) for n in range(4)
+    ]
+    assert begun.wait(PATIENCE_S)
+    assert store.take((0, 1), lambda: chunk(8), uses=1, taken=1)[0] == 8  # nobody waits for others'
+    assert list(store.in_order(0, [0, 3, 2]))[-1] == 0
+    assert store.busy_shards() == {0}
+    go.set()
+    assert all((outcome.result(PATIENCE_S) == 7).all() for outcome in outcomes)
+    assert decodings == [1]
+    assert store.counts().delivered_bytes == 8 * 4 // 8 + 8
+    pool.close()
+
+
+def test_an_error_reaches_all_that_wait_and_is_not_kept() -> None:
+    store, tries = DecodedChunks(max_bytes=2**20), list[int]()
+    begun, go = threading.Event(), threading.Event()
+
+    def decode() -> Any:
+        tries.append(1)
+        begun.set()
+        assert go.wait(PATIENCE_S)
+        raise ValueError("damaged")
+
+    pool = Workers(3, name="test")
+    outcomes = [
+        pool.submit(lambda _: store.take((0, 0), decode, uses=8, taken=1), n) for n in range(3)
+    ]
+    assert begun.wait(PATIENCE_S)
+    go.set()
+    for outcome in outcomes:
+        with pytest.raises(ValueError, match="damaged"):
+            outcome.result(PATIENCE_S)
+    assert 1 <= len(tries) <= 3
+    assert store.take((0, 0), lambda: chunk(1), uses=1, taken=1)[0] == 1
+    pool.close()
+
+
+def test_an_interrupted_thread_leaves_nobody_waiting() -> None:
+    store = DecodedChunks(max_bytes=2**20)
+    begun, go = threading.Event(), threading.Event()
+
+    def interrupted() -> Any:
+        begun.set()
+        assert go.wait(PATIENCE_S)
+        raise KeyboardInterrupt
+
+    pool = Workers(2, name="test")
+    first = pool.submit(lambda _: store.take((0, 0), interrupted, uses=8, taken=1), 0)
+    assert begun.wait(PATIENCE_S)
+    second = pool.submit(lambda _: store.take((0, 0), lambda: chunk(3), uses=8, taken=1), 0)
+    go.set()
+    with pytest.raises(KeyboardInterrupt):
+        first.result(PATIENCE_S)
+    assert second.result(PATIENCE_S)[0] == 3
+    pool.close()
+
+
+def test_a_wait_that_is_too_long_says_for_what(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded_chunks, "STALL_TIMEOUT_S", 0.01)
+    store, go, begun = DecodedChunks(max_bytes=2**20, url="a/set"), threading.Event(), list[int]()
+
+    def decode() -> Any:
+        with pytest.raises(StalledError, match=r"a/set: another thread .* chunk 5 of shard 2"):
+            pool.submit(lambda _: store.take((2, 5), lambda: chunk(0), uses=1, taken=1), 0).result(
+                PATIENCE_S
+            )
+        begun.append(1)
+        return chunk(0)
+
+    pool = Workers(1, name="test")
+    store.take((2, 5), decode, uses=1, taken=1)
+    assert begun
+    assert not go.is_set()
+    pool.close()
+
+
+def test_many_threads_decode_each_chunk_once_within_the_bound() -> None:
+    chunks, size = 24, 4096
+    store, decoder = DecodedChunks(max_bytes=size * chunks), Decoder(size)
+    pool = Workers(8, name="test")
+    orders = np.array_split(np.array(window(chunks, seed=5)), 8)
+    outcomes = [
+        pool.submit(lambda order: take_all(store, order.tolist(), decoder), order)
+        for order in orders
+    ]
+    for outcome in outcomes:
+        outcome.result(PATIENCE_S)
+    assert set(decoder.counts.values()) == {1}
+    counts = store.counts()
+    assert counts.decoded_bytes == counts.delivered_bytes == size * chunks
+    assert counts.most_memory_bytes <= size * chunks
+    pool.close()
+
+
+# -- too little room
+
+
+def test_without_room_chunks_are_decoded_again_and_it_is_said_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    store, decoder = DecodedChunks(max_bytes=8 * 4, url="a/set"), Decoder()
+    with caplog.at_level(logging.WARNING, "penstock"):
+        take_all(store, window(16), decoder)
+    counts = store.counts()
+    assert counts.again > 8
+    assert counts.chunks == sum(decoder.counts.values())
+    assert counts.most_memory_bytes <= 8 * 5
+    assert counts.ratio == pytest.approx(counts.chunks / 16)
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "a/set: the decoded chunks of a window take more than the 32 B" in said
+    assert "there is no cache=" in said
+
+
+def test_what_is_being_read_is_found_again_and_counted_once() -> None:
+    store, decoder = DecodedChunks(max_bytes=8), Decoder()
+    held = store.take((0, 0), decoder(0), uses=4, taken=1)
+    view = held[2:]
+    other = store.take((0, 1), decoder(1), uses=4, taken=1)
+    assert store.counts().memory_bytes == 16  # both live, whoever counts them
+    assert store.take((0, 0), decoder(0), uses=4, taken=1) is held
+    assert decoder.counts == {0: 1, 1: 1}
+    del held, other
+    assert view.tolist() == [0] * 6
+    assert store.counts().memory_bytes == 8
+    assert not view.flags.writeable
+
+
+def test_room_is_made_before_where_the_size_is_known() -> None:
+    store = DecodedChunks(max_bytes=100)
+    seen = []
+
+    def decode(number: int) -> Callable[[], Any]:
+        def decoded() -> Any:
+            seen.append(store.counts().memory_bytes)
+            return chunk(number, 60)
+
+        return decoded
+
+    for number in range(3):
+        store.take((0, number), decode(number), uses=4, taken=1, size_bytes=60)
+    assert seen == [0, 0, 0]
+    assert store.counts().most_memory_bytes == 60
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[DiskCache]:
+    found = DiskCache(tmp_path / "cache", max_bytes="64MiB")
+    yield found
+    found.close()
+
+
+def used_bytes(cache: DiskCache) -> int:
+    return int(cache.use(lambda shelf: shelf.catalogue.blobs.used_bytes))
+
+
+def test_what_memory_has_no_room_for_goes_to_files_of_the_cache(cache: DiskCache) -> None:
+    size = 2**16
+    files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
+    store, decoder = DecodedChunks(max_bytes=size * 4, files=files), Decoder(size)
+    order = window(16, seed=2)
+    take_all(store, order[:40], decoder)
+    counts = store.counts()
+    assert counts.disk_bytes > 0
+    assert counts.most_memory_bytes <= size * 5
+    parts = [path for path in os.scandir(os.path.join(cache.path, "fills"))]
+    assert {path.stat().st_mode & 0o777 for path in parts} == {0o600}
+    assert used_bytes(cache) >= counts.disk_bytes
+    take_all(store, order[40:], decoder)
+    assert set(decoder.counts.values()) == {1}
+    assert store.counts().again == 0
+    store.close()
+    assert os.listdir(os.path.join(cache.path, "fills")) == []
+    assert used_bytes(cache) == 0
+
+
+def test_files_of_a_dead_process_are_swept(cache: DiskCache) -> None:
+    size = 2**16
+    lost = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
+    kept = lost.write(chunk(1, size))
+    assert kept is not None
+    kept.value = None
+    kept._file._fill.close()
+    kept._file._map = None  # as the kernel does it for a process that was killed
+    assert used_bytes(cache) > size
+    files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
+    again = files.write(chunk(2, size))
+    assert again is not None
+    assert len(os.listdir(os.path.join(cache.path, "fills"))) == 2  # the new one and its map
+    again.remove()
+    assert used_bytes(cache) == 0
+
+
+def test_files_stay_within_their_share_of_the_limit(
+    cache: DiskCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = 4 * 2**20
+    files = ChunkFiles(lambda: cache, uri="a/set")
+    store, decoder = DecodedChunks(max_bytes=size, files=files), Decoder(size)
+    with caplog.at_level(logging.WARNING, "penstock"):
+        take_all(store, window(16, seed=3), decoder)
+    counts = store.counts()
+    assert 20 * 2**20 < counts.most_disk_bytes <= 32 * 2**20
+    assert counts.again > 0
+    assert len(caplog.records) == 1
+    assert "no room for the rest" in caplog.records[0].getMessage()
+    store.close()
+    assert used_bytes(cache) == 0
+
+
+def test_small_chunks_are_not_worth_a_file(cache: DiskCache) -> None:
+    files = ChunkFiles(lambda: cache, uri="a/set")
+    assert files.write(chunk(1)) is None
+    assert files.write(chunk(1, 0)) is None
+
+
+def test_a_full_disk_costs_the_files_and_not_the_job(
+    cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 2**16
+    files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
+    store, decoder = DecodedChunks(max_bytes=size * 2, files=files), Decoder(size)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "pwrite", full)
+    take_all(store, window(8), decoder)
+    assert store.counts().disk_bytes == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.warns(match="No space left"):
+        take_all(store, window(8, first=8), decoder)
+    assert sum(decoder.counts.values()) > 16
+    store.close()
+
+
+VALUES = {
+    "C": np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+    "F": np.asfortranarray(np.arange(24, dtype=np.int16).reshape(4, 6)),
+    "strided": np.arange(48, dtype=np.int64).reshape(4, 12)[:, ::2],
+    "bool": np.array([True, False, True]),
+    "table": pa.table({"a": [1, 2, None], "b": ["x", "yy", ""], "c": [[1.5], [], [2.0, 3.0]]}),
+    "chunked table": pa.concat_tables([pa.table({"a": [1]}), pa.table({"a": [2, 3]})]),
+    "batch": pa.record_batch({"a": [b"x", b"yy"]}),
+    "array": pa.array(["a", None, "ccc"]),
+    "dictionary": pa.array(["a", "b", "a"]).dictionary_encode(),
+    "chunked": pa.chunked_array([[1, 2], [3]]),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_what_comes_from_a_file_is_what_went_there(kind: str, cache: DiskCache) -> None:
+    value = VALUES[kind]
+    files = ChunkFiles(lambda: cache, uri="a/set", least_bytes=1)
+    file = files.write(value)
+    assert file is not None
+    if isinstance(value, np.ndarray):
+        assert file.value.dtype == value.dtype
+        np.testing.assert_array_equal(file.value, value)
+        assert not file.value.flags.writeable
+    else:
+        assert type(file.value) is type(value)
+        assert file.value.equals(value)
+    file.remove()
+    assert used_bytes(cache) == 0

@@ -6,6 +6,7 @@ fetched nor kept. Other fields can still be asked for: their bytes come by exact
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -82,6 +83,8 @@ class LocalChunkData(ChunkData):
         super().__init__(sidecar, chunks)
         self._root = root
         self._maps = FileMaps(root, sidecar.files)
+        # Whether a link leads out of root is looked at once a file: it costs as much as a read.
+        self._is_below = np.zeros(len(sidecar.files), np.bool_)
 
     def view(self, extent: int) -> Encoded | None:
         """A view of an extent, in a map of its file."""
@@ -96,13 +99,21 @@ class LocalChunkData(ChunkData):
         found: list[Encoded] = []
         for extent, start, end in zip(extents, starts, ends, strict=True):
             data = np.empty(end - start, np.uint8)
-            name = self._files.names[int(self._extents.files[extent])]
+            file = int(self._extents.files[extent])
+            name = self._files.names[file]
             begin = int(self._extents.starts[extent]) + start
-            path = below(self._root, name)
+            path = self._path(file, name)
             read_file_into(path, data, name=name, start=begin, is_rest=False)
             data.flags.writeable = False
             found.append(data)
         return found
+
+    def _path(self, file: int, name: bytes) -> bytes:
+        if self._is_below[file]:
+            return os.path.join(self._root, name)
+        path = below(self._root, name)
+        self._is_below[file] = True
+        return path
 
 
 class BlobChunkData(ChunkData):

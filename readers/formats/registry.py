@@ -42,6 +42,7 @@ _MODULES = {
     "pack": "penstock.readers.formats.pack.format",
     "tar": "penstock.readers.formats.tar.format",
     "tokens": "penstock.readers.formats.tokens.format",
+    "zarr": "penstock.readers.formats.zarr.format",
     FALLBACK: "penstock.readers.formats.folder.format",
 }
 _METHODS = ("recognises", "opener", "blob_key")

@@ -145,18 +145,20 @@ class RemoteFolder:
     def read(self, wanted: Sequence[tuple[Entry, int]]) -> list[Encoded]:
         """The first bytes of some objects, as many of each as wanted, all at once and kept nowhere.
         Raises FetchError."""
+        return self.read_ranges([(entry, 0, size_bytes) for entry, size_bytes in wanted])
+
+    def read_ranges(self, wanted: Sequence[tuple[Entry, int, int]]) -> list[Encoded]:
+        """Bytes of some objects, first and end of each, all at once and kept nowhere. Raises
+        FetchError."""
         from penstock.cache.fetch.object_range import ObjectRange
 
         data = [np.empty(0, np.uint8)] * len(wanted)
-        some = [i for i, (_, size_bytes) in enumerate(wanted) if size_bytes]
+        some = [i for i, (_, start, end) in enumerate(wanted) if start < end]
         spans = [
             ObjectRange(
-                path=os.fsdecode(wanted[i][0].name),
-                start=0,
-                end=wanted[i][1],
-                version=wanted[i][0].version or None,
+                path=os.fsdecode(entry.name), start=start, end=end, version=entry.version or None
             )
-            for i in some
+            for entry, start, end in (wanted[i] for i in some)
         ]
 
         def deliver(number: int, answer: Answer) -> None:

@@ -1,0 +1,280 @@
+"""Reads the samples of one shard of a hierarchy: decodes chunks, and copies windows out of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.errors import CorruptShardError, PenstockError
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.formats.grid_copy import copy_parts, fill_parts, numbers
+from penstock.readers.formats.zarr.codecs import decoder_of
+from penstock.readers.formats.zarr.notes import read_notes
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.chunked import ShardData, ShardFacts
+    from penstock.readers.formats.shard import Places
+    from penstock.readers.formats.zarr.codecs import Decoder
+    from penstock.readers.formats.zarr.notes import NotedField
+    from penstock.readers.types import Encoded
+
+    Ints = NDArray[np.int64]
+    Corners = Mapping[str, Ints]
+
+_FILL = -1
+"""In an extent's place: the chunk isn't stored."""
+
+_MOST_MAPS = 16
+"""Files of a shard that are mapped: a process may have 65,530 maps, of all its shards."""
+
+_READ_BYTES = 4 * 2**20
+"""What is read before it is decoded, decoded."""
+
+
+class ZarrReader:
+    """The samples of one shard; its chunks are numbered as its extents are."""
+
+    def __init__(self, shard: ShardFacts) -> None:
+        notes = read_notes(shard.notes)
+        self._first = notes.first
+        self._fields: dict[str, _FieldReader] = {}
+        are_mapped = int(shard.extents.files.max(initial=0)) < _MOST_MAPS
+        extent = 0
+        for field, chunks in zip(notes.fields, notes.chunks, strict=True):
+            self._fields[field.name] = _FieldReader(
+                field,
+                chunks,
+                extent,
+                first=notes.first,
+                samples=shard.samples,
+                are_mapped=are_mapped,
+            )
+            extent += len(chunks)
+        if extent != len(shard.extents) or list(self._fields) != list(shard.schema):
+            raise CorruptShardError(
+                "What the index notes of a shard doesn't fit its chunks. Run `penstock index` "
+                "again."
+            )
+
+    def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
+        """The extents that samples need."""
+        found: list[int] = []
+        for name in fields:
+            found += self._fields[name].needs(rows + self._first)
+        del corners
+        return found
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        """Read windows, or parts of them, into their slots."""
+        where = numbers(places, len(rows))
+        self._fields[field].gather(rows + self._first, out, where, data, wrong, corners)
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """Read windows as columns of their own."""
+        found: dict[str, Column] = {}
+        for name in fields:
+            field = self._fields[name].field
+            out = np.zeros((len(rows), *field.windows.sample_shape), field.array.dtype)
+            self.gather(name, rows, out, slice(0, len(rows)), data=data, wrong=wrong)
+            found[name] = DenseColumn(out)
+        return found
+
+    def name(self, row: int) -> str:
+        """Where the sample lies in the first field's array, as Python would index it."""
+        field = next(iter(self._fields.values())).field
+        (start,) = field.windows.starts(np.array([row + self._first])).tolist()
+        name = field.array.name or field.name
+        if field.windows.is_step:
+            return f"{name}[{start[0]}]"
+        parts = zip(start, field.windows.window, field.windows.shape, strict=True)
+        told = (":" if part == all else f"{low}:{low + part}" for low, part, all in parts)
+        return f"{name}[{', '.join(told)}]"
+
+
+class _FieldReader:
+    """One field of a shard. chunks: numbers of those that are stored; the first is that extent.
+    are_mapped: they lie in few files, which a process can hold maps of."""
+
+    def __init__(
+        self,
+        field: NotedField,
+        chunks: Ints,
+        extent: int,
+        *,
+        first: int,
+        samples: int,
+        are_mapped: bool,
+    ) -> None:
+        self.field = field
+        self._grid, self._windows = field.grid, field.windows
+        self._chunks, self._extent = chunks, extent
+        self._first, self._samples = first, samples
+        self._are_mapped = are_mapped
+        self._fill, self._dtype = field.array.fill_value, field.array.dtype
+        self._shape = field.array.chunk_shape
+        self._are_alone = _are_alone(field)
+        self._uses: Ints | None = None
+        self._decoder: Decoder | None = None
+
+    def needs(self, samples: Ints) -> list[int]:
+        """The extents that samples need."""
+        starts = self._windows.starts(samples)
+        touched = self._grid.touched(starts, self._windows.window)
+        extents = self._extents(np.unique(touched.chunks))
+        found: list[int] = extents[extents != _FILL].tolist()
+        return found
+
+    def gather(
+        self,
+        samples: Ints,
+        out: NDArray[Any],
+        places: Ints,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None,
+    ) -> None:
+        """Read samples into out[places]."""
+        starts, lengths = self._windows.starts(samples), self._windows.window
+        if self._windows.is_step:
+            out = out[:, None]
+        if corners is not None:
+            starts[:, self._windows.is_step :] += corners
+            lengths = out.shape[1:]
+        touched = self._grid.touched(starts, lengths)
+        if self._are_alone and corners is None and out.dtype == self._dtype:
+            self._gather_alone(self._extents(touched.chunks), out, places, data, wrong)
+            return
+        order = np.argsort(touched.chunks, kind="stable")
+        found, firsts = np.unique(touched.chunks[order], return_index=True)
+        rows = np.split(touched.samples[order], firsts[1:])
+        extents = self._extents(found).tolist()
+        for number, extent, here in zip(found.tolist(), extents, rows, strict=True):
+            low = np.array(self._grid.place(number), np.int64) * self._shape
+            begins, into = starts[here] - low, places[here]
+            try:
+                self._copy(extent, begins, lengths, out, into, data)
+            except ValueError as error:
+                out[into] = 0
+                for row in here.tolist():
+                    wrong.setdefault(row, self._reason(error))
+
+    def _gather_alone(
+        self,
+        extents: Ints,
+        out: NDArray[Any],
+        places: Ints,
+        data: ShardData,
+        wrong: dict[int, str],
+    ) -> None:
+        """Decode samples that are a chunk each straight into their slots. extents: of each."""
+        stored = np.flatnonzero(extents != _FILL)
+        if len(stored) < len(extents):
+            out[places[extents == _FILL]] = self._fill
+        decode = self._get_decoder().decode
+        step = max(1, _READ_BYTES // self.field.array.chunk_bytes)
+        for first in range(0, len(stored), step):
+            rows = stored[first : first + step]
+            found = self._encoded(extents[rows].tolist(), data)
+            for row, place, encoded in zip(
+                rows.tolist(), places[rows].tolist(), found, strict=True
+            ):
+                slot = out[place]
+                try:
+                    if len(encoded):
+                        decode(encoded, slot)
+                    else:
+                        slot[...] = self._fill
+                except ValueError as error:
+                    slot[...] = 0
+                    wrong.setdefault(row, self._reason(error))
+
+    def _copy(
+        self,
+        extent: int,
+        begins: Ints,
+        lengths: tuple[int, ...],
+        out: NDArray[Any],
+        places: Ints,
+        data: ShardData,
+    ) -> None:
+        """Copy what one chunk has of some samples."""
+        if extent == _FILL:
+            box = [(0, length) for length in self._shape]
+            fill_parts(self._fill, box, begins, lengths, out, places)
+            return
+        uses = int(self._all_uses()[extent - self._extent])
+        if uses <= 1:
+            chunk = self._decode(extent, data)
+        else:
+            chunk = data.decoded(
+                extent, lambda: self._decode(extent, data), uses=uses, taken=len(places)
+            )
+        copy_parts(chunk, begins, lengths, out, places)
+
+    def _decode(self, extent: int, data: ShardData) -> NDArray[Any]:
+        """A chunk; of fill values where its file is gone."""
+        (encoded,) = self._encoded([extent], data)
+        if len(encoded):
+            return self._get_decoder().decode(encoded)
+        return np.full(self._shape, self._fill, self._dtype)
+
+    def _encoded(self, extents: list[int], data: ShardData) -> list[Encoded]:
+        """The bytes of chunks, mapped where that costs less than to read them."""
+        if self._are_mapped:
+            views = [data.view(extent) for extent in extents]
+            there = [view for view in views if view is not None]
+            if len(there) == len(extents):
+                return there
+        return data.read(extents)
+
+    def _get_decoder(self) -> Decoder:
+        if self._decoder is None:
+            self._decoder = decoder_of(self.field.array)
+        return self._decoder
+
+    def _extents(self, chunks: Ints) -> Ints:
+        """The extents of chunks by number, _FILL of those that aren't stored."""
+        if not len(self._chunks):
+            return np.full(len(chunks), _FILL)
+        at = np.minimum(np.searchsorted(self._chunks, chunks), len(self._chunks) - 1)
+        return np.where(self._chunks[at] == chunks, at + self._extent, _FILL)
+
+    def _all_uses(self) -> Ints:
+        """How many samples of the shard need each stored chunk."""
+        if self._uses is None:
+            end = self._first + self._samples
+            chunks, uses = self._grid.uses(self._windows, self._first, end)
+            self._uses = uses[np.searchsorted(chunks, self._chunks)]
+        return self._uses
+
+    def _reason(self, error: ValueError) -> str:
+        """Why samples are bad. Raises the error again where it isn't the bytes' fault."""
+        if isinstance(error, PenstockError):
+            raise error
+        return f"{self.field.name}: a chunk is damaged: {error}"
+
+
+def _are_alone(field: NotedField) -> bool:
+    """Whether each sample is a chunk, and no other sample has it."""
+    windows, chunk = field.windows, field.array.chunk_shape
+    axes = zip(windows.stride, chunk, windows.counts, strict=True)
+    are_aligned = all(count == 1 or step % length == 0 for step, length, count in axes)
+    return windows.window == chunk and are_aligned and windows.repeat == 1

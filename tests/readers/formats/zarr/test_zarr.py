@@ -1,0 +1,284 @@
+"""Zarr hierarchies as datasets: fields, windows, stored and missing chunks, here and remote."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.readers import Dataset
+from penstock.readers.fields.field_types import Array, ClassLabel, Value
+from penstock.readers.formats.zarr import format as zarr_format
+from tests.readers.formats.zarr.hierarchies import (
+    PLACES,
+    Requests,
+    opened,
+    read_all,
+    values,
+    windows,
+    write_group,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+X, Y = values((23, 3, 8, 8)), np.arange(23) * 3
+
+pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+
+
+def group(root: Path, version: int = 3, **options: Any) -> Path:
+    chunks = {"chunks": {"x": (5, 3, 8, 8), "y": (9,)}}
+    return write_group(root, {"x": X, "y": Y}, version=version, **(chunks | options))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("version", [2, 3])
+def test_arrays_of_a_group_are_fields(version: int, place: str, tmp_path: Path) -> None:
+    root = group(tmp_path / "set.zarr", version)
+    for _ in range(2):  # the second time all is in the cache
+        with opened(root, place, tmp_path) as dataset:
+            assert dataset.open().format.name == "zarr"
+            assert dict(dataset.schema) == {"x": Array("uint8", (3, 8, 8)), "y": Value("int64")}
+            assert [units.tolist() for units in dataset.contents.units] == [[5, 5, 5, 5, 3]]
+            assert dataset.names([7]) == ["x[7]"]
+            found = read_all(dataset)
+            assert (found["x"] == X).all()
+            assert (found["y"] == Y).all()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_shards_of_inner_chunks(place: str, tmp_path: Path) -> None:
+    root = group(
+        tmp_path / "set.zarr",
+        chunks={"x": (2, 3, 4, 8), "y": (1,)},
+        shards={"x": (8, 3, 8, 8), "y": (4,)},
+    )
+    with opened(root, place, tmp_path) as dataset:
+        found = read_all(dataset)
+        assert (found["x"] == X).all()
+        assert (found["y"] == Y).all()
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("window", "stride"),
+    [
+        ((1,), None),
+        ((4, None, 5, 3), None),
+        ((4, None, 5, 3), (1, 1, 3, 2)),
+        ((23,), None),
+        ((3, 1, None, 6), (2, None, None, 2)),
+    ],
+)
+def test_windows_cross_the_borders_of_chunks(
+    window: Any, stride: Any, place: str, tmp_path: Path
+) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (5, 2, 3, 8)})
+    wanted = windows(X, window, stride or ())
+    with opened(root, place, tmp_path, sample=window, stride=stride) as dataset:
+        assert len(dataset) == len(wanted)
+        found = read_all(dataset)["x"]
+        assert (found == np.stack(wanted)).all()
+
+
+def test_shards_are_cut_between_chunks_and_have_what_their_windows_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zarr_format, "PART_BYTES", 800)
+    options = {"compressors": {"x": None, "y": None}}
+    root = group(tmp_path / "set.zarr", **options)
+    with Dataset(root) as dataset:
+        assert dataset.contents.sizes.tolist() == [5, 5, 5, 5, 3]
+        assert (read_all(dataset)["x"] == X).all()
+    with Dataset(root, sample={"x": (6,)}, stride={"x": (2,)}, fields={"x": "x"}) as dataset:
+        assert len(dataset.contents.sizes) > 1
+        assert (read_all(dataset)["x"] == np.stack(windows(X, (6,), (2,)))).all()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_missing_chunks_are_fill_values(place: str, tmp_path: Path) -> None:
+    root = tmp_path / "set.zarr"
+    array = zarr.create_array(root, shape=(12, 4), chunks=(2, 2), dtype="i2", fill_value=-7)
+    array[4:9] = values((5, 4), "i2")
+    wanted = np.full((12, 4), -7, "i2")
+    wanted[4:9] = values((5, 4), "i2")
+    with opened(root, place, tmp_path) as dataset:
+        assert dataset.fields == ("array",)
+        assert (read_all(dataset)["array"] == wanted).all()
+    shutil.rmtree(root / "c")
+    with opened(root, place, tmp_path / "other") as dataset:
+        assert (read_all(dataset)["array"] == -7).all()
+
+
+def test_a_sharded_array_may_lack_inner_chunks(tmp_path: Path) -> None:
+    root = tmp_path / "set.zarr"
+    array = zarr.create_array(root, shape=(10, 4), chunks=(1, 4), shards=(4, 4), dtype="f4")
+    array[2] = 5
+    array[9] = 6
+    wanted = np.zeros((10, 4), "f4")
+    wanted[2], wanted[9] = 5, 6
+    with Dataset(root) as dataset:
+        assert not len(dataset.contents.units or ())
+        assert (read_all(dataset)["array"] == wanted).all()
+
+
+@pytest.mark.parametrize("is_consolidated", [True, False])
+@pytest.mark.parametrize("version", [2, 3])
+def test_nested_groups_and_names_by_path(
+    version: int, is_consolidated: bool, tmp_path: Path
+) -> None:
+    root = write_group(tmp_path / "set.zarr", {"a/x": X, "a/deep/y": Y, "z": Y}, version=version)
+    if is_consolidated:
+        with pytest.warns(UserWarning, match="onsolidated") if version == 3 else nullcontext():
+            zarr.consolidate_metadata(root)
+    with Dataset(root) as dataset:
+        assert set(dataset.fields) == {"a.x", "a.deep.y", "z"}
+        assert (read_all(dataset)["a.deep.y"] == Y).all()
+    with Dataset(root, fields={"image": "a/x", "label": "/z/"}) as dataset:
+        assert dataset.fields == ("image", "label")
+        assert (read_all(dataset)["image"] == X).all()
+    with Dataset(root / "a") as dataset:
+        assert set(dataset.fields) == {"x", "deep.y"}
+    with pytest.raises(ConfigError, match=r"no array is there.*'a/deep/y', 'a/x', 'z'"):
+        Dataset(root, fields={"image": "a/nothing"}).open()
+    with pytest.raises(ConfigError, match="path of an array"):
+        Dataset(root, fields={"image": "../set.zarr/z"}).open()
+
+
+def test_types_that_users_give(tmp_path: Path) -> None:
+    root = group(tmp_path / "set.zarr")
+    schema = {"y": ClassLabel(("cat", "dog")), "x": Array("float32", (3, 8, 8))}
+    with Dataset(root, schema=schema) as dataset:
+        found = read_all(dataset)
+        assert found["x"].dtype == np.float32
+        assert (found["x"] == X).all()
+        assert dataset.schema["y"] == schema["y"]
+    with pytest.raises(ConfigError, match=r"samples of .* are"):
+        Dataset(root, schema={"x": Array("uint8", (3, 8))}).open()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", [">f4", "<i2", "bool", "complex64", "float16", "uint64"])
+def test_dtypes_and_orders_of_version_2(dtype: str, order: Any, tmp_path: Path) -> None:
+    root, wanted = tmp_path / "set.zarr", values((7, 5, 3), dtype)
+    array = zarr.create_array(
+        root, shape=wanted.shape, chunks=(3, 2, 3), dtype=dtype, zarr_format=2, order=order
+    )
+    array[...] = wanted
+    with Dataset(root) as dataset:
+        found = read_all(dataset)["array"]
+        assert found.dtype == wanted.dtype.newbyteorder("=")
+        assert (found == wanted).all()
+
+
+def test_an_image_of_ome_is_its_finest_level(tmp_path: Path) -> None:
+    fine, coarse = values((2, 3, 4, 16, 16)), values((2, 3, 4, 8, 8))
+    root = write_group(tmp_path / "image.zarr", {"0": fine, "1": coarse, "labels/cells/0": fine})
+    image = zarr.open_group(root)
+    levels = [{"path": "0"}, {"path": "1"}]
+    image.attrs["ome"] = {"version": "0.5", "multiscales": [{"datasets": levels}]}
+    with Dataset(root, sample=(1, None, 1, 8, 8)) as dataset:
+        assert dataset.fields == ("image",)
+        assert (read_all(dataset)["image"] == np.stack(windows(fine, (1, None, 1, 8, 8)))).all()
+    with Dataset(root, fields={"image": "1", "mask": "labels/cells/0"}) as dataset:
+        found = read_all(dataset)
+        assert (found["image"] == coarse).all()
+        assert (found["mask"] == fine).all()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_coordinates_that_follow_the_samples_are_fields(
+    version: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "weather.zarr"
+    arrays = {
+        "t2m": (values((6, 4, 8), "f4"), ("time", "lat", "lon")),
+        "time": (np.arange(6) * 3600, ("time",)),
+        "lat": (np.linspace(-90, 90, 4), ("lat",)),
+        "lon": (np.linspace(0, 359, 8), ("lon",)),
+        "number": (np.array(4), ()),
+    }
+    made = zarr.open_group(root, mode="w", zarr_format=version)
+    for name, (data, dimensions) in arrays.items():
+        told = {"dimension_names": dimensions} if version == 3 else {}
+        array = made.create_array(name, shape=data.shape, dtype=data.dtype, **told)
+        array[...] = data
+        if version == 2:
+            array.attrs["_ARRAY_DIMENSIONS"] = list(dimensions)
+    with caplog.at_level("INFO", logger="penstock"), Dataset(root) as dataset:
+        assert set(dataset.fields) == {"t2m", "time"}
+        assert (read_all(dataset)["time"] == arrays["time"][0]).all()
+    assert "lat isn't a field: its first axis is 'lat'" in caplog.text
+    assert "number isn't a field" in caplog.text
+    with Dataset(root, sample=(2, None, 4)) as dataset:
+        found = read_all(dataset)
+        assert found["t2m"].shape == (6, 2, 4, 4)
+        assert found["time"].tolist() == np.repeat(arrays["time"][0].reshape(3, 2), 2, 0).tolist()
+    with Dataset(root, fields={"lat": "lat"}) as dataset:
+        assert len(dataset) == 4
+
+
+def test_arrays_of_different_lengths_don_t_belong_together(tmp_path: Path) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": X, "y": Y[:-1]})
+    with pytest.raises(DatasetError, match=r"'x' has 23 samples and 'y' 22"):
+        Dataset(root).open()
+    with Dataset(root, fields={"y": "y"}) as dataset:
+        assert len(dataset) == 22
+
+
+def test_what_isn_t_there_is_told(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DatasetNotFoundError, match="no Zarr hierarchy"):
+        Dataset(tmp_path / "empty", format="zarr").open()
+    root = write_group(tmp_path / "none.zarr", {"x": X[:0]}, chunks={"x": (1, 3, 8, 8)})
+    with pytest.raises(DatasetNotFoundError, match="no samples"):
+        Dataset(root).open()
+    root = write_group(tmp_path / "group.zarr", {})
+    with pytest.raises(DatasetNotFoundError, match="no arrays"):
+        Dataset(root).open()
+    root = group(tmp_path / "set.zarr")
+    with pytest.raises(ConfigError, match="no such window fits"):
+        Dataset(root, sample=(24,)).open()
+    with pytest.raises(ConfigError, match="names 'z'"):
+        Dataset(root, sample={"z": (4,)}).open()
+
+
+def test_data_that_change_are_seen(tmp_path: Path) -> None:
+    root = group(tmp_path / "set.zarr")
+    with Dataset(root) as dataset:
+        first = dataset.open().fingerprint
+    with Dataset(root) as dataset:
+        assert dataset.open().fingerprint == first
+    zarr.open_group(root)["x"][3] = 9
+    changed = X.copy()
+    changed[3] = 9
+    with Dataset(root) as dataset:
+        assert (read_all(dataset)["x"] == changed).all()
+    zarr.open_group(root)["y"].append(np.arange(2))
+    zarr.open_group(root)["x"].append(X[:2])
+    with Dataset(root) as dataset:
+        assert len(dataset) == 25
+
+
+def test_a_hierarchy_is_opened_by_few_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = group(tmp_path / "set.zarr", chunks={"x": (1, 1, 2, 2), "y": (1,)})
+    with pytest.warns(UserWarning, match="onsolidated"):
+        zarr.consolidate_metadata(root)
+    chunks = sum(path.is_file() for path in root.rglob("*"))
+    assert chunks > 1000
+    with opened(root, "remote", tmp_path) as dataset:
+        asked = Requests.watch(monkeypatch)
+        dataset.open()
+        assert [kind for kind, _ in asked].count("find") == 2  # an array each
+        assert len(asked) < 20
+        asked.clear()
+        dataset.read(dataset.contents.rows(np.arange(1)))
+        assert len(asked) < 100  # the chunks of one sample, or of the part that is filled

@@ -16,7 +16,7 @@ from __future__ import annotations
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache.errors import ConfigError, MissingDependencyError
 from penstock.readers.origin.unread import extension
@@ -37,13 +37,37 @@ FALLBACK = "folder"
 GROUP = "penstock.formats"
 """The entry points of formats that other packages bring."""
 
-# A module's FORMAT is loaded when it is first asked for: who reads a pack needs no tar files.
+
+class _Ours(NamedTuple):
+    """A format of ours. marks: names of files, and extensions, one of which lies at the root of any
+    such dataset; none: it is asked whatever lies there."""
+
+    module: str
+    marks: frozenset[str] = frozenset()
+
+
+def _marked(module: str, *marks: str) -> _Ours:
+    return _Ours(module, frozenset(marks))
+
+
+# A module's FORMAT is loaded when it is first asked for: who reads a pack needs no tar files, and
+# a folder of images nothing of tables.
 _MODULES = {
-    "pack": "penstock.readers.formats.pack.format",
-    "tar": "penstock.readers.formats.tar.format",
-    "tokens": "penstock.readers.formats.tokens.format",
-    "zarr": "penstock.readers.formats.zarr.format",
-    FALLBACK: "penstock.readers.formats.folder.format",
+    # These say by a file of their own what they are.
+    "pack": _Ours("penstock.readers.formats.pack.format"),
+    # Groups of arrays do so too.
+    "zarr": _marked(
+        "penstock.readers.formats.zarr.format", "zarr.json", ".zgroup", ".zarray", ".zmetadata"
+    ),
+    # What is a set of files is told by their names, then by their first bytes. Archives:
+    "tar": _Ours("penstock.readers.formats.tar.format"),
+    # tables, whose files say what they are in their last bytes;
+    # those that Arrow writes as it has them in memory;
+    # streams of tokens, by the files that tell where documents begin;
+    "tokens": _marked("penstock.readers.formats.tokens.format", "bin", "idx"),
+    # arrays.
+    # Whatever is left:
+    FALLBACK: _Ours("penstock.readers.formats.folder.format"),
 }
 _METHODS = ("recognises", "opener", "blob_key")
 _FACTS = ("name", "least_sample_bytes", "is_file_per_sample", "indexing")
@@ -71,7 +95,7 @@ def format_named(name: str) -> Format:
     MissingDependencyError, ConfigError (another package's doesn't load, or isn't a format)."""
     if name not in _MODULES:
         return _guest(_guests()[name])
-    found: Format = import_module(_MODULES[name]).FORMAT
+    found: Format = import_module(_MODULES[name].module).FORMAT
     return found
 
 
@@ -105,9 +129,30 @@ def format_of_manifests() -> Format:
     return format_named(FALLBACK)
 
 
-def formats() -> Iterator[Format]:
-    """Our formats, in the order in which they are asked."""
-    return map(format_named, _MODULES)
+def formats(origin: Origin | None = None) -> Iterator[Format]:
+    """Our formats, in the order in which they are asked: those that a dataset may be of by what
+    lies at its root, and no other is loaded; None: all."""
+    shown: set[str] | None = None
+    for name, ours in _MODULES.items():
+        if ours.marks and origin is not None:
+            if shown is None:
+                names = [each.rpartition(b"/")[2] for each in origin.names().files]
+                shown = {extension(each) for each in names}
+                shown.update(each.decode("utf-8", "replace") for each in names)
+            if not ours.marks & shown:
+                continue
+        yield format_named(name)
+
+
+def is_told_by_names(format: Format) -> bool:
+    """Whether names at the root say that a dataset may be of a format; others are asked before."""
+    return format.name in _MODULES and bool(_MODULES[format.name].marks)
+
+
+def self_indexed() -> Iterator[Format]:
+    """Our formats whose datasets carry their index."""
+    unmarked = (format_named(name) for name, ours in _MODULES.items() if not ours.marks)
+    return (format for format in unmarked if format.indexing is None)
 
 
 def guests() -> Iterator[Format]:

@@ -22,7 +22,7 @@ from penstock.cache.errors import (
 )
 from penstock.readers.files.names import OWN_FOLDER
 from penstock.readers.formats.local_files import REINDEX
-from penstock.readers.formats.registry import formats
+from penstock.readers.formats.registry import self_indexed
 from penstock.readers.index.index_folder import read_index
 from penstock.readers.index.manifest_file import MANIFEST, read_manifest
 
@@ -78,7 +78,7 @@ class ManifestLookup:
     def is_begun(self) -> bool:
         """Whether the dataset's own folder shows traces of a format that carries its index, whole
         or not."""
-        return any(f.indexing is None and f.recognises(self._origin) for f in formats())
+        return any(format.recognises(self._origin) for format in self_indexed())
 
     @property
     def separate(self) -> Manifest | None:

@@ -17,6 +17,7 @@ from penstock.readers.formats.registry import (
     formats,
     guests,
     has_guests,
+    is_told_by_names,
     shows_fallback,
 )
 from penstock.readers.index.manifest_lookup import OWN_MANIFEST, REPACK, ManifestLookup
@@ -25,8 +26,6 @@ from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from penstock.readers.formats.format import Format
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.places import Places
@@ -101,25 +100,34 @@ class Recognition:
         return found
 
     def _by_root(self) -> Format:
-        """The first that recognises the dataset: of ours, then of other packages', which are
-        loaded only where there is nothing that a folder of ours shows."""
-        if self._origin.selection is not None:
-            found = (f for f in self._of_files() if f.recognises(self._origin))
-            if (first := next(found, None)) is not None:
-                return first
-            raise self._unknown()
-        for format in formats():
-            if format.indexing is None or not format.recognises(self._origin):
+        """The one that recognises the dataset: of ours, then of other packages', which are loaded
+        only where there is nothing that a folder of ours shows. Raises ConfigError where names
+        say several."""
+        origin = self._origin
+        ours = [format for format in formats(origin) if format.indexing is not None]
+        found: list[Format] = []
+        for format in ours:
+            if format.name == FALLBACK or not format.recognises(origin):
                 continue
-            if format.name == FALLBACK and has_guests() and not shows_fallback(self._origin):
-                foreign = (each for each in guests() if each.recognises(self._origin))
-                return next(foreign, format)
-            return format
-        raise self._unknown()
-
-    def _of_files(self) -> Iterator[Format]:
-        yield from (format for format in formats() if format.indexing is not None)
-        yield from guests()
+            if not is_told_by_names(format):
+                return format
+            found.append(format)
+        if len(found) > 1:
+            told = " or ".join(f'format="{format.name}"' for format in found)
+            raise ConfigError(
+                f"{origin.url}: holds files of several kinds. Say which are the dataset: {told} "
+                "(--format); or name those files, such as data/*.parquet."
+            )
+        if found:
+            return found[0]
+        fallback = next((f for f in ours if f.recognises(origin)), None)
+        if has_guests() and (fallback is None or not shows_fallback(origin)):
+            foreign = (each for each in guests() if each.recognises(origin))
+            if (guest := next(foreign, None)) is not None:
+                return guest
+        if fallback is None:
+            raise self._unknown()
+        return fallback
 
     def _unknown(self) -> ConfigError:
         """The error for files that no format takes."""

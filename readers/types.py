@@ -39,6 +39,10 @@ class ImageRange:
         return None
 
 
+ANY_SIZE = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
+"""The sizes of images that nobody looked at."""
+
+
 @dataclass(frozen=True, slots=True)
 class Rejection:
     """Why one sample can't be used, in words for the quarantine report."""

@@ -12,6 +12,7 @@ from penstock.pipeline.feed.finisher import VALID, MixedFields
 from penstock.pipeline.feed.graphs import ImageGraphs
 from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE
 from penstock.readers.fields.field_types import ClassLabel
+from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -88,7 +89,7 @@ def make_resident(
     mode, world, device = options.resident, options.world, options.device
     if mode is False:
         return None
-    why_not = _not_resident(images, mapped)
+    why_not = _not_resident(images, mapped, dataset.contents.images)
     if why_not is not None:
         if mode is True:
             raise ConfigError(why_not)
@@ -129,7 +130,9 @@ def make_resident(
     )
 
 
-def _not_resident(images: Mapping[str, CheckedRecipe], mapped: MappedFields) -> str | None:
+def _not_resident(
+    images: Mapping[str, CheckedRecipe], mapped: MappedFields, ranges: Mapping[str, ImageRange]
+) -> str | None:
     """Why no decoded images can be kept in memory; None where they can."""
     if len(images) != 1:
         return (
@@ -142,6 +145,11 @@ def _not_resident(images: Mapping[str, CheckedRecipe], mapped: MappedFields) -> 
         return (
             "resident=True keeps decoded images in memory, and a Map gets the bytes of "
             f'"{image}": drop one of the two.'
+        )
+    if ranges[image] == ANY_SIZE:
+        return (
+            "resident=True keeps decoded images in memory, and nobody knows how large those of "
+            "this dataset are before they are read. Drop resident=, or pack the dataset."
         )
     return None
 
@@ -179,6 +187,9 @@ def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, i
         for field, each in ranges.items()
     }
     total = sum(pixels.values())
+    if ANY_SIZE in ranges.values():  # nobody knows, so all alike
+        pixels = dict.fromkeys(ranges, 1)
+        total = len(ranges)
     return {field: -(-threads * each // total) for field, each in pixels.items()}
 
 

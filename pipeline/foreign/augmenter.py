@@ -11,7 +11,7 @@ from penstock.augment.recipe import check_recipe
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError
 from penstock.cache.forks import watch
-from penstock.readers.types import EncodedBatch, ImageRange
+from penstock.readers.types import ANY_SIZE, EncodedBatch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.options.foreign_options import ForeignOptions
 
 # A torch dataset doesn't say how large its images are.
-_ANY_SIZE = ImageRange(min_height=1, max_height=65_535, min_width=1, max_width=65_535)
 
 
 class Augmenter:
@@ -44,7 +43,7 @@ class Augmenter:
         deterministic: bool,
         seed: int,
     ) -> None:
-        self.recipe = check_recipe(tuple(operations), images=_ANY_SIZE)
+        self.recipe = check_recipe(tuple(operations), images=ANY_SIZE)
         if self.recipe.mixing:
             raise ConfigError(
                 "MixUp and CutMix work on native datasets: on a torch dataset, mix the batch in "

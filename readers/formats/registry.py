@@ -62,6 +62,7 @@ _MODULES = {
     # What is a set of files is told by their names, then by their first bytes. Archives:
     "tar": _Ours("penstock.readers.formats.tar.format"),
     # tables, whose files say what they are in their last bytes;
+    "parquet": _marked("penstock.readers.formats.parquet.format", "parquet", "parq", "pq"),
     # those that Arrow writes as it has them in memory;
     # streams of tokens, by the files that tell where documents begin;
     "tokens": _marked("penstock.readers.formats.tokens.format", "bin", "idx"),

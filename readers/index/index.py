@@ -15,6 +15,7 @@ from penstock.readers.fields.selection import image_fields
 from penstock.readers.files.names import OWN_FOLDER, printable
 from penstock.readers.index.shards import Shards
 from penstock.readers.index.sidecars import Sidecars
+from penstock.readers.types import ANY_SIZE
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -102,9 +103,15 @@ class Index:
 
     @property
     def images(self) -> dict[str, ImageRange]:
-        """Bounds of the oriented heights and widths, of each field of images."""
-        found = {name: self.summary(name).images for name in image_fields(self.schema, self.schema)}
-        return {name: range for name, range in found.items() if range is not None}
+        """Bounds of the oriented heights and widths, of each field of images; in chunks any, as
+        nobody looks at them before they are read."""
+        found = {}
+        for name in image_fields(self.schema, self.schema):
+            summary = self.summary(name)
+            range = summary.images or (ANY_SIZE if summary.storage == "chunks" else None)
+            if range is not None:
+                found[name] = range
+        return found
 
     @property
     def longest(self) -> dict[str, int]:

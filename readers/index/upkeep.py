@@ -190,7 +190,10 @@ class Upkeep:
         builder = IndexBuilder(
             origin=self._origin,
             format=self._format,
-            verify=verify_for(candidates.schema, self._verify, workers=self._workers),
+            # Of chunks no sample is looked at.
+            verify=None
+            if candidates.chunked
+            else verify_for(candidates.schema, self._verify, workers=self._workers),
             workers=self._workers,
             progress=self._progress,
         )

@@ -1,0 +1,1 @@
+"""Parquet files: row groups are decoded as a whole, column by column."""

@@ -1,0 +1,123 @@
+"""The Parquet files of a dataset as shards, by their footers alone."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import DatasetError, DatasetNotFoundError
+from penstock.readers.fields.schema import Schema
+from penstock.readers.files.names import printable
+from penstock.readers.formats.arrow.choice import kind_of
+from penstock.readers.formats.candidates import Candidates
+from penstock.readers.formats.format import Snapshot
+from penstock.readers.formats.parquet.fields import FileFields
+from penstock.readers.formats.parquet.first_values import first_values
+from penstock.readers.formats.parquet.footers import read_footers, refused
+from penstock.readers.formats.parquet.shards import Shards
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.arrow.choice import FieldChoice
+    from penstock.readers.formats.folder.listing import FolderListing
+    from penstock.readers.formats.parquet.footer import Footer
+    from penstock.readers.origin.origin import Entry, Origin
+
+_log = logging.getLogger("penstock")
+_MAX_FIELDS = 4096
+_SHOWN = 5
+
+
+class ParquetListing:
+    """The Parquet files of a dataset, by name; nothing of them was read."""
+
+    def __init__(self, origin: Origin, listing: FolderListing, files: list[Entry]) -> None:
+        self._origin, self._listing, self._files = origin, listing, files
+
+    def snapshot(self) -> Snapshot:
+        """What an index notes of the files."""
+        return Snapshot.of(self._files, {})
+
+    def candidates(self, *, workers: int) -> Candidates:
+        """Read all footers. Raises DatasetError with the file's name."""
+        return self._candidates(workers=workers, warns=True)
+
+    def counterparts(
+        self, number: int, name: bytes, *, total: int, workers: int
+    ) -> Iterator[tuple[Candidates, int]]:
+        """The same shard, made anew."""
+        del name
+        found = self._candidates(workers=workers, warns=False)
+        if len(found.chunked) == total:
+            yield found, number
+
+    def _candidates(self, *, workers: int, warns: bool) -> Candidates:
+        if not self._files:
+            raise DatasetNotFoundError(
+                f"{self._origin.url}: no Parquet file. Wanted a folder that holds some, or the "
+                "path of one."
+            )
+        footers: list[Footer] = []
+        fields = FileFields(self._origin.arrangement)
+        for entry, footer in zip(
+            self._files, read_footers(self._origin, self._files, workers=workers), strict=True
+        ):
+            try:
+                fields.see(footer, entry)
+            except DatasetError:
+                raise
+            except ValueError as error:
+                raise refused(entry, error) from error
+            footers.append(footer)
+        choice = fields.settle(self._files[0])
+        schema = self._schema(choice, footers, fields)
+        shards = Shards(self._files, footers, fields, choice, schema)
+        if warns and choice.left_out:
+            told = [f'"{name}" ({why})' for name, why in choice.left_out.items()]
+            more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
+            _log.warning(
+                "%s: columns that are no fields: %s%s.",
+                self._origin.url,
+                "; ".join(told[:_SHOWN]),
+                more,
+            )
+        found = shards.told()
+        if not found:
+            raise DatasetNotFoundError(
+                f"{self._origin.url}: its {len(self._files)} Parquet files have no rows."
+            )
+        return replace(
+            Candidates.of_chunks(schema, found), quarantined=list(self._listing.quarantined)
+        )
+
+    def _schema(self, choice: FieldChoice, footers: list[Footer], fields: FileFields) -> Schema:
+        """The settled types. Of binary columns of which nothing is said the first values are looked
+        at, the one look that is taken at data."""
+        types: dict[str, FieldType] = {}
+        for number, (name, type) in enumerate(choice.types.items()):
+            types[name] = type or kind_of(self._first_values(number, footers, fields))
+        if not types:
+            why: Mapping[str, str] = choice.left_out
+            told = "; ".join(f'"{name}": {reason}' for name, reason in list(why.items())[:_SHOWN])
+            raise DatasetError(f"{self._origin.url}: no column can be a field ({told}).")
+        if len(types) > _MAX_FIELDS:
+            raise DatasetError(
+                f"{printable(self._files[0].name)}: it has {len(types):,} columns that can be "
+                f"fields, wanted at most {_MAX_FIELDS:,}. Write the wide ones as lists."
+            )
+        return Schema(types)
+
+    def _first_values(self, field: int, footers: list[Footer], fields: FileFields) -> list[bytes]:
+        for entry, footer in zip(self._files, footers, strict=True):
+            leaf = fields.leaves(footer, entry)[field]
+            if leaf >= 0 and len(footer.rows) and int(footer.rows.max()):
+                try:
+                    return first_values(self._origin, entry, footer, leaf)
+                except ValueError as error:
+                    if isinstance(error, DatasetError):
+                        raise
+                    raise refused(entry, error) from error
+        return []

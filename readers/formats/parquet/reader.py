@@ -1,0 +1,41 @@
+"""Reads the rows of a shard of Parquet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.readers.formats.arrow.unit_reader import UnitReader
+from penstock.readers.formats.parquet.chunk import decode_chunk
+from penstock.readers.formats.parquet.notes import read_notes
+
+if TYPE_CHECKING:
+    from penstock.readers.fields.field_types import FieldType
+    from penstock.readers.formats.chunked import ShardFacts
+    from penstock.readers.types import Encoded
+
+
+class ParquetReader(UnitReader):
+    """Decodes column chunks. Several threads may call it."""
+
+    def __init__(self, shard: ShardFacts) -> None:
+        """Raises CorruptShardError."""
+        self._notes = read_notes(shard)
+        super().__init__(shard, self._notes.units)
+        # Which unit an extent is of tells its rows.
+        self._rows = {
+            int(extent): int(rows)
+            for chunks, rows in zip(self._notes.units.chunks, shard.units, strict=True)
+            for extent in chunks
+        }
+
+    def decode(self, extent: int, type: FieldType, data: Encoded) -> Any:
+        """A column chunk's table."""
+        form, values, decoded = self._notes.chunks[extent].tolist()
+        return decode_chunk(
+            data,
+            self._notes.forms[form],
+            type,
+            rows=self._rows[extent],
+            values=values,
+            decoded=decoded,
+        )

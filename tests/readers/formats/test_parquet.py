@@ -1,0 +1,270 @@
+"""Parquet files of many writers' options, read by rows and compared with what pyarrow says."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.readers import Dataset
+from penstock.readers.fields.columns import EncodedColumn
+from penstock.readers.fields.field_types import (
+    Array,
+    Audio,
+    Boxes,
+    Bytes,
+    ClassLabel,
+    Image,
+    Text,
+    Tokens,
+    Value,
+)
+from tests.readers.formats.tables import check, features, jpeg, many_types, plain
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRITERS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "1.0": {"version": "1.0", "compression": "gzip", "use_dictionary": False},
+    "2.4": {"version": "2.4", "compression": "zstd", "data_page_version": "2.0"},
+    "lz4": {"compression": "lz4", "write_page_checksum": True, "write_page_index": True},
+    "brotli": {"compression": "brotli", "data_page_version": "2.0", "use_dictionary": False},
+    "plain": {"compression": "none", "use_dictionary": False, "data_page_size": 300},
+    "bare": {"compression": "none", "write_statistics": False, "store_schema": False},
+}
+
+
+def write(root: Path, table: Any, *, files: int = 1, rows: int = 40, **options: Any) -> Path:
+    root.mkdir(exist_ok=True)
+    each = -(-len(table) // files)
+    for number in range(files):
+        part = table.slice(number * each, each)
+        if options.get("version") == "1.0":
+            part = part.drop_columns(["float16"])
+        pq.write_table(part, root / f"part-{number}.parquet", row_group_size=rows, **options)
+    return root
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_each_type_comes_back_as_it_was_written(tmp_path: Path, writer: str) -> None:
+    table = many_types(230)
+    root = write(tmp_path / "set", table, files=2, **WRITERS[writer])
+    with Dataset(root, format="parquet") as dataset:
+        schema = dataset.index.schema
+        names = [name for name in schema if name != "point"]
+        assert {"point.x", "point.name"} < set(names)
+        check(dataset, table, names)
+        assert schema["label"] == ClassLabel()
+        assert schema["int8"] == Value("int8")
+        assert schema["text"] == schema["category"] == schema["point.name"] == Text()
+        assert schema["bytes"] == Bytes()
+        assert schema["digest"] == Array("uint8", (4,))
+        assert schema["ragged"] == Array("int32", (None,))
+        assert schema["input_ids"] == Tokens("int64")
+        assert schema["matrix"] == Array("float64", (None, None))
+        assert schema["when"] == Value("int64")
+        if WRITERS[writer].get("store_schema", True):
+            assert schema["fixed"] == Array("float32", (3,))
+            assert schema["grid"] == Array("int16", (3, 2))
+            assert schema["boxes"] == Array("float32", (None, 4))
+        assert dataset.contents.units is not None
+        assert [units.tolist() for units in dataset.contents.units] == [[40, 40, 35, 40, 40, 35]]
+        assert dataset.names([0, 229]) == ["part-0.parquet, row 0", "part-1.parquet, row 114"]
+
+
+def test_a_large_file_is_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.readers.formats.parquet.shards.PART_BYTES", 2**16)
+    monkeypatch.setattr(
+        "penstock.readers.formats.parts.parts.__kwdefaults__", {"target_bytes": 2**16}
+    )
+    table = many_types(3000)
+    root = write(tmp_path / "set", table, rows=100, compression="none")
+    pq.write_table(table.slice(0, 50), root / "small.parquet")
+    pq.write_table(table.slice(0, 0), root / "nothing.parquet")
+    with Dataset(root) as dataset:
+        assert len(dataset.contents.sizes) > 4
+        assert dataset.contents.units is not None
+        assert {len(units) for units in dataset.contents.units} > {1}
+        check(dataset, pa.concat_tables([table, table.slice(0, 50)]), ["int8", "text", "grid"])
+
+
+def test_users_say_types_and_names(tmp_path: Path) -> None:
+    table = many_types(60).rename_columns(
+        [{"int8": "id", "text": "a/b"}.get(n, n) for n in many_types(1).column_names]
+    )
+    root = write(tmp_path / "set", table)
+    schema = {
+        "boxes": Boxes(of="image"),
+        "image": Image(),
+        "ragged": Array("float32", (None,)),
+        "category": ClassLabel(("c2", "c1", "c0")),
+        "float64": Value("float32"),
+    }
+    places = {"image": "bytes", "number": "id", "words": "a/b", "x": "point.x"}
+    with Dataset(root, fields=places, schema=schema) as dataset:
+        index = dataset.open()
+        assert index.schema["boxes"] == Boxes(of="image")
+        assert {"number", "words", "x", "point.name"} < set(index.schema)
+        assert not {"id", "a/b", "bytes", "point.x"} & set(index.schema)
+        rows = dataset.rows(np.arange(60))
+        batch = dataset.read(rows, fields=("number", "category", "ragged", "words", "boxes"))
+        assert plain(batch.columns["number"]) == list(range(60))
+        assert plain(batch.columns["category"]) == [2 - i % 3 for i in range(60)]
+        assert plain(batch.columns["ragged"])[4] == [0.0, 1.0, 2.0, 3.0]
+        assert batch.columns["ragged"].values.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "told"),
+    [
+        ({"fields": {"x": "nowhere"}}, ConfigError, "nowhere"),
+        ({"schema": {"nowhere": Text()}}, ConfigError, "nowhere"),
+        ({"schema": {"text": Value("float32")}}, ConfigError, "string"),
+        ({"schema": {"ragged": Array("float32", (None, 3))}}, ConfigError, "ragged"),
+        ({"fields": {"price": "price"}}, DatasetError, "decimal"),
+        ({"fields": {"m": "map"}}, DatasetError, "map"),
+        ({"fields": {"p": "pairs"}}, DatasetError, "struct"),
+    ],
+)
+def test_what_cant_be_is_refused_by_name(
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], told: str
+) -> None:
+    table = many_types(20)
+    table = table.append_column("price", pa.array([1] * 20, pa.decimal128(9, 2)))
+    table = table.append_column("map", pa.array([[(1, 2)]] * 20, pa.map_(pa.int8(), pa.int8())))
+    table = table.append_column("pairs", pa.array([[{"a": 1, "b": 2}]] * 20))
+    root = write(tmp_path / "set", table)
+    with Dataset(root, **arguments) as dataset, pytest.raises(error, match=told):
+        dataset.open()
+    with Dataset(root) as dataset:  # the rest stays readable
+        assert not {"price", "map", "pairs"} & set(dataset.index.schema)
+        check(dataset, table, ["int8", "text"])
+
+
+def test_columns_may_differ_in_order_and_be_missing_but_not_in_type(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    a = pa.table({"x": pa.array([1, 2], pa.int32()), "y": ["p", "q"]})
+    b = pa.table({"y": ["r"], "x": pa.array([3], pa.int32()), "z": pa.array([0.5])})
+    pq.write_table(a, root / "a.parquet")
+    pq.write_table(b, root / "b.parquet")
+    with Dataset(root, fields=("x", "y")) as dataset:
+        batch = dataset.read(dataset.rows(np.arange(3)))
+        assert plain(batch.columns["x"]) == [1, 2, 3]
+        assert plain(batch.columns["y"]) == [b"p", b"q", b"r"]
+        assert dataset.index.schema["z"] == Value("float64")
+    pq.write_table(pa.table({"x": pa.array([1], pa.int64()), "y": ["p"]}), root / "c.parquet")
+    with (
+        Dataset(root) as dataset,
+        pytest.raises(DatasetError, match=r'c\.parquet.*"x".*a\.parquet'),
+    ):
+        dataset.open()
+    with Dataset(root, schema={"x": Value("int64")}, fields=("x",)) as dataset:
+        assert plain(dataset.read(dataset.rows(np.arange(4))).columns["x"]) == [1, 2, 3, 1]
+
+
+def test_features_of_hugging_face_are_the_schema(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    sizes = [(24, 40), (30, 20), (25, 25), (8, 9)]
+    kinds = ["JPEG", "PNG", "WEBP", "JPEG"]
+    pictures = [
+        jpeg(i, height=h, width=w, kind=k)
+        for i, ((h, w), k) in enumerate(zip(sizes, kinds, strict=True))
+    ]
+    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table(
+        {
+            "image": pa.array([{"bytes": each, "path": None} for each in pictures], picture),
+            "sound": pa.array([{"bytes": b"RIFF\0\0\0\0WAVEfmt ", "path": "a.wav"}] * 4, picture),
+            "label": pa.array([0, 1, 1, 0]),
+            "grid": pa.array([[[1, 2], [3, 4], [5, 6]]] * 4, pa.list_(pa.list_(pa.int32()))),
+            "said": pa.array([{"en": "a", "fr": "b"}] * 4),
+        }
+    ).replace_schema_metadata(
+        features(
+            image={"_type": "Image"},
+            sound={"_type": "Audio", "sampling_rate": 16000},
+            label={"_type": "ClassLabel", "names": ["cat", "dog"]},
+            grid={"_type": "Array2D", "shape": [3, 2], "dtype": "int32"},
+            said={"_type": "Translation", "languages": ["en", "fr"]},
+        )
+    )
+    pq.write_table(table, root / "train.parquet")
+    with Dataset(root) as dataset:
+        assert dict(dataset.index.schema) == {
+            "image": Image(),
+            "sound": Audio(),
+            "label": ClassLabel(("cat", "dog")),
+            "grid": Array("int32", (3, 2)),
+        }
+        assert dataset.fields == ("image", "label")
+        batch = dataset.read(dataset.rows(np.array([3, 0, 2, 1])))
+        images = batch.columns["image"]
+        assert isinstance(images, EncodedColumn)
+        assert images.dims is not None
+        assert images.dims.tolist() == [list(sizes[i]) for i in (3, 0, 2, 1)]
+        assert plain(images) == [pictures[i] for i in (3, 0, 2, 1)]
+        assert batch.columns["label"].values.tolist() == [0, 0, 1, 1]
+        assert dataset.read(dataset.rows(np.arange(4)), fields=("grid",)).columns[
+            "grid"
+        ].values.shape == (4, 3, 2)
+
+
+def test_binary_columns_are_looked_at_once(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table(
+        {
+            "jpg": [jpeg(1), jpeg(2)],
+            "raw": [b"abc", b""],
+            "img": pa.array([{"bytes": jpeg(3), "path": ""}] * 2, picture),
+            "lost": pa.array([{"path": "a.jpg"}] * 2, pa.struct([("path", pa.string())])),
+        }
+    )
+    pq.write_table(table, root / "a.parquet")
+    with Dataset(root) as dataset:
+        found = dataset.index.schema
+        assert found["jpg"] == found["img"] == Image()
+        assert found["raw"] == Bytes()
+        bad: dict[int, str] = {}
+        dataset.read(dataset.rows(np.arange(2)), fields=("jpg", "img"), bad=bad)
+        assert not bad
+    with Dataset(root, schema={"raw": Image()}, fields=("raw",)) as dataset:
+        dataset.read(dataset.rows(np.arange(2)), bad=bad)
+        assert sorted(bad) == [0, 1]
+        assert "no image" in bad[0]
+
+
+def test_nothing_there_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    pq.write_table(many_types(0), root / "a.parquet")
+    with Dataset(root) as dataset, pytest.raises(DatasetNotFoundError, match="no rows"):
+        dataset.open()
+    (root / "a.parquet").unlink()
+    (root / "b.txt").write_text("nothing")
+    with Dataset(root, format="parquet") as dataset, pytest.raises(DatasetNotFoundError):
+        dataset.open()
+
+
+def test_remote_files_are_read_through_the_cache(tmp_path: Path) -> None:
+    memory, place = fsspec.filesystem("memory"), f"/parquet-{tmp_path.name}"
+    table = many_types(300)
+    for number in range(3):
+        file = io.BytesIO()
+        pq.write_table(table.slice(100 * number, 100), file, row_group_size=30)
+        memory.pipe(f"{place}/deep/{number}.parquet", file.getvalue())
+    try:
+        with Dataset(f"memory:/{place}", format="parquet", cache=tmp_path / "cache") as dataset:
+            check(dataset, table, ["int8", "text", "ragged", "fixed", "boxes", "point.x"])
+    finally:
+        memory.rm(place, recursive=True)

@@ -100,7 +100,7 @@ class EncodedRows:
         _, offsets, data = array.buffers()
         if data is None:
             return
-        at = np.frombuffer(offsets, np.int64 if wide else np.int32)[array.offset :]
+        at: NDArray[Any] = np.frombuffer(offsets, np.int64 if wide else np.int32)[array.offset :]
         bytes_ = np.frombuffer(data, np.uint8)
         bytes_.flags.writeable = False
         samples = self.samples

@@ -1,0 +1,128 @@
+"""Small datasets in the formats of chunks and native arrays, and what each sample must be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+COUNT = 41
+FRAMES, SIDE = 60, 24
+SEQUENCE = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkSet:
+    """A dataset: how it is written below a folder, and how it is opened.
+
+    write: returns the URL's path below that folder. options: of `Dataset`. wanted: of a sample by
+    its id, each field as an array, or bytes. count: samples.
+    """
+
+    write: Callable[[Path], str]
+    wanted: Callable[[int], Mapping[str, Any]]
+    count: int = COUNT
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def row(number: int) -> dict[str, Any]:
+    """One sample of fields of fixed shape."""
+    rng = np.random.default_rng(number)
+    return {
+        "image": rng.integers(0, 255, (3, 6, 5), dtype=np.uint8),
+        "depth": rng.standard_normal((4, 4)).astype(np.float32),
+        "label": np.int64(number % 7),
+    }
+
+
+def column(name: str) -> NDArray[Any]:
+    """All samples of one of these fields."""
+    return np.stack([row(number)[name] for number in range(COUNT)])
+
+
+def _zarr(version: int, *, shards: bool = False) -> Callable[[Path], str]:
+    def write(root: Path) -> str:
+        import zarr
+
+        group = zarr.open_group(root / "set.zarr", mode="w", zarr_format=version)
+        for name, chunks in (("image", (4, 3, 6, 5)), ("depth", (3, 2, 4)), ("label", (10,))):
+            values = column(name)
+            more: dict[str, Any] = {"chunks": chunks}
+            if shards and name != "label":
+                more["shards"] = (chunks[0] * 3, *values.shape[1:])
+            array = group.create_array(name, shape=values.shape, dtype=values.dtype, **more)
+            array[:] = values
+        return "set.zarr"
+
+    return write
+
+
+def movie() -> NDArray[Any]:
+    """A long array that windows are taken of."""
+    return np.arange(FRAMES * SIDE * SIDE, dtype=np.int32).reshape(FRAMES, SIDE, SIDE)
+
+
+def _write_movie(root: Path) -> str:
+    import zarr
+
+    array = zarr.create_array(
+        root / "movie.zarr", shape=(FRAMES, SIDE, SIDE), chunks=(7, 10, 24), dtype="int32"
+    )
+    array[:] = movie()
+    return "movie.zarr"
+
+
+WINDOW, STRIDE = (5, 12, 24), (3, 12, 24)
+_TIMES, _BANDS = (FRAMES - WINDOW[0]) // STRIDE[0] + 1, SIDE // STRIDE[1]
+
+
+def _window(number: int) -> dict[str, Any]:
+    time, band = divmod(number, _BANDS)
+    begin, top = time * STRIDE[0], band * STRIDE[1]
+    return {"array": movie()[begin : begin + WINDOW[0], top : top + WINDOW[1]]}
+
+
+def _tokens(number: int) -> NDArray[Any]:
+    """The tokens of one file: 3 of them make up a corpus."""
+    return np.random.default_rng(number).integers(0, 999, 110 + number).astype(np.uint16)
+
+
+def _write_tokens(root: Path) -> str:
+    (root / "corpus").mkdir()
+    for number in range(3):
+        _tokens(number).tofile(root / "corpus" / f"{number}.bin")
+    return "corpus"
+
+
+def _sequences() -> list[NDArray[Any]]:
+    return [
+        tokens[at : at + SEQUENCE].astype(np.int64)
+        for tokens in map(_tokens, range(3))
+        for at in range(0, len(tokens) - SEQUENCE + 1, SEQUENCE)
+    ]
+
+
+SETS: dict[str, ChunkSet] = {
+    "zarr 2": ChunkSet(write=_zarr(2), wanted=row),
+    "zarr 3": ChunkSet(write=_zarr(3), wanted=row),
+    "zarr shards": ChunkSet(write=_zarr(3, shards=True), wanted=row),
+    "zarr windows": ChunkSet(
+        write=_write_movie,
+        wanted=_window,
+        count=_TIMES * _BANDS,
+        options={"sample": WINDOW, "stride": STRIDE},
+    ),
+    "tokens": ChunkSet(
+        write=_write_tokens,
+        wanted=lambda number: {"tokens": _sequences()[number]},
+        count=len(_sequences()),
+        options={"format": "tokens", "dtype": "uint16", "sample": (SEQUENCE,)},
+    ),
+}

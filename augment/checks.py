@@ -12,6 +12,9 @@ from penstock.cache.errors import RecipeError
 # libjpeg's own limit; a larger output is a slip of the keyboard, not a training image.
 MAX_SIZE_PX = 65_535
 
+# Of arrays.
+MAX_LENGTH, MAX_AXES = 2**40, 32
+
 
 def is_number(value: object) -> bool:
     """Whether it is a finite real number, and not a bool."""
@@ -47,6 +50,20 @@ def height_width(what: str, value: object) -> tuple[int, int]:
         return pixels(what, value[0]), pixels(what, value[1])
     side = pixels(what, value)
     return side, side
+
+
+def lengths(what: str, value: object) -> tuple[int | None, ...]:
+    """Lengths by axis, None for all of one; one number stands for two of it."""
+    given: object = (value, value) if isinstance(value, int) else value
+    sides = tuple(given) if isinstance(given, Sequence) and not isinstance(given, str) else ()
+    if 1 <= len(sides) <= MAX_AXES and all(
+        side is None or (type(side) is int and 1 <= side <= MAX_LENGTH) for side in sides
+    ):
+        return sides
+    raise RecipeError(
+        f"{what}: got {value!r}, wanted a whole number of 1 or more (a square), a pair (height, "
+        "width), or of arrays the lengths of the last axes, None for all of one."
+    )
 
 
 def positive_range(what: str, value: object, *, most: float) -> tuple[float, float]:

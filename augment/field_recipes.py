@@ -126,7 +126,7 @@ def check_recipes(
     selected = {name: schema[name] for name in fields if name in schema}
     lists = _lists(augment, schema, selected, tuple(fields))
     names = [name for name, type in selected.items() if isinstance(type, Image)]
-    _check_crops(lists, names)
+    _check_crops(lists, selected)
     images: dict[str, CheckedRecipe] = {}
     for name in names:
         images[name] = _checked(lists.get(name), name, ranges, alone=len(names) == 1)
@@ -151,7 +151,8 @@ def _tell_of_places(
     lists: Mapping[str, Sequence[Operation]], selected: Mapping[str, FieldType]
 ) -> None:
     """Say which selected arrays seem to be boxes or points, and stay where they are."""
-    moving = next((op for ops in lists.values() for op in ops if isinstance(op, _MOVING)), None)
+    images = {name for name, type in selected.items() if isinstance(type, Image)}
+    moving = next((op for ops in lists.values() for op in ops if _moves(op, images)), None)
     if moving is None:
         return
     for name in stay_behind(selected):
@@ -166,6 +167,12 @@ def _tell_of_places(
         )
 
 
+def _moves(op: Operation, images: set[str]) -> bool:
+    """Whether an operation moves pixels of some image."""
+    only = op.fields if isinstance(op, RandomCrop | CenterCrop) else None
+    return isinstance(op, _MOVING) and bool(images.intersection(only or images))
+
+
 def _lists(
     augment: Recipes | None,
     schema: Mapping[str, FieldType],
@@ -176,7 +183,7 @@ def _lists(
     images = [name for name, type in selected.items() if isinstance(type, Image)]
     if not isinstance(augment, Mapping):
         ops = operations_of(augment)
-        if augment is not None and not images and not _is_about_fields(ops[1:]):
+        if augment is not None and not images and not _is_about_fields(ops[1:], selected):
             raise RecipeError(
                 f"augment= needs images, but fields={fields!r} leaves them out. "
                 + _without_images(schema)
@@ -200,9 +207,12 @@ def _lists(
     return lists
 
 
-def _is_about_fields(ops: tuple[Operation, ...]) -> bool:
+def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldType]) -> bool:
     """Whether none of the operations is one on images."""
-    return bool(ops) and all(isinstance(op, Pad | SanitizeBoxes) for op in ops)
+    kinds: tuple[type, ...] = (Pad, SanitizeBoxes)
+    if any(isinstance(type, Array) for type in selected.values()):
+        kinds = (*kinds, RandomCrop, CenterCrop)
+    return bool(ops) and all(isinstance(op, kinds) for op in ops)
 
 
 def _without_images(schema: Mapping[str, FieldType]) -> str:
@@ -226,6 +236,8 @@ def _check_alone(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None
         raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
     for op in ops:
         ours = isinstance(op, Pad) and op.field == name
+        if isinstance(op, RandomCrop | CenterCrop) and isinstance(type, Array):
+            ours = op.fields in (None, (name,))
         if not ours and not (isinstance(op, SanitizeBoxes) and isinstance(type, Boxes)):
             raise RecipeError(f'augment: got {op} for "{name}"; {advice}')
 
@@ -246,14 +258,18 @@ def _checked(
         raise RecipeError(f'augment, of "{name}": {error}') from error
 
 
-def _check_crops(lists: Mapping[str, tuple[Operation, ...]], images: list[str]) -> None:
-    """The names of the images that crops are for."""
+def _check_crops(
+    lists: Mapping[str, tuple[Operation, ...]], selected: Mapping[str, FieldType]
+) -> None:
+    """The names of the images and arrays that crops are for."""
+    known = [name for name, type in selected.items() if isinstance(type, Image | Array)]
     for ops in lists.values():
         for op in ops:
-            for name in (op.fields or ()) if isinstance(op, RandomCrop) else ():
-                if name not in images:
+            for name in (op.fields or ()) if isinstance(op, RandomCrop | CenterCrop) else ():
+                if name not in known:
                     raise RecipeError(
-                        f'{op}: "{name}" is no image that is selected. Selected: {images}.'
+                        f'{op}: "{name}" is no image that is selected, and no array. Selected: '
+                        f"{known}."
                     )
 
 

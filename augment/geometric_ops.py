@@ -15,6 +15,7 @@ from penstock.augment.checks import (
     fill_value,
     flag,
     height_width,
+    lengths,
     pixels,
     positive_range,
     probability,
@@ -50,13 +51,22 @@ class Resize:
 class CenterCrop:
     """The middle window. size: an int is a square, a pair is (height, width), in pixels.
 
-    An image must be at least as large (torchvision would pad it with black).
+    An image must be at least as large (torchvision would pad it with black). Of arrays it takes the
+    middle part, and no more is read of them: size, fields: as in `RandomCrop`.
     """
 
-    size: Size
+    size: int | Sequence[int | None]
+    _: KW_ONLY
+    fields: str | Sequence[str] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "size", height_width("CenterCrop(size=...)", self.size))
+        object.__setattr__(self, "size", lengths("CenterCrop(size=...)", self.size))
+        object.__setattr__(self, "fields", field_names("CenterCrop(fields=...)", self.fields))
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """Lengths of the last axes of arrays, None for all of one."""
+        return cast("tuple[int | None, ...]", self.size)
 
     @property
     def height_width(self) -> tuple[int, int]:
@@ -74,9 +84,15 @@ class RandomCrop:
     window; else such images are an error. fill: what is put there, 0..255, for all channels;
     mask_fill: likewise in the masks of the image, such as 255 for what no loss counts. fields:
     names of the images that it crops, with what is of them; None: all of its recipe.
+
+    Arrays are cropped before they are read, so that of chunked ones only what the part touches is
+    fetched and decoded: RandomCrop((64, 128, 128), fields=("x", "y")). size is then the lengths of
+    the last axes of a sample, None for all of one; axes in front of them stay whole. All fields of
+    one operation have the same corner. Without fields=, a recipe that has no images crops all
+    arrays of as many axes. It stands before Maps of these fields.
     """
 
-    size: Size
+    size: int | Sequence[int | None]
     _: KW_ONLY
     padding: int = 0
     pad_if_needed: bool = False
@@ -86,12 +102,17 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         name = "RandomCrop"
-        object.__setattr__(self, "size", height_width(f"{name}(size=...)", self.size))
+        object.__setattr__(self, "size", lengths(f"{name}(size=...)", self.size))
         whole(f"{name}(padding=...)", self.padding, low=0, high=MAX_SIZE_PX)
         flag(f"{name}(pad_if_needed=...)", self.pad_if_needed)
         object.__setattr__(self, "fill", fill_value(f"{name}(fill=...)", self.fill))
         whole(f"{name}(mask_fill=...)", self.mask_fill, low=-(2**31), high=2**31 - 1)
         object.__setattr__(self, "fields", field_names(f"{name}(fields=...)", self.fields))
+
+    @property
+    def lengths(self) -> tuple[int | None, ...]:
+        """Lengths of the last axes of arrays, None for all of one."""
+        return cast("tuple[int | None, ...]", self.size)
 
     @property
     def height_width(self) -> tuple[int, int]:

@@ -108,12 +108,17 @@ class CheckedMaps:
     schema: Schema
 
 
-def split_maps(recipe: Any) -> tuple[tuple[Map, ...], Any]:
+Early = Callable[[Any, str | None], bool]
+"""Whether an operation, in the list of a field, is done before samples are read."""
+
+
+def split_maps(recipe: Any, is_early: Early = lambda *_: False) -> tuple[tuple[Map, ...], Any]:
     """The Maps of a recipe with their fields, and the recipe without them.
 
     recipe: a list of operations, or a mapping from field to list, in which lists of Maps alone are
     left out of what remains; None where nothing does. What is neither comes back as it is: others
-    judge it. Raises RecipeError for a Map behind another operation, or without fields.
+    judge it. is_early: of operations that may stand before Maps, and mustn't behind one that has
+    their fields. Raises RecipeError for a Map behind another operation, or without fields.
     """
     if isinstance(recipe, Map):
         recipe = (recipe,)
@@ -121,22 +126,25 @@ def split_maps(recipe: Any) -> tuple[tuple[Map, ...], Any]:
         found: list[Map] = []
         rest: dict[Any, Any] = {}
         for name, operations in recipe.items():
-            maps, others = _front(operations, of=name)
+            maps, others = _front(operations, name, is_early)
             found += maps
             if others or not maps:
                 rest[name] = others
         return tuple(found), rest or None
-    maps, others = _front(recipe, of=None)
+    maps, others = _front(recipe, None, is_early)
     return tuple(maps), others
 
 
-def _front(operations: Any, *, of: str | None) -> tuple[list[Map], Any]:
+def _front(operations: Any, of: str | None, is_early: Early) -> tuple[list[Map], Any]:
     """The Maps at the front of a list of operations, and the others. of: the list's field."""
     if isinstance(operations, Map):
         operations = (operations,)
     if not isinstance(operations, Sequence) or isinstance(operations, str):
         return [], operations
-    count = 0
+    early = 0
+    while early < len(operations) and is_early(operations[early], of):
+        early += 1
+    count = early
     while count < len(operations) and isinstance(operations[count], Map):
         count += 1
     for place, late in enumerate(operations[count:], start=count):
@@ -146,8 +154,24 @@ def _front(operations: Any, *, of: str | None) -> tuple[list[Map], Any]:
                 "holds, before images are decoded. Put it in front of all other operations; what "
                 "works on pixels is Apply, or code of yours on the batch."
             )
-    maps = [_with_fields(each, of) for each in operations[:count]]
-    return maps, (operations[count:] or None) if maps else operations
+    maps = [_with_fields(each, of) for each in operations[early:count]]
+    for late in operations[count:]:
+        if is_early(late, of):
+            _check_untouched(late, of, maps)
+    others = (*operations[:early], *operations[count:])
+    return maps, (others or None) if maps else operations
+
+
+def _check_untouched(op: Any, of: str | None, maps: Sequence[Map]) -> None:
+    """An early operation behind Maps, which it is done before."""
+    mine = None if op.fields is None and of is None else {*(op.fields or (of,))}
+    for each in maps:
+        theirs = {*(each.fields or ()), *(each.returns or ())}
+        if mine is None or theirs & mine:
+            raise RecipeError(
+                f"{op} stands after {each.name}, and arrays are cropped before they are read: put "
+                "it in front of all else. What a Map returns its function can crop."
+            )
 
 
 def _with_fields(op: Map, of: str | None) -> Map:

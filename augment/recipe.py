@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast, get_args
 
+from penstock.augment.checks import height_width
 from penstock.augment.geometric_ops import (
+    CenterCrop,
     Flipping,
     Geometric,
     RandomCrop,
@@ -224,8 +226,10 @@ def _split(ops: tuple[Operation, ...], name: str | None) -> _Groups:
             if isinstance(op, SanitizeBoxes):
                 groups.sanitize = groups.sanitize or op
             continue
-        if isinstance(op, RandomCrop) and op.fields and name not in (None, *op.fields):
-            continue
+        if isinstance(op, RandomCrop | CenterCrop):
+            if op.fields and name not in (None, *op.fields):
+                continue
+            height_width(f"{type(op).__name__}(size=...)", op.size)
         if groups.mixing and not isinstance(op, (Decode, *_MIXING)):
             raise RecipeError(
                 f"{op} stands after {groups.mixing[0]}: whole batches are mixed, so put it last."

@@ -22,13 +22,14 @@ from penstock.readers.remote_shards import RemoteShards
 from penstock.readers.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import ReadMode
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.decoded_chunks import DecodedChunks
 
@@ -166,6 +167,7 @@ class Concatenation(Source):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        crops: Mapping[str, Crop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
@@ -174,7 +176,12 @@ class Concatenation(Source):
             found: dict[int, str] | None = None if bad is None else {}
             try:
                 batch = self.parts[number].read(
-                    mine, mode=mode, bad=found, fields=fields, blocks=blocks
+                    mine,
+                    mode=mode,
+                    bad=found,
+                    fields=fields,
+                    crops=_taken(crops, places),
+                    blocks=blocks,
                 )
             except CorruptSampleError as error:
                 error.sample_id += int(self._first_id[number])
@@ -231,6 +238,15 @@ class Concatenation(Source):
         part, number = self._part_of(shard)
         return part.image_dims(number, name)
 
+    def wanted_share(self, rows: Ints, crops: Mapping[str, Crop]) -> float:
+        """Which share of what whole rows take is needed for parts of them: the largest of its
+        parts'."""
+        shares = [
+            self.parts[number].wanted_share(mine, _taken(crops, places) or {})
+            for number, places, mine in self._by_part(rows)
+        ]
+        return max(shares, default=1.0)
+
     def is_near(self, shard: int) -> bool:
         """Whether what is noted of a shard's samples can be had without the remote."""
         part, number = self._part_of(shard)
@@ -243,6 +259,10 @@ class Concatenation(Source):
 
     def close(self) -> None:
         """Close nothing: the parts are their user's to close."""
+
+
+def _taken(crops: Mapping[str, Crop] | None, places: Ints) -> Mapping[str, Crop] | None:
+    return crops and {name: crop.taken(places) for name, crop in crops.items()}
 
 
 def _parts(source: Source) -> Sequence[Source]:

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arranging import ManifestFile
     from penstock.readers.formats.decoded_chunks import DecodedChunks
@@ -285,6 +286,7 @@ class Dataset(Source):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        crops: Mapping[str, Crop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
         """Samples in the order of rows, the bytes of each field checked against their CRC-32C.
@@ -297,13 +299,17 @@ class Dataset(Source):
         bad: None, or a dict where the bad samples are noted, as position in rows -> reason: a
         wrong checksum even after a second fetch; a folder's file that is gone, changed or can't be
         read. Those come empty, with their ids and what needs no reading, instead of an error for
-        all. fields: of the schema; None: those that the dataset was made with. blocks: where the
+        all. fields: of the schema; None: those that the dataset was made with. crops: by field, the
+        part of each sample of an array that is wanted, inside of it: the batch has these parts, and
+        of chunks only those are read that they touch. blocks: where the
         memory of large copies comes from; None: from the dataset's own.
 
         Raises CorruptSampleError (carries sample_id), CorruptShardError, IndexChangedError (files
         aren't what was indexed), FetchError, ClosedError, ConfigError (rows that don't exist).
         """
-        return self._open().read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
+        return self._open().read(
+            rows, mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks
+        )
 
     def ids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids of (shard, row): positions in the index."""
@@ -330,6 +336,10 @@ class Dataset(Source):
         assert place.height is not None, name
         table = self.index.shards.open(shard).table
         return table[:, place.height : place.height + 2].astype(np.int32)
+
+    def wanted_share(self, rows: NDArray[np.int64], crops: Mapping[str, Crop]) -> float:
+        """Which share of what whole rows take is needed for parts of them."""
+        return self._open().wanted_share(rows, stored_fields(self.fields), crops)
 
     def is_near(self, shard: int) -> bool:
         """Whether a shard's table can be had without the remote."""

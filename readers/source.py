@@ -20,7 +20,7 @@ from penstock.readers.fields.field_types import ClassLabel, Text, Value
 from penstock.readers.whole_columns import lengths_of, runs, whole_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.readers.blocks import Blocks
     from penstock.readers.contents import Contents
     from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.decoded_chunks import DecodedChunks
     from penstock.readers.remote_shards import RemoteShards
@@ -106,6 +107,7 @@ class Source(ABC):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        crops: Mapping[str, Crop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
@@ -218,6 +220,12 @@ class Source(ABC):
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
         """Oriented height and width of an image field in a whole shard, shape (samples, 2). Raises
         what opening the shard raises."""
+
+    def wanted_share(self, rows: Ints, crops: Mapping[str, Crop]) -> float:
+        """Which share of what whole rows of its fields take is needed for parts of them; 1 where a
+        part takes as much, or that isn't known."""
+        del rows, crops
+        return 1.0
 
     def is_near(self, shard: int) -> bool:
         """Whether what is noted of a shard's samples can be had without the remote."""
@@ -355,11 +363,12 @@ class Selection(Source):
         mode: ReadMode = READ_MODE,
         bad: dict[int, str] | None = None,
         fields: Sequence[str] | None = None,
+        crops: Mapping[str, Crop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
         return self._base.read(
-            self._in_base(rows), mode=mode, bad=bad, fields=fields, blocks=blocks
+            self._in_base(rows), mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks
         )
 
     def values(self, name: str, rows: Ints) -> SampleBatch:
@@ -383,6 +392,10 @@ class Selection(Source):
         mine = self._in_base(rows)
         dims: NDArray[np.int32] = self._base.image_dims(int(self._shards[shard]), name)[mine[:, 1]]
         return dims
+
+    def wanted_share(self, rows: Ints, crops: Mapping[str, Crop]) -> float:
+        """Which share of what whole rows take is needed for parts of them."""
+        return self._base.wanted_share(self._in_base(rows), crops)
 
     def is_near(self, shard: int) -> bool:
         """Whether what is noted of a shard's samples can be had without the remote."""

@@ -49,6 +49,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
             frozenset(
                 {
                     "draws",
+                    "array_draws",
                     "crops",
                     "keyed",
                     "pixel_draws",
@@ -63,6 +64,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
             frozenset(
                 {
                     "presets",
+                    "array_crop",
                     "field_recipes",
                     "recipe",
                     "geometry",

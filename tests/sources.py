@@ -14,10 +14,11 @@ from penstock.readers.fields.schema import Schema
 from penstock.readers.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.fields.field_types import FieldType
 
     Ints = NDArray[np.int64]
@@ -87,9 +88,10 @@ class Values(Source):
         mode: object = None,
         bad: dict[int, str] | None = None,
         fields: object = None,
+        crops: Mapping[str, Crop] | None = None,
         blocks: object = None,
     ) -> SampleBatch:
-        del mode, bad, fields, blocks
+        del mode, bad, fields, crops, blocks
         ids = self.ids(rows)
         self.reads.append(len(ids))
         columns = {name: DenseColumn(values[ids]) for name, values in self._columns.items()}

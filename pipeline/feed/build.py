@@ -34,6 +34,7 @@ from penstock.pipeline.report.quarantine import QuarantineFile
 from penstock.readers.fields.selection import stored_fields
 
 if TYPE_CHECKING:
+    from penstock.augment.array_draws import ArrayDraws
     from penstock.augment.field_recipes import FieldRecipes
     from penstock.pipeline.feed.mapping.fields import MappedFields
     from penstock.pipeline.feed.mapping.mapper import Mapper
@@ -157,6 +158,7 @@ def _road(
             probe=meter.probe,
             resident=resident,
             transform=mapper,
+            crops=_crops(mapped, seed=seed),
             fields=mapped.reads if mapped.reads != stored_fields(dataset.fields) else None,
         ),
         draws=BatchDraws(recipes=recipes, seed=seed, mixer=mixed.mixer if mixed else None),
@@ -196,6 +198,15 @@ def _mapper(
     mapper = Mapper(mapped.maps, seed=seed, names=dataset.names, timeout_s=timeout_s)
     meter.map = mapper.facts
     return mapper
+
+
+def _crops(mapped: MappedFields, *, seed: int) -> ArrayDraws | None:
+    """What draws the parts of arrays that are read; None where all of them is."""
+    if not mapped.crops:
+        return None
+    from penstock.augment.array_draws import ArrayDraws  # images need none of it
+
+    return ArrayDraws(crops=mapped.crops, seed=seed)
 
 
 def _agreement(order: JobOrder, options: NativeOptions) -> Agreement:

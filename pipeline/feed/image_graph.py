@@ -141,6 +141,11 @@ def _not_resident(
             "image field of the dataset."
         )
     (image,) = images
+    if mapped.crops:
+        return (
+            f"resident=True keeps samples in memory, and {next(iter(mapped.crops.values())).op} "
+            "takes another part of them in each epoch: drop one of the two."
+        )
     if image in mapped.encoded_images:
         return (
             "resident=True keeps decoded images in memory, and a Map gets the bytes of "

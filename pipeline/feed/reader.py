@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.augment.array_draws import ArrayDraws
     from penstock.augment.recipe import CheckedRecipe
     from penstock.cache.base.blob import ReadMode
     from penstock.pipeline.feed.bad_samples import BadSamples
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
     from penstock.readers.fields.columns import SampleBatch
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.source import Source
 
     Undecodable = Mapping[str, Mapping[int, str]]
@@ -59,7 +61,8 @@ class BatchReader:
 
     recipes: by image field. payloads: decodes what is neither images nor numbers. resident: what
     keeps decoded images in memory; None where each sample is read each time. transform: what is
-    done to samples then; None: nothing. fields: that are read; None: those of the dataset. blocks:
+    done to samples then; None: nothing. crops: draws the parts of arrays that are read; None: all
+    of them. fields: that are read; None: those of the dataset. blocks:
     the memory of large arrays. probe: is shown what was read.
     """
 
@@ -72,6 +75,7 @@ class BatchReader:
     resident: ResidentImages | None = None
     transform: Transform | None = None
     fields: tuple[str, ...] | None = None
+    crops: ArrayDraws | None = None
     blocks: Blocks = field(default_factory=Blocks)
 
     def read(self, step: Step, slots: Slots) -> Batch:
@@ -184,7 +188,8 @@ class BatchReader:
     @property
     def _lasts(self) -> bool:
         """Whether what is bad when it is read is so in every epoch."""
-        return self.transform is None or not self.transform.is_random
+        is_cropped = self.crops is not None and self.crops.is_random
+        return not is_cropped and (self.transform is None or not self.transform.is_random)
 
     def _read_once(
         self,
@@ -197,21 +202,33 @@ class BatchReader:
         rows and reasons. rows: where these ids lie, if that is known."""
         if self.resident is not None:
             content = self.resident.read(ids, bad, self._read_files)
-        else:
+        elif self.crops is None:
             content = self._read_files(ids, bad, rows)
+        else:
+            content = self._read_files(ids, bad, rows, self.crops.before(ids, epoch))
+            content = self.crops.after(content, epoch, bad)
         content = self.payloads(content, bad)
         if self.transform is not None:
             content = self.transform(content, epoch=epoch, bad=bad)
         return content
 
     def _read_files(
-        self, ids: NDArray[np.int64], bad: dict[int, str], rows: NDArray[np.int64] | None = None
+        self,
+        ids: NDArray[np.int64],
+        bad: dict[int, str],
+        rows: NDArray[np.int64] | None = None,
+        crops: Mapping[str, Crop] | None = None,
     ) -> SampleBatch:
         """Read, and look at the headers of what this process sees for the first time: DALI doesn't
         survive all of those that can't be parsed. bad: is told rows and reasons."""
         places = self.dataset.rows(ids) if rows is None else rows
         content = self.dataset.read(
-            places, mode=self.mode, bad=bad, fields=self.fields, blocks=self.blocks
+            places,
+            mode=self.mode,
+            bad=bad,
+            fields=self.fields,
+            crops=crops,
+            blocks=self.blocks,
         )
         if not self.recipes:
             return content

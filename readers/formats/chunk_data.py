@@ -21,6 +21,8 @@ from penstock.readers.formats.local_files import REINDEX, read_file_into
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from numpy.typing import NDArray
+
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.formats.decoded_chunks import ShardChunks
@@ -37,6 +39,11 @@ class ChunkData:
         assert sidecar.extents is not None
         self._sidecar, self._chunks = sidecar, chunks
         self._extents, self._files = sidecar.extents, sidecar.files
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each extent, int64, shape (extents,)."""
+        return self._extents.sizes
 
     def read(self, extents: Sequence[int]) -> list[Encoded]:
         """The bytes of some extents."""

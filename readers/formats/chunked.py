@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 import numpy as np
 
+from penstock.readers.fields.arrays import array_form
+from penstock.readers.fields.crops import put_parts
 from penstock.readers.formats.blob_shard import BlobShard
 from penstock.readers.formats.chunk_data import BlobChunkData, LocalChunkData
 from penstock.readers.formats.span_format import SpanFormat
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.schema import Schema
+    from penstock.readers.formats.chunk_data import ChunkData
     from penstock.readers.formats.chunked_shard import Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener
     from penstock.readers.formats.shard import Places
@@ -33,6 +36,9 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Corners = Mapping[str, Ints]
+
+_WHOLE_BYTES = 64 * 2**20
+"""Of whole samples that are read at once for parts of them."""
 
 Chunk = TypeVar("Chunk")
 """A decoded chunk: a numpy array; an Arrow table, record batch or array."""
@@ -122,10 +128,12 @@ class ChunkReader(Protocol):
 class ChunkFormat(SpanFormat, ABC):
     """The base of such formats: fetching, caching and opening are common, decoding isn't.
 
-    may_lack_objects: a file that isn't there stands for fill values (Zarr).
+    may_lack_objects: a file that isn't there stands for fill values (Zarr). takes_corners: its
+    readers take parts of samples, and need less for them; else these are taken of whole samples.
     """
 
     may_lack_objects: ClassVar[bool] = False
+    takes_corners: ClassVar[bool] = False
 
     @abstractmethod
     def open_chunks(self, shard: ShardFacts) -> ChunkReader:
@@ -158,7 +166,7 @@ class _ChunkOpener:
     def _reader(self) -> ChunkReader:
         sidecar = self.sidecar
         assert sidecar.extents is not None
-        return self.format.open_chunks(
+        reader = self.format.open_chunks(
             ShardFacts(
                 schema=sidecar.layout.schema,
                 samples=sidecar.samples,
@@ -167,6 +175,9 @@ class _ChunkOpener:
                 notes=sidecar.notes,
             )
         )
+        if self.format.takes_corners:
+            return reader
+        return _WholeReader(reader, sidecar.layout.schema)
 
     def open_local(self, root: bytes) -> ChunkShard:
         """Open the shard below a local folder."""
@@ -183,15 +194,30 @@ class _ChunkOpener:
 class _Chunks:
     """What a shard of chunks answers, wherever its bytes are; it has no spans."""
 
-    def __init__(self, reader: ChunkReader, data: ShardData, entry: ShardEntry) -> None:
+    def __init__(self, reader: ChunkReader, data: ChunkData, entry: ShardEntry) -> None:
         self._reader, self._data = reader, data
         self.table = np.empty((entry.samples, entry.layout.table.count), np.int64)
 
     def gather(
-        self, field: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        wrong: dict[int, str],
+        *,
+        corners: Ints | None = None,
     ) -> None:
         """Read rows of a field whose samples have one shape into their places."""
-        self._reader.gather(field, rows, out, places, data=self._data, wrong=wrong)
+        self._reader.gather(field, rows, out, places, data=self._data, wrong=wrong, corners=corners)
+
+    def wanted_bytes(
+        self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]
+    ) -> tuple[int, int]:
+        """Bytes that these parts of rows need, and those that whole ones do."""
+        sizes = self._data.sizes
+        some, all = (self._reader.needs(rows, fields, each) for each in (corners, {}))
+        return int(sizes[list(some)].sum()), int(sizes[list(all)].sum())
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
@@ -206,6 +232,56 @@ class _Chunks:
     def source_names(self) -> list[bytes] | None:
         """Always None: these are the data themselves."""
         return None
+
+
+class _WholeReader:
+    """A reader whose samples are asked for as a whole, whatever part of them is wanted."""
+
+    def __init__(self, reader: ChunkReader, schema: Schema) -> None:
+        self._reader, self._schema = reader, schema
+
+    def needs(self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]) -> list[int]:
+        """The extents that these rows need."""
+        del corners
+        return self._reader.needs(rows, fields, {})
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        """Read a field whose samples have one shape."""
+        if corners is None:
+            self._reader.gather(field, rows, out, places, data=data, wrong=wrong)
+            return
+        form = array_form(self._schema[field])
+        assert form is not None
+        slots = np.arange(len(out))[places]
+        size = max(1, int(np.prod(form.fixed_shape)) * out.dtype.itemsize)
+        step = max(1, _WHOLE_BYTES // size)
+        for start in range(0, len(rows), step):
+            some = slice(start, start + step)
+            whole = np.empty((len(rows[some]), *form.fixed_shape), out.dtype)
+            found: dict[int, str] = {}
+            self._reader.gather(field, rows[some], whole, slice(None), data=data, wrong=found)
+            wrong |= {start + place: why for place, why in found.items()}
+            put_parts(whole, corners[some], out, slots[some])
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """Read other fields."""
+        return self._reader.read_rows(rows, fields, data=data, wrong=wrong)
+
+    def name(self, row: int) -> str:
+        """A sample's name for people."""
+        return self._reader.name(row)
 
 
 class ChunkShard(_Chunks):
@@ -230,7 +306,7 @@ class ChunkBlob(_Chunks, BlobShard):
     """A shard of chunks in a blob of the cache."""
 
     def __init__(
-        self, remote: Remote, blob: Blob, reader: ChunkReader, data: ShardData, entry: ShardEntry
+        self, remote: Remote, blob: Blob, reader: ChunkReader, data: ChunkData, entry: ShardEntry
     ) -> None:
         _Chunks.__init__(self, reader, data, entry)
         BlobShard.__init__(self, remote, blob, self.table)

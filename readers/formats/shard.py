@@ -49,11 +49,14 @@ class OpenShard(Protocol):
         out: NDArray[Any],
         places: Places,
         wrong: dict[int, str],
+        *,
+        corners: Ints | None = None,
     ) -> None:
         """Read a field that is stored by rows and whose samples have one shape: out[places] = the
         rows, 0 where a sample lacks it. places: numbers, or a slice where they lie side by side and
-        in order. wrong: where bad samples are noted, by place in rows, with
-        the reason. Raises as read_into does."""
+        in order. wrong: where bad samples are noted, by place in rows, with the reason. corners: of
+        the part of each that is wanted, which has the shape of out, int64, shape (n, dimensions);
+        None: all of it. Raises as read_into does."""
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]

@@ -50,13 +50,25 @@ class _Noted:
         return None
 
     def gather(
-        self, field: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        wrong: dict[int, str],
+        *,
+        corners: Ints | None = None,
     ) -> None:
         """Copy what was noted of some samples."""
         del wrong
         column = self._columns[field]
         assert isinstance(column, DenseColumn)
-        out[places] = column.values[rows]
+        if corners is None:
+            out[places] = column.values[rows]
+        else:
+            from penstock.readers.fields.crops import put_parts  # images need none of it
+
+            put_parts(column.values[rows], corners, out, places)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]

@@ -24,11 +24,12 @@ from penstock.readers.reading.span_columns import EMPTY, span_columns
 from penstock.readers.reading.visit import SpanVisit, Visit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.index.index import Index
     from penstock.readers.reading.movers import Movers
     from penstock.readers.reading.slots import Slots, Unread
@@ -68,6 +69,7 @@ class SampleReader:
         mode: ReadMode,
         bad: dict[int, str] | None,
         fields: Sequence[str] | None = None,
+        crops: Mapping[str, Crop] | None = None,
         blocks: Blocks | None = None,
     ) -> SampleBatch:
         """Samples in the order of rows; arguments and errors as for `Dataset.read`."""
@@ -92,7 +94,9 @@ class SampleReader:
         by_rows: dict[str, Column] = {}
         back = visit.back()
         if choice.dense or choice.rows:
-            by_rows = read_by_rows(visit, choice, back, reader=self, blocks=blocks, marks=marks)
+            by_rows = read_by_rows(
+                visit, choice, back, reader=self, blocks=blocks, marks=marks, crops=crops or {}
+            )
             if index.is_self_contained:  # else they were noted, and lie in memory
                 rows_bytes = sum(column.size_bytes for column in by_rows.values())
                 self._local.add(bytes_disk=rows_bytes)
@@ -111,6 +115,11 @@ class SampleReader:
             **choice.values(table),
             **by_rows,
         }
+        for name, crop in (crops or {}).items():
+            if name not in choice.dense:
+                from penstock.readers.fields.crops import cropped  # few need it
+
+                columns[name] = cropped(columns[name], crop)
         return SampleBatch(
             ids=index.starts[rows[:, 0]] + rows[:, 1],
             columns={name: columns[name] for name in choice.fields},
@@ -136,6 +145,21 @@ class SampleReader:
         column = self.read(rows, mode="copy", bad={}, fields=(name,)).columns[name]
         assert isinstance(column, RaggedColumn), name
         return np.diff(column.offsets) if column.shapes is None else column.shapes[:, 0]
+
+    def wanted_share(
+        self, rows: NDArray[np.int64], fields: Sequence[str], crops: Mapping[str, Crop]
+    ) -> float:
+        """Which share of the bytes of whole rows parts of them need; 1 where that isn't known."""
+        visit = self._visit(rows, Choice(self._layout, fields))
+        wanted = whole = 0
+        for shard, a, b in visit.pieces():
+            count = getattr(shard, "wanted_bytes", None)
+            if count is None:
+                return 1.0
+            corners = {name: crop.corners[visit.places(a, b)] for name, crop in crops.items()}
+            some, all = count(visit.rows[a:b], fields, corners)
+            wanted, whole = wanted + some, whole + all
+        return wanted / max(1, whole)
 
     def close(self) -> None:
         """Forget all open shards; what was handed out stays valid. Safe to call twice."""

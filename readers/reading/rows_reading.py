@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.formats.shard import OpenShard, Places
     from penstock.readers.index.index import Index
     from penstock.readers.reading.choice import Choice
@@ -50,20 +51,24 @@ def read_by_rows(
     reader: Reader,
     blocks: Blocks,
     marks: dict[int, str] | None,
+    crops: Mapping[str, Crop],
 ) -> dict[str, Column]:
-    """The columns of a batch, in its order. back: as `Visit.back` has it. marks: as in
+    """The columns of a batch, in its order. back: as `Visit.back` has it. crops: of those of one
+    shape, by field. marks: as in
     `SampleReader.read`, by the visit's samples. Raises what reading raises."""
-    outs = {
-        name: blocks.array((len(visit.rows), *form.fixed_shape), form.dtype)
-        for name, form in choice.dense.items()
-    }
+    outs = {}
+    for name, form in choice.dense.items():
+        shape = crops[name].shape if name in crops else form.fixed_shape
+        outs[name] = blocks.array((len(visit.rows), *shape), form.dtype)
+    crops = {name: crop for name, crop in crops.items() if name in outs}
     parts: dict[str, list[Column]] = {name: [] for name in choice.rows}
     for piece, (shard, a, b) in enumerate(list(visit.pieces())):
         rows, places = visit.rows[a:b], visit.places(a, b)
-        found, wrong = _read(shard, rows, choice, outs, places)
+        corners = {name: crop.corners[places] for name, crop in crops.items()}
+        found, wrong = _read(shard, rows, choice, outs, places, corners)
         if wrong and reader.index.remote is not None:
             shard = reader.shards.replace(visit.numbers[piece], shard)
-            found, wrong = _read(shard, rows, choice, outs, places)
+            found, wrong = _read(shard, rows, choice, outs, places, corners)
         for place, reason in wrong.items():
             if marks is None:
                 raise reader.corruption(visit.numbers[piece], int(visit.rows[a + place]))
@@ -93,9 +98,10 @@ def _read(
     choice: Choice,
     outs: Mapping[str, NDArray[np.generic]],
     places: Places,
+    corners: Mapping[str, Ints],
 ) -> tuple[Mapping[str, Column], dict[int, str]]:
     """What one shard has, and which rows are wrong, by place in rows."""
     wrong: dict[int, str] = {}
     for name, out in outs.items():
-        shard.gather(name, rows, out, places, wrong)
+        shard.gather(name, rows, out, places, wrong, corners=corners.get(name))
     return shard.read_rows(rows, tuple(choice.rows), wrong) if choice.rows else {}, wrong

@@ -7,9 +7,13 @@ from typing import TYPE_CHECKING
 
 from penstock.augment.map import CheckedMaps, check_maps, split_maps
 from penstock.cache.errors import RecipeError
+from penstock.readers.fields.field_types import Array
 from penstock.readers.fields.selection import base_name, image_fields, stored_fields
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from penstock.augment.array_crop import ArrayCrop
     from penstock.augment.field_recipes import Recipes
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.readers.fields.schema import Schema
@@ -22,12 +26,14 @@ class MappedFields:
 
     maps: in order; none where the recipe has none. fields: of a batch, those that Maps add last.
     reads: the fields of the dataset that are read for that. augment: the recipe without Maps.
+    crops: of arrays, by field: no more is read of them.
     """
 
     maps: CheckedMaps
     fields: tuple[str, ...]
     reads: tuple[str, ...]
     augment: Recipes | None
+    crops: Mapping[str, ArrayCrop]
 
     @property
     def schema(self) -> Schema:
@@ -44,8 +50,20 @@ class MappedFields:
 def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
     """Check the Maps of a loader's recipe against its dataset, whose fields they may get whether
     they are selected or not. Raises RecipeError."""
-    maps, augment = split_maps(options.augment)
-    checked = check_maps(maps, dataset.schema)
+    schema = dataset.schema
+    crops: dict[str, ArrayCrop] = {}
+    if options.augment is None or not schema.of_type(Array):
+        maps, augment = split_maps(options.augment)
+    else:
+        from penstock.augment.array_crop import check_array_crops, cropped_schema, is_array_crop
+
+        fields = stored_fields(dataset.fields)
+        maps, augment = split_maps(
+            options.augment, lambda op, of: is_array_crop(op, of, schema, fields)
+        )
+        crops = check_array_crops(augment, schema, fields)
+        schema = cropped_schema(schema, crops)
+    checked = check_maps(maps, schema)
     made: dict[str, None] = {}
     read = [*dataset.fields]
     for each in checked.maps:
@@ -62,4 +80,5 @@ def mapped_fields(dataset: Source, options: NativeOptions) -> MappedFields:
         fields=(*dataset.fields, *(name for name in made if name not in dataset.fields)),
         reads=stored_fields(read),
         augment=augment,
+        crops=crops,
     )

@@ -9,6 +9,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.errors import CorruptShardError
+from penstock.readers.fields.crops import put_parts
 from penstock.readers.files.ipc import batch_head_end, footer_start
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, only_the_tail
@@ -60,21 +61,34 @@ class PackBlob(DenseFields, BlobShard):
         return self.columns.source_names()
 
     def gather(
-        self, field: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        wrong: dict[int, str],
+        *,
+        corners: Ints | None = None,
     ) -> None:
         """Gather rows, of which only what is needed is fetched."""
         if not self.blob.is_cached and self.columns.fields[field].form.has_ranges:
-            self._ranges(field, rows, out, places, wrong)
+            self._ranges(field, rows, out, places, wrong, corners)
             return
         if not self.blob.is_whole:
             dense = self.dense(field)
             spans = [dense.span(block) for block in dense.unchecked(rows)]
             if spans:
                 self.blob.buffer(spans)
-        super().gather(field, rows, out, places, wrong)
+        super().gather(field, rows, out, places, wrong, corners=corners)
 
     def _ranges(
-        self, name: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
+        self,
+        name: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        wrong: dict[int, str],
+        corners: Ints | None,
     ) -> None:
         """Rows by themselves: of a shard that is kept nowhere, a block would be much for one."""
         field = self.columns.fields[name]
@@ -83,10 +97,18 @@ class PackBlob(DenseFields, BlobShard):
         found = self.views(starts.tolist(), (starts + field.form.row_bytes).tolist())
         crcs = field.crcs[rows].tolist()
         slots = np.arange(len(out))[places].tolist()
-        for i, (place, crc, sample) in enumerate(zip(slots, crcs, found, strict=True)):
-            if crc32c(sample) != crc:
-                wrong[i] = WRONG_CRC
-            out[place] = sample.view(field.form.dtype).reshape(out.shape[1:])
+        wrong |= {
+            i: WRONG_CRC
+            for i, (crc, sample) in enumerate(zip(crcs, found, strict=True))
+            if crc32c(sample) != crc
+        }
+        row = tuple(length or 0 for length in field.form.row)
+        samples = (sample.view(field.form.dtype).reshape(row) for sample in found)
+        if corners is not None:
+            put_parts(samples, corners, out, slots)
+            return
+        for place, sample in zip(slots, samples, strict=True):
+            out[place] = sample
 
 
 class _Parts:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
+from penstock.readers.fields.crops import put_parts
 from penstock.readers.formats.pack.own_columns import block_bounds, block_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -93,6 +94,13 @@ class DenseRows:
                 few = self._values.take(here, axis=0, out=some[: len(here)], mode="clip")
                 out[places[start : start + step]] = few
 
+    def each(self, rows: Ints) -> Iterator[NDArray[Any]]:
+        """Views of the rows, unchecked, one after the other."""
+        if self._is_bits:
+            yield from self._bits(rows)
+        for row in () if self._is_bits else rows.tolist():
+            yield self._values[row]
+
     def _bits(self, rows: NDArray[np.int64]) -> NDArray[Any]:
         numbers = self._form.numbers
         at = rows[:, None] * numbers + np.arange(numbers)
@@ -123,7 +131,14 @@ class DenseFields:
         return found
 
     def gather(
-        self, field: str, rows: Ints, out: NDArray[Any], places: Places, wrong: dict[int, str]
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        wrong: dict[int, str],
+        *,
+        corners: Ints | None = None,
     ) -> None:
         """out[places] = the rows of a field, each block checked when it is touched first. wrong:
         where rows of wrong bytes are noted, by place in rows, with the reason."""
@@ -131,7 +146,10 @@ class DenseFields:
         bad = dense.wrong(rows)
         if bad is not None:
             wrong.update(dict.fromkeys(np.flatnonzero(bad).tolist(), WRONG_CRC))
-        dense.put(rows, out, places)
+        if corners is None:
+            dense.put(rows, out, places)
+        else:
+            put_parts(dense.each(rows), corners, out, places)
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]

@@ -10,6 +10,7 @@ from PIL import Image as Picture
 
 from penstock.cache.errors import ConfigError
 from penstock.readers.fields.columns import DenseColumn, EncodedColumn, RaggedColumn, SampleBatch
+from penstock.readers.fields.crops import cropped
 from penstock.readers.fields.field_types import FieldType, Image, Mask, Text, is_encoded
 from penstock.readers.fields.schema import Schema
 from penstock.readers.fields.selection import check_names, check_selection, stored_fields
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.contents import Contents
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.crops import Crop
 
     Ints = NDArray[np.int64]
 
@@ -87,6 +89,7 @@ class Memory(Source):
         mode: object = None,
         bad: dict[int, str] | None = None,
         fields: object = None,
+        crops: Mapping[str, Crop] | None = None,
         blocks: object = None,
     ) -> SampleBatch:
         del mode, fields, blocks
@@ -101,6 +104,7 @@ class Memory(Source):
             if name in self._lacking
         }
         columns = {name: self._column(name, ids, bad or {}) for name in stored_fields(self._fields)}
+        columns |= {name: cropped(columns[name], crop) for name, crop in (crops or {}).items()}
         return SampleBatch(ids=ids, columns=columns, present=present)
 
     def values(self, name: str, rows: Ints) -> SampleBatch:

@@ -311,6 +311,21 @@ class Dataset(Source):
             rows, mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks
         )
 
+    def read_parts(
+        self,
+        rows: NDArray[np.int64],
+        bounds: Sequence[int],
+        *,
+        mode: ReadMode = READ_MODE,
+        bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
+    ) -> list[SampleBatch]:
+        """Several small batches by one read; see `Source.read_parts`."""
+        return self._open().read_parts(
+            rows, bounds, mode=mode, bad=bad, fields=fields, blocks=blocks
+        )
+
     def ids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Sample ids of (shard, row): positions in the index."""
         return self.contents.places(rows)

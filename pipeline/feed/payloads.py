@@ -32,13 +32,14 @@ _NO_MASK.flags.writeable = False
 class Payloads:
     """Decodes those encoded columns that aren't images; on any thread.
 
-    are_slow: they take a thread longer than to read and to check them.
+    are_slow: they take a thread longer than to read and to check them; are_none: there are none.
     """
 
     def __init__(self, types: Mapping[str, FieldType]) -> None:
         """types: of the fields that are read."""
         decoders = {name: _decoder(type) for name, type in types.items()}
         self._decoders = {name: each for name, each in decoders.items() if each is not None}
+        self.are_none = not self._decoders
         self.are_slow = any(isinstance(type, Mask) for type in types.values())
         kinds = [type for type in types.values() if not isinstance(type, Value | ClassLabel)]
         self._names_fields = len(kinds) > 1

@@ -111,17 +111,33 @@ class BatchReader:
         if self.bad_samples.reasons(epoch, ids):
             return None
         try:
-            content = self._read_once(ids, epoch, bad, rows)
+            bounds = [0, *accumulate(len(each.rows) for each in slots)]
+            parts = self._read_parts(ids, epoch, bad, rows, bounds)
         except (PenstockError, OSError):  # raised again where its own batch is due
             return None
         if bad:
             return None
         self.probe.sample(None)
-        bounds = [0, *accumulate(len(each.rows) for each in slots)]
         return [
             Batch(step=step, slots=each, own=part.ids, content=part, bad={}, valid=None)
-            for step, each, part in zip(steps, slots, content.parts(bounds), strict=True)
+            for step, each, part in zip(steps, slots, parts, strict=True)
         ]
+
+    def _read_parts(
+        self,
+        ids: NDArray[np.int64],
+        epoch: int,
+        bad: dict[int, str],
+        rows: NDArray[np.int64],
+        bounds: Sequence[int],
+    ) -> list[SampleBatch]:
+        """As `_read_once`, of several batches."""
+        is_all = self.payloads.are_none and self.transform is None and not self.recipes
+        if not is_all or self.resident is not None:
+            return self._read_once(ids, epoch, bad, rows).parts(bounds)
+        return self.dataset.read_parts(
+            rows, bounds, mode=self.mode, bad=bad, fields=self.fields, blocks=self.blocks
+        )
 
     def close(self) -> None:
         """End what samples are transformed by; what is read then fails. Memory that batches gave

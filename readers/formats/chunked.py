@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.chunk_data import ChunkData
     from penstock.readers.formats.chunked_shard import Extents
     from penstock.readers.formats.format import ShardEntry, ShardOpener
+    from penstock.readers.formats.plain import Plain
     from penstock.readers.formats.shard import Places
     from penstock.readers.formats.sidecar import Sidecar
     from penstock.readers.types import Encoded
@@ -123,6 +124,8 @@ class ChunkReader(Protocol):
 
     def name(self, row: int) -> str:
         """A sample's name for people."""
+
+    # A reader may have one more, `plain(field, *, data) -> Plain | None`: see `formats.plain`.
 
 
 class ChunkFormat(SpanFormat, ABC):
@@ -218,6 +221,12 @@ class _Chunks:
         sizes = self._data.sizes
         some, all = (self._reader.needs(rows, fields, each) for each in (corners, {}))
         return int(sizes[list(some)].sum()), int(sizes[list(all)].sum())
+
+    def plain(self, field: str) -> Plain | None:
+        """Where a field's rows lie, if they can be copied out of a map; None: gather them."""
+        tell = getattr(self._reader, "plain", None)
+        found: Plain | None = None if tell is None else tell(field, data=self._data)
+        return found
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.crops import Crop
     from penstock.readers.index.index import Index
     from penstock.readers.reading.movers import Movers
+    from penstock.readers.reading.plain_rows import PlainRows
     from penstock.readers.reading.slots import Slots, Unread
     from penstock.readers.types import Encoded
 
@@ -55,6 +56,7 @@ class SampleReader:
         self._movers: Movers | None = None
         self._advice = PageAdvice()
         self._local = TrafficMeter()
+        self._plain = self._find_plain()
 
     def traffic(self) -> Traffic:
         """What was read so far, by tier; of a local dataset bytes_disk alone."""
@@ -77,6 +79,9 @@ class SampleReader:
         index = self.index
         choice = self._choice if fields is None else Choice(self._layout, fields)
         _check_rows(rows, index, mode, self._url)
+        plain = self._plain_parts(rows, [0, len(rows)], mode, fields, blocks)
+        if plain is not None:
+            return plain[0]
         visit = self._visit(rows, choice)
         marks: dict[int, str] | None = None if bad is None else {}
         payloads: list[Encoded] = []
@@ -127,6 +132,53 @@ class SampleReader:
             bytes_read=size_bytes,
         )
 
+    def read_parts(
+        self,
+        rows: NDArray[np.int64],
+        bounds: Sequence[int],
+        *,
+        mode: ReadMode,
+        bad: dict[int, str] | None,
+        fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
+    ) -> list[SampleBatch]:
+        """Several batches by one read; see `Source.read_parts`."""
+        _check_rows(rows, self.index, mode, self._url)
+        found = self._plain_parts(rows, bounds, mode, fields, blocks or self._blocks)
+        if found is not None:
+            return found
+        return self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks).parts(bounds)
+
+    def _plain_parts(
+        self,
+        rows: NDArray[np.int64],
+        bounds: Sequence[int],
+        mode: ReadMode,
+        fields: Sequence[str] | None,
+        blocks: Blocks,
+    ) -> list[SampleBatch] | None:
+        """Rows that are copied out of maps; None where they aren't."""
+        plain = self._plain
+        if plain is None or mode == "pread":
+            return None
+        if fields is not None and tuple(fields) != self._choice.fields:
+            return None
+        found = plain.read(rows, bounds, blocks=blocks)
+        self._local.add(bytes_disk=sum(part.bytes_read for part in found or ()))
+        return found
+
+    def _find_plain(self) -> PlainRows | None:
+        """What reads the chosen fields where they may be copied out of maps."""
+        choice, index = self._choice, self.index
+        names = tuple(choice.dense)
+        if index.remote is not None or len(names) != 1 or choice.fields != names:
+            return None
+        if self._layout.storage[names[0]] != "chunks" or index.units is not None:
+            return None
+        from penstock.readers.reading.plain_rows import PlainRows  # images need none of it
+
+        return PlainRows(names[0], choice.dense[names[0]], index, self.shards)
+
     def lengths(self, name: str, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """First lengths of samples of a ragged field, int64, shape (n,): from the shards' tables
         where they are spans, else of what is read. Raises ConfigError for other fields."""
@@ -165,6 +217,8 @@ class SampleReader:
         """Forget all open shards; what was handed out stays valid. Safe to call twice."""
         self.shards.close()
         self._blocks.close()
+        if self._plain is not None:
+            self._plain.close()
         if self._movers is not None:
             self._movers.close()
 

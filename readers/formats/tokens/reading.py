@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.readers.fields.columns import RaggedColumn
+from penstock.readers.formats.plain import Plain
 from penstock.readers.formats.tokens.cutting import pieces, sequences
 from penstock.readers.formats.tokens.packing import pack
 
@@ -123,6 +124,20 @@ class _Stream(_Reader):
             if self._is_checked and (reason := self._judge(part)):
                 wrong[nth] = reason
                 out[place] = 0
+
+    def plain(self, field: str, *, data: ShardData) -> Plain | None:
+        """Where the sequences lie, of a local shard."""
+        view = data.view(0) if field == _TOKENS else None
+        if view is None:
+            return None
+        itemsize, cut = self._dtype.itemsize, self._notes.cut
+        return Plain(
+            data=view,
+            stride_bytes=cut.stride * itemsize,
+            row_bytes=cut.length * itemsize,
+            dtype=self._dtype,
+            below=self._notes.vocabulary if self._is_checked else None,
+        )
 
     def _beside(self, field: str, starts: Ints, length: int) -> Ints:
         """Of each token its document's number among all, or its place in that."""

@@ -1,0 +1,85 @@
+"""Rows copied out of maps: the same as those that are gathered shard by shard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock.readers import Dataset
+from penstock.readers.blocks import Blocks
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.formats.tokens import listing
+from penstock.readers.reading import plain_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+SETTINGS: dict[str, Any] = {"format": "tokens", "dtype": "uint16", "sample": (9,), "stride": (8,)}
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(listing, "PART_BYTES", 500)
+    folder = tmp_path / "set"
+    folder.mkdir()
+    for number, size in enumerate((900, 300, 1600)):
+        tokens = np.random.default_rng(number).integers(0, 60_000, size, np.uint16)
+        tokens.tofile(folder / f"{number}.bin")
+    return folder
+
+
+def rows_of(dataset: Dataset) -> NDArray[np.int64]:
+    return dataset.rows(np.random.default_rng(1).permutation(len(dataset)))
+
+
+def values(column: Any) -> list[list[int]]:
+    assert isinstance(column, DenseColumn)
+    assert column.values.dtype == np.int64
+    return [list(map(int, row)) for row in column.values]
+
+
+@pytest.mark.parametrize("span", [2**62, 1])
+@pytest.mark.parametrize("maps", [4096, 3])
+def test_rows_of_many_shards_are_those_that_are_gathered(
+    root: Path, span: int, maps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plain_rows, "_MOST_SPAN", span)
+    monkeypatch.setattr(plain_rows, "_MOST_MAPS", maps)
+    with Dataset(root, **SETTINGS) as dataset:
+        rows = rows_of(dataset)
+        wanted = values(dataset.read(rows, mode="pread").columns["tokens"])
+        for start in range(0, len(rows), 37):
+            batch = dataset.read(rows[start : start + 37])
+            assert values(batch.columns["tokens"]) == wanted[start : start + 37]
+            assert batch.ids.tolist() == dataset.ids(rows[start : start + 37]).tolist()
+            assert batch.bytes_read == 18 * len(batch)
+        bounds = [0, 10, 50, len(rows)]
+        parts = dataset.read_parts(rows, bounds)
+        found = [row for part in parts for row in values(part.columns["tokens"])]
+        assert found == wanted
+        assert [len(part) for part in parts] == [10, 40, len(rows) - 50]
+        assert dataset.traffic().bytes_disk > 0
+
+
+def test_each_part_is_in_memory_of_its_own(root: Path) -> None:
+    with Dataset(root, **SETTINGS) as dataset:
+        first, second = dataset.read_parts(rows_of(dataset)[:8], [0, 4, 8], blocks=Blocks())
+    one, other = first.columns["tokens"], second.columns["tokens"]
+    assert isinstance(one, DenseColumn)
+    assert isinstance(other, DenseColumn)
+    assert not np.shares_memory(one.values, other.values)
+    assert one.values.flags.writeable
+
+
+def test_files_of_several_dtypes_are_gathered(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(80, dtype=np.uint16))
+    np.save(tmp_path / "b.npy", np.arange(80, dtype=">i4"))
+    with Dataset(tmp_path, format="tokens", sample=(8,)) as dataset:
+        rows = dataset.rows(np.arange(20))
+        for _ in range(2):
+            found = values(dataset.read(rows).columns["tokens"])
+            assert found == [list(range(i, i + 8)) for i in range(0, 80, 8)] * 2

@@ -50,7 +50,7 @@ def test_what_one_part_raises_is_raised_and_the_rest_is_left(movers: Movers) -> 
 def test_closed_movers_leave_the_work_to_who_asks(movers: Movers) -> None:
     movers.close()
     movers.close()
-    done = []
+    done: list[int] = []
     movers.run(done.append, range(10))
     assert done == list(range(10))
 

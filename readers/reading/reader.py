@@ -268,7 +268,7 @@ class SampleReader:
             crcs = checksums(spans, payloads, mode, blocks)
         else:
             payloads, crcs = slots.fill(
-                spans, unread, mode, blocks, movers=self._movers_now(), marks=found
+                spans, unread, mode, blocks, movers=self.movers(), marks=found
             )
         if self.index.remote is None:
             self._local.add(bytes_disk=size_bytes)
@@ -303,7 +303,7 @@ class SampleReader:
             return load_local(spans, mode, advise=advise, marks=marks, slots=slots)
         return [*load_blobs(spans, mode, remote=remote, opened=self.shards, advise=advise)]
 
-    def _movers_now(self) -> Movers:
+    def movers(self) -> Movers:
         """The threads that help with large arrays."""
         if self._movers is None:
             from penstock.readers.reading.movers import Movers

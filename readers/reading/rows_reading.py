@@ -25,11 +25,13 @@ if TYPE_CHECKING:
     from penstock.readers.formats.shard import OpenShard, Places
     from penstock.readers.index.index import Index
     from penstock.readers.reading.choice import Choice
+    from penstock.readers.reading.movers import Movers
     from penstock.readers.reading.open_shards import OpenShards
     from penstock.readers.reading.visit import Visit
 
     Ints = NDArray[np.int64]
 
+_LARGE_BYTES = 2**23  # batches of fewer aren't looked at
 WRONG_CRC = "its bytes aren't those that were indexed: its CRC-32C is wrong"
 
 
@@ -38,6 +40,9 @@ class Reader(Protocol):
 
     index: Index
     shards: OpenShards
+
+    def movers(self) -> Movers:
+        """The threads that help with large arrays."""
 
     def corruption(self, number: int, row: int) -> Exception:
         """The error for a sample whose bytes are wrong."""
@@ -62,10 +67,20 @@ def read_by_rows(
         outs[name] = blocks.array((len(visit.rows), *shape), form.dtype)
     crops = {name: crop for name, crop in crops.items() if name in outs}
     parts: dict[str, list[Column]] = {name: [] for name in choice.rows}
+    small, large_wrong = outs, None
+    if len(visit.rows) > 1 and sum(out.nbytes for out in outs.values()) >= _LARGE_BYTES:
+        large = _large({n: out for n, out in outs.items() if n not in crops}, reader)
+        if large:
+            from penstock.readers.reading.large_rows import gather_large  # few need it
+
+            large_wrong = gather_large(visit, large, movers=reader.movers())
+            small = {name: out for name, out in outs.items() if name not in large}
     for piece, (shard, a, b) in enumerate(list(visit.pieces())):
         rows, places = visit.rows[a:b], visit.places(a, b)
         corners = {name: crop.corners[places] for name, crop in crops.items()}
-        found, wrong = _read(shard, rows, choice, outs, places, corners)
+        found, wrong = _read(shard, rows, choice, small, places, corners)
+        if large_wrong is not None:
+            wrong = large_wrong[piece] | wrong
         if wrong and reader.index.remote is not None:
             shard = reader.shards.replace(visit.numbers[piece], shard)
             found, wrong = _read(shard, rows, choice, outs, places, corners)
@@ -80,6 +95,21 @@ def read_by_rows(
         joined = joined_columns(some) if some else _nothing(choice.rows[name])
         columns[name] = joined if back is None else joined.take(back)
     return columns
+
+
+def _large(
+    outs: Mapping[str, NDArray[np.generic]], reader: Reader
+) -> dict[str, NDArray[np.generic]]:
+    """Those whose rows are shared out: they lie here, and each can be had alone."""
+    index = reader.index
+    if index.remote is not None:
+        return {}
+    from penstock.readers.reading.large_rows import large_fields  # few need it
+
+    large = large_fields(outs)
+    if any(index.layout.storage[name] == "chunks" for name in large) and index.units is not None:
+        return {}
+    return {name: outs[name] for name in large}
 
 
 def _nothing(form: ArrayForm | None) -> Column:

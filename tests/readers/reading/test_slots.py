@@ -13,7 +13,7 @@ from penstock import Array, Dataset, DiskCache, pack
 from penstock.cache.errors import CorruptSampleError, IndexChangedError
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 from penstock.readers.formats import file_span
-from penstock.readers.reading import slots
+from penstock.readers.reading import large_rows, rows_reading, slots
 from tests.servers.faulty import serving
 from tests.tars import archive
 
@@ -195,3 +195,34 @@ def test_arrays_stand_beside_texts_and_where_some_lack_them(tmp_path: Path) -> N
     assert texts == [f"text {i}" for i in ids]
     wanted = [arrays[i] if i % 4 else np.zeros_like(arrays[i]) for i in ids]
     check(batch.columns["array"], wanted)
+
+
+def test_large_rows_of_a_pack_are_shared_out_and_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_reading, "_LARGE_BYTES", 100)
+    monkeypatch.setattr(large_rows, "SHARED_BYTES", 100)
+    monkeypatch.setattr(large_rows, "LARGE_ROW_BYTES", 100)
+    arrays = dense()
+    pack(folder_of(arrays, tmp_path / "set"), tmp_path / "pack", shuffle=False, shard_bytes=5000)
+    with Dataset(tmp_path / "pack", fields=("array",)) as dataset:
+        assert len(dataset.index.sizes) > 3
+        ids = np.array([5, 3, 3, 11, 0, 7])
+        check(dataset.read(dataset.rows(ids)).columns["array"], [arrays[i] for i in ids])
+    with Dataset(tmp_path / "pack", fields=("array",)) as dataset:
+        (place,) = (
+            path
+            for path in (tmp_path / "pack").glob("*.arrow")
+            if arrays[3].tobytes() in path.read_bytes()
+        )
+        data = bytearray(place.read_bytes())
+        data[data.find(arrays[3].tobytes()) + 5] ^= 1
+        with place.open("r+b") as file:
+            file.write(data)
+        bad: dict[int, str] = {}
+        column = dataset.read(dataset.rows(ids), bad=bad).columns["array"]
+        assert {1, 2} <= set(bad)
+        for row in set(range(len(ids))) - set(bad):
+            assert np.array_equal(column.values[row], arrays[ids[row]])
+        with pytest.raises(CorruptSampleError):
+            dataset.read(dataset.rows(ids))

@@ -34,7 +34,7 @@ from penstock.pipeline.bench.recipe_timer import (
     rate_of,
     wait_for,
 )
-from penstock.pipeline.feed.build import MAPPED_READ_THREADS, READ_THREADS
+from penstock.pipeline.feed.read_scale import MAPPED_READ_THREADS, READ_THREADS
 from penstock.pipeline.plan.settings import make_plan, shuffled_settings
 from penstock.pipeline.report.ceilings import Ceilings, Rate
 

@@ -25,6 +25,7 @@ from penstock.pipeline.feed.mapping.fields import mapped_fields
 from penstock.pipeline.feed.padding import Pads
 from penstock.pipeline.feed.payloads import Payloads
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
+from penstock.pipeline.feed.read_scale import ReadScale
 from penstock.pipeline.feed.reader import BatchReader
 from penstock.pipeline.feed.road import Road
 from penstock.pipeline.plan.slots import RankOrder
@@ -44,18 +45,6 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.readers.source import Source
-
-# Threads that read ahead. From a mapped pack one thread checks 4 GB/s of warm pages and reads cold
-# ones ahead; a second spends a third more CPU time to be no faster. Files and downloads wait, and
-# masks are decoded there, so then several work at once.
-MAPPED_READ_THREADS = 1
-READ_THREADS = 4
-# A thread reads a batch; of a remote as many batches as hide its latency, up to so many.
-REMOTE_READ_THREADS = 32
-
-# A thread reads batches of so few bytes several in a turn; more would only hold memory.
-TURN_BYTES = 2**20
-MOST_IN_A_TURN = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,15 +90,24 @@ def build(
         raise
     if prefetch is not None:
         meter.remote = prefetch.facts
-    read_threads = _read_threads(dataset, options, road.reader.payloads)
+    scale = ReadScale.of(
+        dataset,
+        options,
+        fields=mapped.reads,
+        are_slow=road.reader.payloads.are_slow,
+        is_plain=not road.graphs and mapper is None,
+    )
     map_threads = mapper.threads if mapper is not None else 0
+    # Without images nothing is in DALI: one batch waits there, the others where they are counted.
+    depth = options.depth if road.graphs else 1
     feed = Feed(
         road,
         position,
-        depth=options.depth,
-        read_threads=max(read_threads, map_threads),
-        least_ahead=map_threads,
-        turn=1 if road.graphs or mapper is not None else _turn(dataset, options, read_threads),
+        depth=depth,
+        read_threads=max(scale.threads, map_threads),
+        least_ahead=max(map_threads, READ_AHEAD + options.depth - depth),
+        most_ahead=scale.most_ahead - depth,
+        turn=scale.turn,
         decodes_ahead=options.device.type == "cpu" and (bool(road.graphs) or options.pin_memory),
         prefetch=prefetch,
         timeout_s=options.timeout_s or STALL_TIMEOUT_S,
@@ -252,25 +250,6 @@ def _meter(
         output=image.shape[1:] if image is not None else None,
         decodes=image is not None,
     )
-
-
-def _read_threads(dataset: Source, options: NativeOptions, payloads: Payloads) -> int:
-    if dataset.remote_shards is not None:
-        return REMOTE_READ_THREADS
-    mapped = not dataset.contents.is_file_per_sample and options.read != "pread"
-    mapped = mapped and not payloads.are_slow
-    return MAPPED_READ_THREADS if mapped else READ_THREADS
-
-
-def _turn(dataset: Source, options: NativeOptions, read_threads: int) -> int:
-    """Batches that a thread reads in one go: several small ones of mapped shards. Threads that wait
-    for files had better wait for a batch each."""
-    if read_threads != MAPPED_READ_THREADS:
-        return 1
-    contents = dataset.contents
-    mean_bytes = float(contents.shard_bytes.sum()) / max(1, contents.samples)
-    batch_bytes = max(1.0, mean_bytes * options.sizes.per_rank)
-    return max(1, min(MOST_IN_A_TURN, int(TURN_BYTES / batch_bytes)))
 
 
 def _prefetch(dataset: Source, options: NativeOptions, order: JobOrder) -> Prefetch | None:

@@ -56,10 +56,12 @@ class Feed:
         prefetch: Prefetch | None = None,
         timeout_s: float = STALL_TIMEOUT_S,
         least_ahead: int = 0,
+        most_ahead: int | None = None,
         turn: int = 1,
     ) -> None:
         """depth: batches in DALI at once. decodes_ahead: one more waits, finished. least_ahead:
-        batches that are read ahead at least. turn: batches that a thread reads in one go."""
+        batches that are read ahead at least; most_ahead: at most, of a local dataset. turn: batches
+        that a thread reads in one go."""
         self._road = road
         self._position = position
         self.prefetch = prefetch
@@ -76,6 +78,7 @@ class Feed:
             prefetch=prefetch,
             timeout_s=timeout_s,
             least_ahead=least_ahead,
+            most_ahead=most_ahead,
             turn=turn,
         )
         self._decoding = Decoding(road, read_ahead, depth=depth)

@@ -43,15 +43,16 @@ class ReadAhead:
         prefetch: Prefetch | None,
         timeout_s: float,
         least_ahead: int = 0,
+        most_ahead: int | None = None,
         turn: int = 1,
     ) -> None:
         """pool: the reading threads. depth: batches in DALI at once. least_ahead: batches that are
-        read ahead at least, of a local dataset. turn: batches that a thread reads in one go; 1
-        with a prefetch, which counts them."""
+        read ahead at least, most_ahead: at most, of a local dataset. turn: batches that a thread
+        reads in one go; 1 with a prefetch, which counts them."""
         self._road = road
         self._position = position
         self._pool = pool
-        self._depth, self._least_ahead = depth, least_ahead
+        self._depth, self._least_ahead, self._most_ahead = depth, least_ahead, most_ahead
         self._prefetch = prefetch
         self._timeout_s = timeout_s
         self._turn = turn
@@ -63,6 +64,8 @@ class ReadAhead:
     def start(self, cursor: Cursor) -> None:
         """Begin to read at a cursor. Only where nothing was started since the last stop()."""
         ahead = self._depth + max(READ_AHEAD, self._least_ahead)
+        if self._most_ahead is not None:
+            ahead = min(ahead, max(1, self._most_ahead))
         if self._turn > 1:
             ahead = max(2, ahead // self._turn)
         self._wanted = 0

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
+import tempfile
+import textwrap
 import threading
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from penstock.readers import blocks as module
 from penstock.readers.blocks import MAX_FREE, Blocks
 
 
@@ -108,3 +115,148 @@ def test_a_small_array_has_memory_of_its_own() -> None:
     array = Blocks().array((3, 2), np.dtype(np.int16))
     assert (array.shape, array.dtype) == ((3, 2), np.dtype(np.int16))
     assert array.base is None
+
+
+def test_free_blocks_are_bounded_in_bytes_and_the_newest_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "FREE_BYTES", 10 * 2**20)
+    blocks, kind = Blocks(), np.dtype(np.uint8)
+    for size in (2**20, 3 * 2**20, 5 * 2**20, 2**21, 40 * 2**20, 2**20, 7 * 2**20):
+        held = [blocks.array((size + i,), kind) for i in range(3)]
+        del held
+        assert blocks.free_bytes <= 10 * 2**20 or len(blocks._free) == 1
+        assert len(blocks._free) >= 1
+
+
+def test_a_closed_pool_keeps_nothing_and_what_it_lent_stays() -> None:
+    blocks = Blocks()
+    lent, free = (blocks.array((2**20,), np.dtype(np.uint8)) for _ in range(2))
+    lent[:] = 5
+    del free
+    assert blocks.free_bytes
+    blocks.close()
+    blocks.close()
+    assert not blocks.free_bytes
+    assert (lent == 5).all()
+    del lent
+    assert not blocks.free_bytes
+    after = blocks.array((2**20,), np.dtype(np.uint8))
+    after[:] = 1
+    del after
+    assert not blocks.free_bytes
+
+
+def tensor_view(torch: Any, array: Any) -> Any:
+    return torch.from_numpy(array)[1:][::2]
+
+
+def view_of_a_view(torch: Any, array: Any) -> Any:
+    return torch.from_numpy(array)[3:9].view(torch.int32).T[5:].unbind(1)[0]
+
+
+def numpy_again(torch: Any, array: Any) -> Any:
+    return torch.from_numpy(array)[2].numpy()
+
+
+def dlpack(torch: Any, array: Any) -> Any:
+    return np.from_dlpack(torch.utils.dlpack.from_dlpack(torch.from_numpy(array)[5]))
+
+
+def capsule(torch: Any, array: Any) -> Any:
+    return torch.utils.dlpack.to_dlpack(torch.from_numpy(array)[5])
+
+
+def of_an_error(torch: Any, array: Any) -> Any:
+    tensor = torch.from_numpy(array)
+
+    def fails() -> None:
+        local = tensor[4]
+        raise ValueError(local.shape)
+
+    try:
+        fails()
+    except ValueError as error:
+        return error
+    raise AssertionError
+
+
+def memory(torch: Any, array: Any) -> Any:
+    return memoryview(torch.from_numpy(array).numpy())
+
+
+def of_autograd(torch: Any, array: Any) -> Any:
+    tensor = torch.from_numpy(array)
+    weight = torch.ones(tensor.shape[1], requires_grad=True)
+    return (tensor * weight).sum()
+
+
+@pytest.mark.parametrize(
+    "keep",
+    [tensor_view, view_of_a_view, numpy_again, dlpack, capsule, of_an_error, memory, of_autograd],
+)
+def test_whatever_sees_a_block_keeps_it(keep: Any) -> None:
+    torch = pytest.importorskip("torch")
+    blocks, shape = Blocks(), (20, 40_000)
+    array = blocks.array(shape, np.dtype(np.float32))
+    array[:] = 3
+    address = array.ctypes.data
+    kept = keep(torch, array)
+    del array
+    gc.collect()
+    others = [blocks.array(shape, np.dtype(np.float32)) for _ in range(3)]
+    for other in others:
+        other[:] = 9
+        assert other.ctypes.data != address
+    del other, others
+    if isinstance(kept, np.ndarray):
+        assert (kept == 3).all()
+    del kept
+    gc.collect()
+    again = [blocks.array(shape, np.dtype(np.float32)) for _ in range(5)]
+    assert address in {each.ctypes.data for each in again}
+
+
+def test_a_tensor_that_went_to_another_process_is_whole_there_and_here() -> None:
+    code = textwrap.dedent("""
+        import gc, sys
+        import numpy as np, torch
+        import torch.multiprocessing as mp
+        from penstock.readers.blocks import Blocks
+
+        def work(given, back):
+            tensor = given.get()
+            back.put((float(tensor.min()), float(tensor.max())))
+            given.get()
+
+        if __name__ == "__main__":
+            blocks = Blocks()
+            spawn = mp.get_context("spawn")
+            given, back = spawn.Queue(), spawn.Queue()
+            child = spawn.Process(target=work, args=(given, back))
+            child.start()
+            array = blocks.array((20, 40_000), np.dtype(np.float32))
+            array[:] = 3
+            tensor = torch.from_numpy(array)[2:]
+            del array
+            given.put(tensor)
+            found = back.get(timeout=120)
+            others = [blocks.array((20, 40_000), np.dtype(np.float32)) for _ in range(4)]
+            for other in others:
+                other[:] = 9
+            assert found == (3.0, 3.0), found
+            assert bool((tensor == 3).all())
+            given.put(None)
+            child.join(60)
+            at_exit = tensor  # alive when the interpreter ends
+            print("well")
+    """)
+    script = Path(tempfile.mkdtemp()) / "child.py"
+    script.write_text(code)
+    run = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=180, check=False
+    )
+    script.unlink()
+    script.parent.rmdir()
+    assert (run.returncode, run.stdout.strip()) == (0, "well"), run.stderr
+    assert not run.stderr

@@ -112,20 +112,6 @@ class Source(ABC):
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
 
-    def read_parts(
-        self,
-        rows: Ints,
-        bounds: Sequence[int],
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        blocks: Blocks | None = None,
-    ) -> list[SampleBatch]:
-        """Several small batches by one read: the samples between bounds, each part in memory of its
-        own. Other arguments, and what is raised, as for `read`."""
-        return self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks).parts(bounds)
-
     @abstractmethod
     def names(self, ids: Iterable[int] | Ints) -> list[str]:
         """The samples' names for people. Raises ConfigError for ids that aren't in it."""
@@ -383,21 +369,6 @@ class Selection(Source):
         """The samples of rows, in their order: see `Dataset.read`."""
         return self._base.read(
             self._in_base(rows), mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks
-        )
-
-    def read_parts(
-        self,
-        rows: Ints,
-        bounds: Sequence[int],
-        *,
-        mode: ReadMode = READ_MODE,
-        bad: dict[int, str] | None = None,
-        fields: Sequence[str] | None = None,
-        blocks: Blocks | None = None,
-    ) -> list[SampleBatch]:
-        """Several small batches by one read."""
-        return self._base.read_parts(
-            self._in_base(rows), bounds, mode=mode, bad=bad, fields=fields, blocks=blocks
         )
 
     def values(self, name: str, rows: Ints) -> SampleBatch:

@@ -14,6 +14,7 @@ from penstock.cache.errors import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report.probes import ReadProbe
 from penstock.readers.blocks import Blocks
+from penstock.readers.dataset import read_parts
 from penstock.readers.fields.columns import RaggedColumn
 from penstock.readers.types import EncodedBatch
 
@@ -135,8 +136,14 @@ class BatchReader:
         is_all = self.payloads.are_none and self.transform is None and not self.recipes
         if not is_all or self.resident is not None:
             return self._read_once(ids, epoch, bad, rows).parts(bounds)
-        return self.dataset.read_parts(
-            rows, bounds, mode=self.mode, bad=bad, fields=self.fields, blocks=self.blocks
+        return read_parts(
+            self.dataset,
+            rows,
+            bounds,
+            mode=self.mode,
+            bad=bad,
+            fields=self.fields,
+            blocks=self.blocks,
         )
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ class SampleReader:
         fields: Sequence[str] | None = None,
         blocks: Blocks | None = None,
     ) -> list[SampleBatch]:
-        """Several batches by one read; see `Source.read_parts`."""
+        """Several batches by one read; see `readers.dataset.read_parts`."""
         _check_rows(rows, self.index, mode, self._url)
         found = self._plain_parts(rows, bounds, mode, fields, blocks or self._blocks)
         if found is not None:

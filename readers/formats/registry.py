@@ -64,6 +64,7 @@ _MODULES = {
     # tables, whose files say what they are in their last bytes;
     "parquet": _marked("penstock.readers.formats.parquet.format", "parquet", "parq", "pq"),
     # those that Arrow writes as it has them in memory;
+    "arrow": _marked("penstock.readers.formats.arrow.format", "arrow", "arrows", "feather", "ipc"),
     # streams of tokens, by the files that tell where documents begin;
     "tokens": _marked("penstock.readers.formats.tokens.format", "bin", "idx"),
     # arrays.

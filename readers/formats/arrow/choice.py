@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats.arrow.types import ArrowColumn
     from penstock.readers.origin.arrangement import Arrangement
 
-_SHOWN = 20
+_log = logging.getLogger("penstock")
+_SHOWN, _TOLD = 20, 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,14 @@ def _shown(there: Mapping[str, object]) -> str:
     names = list(there)
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"{names[:_SHOWN]}{more}"
+
+
+def tell_left_out(url: str, choice: FieldChoice) -> None:
+    """Say once which columns are no fields, and why."""
+    if choice.left_out:
+        told = [f'"{name}" ({why})' for name, why in choice.left_out.items()]
+        more = f" and {len(told) - _TOLD} more" if len(told) > _TOLD else ""
+        _log.warning("%s: columns that are no fields: %s%s.", url, "; ".join(told[:_TOLD]), more)
 
 
 def kind_of(values: Sequence[bytes]) -> FieldType:

@@ -63,8 +63,14 @@ class UnitReader(ABC):
         self._bounds = np.concatenate(([0], np.cumsum(shard.units))).astype(np.int64)
 
     @abstractmethod
-    def decode(self, extent: int, type: FieldType, data: Encoded) -> Any:
-        """A chunk's table (`values.values_table`). Raises ValueError for damage."""
+    def decode(self, extent: int, type: FieldType, data: Encoded, beside: Sequence[Encoded]) -> Any:
+        """A chunk's table (`values.values_table`). beside: of the extents that it needs too. Raises
+        ValueError for damage."""
+
+    def beside(self, extent: int) -> Sequence[int]:
+        """Extents that a chunk is decoded with, such as those of dictionaries."""
+        del extent
+        return ()
 
     def needs(self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]) -> list[int]:
         """The chunks of these rows, in the order of the file."""
@@ -72,8 +78,8 @@ class UnitReader(ABC):
         units = np.unique(self._unit_of(rows))
         columns = [self._numbers[name] for name in fields]
         chunks = self._units.chunks[units][:, columns]
-        found: list[int] = np.unique(chunks[chunks != NOT_THERE]).tolist()
-        return found
+        found = set(chunks[chunks != NOT_THERE].tolist())
+        return sorted(found.union(*map(self.beside, found)))
 
     def name(self, row: int) -> str:
         """The file, and the row in it."""
@@ -212,8 +218,10 @@ class UnitReader(ABC):
         type, count = self._schema[field], int(self._bounds[unit + 1] - self._bounds[unit])
 
         def decode() -> Any:
-            seen = data.view(chunk)
-            table = self.decode(chunk, type, data.read([chunk])[0] if seen is None else seen)
+            seen, beside = data.view(chunk), self.beside(chunk)
+            read = data.read([*beside] if seen is not None else [chunk, *beside])
+            seen = read.pop(0) if seen is None else seen
+            table = self.decode(chunk, type, seen, read)
             if len(table) != count:
                 raise ValueError(f"it has {len(table):,} rows where {count:,} were told")
             return table

@@ -165,30 +165,20 @@ def _arrays(array: Any, form: ArrayForm) -> Any:
     starts, ends = lists.starts, lists.ends
     if form.is_ragged:
         starts, ends = np.where(good, starts, 0), np.where(good, ends, 0)
-    mask = pa.array(~present) if not present.all() else None
     if not form.is_ragged:
+        mask = pa.array(~present) if not present.all() else None
         size = math.prod(form.fixed_shape)
         dense = _dense(numbers, starts, good, size)
         values = pa.FixedSizeListArray.from_arrays(_arrow(dense), size, mask=mask)
         return _table(values, wrong)
+    # A list that is null is an empty one: what files tell of their nulls doesn't part the two.
     joined, offsets = _joined(numbers, starts, ends)
     values = pa.LargeListArray.from_arrays(pa.array(offsets), _arrow(joined))
-    if mask is not None:
-        values = pa.Array.from_buffers(
-            values.type,
-            len(values),
-            [_validity(present), values.buffers()[1]],
-            children=[values.values],
-        )
     shapes = None
     if form.rest is None or form.shape[0] is not None:
         lengths = np.where(good[:, None], lists.shapes, 0)
         shapes = pa.FixedSizeListArray.from_arrays(pa.array(lengths.reshape(-1)), depth)
     return _table(values, wrong, shapes)
-
-
-def _validity(present: Bools) -> Any:
-    return pa.py_buffer(np.packbits(present, bitorder="little").tobytes())
 
 
 class _Lists:

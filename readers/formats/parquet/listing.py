@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import DatasetError, DatasetNotFoundError
 from penstock.readers.fields.schema import Schema
 from penstock.readers.files.names import printable
-from penstock.readers.formats.arrow.choice import kind_of
+from penstock.readers.formats.arrow.choice import kind_of, tell_left_out
 from penstock.readers.formats.candidates import Candidates
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.parquet.fields import FileFields
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from penstock.readers.formats.parquet.footer import Footer
     from penstock.readers.origin.origin import Entry, Origin
 
-_log = logging.getLogger("penstock")
 _MAX_FIELDS = 4096
 _SHOWN = 5
 
@@ -75,15 +73,8 @@ class ParquetListing:
         choice = fields.settle(self._files[0])
         schema = self._schema(choice, footers, fields)
         shards = Shards(self._files, footers, fields, choice, schema)
-        if warns and choice.left_out:
-            told = [f'"{name}" ({why})' for name, why in choice.left_out.items()]
-            more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-            _log.warning(
-                "%s: columns that are no fields: %s%s.",
-                self._origin.url,
-                "; ".join(told[:_SHOWN]),
-                more,
-            )
+        if warns:
+            tell_left_out(self._origin.url, choice)
         found = shards.told()
         if not found:
             raise DatasetNotFoundError(

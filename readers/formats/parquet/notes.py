@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.errors import CorruptShardError
-from penstock.readers.formats.arrow.unit_reader import Units
+from penstock.readers.formats.arrow.notes import torn_notes, units_of_json, units_to_json
 from penstock.readers.formats.parquet.chunk import ChunkForm
 
 if TYPE_CHECKING:
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from penstock.readers.formats.arrow.unit_reader import Units
     from penstock.readers.formats.chunked import ShardFacts
 
 
@@ -32,13 +32,8 @@ class ParquetNotes:
 
     def to_bytes(self) -> bytes:
         """As `read_notes` reads it."""
-        units = self.units
         told: dict[str, Any] = {
-            "names": list(units.names),
-            "files": units.files.tolist(),
-            "firsts": units.firsts.tolist(),
-            "extents": units.chunks.tolist(),
-            "lacking": sorted(units.lacking),
+            **units_to_json(self.units),
             "chunks": self.chunks.tolist(),
             "forms": [
                 {
@@ -59,13 +54,7 @@ def read_notes(shard: ShardFacts) -> ParquetNotes:
     """What was noted of a shard. Raises CorruptShardError."""
     try:
         told = json.loads(shard.notes)
-        units = Units(
-            names=[str(name) for name in told["names"]],
-            files=np.array(told["files"], np.int64),
-            firsts=np.array(told["firsts"], np.int64),
-            chunks=np.array(told["extents"], np.int64).reshape(-1, len(shard.schema)),
-            lacking=frozenset(told["lacking"]),
-        )
+        units = units_of_json(told, shard)
         forms = [
             ChunkForm(
                 path=tuple(each["path"]),
@@ -78,27 +67,10 @@ def read_notes(shard: ShardFacts) -> ParquetNotes:
             for each in told["forms"]
         ]
         chunks = np.array(told["chunks"], np.int64).reshape(-1, 3)
-        _check(shard, units, forms, chunks)
+        if len(chunks) != len(shard.extents):
+            raise ValueError("its chunks differ in number")
+        if len(chunks) and not (chunks.min() >= 0 and chunks[:, 0].max() < len(forms)):
+            raise ValueError("its chunks have forms that aren't there")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-        raise CorruptShardError(
-            f"What an index notes of a shard of Parquet can't be so ({error}). Run `penstock "
-            "index` on the dataset again."
-        ) from error
+        raise torn_notes(error) from error
     return ParquetNotes(units=units, forms=forms, chunks=chunks)
-
-
-def _check(
-    shard: ShardFacts, units: Units, forms: Sequence[ChunkForm], chunks: NDArray[np.int64]
-) -> None:
-    counts = {len(shard.units), len(units.files), len(units.firsts), len(units.chunks)}
-    if len(counts) > 1 or int(shard.units.sum()) != shard.samples:
-        raise ValueError("its units differ in number")
-    extents = len(shard.extents)
-    if len(chunks) != extents or (extents and int(units.chunks.max()) >= extents):
-        raise ValueError("its chunks differ in number")
-    if extents and not (chunks.min() >= 0 and chunks[:, 0].max() < len(forms)):
-        raise ValueError("its chunks have forms that aren't there")
-    if not (units.files.min() >= 0 and units.files.max() < len(units.names)):
-        raise ValueError("its units lie in files that aren't there")
-    if units.chunks.min() < -1 or units.firsts.min() < 0:
-        raise ValueError("its units begin before their files")

@@ -9,6 +9,8 @@ from penstock.readers.formats.parquet.chunk import decode_chunk
 from penstock.readers.formats.parquet.notes import read_notes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.chunked import ShardFacts
     from penstock.readers.types import Encoded
@@ -28,8 +30,9 @@ class ParquetReader(UnitReader):
             for extent in chunks
         }
 
-    def decode(self, extent: int, type: FieldType, data: Encoded) -> Any:
+    def decode(self, extent: int, type: FieldType, data: Encoded, beside: Sequence[Encoded]) -> Any:
         """A column chunk's table."""
+        del beside
         form, values, decoded = self._notes.chunks[extent].tolist()
         return decode_chunk(
             data,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,29 +9,25 @@ from crc32c import crc32c
 
 from penstock.readers.fields.arrays import array_form
 from penstock.readers.files.names import printable
+from penstock.readers.formats.arrow.cutting import cut_units
 from penstock.readers.formats.arrow.unit_reader import NOT_THERE, Units
 from penstock.readers.formats.chunked_shard import ChunkedShard, Extents
 from penstock.readers.formats.parquet.chunk import ChunkForm
 from penstock.readers.formats.parquet.footer import CODEC, DECODED, NULLS, SIZE, START, VALUES
 from penstock.readers.formats.parquet.notes import ParquetNotes
-from penstock.readers.formats.parts import PART_BYTES, parts
 from penstock.readers.formats.summary import FieldSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.arrow.choice import FieldChoice
+    from penstock.readers.formats.arrow.cutting import FileUnits
     from penstock.readers.formats.parquet.fields import FileFields
     from penstock.readers.formats.parquet.footer import Footer
     from penstock.readers.origin.origin import Entry
-
-    Groups = tuple[int, int, int]
-    """Row groups [begin, end) of a file, by number."""
-
-MAX_SHARD_ROWS = 2**24
 
 
 class Shards:
@@ -53,37 +48,12 @@ class Shards:
 
     def told(self) -> list[ChunkedShard]:
         """All shards with rows, in the order of the files."""
-        return [shard for groups in self._cut() if (shard := self._shard(groups)) is not None]
-
-    def _cut(self) -> Iterator[list[Groups]]:
-        """Row groups of each shard."""
         sizes = [footer.chunks[:, :, SIZE].sum(axis=1) for footer in self._footers]
-        totals = [int(each.sum()) for each in sizes]
-        small: list[int] = []
-        for number, (footer, groups) in enumerate(zip(self._footers, sizes, strict=True)):
-            rows = int(footer.rows.sum())
-            if totals[number] <= PART_BYTES and rows <= MAX_SHARD_ROWS:
-                small.append(number)
-                continue
-            yield from self._of_small(small, totals)
-            small = []
-            # By rows too: row groups that take few bytes may have many.
-            share = np.maximum(groups, footer.rows * (PART_BYTES // MAX_SHARD_ROWS))
-            bounds = parts(share).tolist()
-            yield from ([(number, a, b)] for a, b in itertools.pairwise(bounds))
-        yield from self._of_small(small, totals)
+        rows = [footer.rows for footer in self._footers]
+        found = (self._shard(groups) for groups in cut_units(rows, sizes))
+        return [shard for shard in found if shard is not None]
 
-    def _of_small(self, files: list[int], totals: list[int]) -> Iterator[list[Groups]]:
-        rows = [int(self._footers[n].rows.sum()) for n in files]
-        each = [
-            max(totals[n], count * (PART_BYTES // MAX_SHARD_ROWS))
-            for n, count in zip(files, rows, strict=True)
-        ]
-        bounds = parts(each).tolist()
-        for a, b in itertools.pairwise(bounds):
-            yield [(n, 0, len(self._footers[n].rows)) for n in files[a:b]]
-
-    def _shard(self, groups: Sequence[Groups]) -> ChunkedShard | None:
+    def _shard(self, groups: Sequence[FileUnits]) -> ChunkedShard | None:
         draft = _Draft(self._schema)
         for number, begin, end in groups:
             entry, footer = self._files[number], self._footers[number]

@@ -80,10 +80,11 @@ def test_each_type_comes_back_as_it_was_written(tmp_path: Path, writer: str) -> 
 
 
 def test_a_large_file_is_many_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.readers.formats.parquet.shards.PART_BYTES", 2**16)
+    monkeypatch.setattr("penstock.readers.formats.arrow.cutting.PART_BYTES", 2**16)
     monkeypatch.setattr(
         "penstock.readers.formats.parts.parts.__kwdefaults__", {"target_bytes": 2**16}
     )
+    monkeypatch.setattr("penstock.readers.formats.arrow.cutting._ROW_BYTES", 1)
     table = many_types(3000)
     root = write(tmp_path / "set", table, rows=100, compression="none")
     pq.write_table(table.slice(0, 50), root / "small.parquet")

@@ -13,6 +13,7 @@ from penstock.pipeline.bench.tune import Setup
 from penstock.pipeline.plan.world import World
 from penstock.readers.fields.selection import image_fields
 from penstock.readers.formats.registry import AUTO as ANY_FORMAT
+from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
 from penstock.readers.origin.urls import show
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Workload:
     fields: tuple[str, ...] | Mapping[str, str] | None = None
     manifest: str | None = None
     format: str = ANY_FORMAT
+    sampling: Sampling = AS_THEY_COME
 
     @property
     def place(self) -> str:
@@ -70,6 +72,7 @@ class Workload:
             manifest=self.manifest,
             cache=self.cache,
             index=self.index,
+            **self.sampling.arguments(),
             storage_options=self.storage_options,
         )
 

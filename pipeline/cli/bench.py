@@ -20,17 +20,23 @@ from penstock.pipeline.cli.options import (
     CacheFolder,
     DecodeThreads,
     Device,
+    DocumentMode,
     Format,
     IndexFolder,
     Json,
     ManifestFile,
+    NumberType,
     Plot,
+    SampleStride,
+    SampleWindow,
     Seconds,
     Source,
     StepMs,
     StorageOption,
     Tune,
+    Vocabulary,
     parse_fields,
+    parse_sampling,
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import MeasuringBar
@@ -58,6 +64,11 @@ def bench(
     fields: BenchFields = None,
     manifest: ManifestFile = None,
     format: Format = "auto",
+    sample: SampleWindow = None,
+    stride: SampleStride = None,
+    dtype: NumberType = None,
+    documents: DocumentMode = None,
+    vocabulary: Vocabulary = None,
     cache: CacheFolder = None,
     index_folder: IndexFolder = None,
     storage_option: StorageOption = None,
@@ -75,6 +86,9 @@ def bench(
     from penstock.pipeline.options.device import parse_device
 
     _check(seconds=seconds, step_ms=step_ms, plot=plot)
+    sampling = parse_sampling(
+        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+    )
     step_s, size = step_of(step_ms=step_ms, accelerator=accelerator, batch_size=batch_size)
     recipe = recipe_named(augment)
     peers = _peers(against, recipe=recipe, device=device)
@@ -93,6 +107,7 @@ def bench(
         fields=parse_fields(fields),
         manifest=manifest,
         format=format,
+        sampling=sampling,
     )
     result = _measured(workload, search=tune, peers=peers)
     _report(result, as_json=as_json, plot=plot)

@@ -14,6 +14,7 @@ from penstock.cache.base.sizes import format_size
 from penstock.pipeline.cli.options import (
     Baseline,
     CacheFolder,
+    DocumentMode,
     FieldPlaces,
     Format,
     ImageFields,
@@ -21,19 +22,24 @@ from penstock.pipeline.cli.options import (
     IndexOut,
     Json,
     ManifestFile,
+    NumberType,
     PackFields,
     PackFolder,
     Quality,
+    SampleStride,
+    SampleWindow,
     ShardBytes,
     ShortSide,
     Shuffle,
     ShuffleSeed,
     Source,
     StorageOption,
+    Vocabulary,
     Workers,
     parse_fields,
     parse_names,
     parse_places,
+    parse_sampling,
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import SampleProgress
@@ -53,6 +59,11 @@ def pack(
     baseline: Baseline = False,
     image: ImageFields = None,
     format: Format = "auto",
+    sample: SampleWindow = None,
+    stride: SampleStride = None,
+    dtype: NumberType = None,
+    documents: DocumentMode = None,
+    vocabulary: Vocabulary = None,
     workers: Workers = 0,
     cache: CacheFolder = None,
     storage_option: StorageOption = None,
@@ -67,6 +78,9 @@ def pack(
     from penstock.readers import open_index
     from penstock.readers import pack as pack_dataset
 
+    sampling = parse_sampling(
+        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+    )
     world = World.detect()
     with SampleProgress("pack") as progress:
         summary = pack_dataset(
@@ -75,6 +89,7 @@ def pack(
             format=format,
             fields=parse_fields(fields),
             manifest=manifest,
+            sampling=sampling,
             shuffle=shuffle,
             seed=seed,
             shard_bytes=shard_bytes,
@@ -100,6 +115,11 @@ def index(
     url: IndexedSource,
     out: IndexOut = None,
     format: Format = "auto",
+    sample: SampleWindow = None,
+    stride: SampleStride = None,
+    dtype: NumberType = None,
+    documents: DocumentMode = None,
+    vocabulary: Vocabulary = None,
     manifest: ManifestFile = None,
     fields: FieldPlaces = None,
     workers: Workers = 0,
@@ -113,11 +133,15 @@ def index(
     """
     from penstock.readers import build_index
 
+    sampling = parse_sampling(
+        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+    )
     with SampleProgress("index") as progress:
         summary = build_index(
             url,
             format=format,
             manifest=manifest,
+            sampling=sampling,
             fields=parse_places(fields),
             out=out,
             cache=cache,

@@ -10,19 +10,25 @@ from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.options import (
     CacheFolder,
     ContactSheet,
+    DocumentMode,
     FieldPlaces,
     Format,
     IndexFolder,
     Json,
     ManifestFile,
+    NumberType,
+    SampleStride,
+    SampleWindow,
     ShownEpoch,
     ShownRecipe,
     ShownSamples,
     ShownSeed,
     Source,
     StorageOption,
+    Vocabulary,
     WalkBatchSize,
     parse_places,
+    parse_sampling,
     parse_storage_options,
 )
 
@@ -37,6 +43,11 @@ def inspect(
     epoch: ShownEpoch = 0,
     out: ContactSheet = None,
     format: Format = "auto",
+    sample: SampleWindow = None,
+    stride: SampleStride = None,
+    dtype: NumberType = None,
+    documents: DocumentMode = None,
+    vocabulary: Vocabulary = None,
     manifest: ManifestFile = None,
     fields: FieldPlaces = None,
     cache: CacheFolder = None,
@@ -46,6 +57,9 @@ def inspect(
     """Tell what a dataset holds and how a job would walk it; with --batch, show what comes out."""
     if batch is None and out is not None:
         raise ConfigError("--out writes the contact sheet of --batch N: pass --batch too.")
+    sampling = parse_sampling(
+        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+    )
     # Here, as everywhere in the command line: no command waits for what another one imports.
     if batch is not None:
         from penstock.pipeline.cli.inspect_batch import look, open_with_all_fields, show
@@ -58,6 +72,7 @@ def inspect(
             manifest=manifest,
             fields=parse_places(fields),
             storage_options=parse_storage_options(storage_option),
+            **sampling.arguments(),
         ) as dataset:
             report, pictures = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
         show(url, report, pictures, out=out, as_json=as_json)
@@ -73,6 +88,7 @@ def inspect(
         index=index_folder,
         cache=cache,
         storage_options=parse_storage_options(storage_option),
+        sampling=sampling,
     )
     values = index_values(found, batch_size=batch_size)
     warn_of_labels(found)

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from penstock.cache.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.readers.formats.sampling import Sampling, Windows
 
 Recipe = Literal["imagenet", "imagenet-eval", "none"]
 """A recipe that has a name."""
 
 # --- of several commands -------------------------------------------------------------------------
 
-Source = Annotated[str, typer.Argument(help="Folder, tar files or pack: a path or an fsspec URL.")]
+Source = Annotated[str, typer.Argument(help="What holds the data: a path or an fsspec URL.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout.")]
 CacheFolder = Annotated[
     Path | None,
@@ -57,6 +60,30 @@ FieldPlaces = Annotated[
         "--fields",
         help="Which sub-folder, pattern or column holds which field: image=images,mask=masks.",
     ),
+]
+SampleWindow = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sample",
+        help="What of arrays or tokens is one sample, lengths by axis, - is all of it: 2048, "
+        "8,-,256,256, or image=8,-,256,256 for one array; repeatable.",
+    ),
+]
+SampleStride = Annotated[
+    list[str] | None,
+    typer.Option("--stride", help="From one sample to the next, as --sample; by default as long."),
+]
+NumberType = Annotated[
+    str | None, typer.Option("--dtype", help="Of files that don't tell: uint16 for tokens.")
+]
+DocumentMode = Annotated[
+    str | None,
+    typer.Option(
+        "--documents", help="How sequences of tokens go with documents: across, within or pack."
+    ),
+]
+Vocabulary = Annotated[
+    int | None, typer.Option("--vocabulary", help="Token ids that there are: others are bad.")
 ]
 Workers = Annotated[
     int, typer.Option(min=0, help="Decode threads; 0 is all usable cores.", show_default=True)
@@ -268,6 +295,51 @@ def parse_places(told: str | None) -> dict[str, str] | None:
             )
         places[field] = place
     return places
+
+
+def parse_sampling(
+    *,
+    sample: list[str] | None,
+    stride: list[str] | None,
+    dtype: str | None,
+    documents: str | None,
+    vocabulary: int | None,
+) -> Sampling:
+    """What of arrays and tokens is a sample. Raises ConfigError."""
+    from penstock.readers.formats.sampling import check_sampling
+
+    return check_sampling(
+        sample=_windows("--sample", sample),
+        stride=_windows("--stride", stride),
+        dtype=dtype,
+        documents=documents,
+        vocabulary=vocabulary,
+    )
+
+
+def _windows(option: str, told: list[str] | None) -> Windows | None:
+    """`8,-,256` for all arrays, or `image=8,-,256` for each that is named."""
+    named: dict[str, tuple[int | None, ...]] = {}
+    for text in told or ():
+        name, equals, lengths = text.rpartition("=")
+        if (not equals and len(told or ()) > 1) or name in named or (equals and not name):
+            raise ConfigError(
+                f"{option} got {told!r}, wanted lengths once, such as 8,-,256,256, or once for "
+                "each array: image=8,-,256,256."
+            )
+        named[name] = tuple(_length(option, each) for each in lengths.split(","))
+    return named.get("", named or None)
+
+
+def _length(option: str, text: str) -> int | None:
+    if text.strip() == "-":
+        return None
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(
+            f"{option} got {text!r}, wanted a whole number, or - for all of an axis."
+        ) from None
 
 
 def parse_storage_options(pairs: list[str] | None) -> dict[str, Any] | None:

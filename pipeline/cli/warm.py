@@ -11,6 +11,7 @@ from rich.console import Console
 
 from penstock.cache.base.sizes import format_size
 from penstock.pipeline.cli.options import (
+    DocumentMode,
     DryRun,
     FetchedShards,
     FieldPlaces,
@@ -26,13 +27,18 @@ from penstock.pipeline.cli.options import (
     MaxBytes,
     NodeRank,
     Nodes,
+    NumberType,
     Reshuffle,
+    SampleStride,
+    SampleWindow,
     StorageOption,
+    Vocabulary,
     WarmEpoch,
     WarmSource,
     Window,
     WorldSize,
     parse_places,
+    parse_sampling,
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import ByteProgress
@@ -64,6 +70,11 @@ def warm(
     workers: FetchedShards = 4,
     index_folder: IndexFolder = None,
     format: Format = "auto",
+    sample: SampleWindow = None,
+    stride: SampleStride = None,
+    dtype: NumberType = None,
+    documents: DocumentMode = None,
+    vocabulary: Vocabulary = None,
     manifest: ManifestFile = None,
     fields: FieldPlaces = None,
     dry_run: DryRun = False,
@@ -79,6 +90,9 @@ def warm(
     from penstock.pipeline.feed.warm import warm as warm_dataset
     from penstock.readers import Dataset
 
+    sampling = parse_sampling(
+        sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
+    )
     launched = World.detect()
     dataset = Dataset(
         url,
@@ -88,6 +102,7 @@ def warm(
         cache=_cache(cache, max_bytes),
         index=index_folder,
         storage_options=parse_storage_options(storage_option),
+        **sampling.arguments(),
     )
     with dataset, ByteProgress("warm") as bar:
         result = warm_dataset(

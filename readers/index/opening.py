@@ -19,6 +19,7 @@ from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError, PenstockWarning
 from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format, format_named, indexing_of
+from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
 from penstock.readers.index.index import index_of
 from penstock.readers.index.index_folder import check_arrangement, is_kept
 from penstock.readers.index.places import Folder as Folder
@@ -70,6 +71,7 @@ def open_index(
     manifest: ManifestFile | None = None,
     fields: Mapping[str, str] | None = None,
     schema: Mapping[str, FieldType] | None = None,
+    sampling: Sampling = AS_THEY_COME,
 ) -> Index:
     """Open the index of a dataset; that of foreign data is built on first use, or brought up to
     date.
@@ -78,7 +80,8 @@ def open_index(
     cache: what remote data is read through, and for an index that has no better place; it,
     storage_options and filesystem: as for Dataset. verify: decodes images while building; None
     finds the installed one. workers: threads for building, None is all cores. manifest, fields
-    (where each lies), schema: as for Dataset.
+    (where each lies), schema: as for Dataset; sampling: what its sample, stride, dtype, documents
+    and vocabulary say, by `check_sampling`.
 
     Raises DatasetNotFoundError, ConfigError, CorruptShardError (a torn pack manifest), DatasetError
     (a newer version), IndexChangedError (index= of another dataset), FetchError,
@@ -92,7 +95,12 @@ def open_index(
             scratch=scratch,
             filesystem=filesystem,
             arrangement=arrangement_of(
-                url, manifest=manifest, fields=fields, schema=schema, filesystem=filesystem
+                url,
+                manifest=manifest,
+                fields=fields,
+                schema=schema,
+                filesystem=filesystem,
+                sampling=sampling,
             ),
         ),
         scratch=scratch,
@@ -117,6 +125,7 @@ def build_index(
     manifest: ManifestFile | None = None,
     fields: Mapping[str, str] | None = None,
     schema: Mapping[str, FieldType] | None = None,
+    sampling: Sampling = AS_THEY_COME,
 ) -> IndexSummary:
     """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
     index says.
@@ -135,7 +144,12 @@ def build_index(
         scratch=scratch,
         filesystem=filesystem,
         arrangement=arrangement_of(
-            url, manifest=manifest, fields=fields, schema=schema, filesystem=filesystem
+            url,
+            manifest=manifest,
+            fields=fields,
+            schema=schema,
+            filesystem=filesystem,
+            sampling=sampling,
         ),
     )
     opener = Opener(

@@ -20,6 +20,7 @@ from penstock.readers.dataset import Dataset
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format
+from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.locate import locate
@@ -53,6 +54,7 @@ def pack(
     fields: Sequence[str] | Mapping[str, str | None] | None = None,
     manifest: ManifestFile | None = None,
     schema: Mapping[str, FieldType] | None = None,
+    sampling: Sampling = AS_THEY_COME,
     shuffle: bool = True,
     seed: int = 0,
     shard_bytes: int | str = "64MiB",
@@ -73,8 +75,9 @@ def pack(
 
     src: what a Dataset takes; or a dataset, a part of one, several end to end. format: which kind
     ("folder", "tar", "pack") where src holds several. fields: those that are packed, None is all;
-    it, manifest and schema say how src lies, as for Dataset. shuffle: False keeps the ids of the
-    source's index. shard_bytes: mean bytes of a shard, counted before images are rewritten.
+    it, manifest, schema and sampling say how src lies, as for `open_index`. shuffle: False keeps
+    the ids of the source's index. shard_bytes: mean bytes of a shard, counted before images are
+    rewritten.
     short_side: images with a longer one become baseline JPEGs of this short side (pixels, upright,
     quality 92 by default), their masks, boxes and keypoints follow. quality: of what is rewritten,
     1 to 100; without short_side every image is, at its size. baseline: other progressive JPEGs
@@ -100,7 +103,7 @@ def pack(
         size=size,
         progress=progress,
     )
-    told = _Told(format, manifest, schema, storage_options, filesystem, cache)
+    told = _Told(format, manifest, schema, sampling, storage_options, filesystem, cache)
     if isinstance(src, Source):
         return _pack_source(task, src, dst, fields, told)
     return _pack_url(task, src, dst, fields, told)
@@ -112,6 +115,7 @@ class _Told(NamedTuple):
     format: str
     manifest: ManifestFile | None
     schema: Mapping[str, FieldType] | None
+    sampling: Sampling
     storage_options: Mapping[str, Any] | None
     filesystem: Any | None
     cache: DiskCache | Folder | None
@@ -120,7 +124,7 @@ class _Told(NamedTuple):
 def _pack_source(
     task: PackTask, src: Source, dst: Folder, fields: Iterable[str] | None, told: _Told
 ) -> PackSummary:
-    if told != _Told(AUTO, None, None, None, None, None):
+    if told != _Told(AUTO, None, None, AS_THEY_COME, None, None, None):
         raise ConfigError(
             f"pack: got {', '.join(f'{name}=' for name in told._fields)} or one of them beside a "
             "dataset, which was told these itself. Leave them out."
@@ -152,6 +156,7 @@ def _pack_url(
             fields=fields,
             schema=told.schema,
             filesystem=told.filesystem,
+            sampling=told.sampling,
         ),
     )
     with closing(scratch), closing(origin):

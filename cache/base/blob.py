@@ -34,7 +34,8 @@ class Segment:
     path: as the store calls it; version: what the object must be, None for whatever is there when
     its first byte is fetched. start: its first byte in the object. object_bytes: the object's size,
     where the segment is a range, parts of which may be fetched alone; None: it is the whole object,
-    and beside other segments it is fetched as a whole.
+    and beside other segments it is fetched as a whole. may_lack: an object that isn't there is no
+    error: its bytes are then those of `absent_bytes`.
     """
 
     path: str
@@ -42,11 +43,34 @@ class Segment:
     version: str | None
     start: int = 0
     object_bytes: int | None = None
+    may_lack: bool = False
 
     @property
     def whole_bytes(self) -> int:
         """The size of the object that it is of."""
         return self.size_bytes if self.object_bytes is None else self.object_bytes
+
+
+_ABSENT = bytes.fromhex("9c41f7d20be86a3315c0d95e7ba28f64")
+LEAST_ABSENT_BYTES = len(_ABSENT)
+"""A range of fewer bytes can't say that its object isn't there."""
+
+
+def absent_bytes(start: int, end: int) -> bytes:
+    """What stands in bytes [start, end) of a blob whose object isn't there. It says so itself, so a
+    cache needs no note of it; by chance 16 bytes are these once in 10^38."""
+    first = start % len(_ABSENT)
+    return (_ABSENT * ((end - start + first) // len(_ABSENT) + 1))[first : first + end - start]
+
+
+def is_absent(data: Bytes, start: int) -> bool:
+    """Whether bytes of a blob from `start` on say that their object isn't there."""
+    if len(data) < LEAST_ABSENT_BYTES:
+        return False
+    head = data[:LEAST_ABSENT_BYTES].tobytes()
+    if head != absent_bytes(start, start + len(head)):
+        return False
+    return data.tobytes() == absent_bytes(start, start + len(data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,23 +31,33 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Map:
-    """A Map is a whole file, mapped read-only until nothing refers to this object any more.
+    """A Map is a file, mapped read-only until nothing refers to this object any more.
 
-    on_unmap: called behind that. Raises OSError, ValueError (an empty file).
+    on_unmap: called behind that. span: bytes [start, end) of the file, end not beyond the file's;
+    None: all of it. Raises OSError, ValueError (nothing to map).
     """
 
-    def __init__(self, fd: int, *, on_unmap: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        fd: int,
+        *,
+        on_unmap: Callable[[], None] | None = None,
+        span: tuple[int, int] | None = None,
+    ) -> None:
         self.address: int | None = None
         self._on_unmap: Callable[[], None] | None = None
         file = os.fstat(fd)
-        self.size_bytes, self.inode = file.st_size, file.st_ino
-        if self.size_bytes == 0:
+        start, end = span or (0, file.st_size)
+        self._ahead = start % mmap.ALLOCATIONGRANULARITY
+        self.size_bytes, self.inode = end - start, file.st_ino
+        if self.size_bytes <= 0:
             raise ValueError("the file is empty")
-        address = _mmap(None, self.size_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        at, length = start - self._ahead, self.size_bytes + self._ahead
+        address = _mmap(None, length, mmap.PROT_READ, mmap.MAP_SHARED, fd, at)
         if address is None or address == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
-        self.address, self._on_unmap = address, on_unmap
+        self.address, self._on_unmap = address + self._ahead, on_unmap
 
     def buffer(self) -> Any:
         """A pyarrow buffer of it, which keeps the map alive as does all that looks into it."""
@@ -61,7 +71,7 @@ class Map:
         is_finalizing: Callable[[], bool] = sys.is_finalizing,
     ) -> None:
         if self.address is not None:
-            unmap(self.address, self.size_bytes)
+            unmap(self.address - self._ahead, self.size_bytes + self._ahead)
             # At exit the modules that a callback needs may be gone, and the kernel frees its locks.
             if self._on_unmap is not None and not is_finalizing():
                 self._on_unmap()

@@ -72,6 +72,10 @@ class Answer:
     object_bytes: int
 
 
+ABSENT = Answer(data=b"", version="", object_bytes=-1)
+"""The answer for an object that isn't there, where that is no error."""
+
+
 class Store(Protocol):
     """A store serves the objects below one root. Safe for several threads; not across fork.
 

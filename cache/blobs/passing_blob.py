@@ -50,6 +50,7 @@ class PassingBlob:
                 start=at,
                 end=at + last - first,
                 version=segment.version or agreed,
+                may_lack=segment.may_lack,
             )
             yield BlobRange(blob=self.source, segment=segment, start=first, end=last, stored=stored)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.cache.base.blob import absent_bytes
+from penstock.cache.base.store import ABSENT
 from penstock.cache.blobs.object_changes import object_changed
 from penstock.cache.blobs.passing_blob import PassingBlob
 from penstock.cache.blobs.requester import BlobRequest
@@ -80,8 +82,7 @@ class PassingReads:
         self, blob: PassingBlob, wanted: BlobRange, found: list[Bytes], place: int
     ) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
-            self._check(blob, wanted, answer)
-            sample = np.frombuffer(answer.data, np.uint8)
+            sample = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
             sample.flags.writeable = False
             found[place] = sample
 
@@ -91,20 +92,21 @@ class PassingReads:
         self, blob: PassingBlob, wanted: BlobRange, room: Bytes, at: int
     ) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
-            self._check(blob, wanted, answer)
-            data = np.frombuffer(answer.data, np.uint8)
+            data = np.frombuffer(self._checked(blob, wanted, answer), np.uint8)
             room[at : at + len(data)] = data
 
         return take
 
     def _take_buffer(self, blob: PassingBlob, wanted: BlobRange) -> Callable[[Answer], None]:
         def take(answer: Answer) -> None:
-            self._check(blob, wanted, answer)
-            blob.put(wanted.start, answer.data)
+            blob.put(wanted.start, self._checked(blob, wanted, answer))
 
         return take
 
-    def _check(self, blob: PassingBlob, wanted: BlobRange, answer: Answer) -> None:
+    def _checked(self, blob: PassingBlob, wanted: BlobRange, answer: Answer) -> Any:
+        """The bytes of an answer that is of the right object."""
+        if answer is ABSENT:
+            return absent_bytes(wanted.start, wanted.end)
         version, same = answer.version, True
         if blob.segments.is_of_one_object:
             if blob.version is None and version:
@@ -114,3 +116,4 @@ class PassingReads:
             blob.version = None
             raise object_changed(blob.source)
         self._meter.add(bytes_passed=len(memoryview(answer.data)))
+        return answer.data

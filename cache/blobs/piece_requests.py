@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.blob import absent_bytes
+from penstock.cache.base.store import ABSENT
 from penstock.cache.blobs.object_changes import object_changed
 from penstock.cache.blobs.requester import BlobRequest
 from penstock.cache.blobs.upstream import BlobRange
@@ -70,6 +72,7 @@ class PieceRequests:
                 start=at,
                 end=at + end - start,
                 version=segment.version or agreed,
+                may_lack=segment.may_lack,
             )
             wanted = BlobRange(blob=source, segment=segment, start=start, end=end, stored=stored)
             (one,) = fill.pieces.covering([start], [end])
@@ -85,6 +88,9 @@ class PieceRequests:
         def take(answer: Answer) -> None:
             if stop is not None and stop.is_set():
                 raise FillStoppedError
+            if answer is ABSENT:
+                fill.write(pieces, memoryview(absent_bytes(wanted.start, wanted.end)))
+                return
             same = not fill.pieces.is_of_one_object or fill.agree(answer.version)
             if not same or answer.object_bytes != wanted.segment.whole_bytes:
                 raise object_changed(wanted.blob)

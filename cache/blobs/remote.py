@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob, BlobSource, BlobSpans, ReadMode
     from penstock.cache.base.counters import Traffic
     from penstock.cache.base.store import ObjectInfo
+    from penstock.cache.blobs.block_sums import BlockSums
     from penstock.cache.blobs.upstream import Upstream
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.cache.disk.membership import Membership
@@ -122,6 +123,13 @@ class Remote:
         progress: called with bytes as they come, on fetch threads. Raises FetchError, StalledError.
         """
         return self._whole_fills.fill(source, progress=progress, stop=stop)
+
+    def block_sums(self, blob: Blob) -> BlockSums | None:
+        """The checksums of a whole blob's blocks; None of one that isn't whole or is kept nowhere,
+        and where nobody has noted any."""
+        from penstock.cache.blobs.block_sums import block_sums  # most samples have their own
+
+        return block_sums(blob, self._dataset_cache)
 
     def check(self, source: BlobSource) -> None:
         """Drop a blob whose bytes aren't those that came: by the checksums of its blocks, for who

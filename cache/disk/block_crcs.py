@@ -11,21 +11,21 @@ from crc32c import crc32c
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**20
 
 
 def crcs_of_file(fd: int) -> bytes:
     """Compute CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
     size_bytes = os.fstat(fd).st_size
-    room = bytearray(_BLOCK_BYTES)
-    found: NDArray[np.uint32] = np.zeros(-(-size_bytes // _BLOCK_BYTES), "<u4")
+    room = bytearray(BLOCK_BYTES)
+    found: NDArray[np.uint32] = np.zeros(-(-size_bytes // BLOCK_BYTES), "<u4")
     for i in range(len(found)):
-        got = os.preadv(fd, [room], i * _BLOCK_BYTES)
+        got = os.preadv(fd, [room], i * BLOCK_BYTES)
         found[i] = crc32c(memoryview(room)[:got])
     return found.tobytes()
 
 
 def crcs_of(data: memoryview) -> bytes:
     """Compute CRC-32C of each MiB of bytes in memory, little-endian uint32."""
-    blocks = (data[at : at + _BLOCK_BYTES] for at in range(0, len(data), _BLOCK_BYTES))
+    blocks = (data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES))
     return b"".join(int(crc32c(block)).to_bytes(4, "little") for block in blocks)

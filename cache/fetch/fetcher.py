@@ -13,9 +13,10 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from penstock.cache.base.blob import LEAST_ABSENT_BYTES
 from penstock.cache.base.counters import TrafficMeter
 from penstock.cache.base.fetch_policy import FetchPolicy
-from penstock.cache.base.store import Answer, ObjectInfo, RequestError, Store
+from penstock.cache.base.store import ABSENT, Answer, ObjectInfo, RequestError, Store
 from penstock.cache.errors import FetchError
 from penstock.cache.fetch.dispatcher import Dispatcher
 from penstock.cache.fetch.failures import FORKED
@@ -83,7 +84,7 @@ class Fetcher:
             Request(
                 number=number,
                 uri=self.uri(one.path),
-                run=partial(self.store.read, one.path, (one.start, one.end), version=one.version),
+                run=partial(self._read, one),
                 size_bytes=one.end - one.start,
                 # A late range of a fill delays nobody, and is many bytes to ask for twice.
                 may_hedge=urgent,
@@ -91,6 +92,18 @@ class Fetcher:
             for number, one in enumerate(ranges)
         )
         self._run(deque(requests), deliver, urgent=urgent)
+
+    def _read(self, one: ObjectRange) -> Answer:
+        try:
+            return self.store.read(one.path, (one.start, one.end), version=one.version)
+        except RequestError as error:
+            if (
+                one.may_lack
+                and error.kind == "missing"
+                and one.end - one.start >= LEAST_ABSENT_BYTES
+            ):
+                return ABSENT
+            raise
 
     def whole(
         self, path: str, *, version: str | None = None, size_bytes: int | None = None

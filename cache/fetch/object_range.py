@@ -9,10 +9,12 @@ from dataclasses import dataclass
 class ObjectRange:
     """An object range is bytes [start, end) of an object.
 
-    version: what the object must be; None for whatever is there.
+    version: what the object must be; None for whatever is there. may_lack: where the object isn't
+    there, the answer is `ABSENT`.
     """
 
     path: str
     start: int
     end: int
     version: str | None
+    may_lack: bool = False

@@ -69,8 +69,9 @@ class BlobExtents:
         self.begins: Ints = np.full(len(told.extents), NOWHERE, np.int64)
         self.begins[chosen] = np.cumsum(sizes) - sizes
 
-    def segments(self) -> tuple[Segment, ...]:
-        """The ranges of objects that the blob is made of. Small ones in a row are one."""
+    def segments(self, *, may_lack: bool = False) -> tuple[Segment, ...]:
+        """The ranges of objects that the blob is made of. Small ones in a row are one. may_lack: an
+        object that isn't there is no error."""
         extents, files = self._extents, self._files
         versions = files.versions
         found: list[tuple[int, int, int]] = []
@@ -96,6 +97,7 @@ class BlobExtents:
                 versions[file],
                 start=start,
                 object_bytes=int(files.sizes[file]),
+                may_lack=may_lack,
             )
             for file, start, end in found
         )

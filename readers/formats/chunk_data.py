@@ -6,17 +6,24 @@ fetched nor kept. Other fields can still be asked for: their bytes come by exact
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, TypeVar
+from copy import copy
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
-from penstock.cache.base.blob import BlobSource, BlobSpans
+from penstock.cache.base.blob import (
+    LEAST_ABSENT_BYTES,
+    READ_MODE,
+    BlobSource,
+    BlobSpans,
+    ReadMode,
+    absent_bytes,
+)
 from penstock.cache.errors import CorruptShardError
-from penstock.readers.files.names import below
 from penstock.readers.formats.blob_extents import NOWHERE, BlobExtents
-from penstock.readers.formats.file_maps import FileMaps
-from penstock.readers.formats.local_files import REINDEX, read_file_into
+from penstock.readers.formats.chunk_parts import ChunkParts
+from penstock.readers.formats.extent_files import ExtentFiles
+from penstock.readers.formats.local_files import REINDEX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import Blob
+    from penstock.cache.blobs.block_sums import BlockSums
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.formats.decoded_chunks import ShardChunks
     from penstock.readers.formats.sidecar import Sidecar
@@ -31,14 +39,24 @@ if TYPE_CHECKING:
 
 Chunk = TypeVar("Chunk")
 
+_NOTHING: Encoded = np.frombuffer(b"", np.uint8)
+
 
 class ChunkData:
-    """What is common to a shard's data, wherever its bytes are."""
+    """What is common to a shard's data, wherever its bytes are. may_lack: an object that isn't
+    there is no error, and its extents are empty."""
 
-    def __init__(self, sidecar: Sidecar, chunks: ShardChunks | None) -> None:
+    def __init__(self, sidecar: Sidecar, chunks: ShardChunks | None, *, may_lack: bool) -> None:
         assert sidecar.extents is not None
-        self._sidecar, self._chunks = sidecar, chunks
-        self._extents, self._files = sidecar.extents, sidecar.files
+        self._sidecar, self._chunks, self._may_lack = sidecar, chunks, may_lack
+        self._extents = sidecar.extents
+        self._mode: ReadMode = READ_MODE
+
+    def in_mode(self, mode: ReadMode) -> Self:
+        """The same bytes, read so: "pread" reads past any map."""
+        same = copy(self)
+        same._mode = mode
+        return same
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -58,8 +76,7 @@ class ChunkData:
 
     def view(self, extent: int) -> Encoded | None:
         """A view of an extent."""
-        del extent
-        return None
+        raise NotImplementedError
 
     def decoded(
         self,
@@ -86,41 +103,21 @@ class ChunkData:
 class LocalChunkData(ChunkData):
     """The bytes of a shard's files in a local folder."""
 
-    def __init__(self, root: bytes, sidecar: Sidecar, chunks: ShardChunks | None) -> None:
-        super().__init__(sidecar, chunks)
-        self._root = root
-        self._maps = FileMaps(root, sidecar.files)
-        # Whether a link leads out of root is looked at once a file: it costs as much as a read.
-        self._is_below = np.zeros(len(sidecar.files), np.bool_)
-
-    def view(self, extent: int) -> Encoded | None:
-        """A view of an extent, in a map of its file."""
-        told = self._extents
-        file, start, size = (int(c[extent]) for c in (told.files, told.starts, told.sizes))
-        return self._maps.view(file, start, size)
+    def __init__(
+        self, root: bytes, sidecar: Sidecar, chunks: ShardChunks | None, *, may_lack: bool
+    ) -> None:
+        super().__init__(sidecar, chunks, may_lack=may_lack)
+        self._files = ExtentFiles(root, sidecar.files, self._extents, may_lack=may_lack)
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
-        """Parts of extents, each read from its file."""
-        found: list[Encoded] = []
-        for extent, start, end in zip(extents, starts, ends, strict=True):
-            data = np.empty(end - start, np.uint8)
-            file = int(self._extents.files[extent])
-            name = self._files.names[file]
-            begin = int(self._extents.starts[extent]) + start
-            path = self._path(file, name)
-            read_file_into(path, data, name=name, start=begin, is_rest=False)
-            data.flags.writeable = False
-            found.append(data)
-        return found
+        """Parts of extents, each file opened once."""
+        return self._files.read(extents, starts, ends)
 
-    def _path(self, file: int, name: bytes) -> bytes:
-        if self._is_below[file]:
-            return os.path.join(self._root, name)
-        path = below(self._root, name)
-        self._is_below[file] = True
-        return path
+    def view(self, extent: int) -> Encoded | None:
+        """A view of a map."""
+        return self._files.view(extent) if self._mode != "pread" else None
 
 
 class BlobChunkData(ChunkData):
@@ -134,9 +131,10 @@ class BlobChunkData(ChunkData):
         *,
         fields: Sequence[str],
         chunks: ShardChunks | None,
+        may_lack: bool,
     ) -> None:
         """Raises CorruptShardError."""
-        super().__init__(sidecar, chunks)
+        super().__init__(sidecar, chunks, may_lack=may_lack)
         self._remote, self._blob = remote, blob
         extents = BlobExtents(sidecar, fields)
         if extents.size_bytes != blob.source.size_bytes:
@@ -145,44 +143,145 @@ class BlobChunkData(ChunkData):
                 f"{list(fields)}, the manifest {blob.source.size_bytes:,}. {REINDEX}"
             )
         self._begins = extents.begins
+        self._sums: BlockSums | None = None
+        self._has_sums = False
+
+    def wanted(
+        self,
+        extents: Sequence[int],
+        starts: Sequence[int] | None = None,
+        ends: Sequence[int] | None = None,
+    ) -> ChunkParts | None:
+        """What has to be brought before these parts of extents, or whole ones, can be read; None
+        where all of it is here."""
+        numbers = np.array(extents, np.int64)
+        elsewhere = self._begins[numbers] == NOWHERE
+        if not elsewhere.any() and (self._blob.is_whole or not len(numbers)):
+            return None
+        return self._parts(numbers, starts, ends)
+
+    def _parts(
+        self,
+        numbers: np.ndarray[tuple[int], np.dtype[np.int64]],
+        starts: Sequence[int] | None,
+        ends: Sequence[int] | None,
+    ) -> ChunkParts:
+        """Parts of extents as parts of the blob and of what lies beside it."""
+        sizes = self._extents.sizes[numbers]
+        first = np.zeros(len(numbers), np.int64) if starts is None else np.array(starts, np.int64)
+        last = sizes if ends is None else np.array(ends, np.int64)
+        blobs, begins = [self._blob], self._begins
+        if (begins[numbers] == NOWHERE).any():
+            others = BlobExtents.of(self._sidecar, numbers[begins[numbers] == NOWHERE].tolist())
+            behind = others.begins + self._blob.source.size_bytes
+            is_other = (begins == NOWHERE) & (others.begins != NOWHERE)
+            begins = np.where(is_other, behind, begins)
+            blobs.append(self._aside(others))
+        places = begins[numbers]
+        low, high = places + first, places + last
+        if self._may_lack:  # the head of an extent says whether its object is there
+            low = np.concatenate([low, places])
+            high = np.concatenate([high, places + np.minimum(sizes, LEAST_ABSENT_BYTES)])
+        some = high > low
+        return ChunkParts.of(blobs, begins, low[some], high[some])
+
+    def _aside(self, others: BlobExtents) -> Blob:
+        """What the blob doesn't hold, which is kept nowhere."""
+        source = self._blob.source
+        return self._remote.pass_by(
+            BlobSource(
+                key=source.key,
+                uri=source.uri,
+                segments=others.segments(may_lack=self._may_lack),
+                size_bytes=others.size_bytes,
+            )
+        )
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
         """Parts of extents, by one load."""
-        numbers = np.array(extents, np.int64)
-        begins = self._begins[numbers]
-        elsewhere = begins == NOWHERE
-        if not elsewhere.any():
-            (data,) = self._remote.load([_spans(self._blob, begins, starts, ends)])
-            return data
-        others = BlobExtents.of(self._sidecar, numbers[elsewhere].tolist())
-        aside = self._remote.pass_by(self._aside(others))
-        first, last = np.array(starts, np.int64), np.array(ends, np.int64)
-        both = [
-            _spans(blob, place[numbers[mine]], first[mine], last[mine])
-            for blob, place, mine in (
-                (self._blob, self._begins, ~elsewhere),
-                (aside, others.begins, elsewhere),
-            )
-        ]
-        found: list[Encoded] = [np.empty(0, np.uint8)] * len(extents)
-        loaded = self._remote.load(both)
-        for mine, some in zip((~elsewhere, elsewhere), loaded, strict=True):
-            for place, one in zip(np.flatnonzero(mine).tolist(), some, strict=True):
-                found[place] = one
-        return found
+        if not len(extents):
+            return []
+        parts = self._parts(np.array(extents, np.int64), starts, ends)
+        data = self._remote.load(parts.spans(), mode=self._mode)
+        return self.brought(parts, data).read_parts(extents, starts, ends)
 
-    def _aside(self, others: BlobExtents) -> BlobSource:
-        """What the blob doesn't hold, which is kept nowhere."""
-        source = self._blob.source
-        return BlobSource(
-            key=source.key,
-            uri=source.uri,
-            segments=others.segments(),
-            size_bytes=others.size_bytes,
+    def brought(self, parts: ChunkParts, data: Sequence[Sequence[Encoded]]) -> BroughtChunkData:
+        """The same data when these parts are here. data: of each of `parts.spans()`. Raises
+        CorruptShardError: the local disk has other bytes than came."""
+        self._check(parts.starts[: parts.cut], parts.ends[: parts.cut])
+        return BroughtChunkData(self, parts, [one for some in data for one in some])
+
+    def is_absent(self, head: Encoded, begin: int) -> bool:
+        """Whether an extent's object isn't there, by its first bytes. begin: where these stand in
+        their blob."""
+        size = LEAST_ABSENT_BYTES
+        return (
+            self._may_lack
+            and len(head) >= size
+            and head[:size].tobytes() == absent_bytes(begin, begin + size)
         )
 
+    def view(self, extent: int) -> Encoded | None:
+        """A view of the blob's map, where the blob is whole."""
+        begin, size = int(self._begins[extent]), int(self._extents.sizes[extent])
+        if self._mode == "pread" or begin == NOWHERE or not self._blob.is_whole:
+            return None
+        spans = BlobSpans(blob=self._blob, starts=[begin], ends=[begin + size])
+        ((data,),) = self._remote.load([spans])
+        self._check(np.array([begin]), np.array([begin + size]))
+        return _NOTHING if self.is_absent(data, begin) else data
 
-def _spans(blob: Blob, begins: np.ndarray, starts: Sequence[int], ends: Sequence[int]) -> BlobSpans:
-    return BlobSpans(blob=blob, starts=(begins + starts).tolist(), ends=(begins + ends).tolist())
+    def _check(
+        self,
+        starts: np.ndarray[tuple[int], np.dtype[np.int64]],
+        ends: np.ndarray[tuple[int], np.dtype[np.int64]],
+    ) -> None:
+        """Each block of a whole blob is checked when it is touched first. Raises
+        CorruptShardError."""
+        if not self._has_sums and self._blob.is_whole:
+            self._sums, self._has_sums = self._remote.block_sums(self._blob), True
+        if self._sums is not None and not self._sums.are_right(starts, ends, self._mode):
+            raise CorruptShardError(
+                f"{self._blob.source.uri}: its copy in the cache has a block whose checksum "
+                "(CRC-32C) is wrong: the disk is failing, or somebody writes there."
+            )
+
+
+class BroughtChunkData(ChunkData):
+    """The data of a remote shard for one batch, whose bytes were brought. data: the parts'."""
+
+    def __init__(self, base: BlobChunkData, parts: ChunkParts, data: Sequence[Encoded]) -> None:
+        super().__init__(base._sidecar, base._chunks, may_lack=base._may_lack)
+        self._base, self._parts, self._data = base, parts, data
+
+    def read_parts(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents; what wasn't brought is loaded now."""
+        rows = list(zip(extents, starts, ends, strict=True))
+        found = [self._find(*row) for row in rows]
+        missing = [place for place, one in enumerate(found) if one is None]
+        if missing:
+            some = [rows[place] for place in missing]
+            late = self._base.read_parts(*(list(column) for column in zip(*some, strict=True)))
+            for place, one in zip(missing, late, strict=True):
+                found[place] = one
+        return [one for one in found if one is not None]
+
+    def _find(self, extent: int, start: int, end: int) -> Encoded | None:
+        if self._may_lack:
+            size = min(LEAST_ABSENT_BYTES, int(self._extents.sizes[extent]))
+            head = self._parts.find(self._data, extent, 0, size)
+            if head is not None and self._base.is_absent(head, self._parts.begin(extent)):
+                return _NOTHING
+        if start == end:
+            return _NOTHING
+        return self._parts.find(self._data, extent, start, end)
+
+    def view(self, extent: int) -> Encoded | None:
+        """What was brought, or a view of the blob."""
+        size = int(self._extents.sizes[extent])
+        found = self._find(extent, 0, size)
+        return self._base.view(extent) if found is None else found

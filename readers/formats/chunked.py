@@ -7,15 +7,16 @@ is read for that. When a shard is opened it is given the shard's bytes, and read
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from copy import copy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
 
 import numpy as np
 
 from penstock.readers.fields.arrays import array_form
 from penstock.readers.fields.crops import put_parts
 from penstock.readers.formats.blob_shard import BlobShard
-from penstock.readers.formats.chunk_data import BlobChunkData, LocalChunkData
+from penstock.readers.formats.chunk_data import BlobChunkData, ChunkData, LocalChunkData
 from penstock.readers.formats.span_format import SpanFormat
 
 if TYPE_CHECKING:
@@ -99,7 +100,8 @@ class ChunkReader(Protocol):
 
     def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
         """The extents that these rows need, each once: so that those of all the shards of a batch
-        are fetched at once. Nothing is read or decoded here."""
+        are fetched at once. Nothing is read or decoded here. A reader that reads parts of extents
+        says which by `needs_parts` (`PartsReader`)."""
 
     def gather(
         self,
@@ -126,6 +128,17 @@ class ChunkReader(Protocol):
         """A sample's name for people."""
 
     # A reader may have one more, `plain(field, *, data) -> Plain | None`: see `formats.plain`.
+
+
+@runtime_checkable
+class PartsReader(Protocol):
+    """A reader of samples that can be had alone: of a large extent it needs just their bytes."""
+
+    def needs_parts(
+        self, rows: Ints, fields: Sequence[str], corners: Corners
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """What these rows need: of some extents bytes [start, end), counted from the extent's
+        first, as for `ShardData.read_parts`. An extent may come several times."""
 
 
 class ChunkFormat(SpanFormat, ABC):
@@ -180,26 +193,42 @@ class _ChunkOpener:
         )
         if self.format.takes_corners:
             return reader
-        return _WholeReader(reader, sidecar.layout.schema)
+        whole = _WholePartsReader if isinstance(reader, PartsReader) else _WholeReader
+        return whole(reader, sidecar.layout.schema)
 
     def open_local(self, root: bytes) -> ChunkShard:
         """Open the shard below a local folder."""
-        data = LocalChunkData(root, self.sidecar, self.entry.chunks)
+        data = LocalChunkData(
+            root, self.sidecar, self.entry.chunks, may_lack=self.format.may_lack_objects
+        )
         return ChunkShard(self._reader(), data, self.entry)
 
     def open_blob(self, remote: Remote, blob: Blob) -> ChunkBlob:
         """Open the shard in a blob of the cache."""
-        entry = self.entry
-        data = BlobChunkData(remote, blob, self.sidecar, fields=entry.fields, chunks=entry.chunks)
-        return ChunkBlob(remote, blob, self._reader(), data, self.entry)
+        data = BlobChunkData(
+            remote,
+            blob,
+            self.sidecar,
+            fields=self.entry.fields,
+            chunks=self.entry.chunks,
+            may_lack=self.format.may_lack_objects,
+        )
+        has_units = len(self.sidecar.units) > 0
+        return ChunkBlob(remote, blob, self._reader(), data, self.entry, has_units=has_units)
 
 
 class _Chunks:
     """What a shard of chunks answers, wherever its bytes are; it has no spans."""
 
     def __init__(self, reader: ChunkReader, data: ChunkData, entry: ShardEntry) -> None:
-        self._reader, self._data = reader, data
+        self.reader, self.data = reader, data
         self.table = np.empty((entry.samples, entry.layout.table.count), np.int64)
+
+    def reading(self, data: ChunkData) -> Self:
+        """The same shard, whose bytes are had so."""
+        same = copy(self)
+        same.data = data
+        return same
 
     def gather(
         self,
@@ -212,14 +241,14 @@ class _Chunks:
         corners: Ints | None = None,
     ) -> None:
         """Read rows of a field whose samples have one shape into their places."""
-        self._reader.gather(field, rows, out, places, data=self._data, wrong=wrong, corners=corners)
+        self.reader.gather(field, rows, out, places, data=self.data, wrong=wrong, corners=corners)
 
     def wanted_bytes(
         self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]
     ) -> tuple[int, int]:
         """Bytes that these parts of rows need, and those that whole ones do."""
-        sizes = self._data.sizes
-        some, all = (self._reader.needs(rows, fields, each) for each in (corners, {}))
+        sizes = self.data.sizes
+        some, all = (self.reader.needs(rows, fields, each) for each in (corners, {}))
         return int(sizes[list(some)].sum()), int(sizes[list(all)].sum())
 
     def plain(self, field: str) -> Plain | None:
@@ -232,11 +261,11 @@ class _Chunks:
         self, rows: Ints, fields: Sequence[str], wrong: dict[int, str]
     ) -> Mapping[str, Column]:
         """Read rows of other fields."""
-        return self._reader.read_rows(rows, fields, data=self._data, wrong=wrong)
+        return self.reader.read_rows(rows, fields, data=self.data, wrong=wrong)
 
     def name(self, row: int) -> str:
         """A sample's name for people."""
-        return self._reader.name(row)
+        return self.reader.name(row)
 
     def source_names(self) -> list[bytes] | None:
         """Always None: these are the data themselves."""
@@ -293,6 +322,18 @@ class _WholeReader:
         return self._reader.name(row)
 
 
+class _WholePartsReader(_WholeReader):
+    """One that says which parts of extents it needs."""
+
+    def needs_parts(
+        self, rows: Ints, fields: Sequence[str], corners: Corners
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """What these rows need."""
+        del corners
+        assert isinstance(self._reader, PartsReader)
+        return self._reader.needs_parts(rows, fields, {})
+
+
 class ChunkShard(_Chunks):
     """A shard of chunks in a local folder."""
 
@@ -312,10 +353,18 @@ class ChunkShard(_Chunks):
 
 
 class ChunkBlob(_Chunks, BlobShard):
-    """A shard of chunks in a blob of the cache."""
+    """A shard of chunks in a blob of the cache. has_units: samples can't be had alone."""
 
     def __init__(
-        self, remote: Remote, blob: Blob, reader: ChunkReader, data: ChunkData, entry: ShardEntry
+        self,
+        remote: Remote,
+        blob: Blob,
+        reader: ChunkReader,
+        data: ChunkData,
+        entry: ShardEntry,
+        *,
+        has_units: bool,
     ) -> None:
         _Chunks.__init__(self, reader, data, entry)
+        self.has_units = has_units
         BlobShard.__init__(self, remote, blob, self.table)

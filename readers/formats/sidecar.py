@@ -98,12 +98,12 @@ class Sidecar:
         (file,) = self.files.entries()
         return b"-" + file.identity.encode()
 
-    def segments(self, fields: Sequence[str] | None = None) -> Sequence[Segment]:
+    def segments(self, fields: Sequence[str] = (), *, may_lack: bool = False) -> Sequence[Segment]:
         """The objects that the shard is made of, in a remote dataset. fields: of a shard of chunks,
-        whose bytes alone are wanted."""
+        whose bytes alone are wanted; may_lack: an object of it that isn't there is no error."""
         if self.extents is None:
             return self.files.segments()
-        return BlobExtents(self, fields or ()).segments()
+        return BlobExtents(self, fields).segments(may_lack=may_lack)
 
     def field_notes(self, progressive: Mapping[str, int]) -> dict[str, FieldNotes]:
         """What is noted of each field."""

@@ -42,8 +42,12 @@ class Shards:
         self._chunks: DecodedChunks | None = None
         self._blobs: BlobNames | None = None
         if isinstance(origin, RemoteFolder):
+            may_lack = getattr(manifest.format, "may_lack_objects", False)
             self._blobs = BlobNames(
-                origin, manifest, lambda shard: sidecars.read(shard).segments(kept), kept
+                origin,
+                manifest,
+                lambda shard: sidecars.read(shard).segments(kept, may_lack=may_lack),
+                kept,
             )
 
     def keeping(self, fields: tuple[str, ...]) -> Shards:

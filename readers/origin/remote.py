@@ -217,6 +217,7 @@ def segment(
     *,
     start: int = 0,
     object_bytes: int | None = None,
+    may_lack: bool = False,
 ) -> Segment:
     """A file below the root, or a range of one, as a segment of a blob. version: "" where none is
     known."""
@@ -226,6 +227,7 @@ def segment(
         version=version or None,
         start=start,
         object_bytes=object_bytes,
+        may_lack=may_lack,
     )
 
 

@@ -24,8 +24,8 @@ class Choice:
 
     fields: all, in order. names, places, forms: of those that are spans. dense: those by rows whose
     samples have one shape; rows: the others by rows, with their forms where they are arrays.
-    has_arrays: some spans are arrays.
-    are_never_empty: each span has bytes. needs_table: something is in the shards' tables.
+    has_arrays: some spans are arrays. has_chunks: some lie in chunks. are_never_empty: each span
+    has bytes. needs_table: something is in the shards' tables.
     """
 
     def __init__(self, layout: Layout, fields: Sequence[str]) -> None:
@@ -43,6 +43,7 @@ class Choice:
         self.has_arrays = any(form is not None for form in self.forms)
         by_rows = [name for name in fields if layout.is_by_rows(name)]
         forms = {name: _dense_form(layout, name) for name in by_rows}
+        self.has_chunks = any(layout.storage[name] == "chunks" for name in by_rows)
         self.dense = {name: form for name, form in forms.items() if form is not None}
         self.rows = {
             name: array_form(layout.schema[name]) for name, form in forms.items() if form is None

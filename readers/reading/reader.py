@@ -100,7 +100,14 @@ class SampleReader:
         back = visit.back()
         if choice.dense or choice.rows:
             by_rows = read_by_rows(
-                visit, choice, back, reader=self, blocks=blocks, marks=marks, crops=crops or {}
+                visit,
+                choice,
+                back,
+                mode=mode,
+                reader=self,
+                blocks=blocks,
+                marks=marks,
+                crops=crops or {},
             )
             if index.is_self_contained:  # else they were noted, and lie in memory
                 rows_bytes = sum(column.size_bytes for column in by_rows.values())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.fields.columns import (
     DenseColumn,
     EncodedColumn,
@@ -14,10 +17,11 @@ from penstock.readers.fields.columns import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
+    from penstock.cache.base.blob import ReadMode
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
@@ -30,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.readers.reading.visit import Visit
 
     Ints = NDArray[np.int64]
+    _Found = tuple[Mapping[str, Column], dict[int, str]]
 
 _LARGE_BYTES = 2**23  # batches of fewer aren't looked at
 WRONG_CRC = "its bytes aren't those that were indexed: its CRC-32C is wrong"
@@ -53,37 +58,37 @@ def read_by_rows(
     choice: Choice,
     back: Ints | None,
     *,
+    mode: ReadMode,
     reader: Reader,
     blocks: Blocks,
     marks: dict[int, str] | None,
     crops: Mapping[str, Crop],
 ) -> dict[str, Column]:
     """The columns of a batch, in its order. back: as `Visit.back` has it. crops: of those of one
-    shape, by field. marks: as in
-    `SampleReader.read`, by the visit's samples. Raises what reading raises."""
+    shape, by field. mode, marks: as in `SampleReader.read`, marks by the visit's samples. Raises
+    what reading raises."""
     outs = {}
     for name, form in choice.dense.items():
         shape = crops[name].shape if name in crops else form.fixed_shape
         outs[name] = blocks.array((len(visit.rows), *shape), form.dtype)
     crops = {name: crop for name, crop in crops.items() if name in outs}
     parts: dict[str, list[Column]] = {name: [] for name in choice.rows}
+    pieces = _pieces(visit, choice, crops, mode, reader)
     small, large_wrong = outs, None
     if len(visit.rows) > 1 and sum(out.nbytes for out in outs.values()) >= _LARGE_BYTES:
         large = _large({n: out for n, out in outs.items() if n not in crops}, reader)
         if large:
             from penstock.readers.reading.large_rows import gather_large  # few need it
 
-            large_wrong = gather_large(visit, large, movers=reader.movers())
+            as_read = replace(visit, shards=[shard for shard, *_ in pieces])
+            large_wrong = gather_large(as_read, large, movers=reader.movers())
             small = {name: out for name, out in outs.items() if name not in large}
-    for piece, (shard, a, b) in enumerate(list(visit.pieces())):
+    for piece, (shard, a, b, corners) in enumerate(pieces):
         rows, places = visit.rows[a:b], visit.places(a, b)
-        corners = {name: crop.corners[places] for name, crop in crops.items()}
-        found, wrong = _read(shard, rows, choice, small, places, corners)
+        read = partial(_read, rows=rows, choice=choice, outs=small, places=places, corners=corners)
+        found, wrong = _read_well(read, shard, visit, piece, mode, reader)
         if large_wrong is not None:
             wrong = large_wrong[piece] | wrong
-        if wrong and reader.index.remote is not None:
-            shard = reader.shards.replace(visit.numbers[piece], shard)
-            found, wrong = _read(shard, rows, choice, outs, places, corners)
         for place, reason in wrong.items():
             if marks is None:
                 raise reader.corruption(visit.numbers[piece], int(visit.rows[a + place]))
@@ -112,6 +117,66 @@ def _large(
     return {name: outs[name] for name in large}
 
 
+def _read_well(
+    read: Callable[[OpenShard], _Found],
+    shard: OpenShard,
+    visit: Visit,
+    piece: int,
+    mode: ReadMode,
+    reader: Reader,
+) -> _Found:
+    """What one shard has; where the cache has other bytes than came, or can't be read, they are
+    fetched again, and behind that read past it."""
+    remote = reader.index.remote
+    before = visit.shards[piece]
+    for attempt in range(3):
+        try:
+            found, wrong = read(shard)
+            if not wrong or remote is None or attempt:
+                return found, wrong
+        except CorruptShardError:
+            if remote is None or attempt:
+                raise
+        except (OSError, EOFError) as error:
+            is_disks = remote is not None and remote.cache is not None
+            if isinstance(error, PenstockError) or not is_disks or attempt == 2:
+                raise
+            if attempt and remote is not None and remote.cache is not None:
+                # What was just written can't be read: that disk is left alone for a while.
+                remote.cache.give_up(error, reads=True)
+        before = reader.shards.replace(visit.numbers[piece], before)
+        shard = _in_mode(before, mode, reader)
+    raise AssertionError("not reached")
+
+
+def _pieces(
+    visit: Visit, choice: Choice, crops: Mapping[str, Crop], mode: ReadMode, reader: Reader
+) -> list[tuple[OpenShard, int, int, Mapping[str, Ints]]]:
+    """Each shard, as this batch reads it, its samples [a, b), and the corners of the parts of them
+    that are wanted, by field."""
+    shards, bounds = visit.shards, list(zip(visit.bounds, visit.bounds[1:], strict=False))
+    corners = [
+        {name: crop.corners[visit.places(a, b)] for name, crop in crops.items()} for a, b in bounds
+    ]
+    if choice.has_chunks:
+        from penstock.readers.reading.chunk_loading import for_batch  # packs and folders have none
+
+        fields = (*choice.dense, *choice.rows)
+        remote = reader.index.remote
+        shards = for_batch(visit, fields, corners, mode, remote=remote)
+    return [
+        (shard, a, b, mine) for shard, (a, b), mine in zip(shards, bounds, corners, strict=True)
+    ]
+
+
+def _in_mode(shard: OpenShard, mode: ReadMode, reader: Reader) -> OpenShard:
+    if not reader.index.layout.stored("chunks"):
+        return shard
+    from penstock.readers.reading.chunk_loading import in_mode
+
+    return in_mode(shard, mode)
+
+
 def _nothing(form: ArrayForm | None) -> Column:
     """A column of no samples. form: of arrays, None of what is encoded."""
     if form is None:
@@ -129,7 +194,7 @@ def _read(
     outs: Mapping[str, NDArray[np.generic]],
     places: Places,
     corners: Mapping[str, Ints],
-) -> tuple[Mapping[str, Column], dict[int, str]]:
+) -> _Found:
     """What one shard has, and which rows are wrong, by place in rows."""
     wrong: dict[int, str] = {}
     for name, out in outs.items():

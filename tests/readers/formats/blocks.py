@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.chunked import ShardData, ShardFacts
+    from penstock.readers.formats.chunked import ChunkReader, ShardData, ShardFacts
     from penstock.readers.formats.format import Listing
     from penstock.readers.formats.shard import Places
     from penstock.readers.origin.origin import Entry, Origin
@@ -88,7 +88,7 @@ def write(root: Path, units: Sequence[Sequence[int]] = UNITS) -> Path:
 
 class Reader:
     def __init__(self, shard: ShardFacts) -> None:
-        self._units = shard.units.tolist()
+        self._units, self._sizes = shard.units.tolist(), shard.extents.sizes
         self._bounds = np.cumsum([0, *self._units])
         self._first = int(shard.notes)
 
@@ -99,6 +99,11 @@ class Reader:
         assert not corners
         units = np.unique(self._unit_of(rows)).tolist()
         return [len(FIELDS) * unit + FIELDS.index(field) for unit in units for field in fields]
+
+    def _x_parts(self, rows: Ints) -> tuple[list[int], list[int], list[int]]:
+        units = self._unit_of(rows)
+        starts = X_BYTES * (rows - self._bounds[units])
+        return (len(FIELDS) * units).tolist(), starts.tolist(), (starts + X_BYTES).tolist()
 
     def gather(
         self,
@@ -117,10 +122,15 @@ class Reader:
             assert isinstance(column, DenseColumn)
             out[places] = column.values
             return
-        units = self._unit_of(rows)
-        starts = X_BYTES * (rows - self._bounds[units])
-        extents = (len(FIELDS) * units).tolist()
-        found = data.read_parts(extents, starts.tolist(), (starts + X_BYTES).tolist())
+        parts = self._x_parts(rows)
+        views = [view for extent in parts[0] if (view := data.view(extent)) is not None]
+        if len(views) == len(rows):
+            assert not any(view.flags.writeable for view in views)
+            found = [view[a:b] for view, a, b in zip(views, *parts[1:], strict=True)]
+        else:
+            found = data.read_parts(*parts)
+        missing = np.zeros(X_BYTES, np.uint8)
+        found = [each if len(each) else missing for each in found]
         out[places] = np.concatenate(found).view("<f4").reshape(-1, 3)
 
     def name(self, row: int) -> str:
@@ -167,10 +177,24 @@ class Reader:
     def _decode(self, data: ShardData, extent: int) -> Any:
         DECODED.append((self._first, extent))
         (found,) = data.read([extent])
+        if not len(found):
+            unit, field = divmod(extent, len(FIELDS))
+            return pa.array([value(FIELDS[field], 0)] * self._units[unit])
         try:
             return pa.array(json.loads(zlib.decompress(found.tobytes())))
         except zlib.error as error:
             raise ValueError(str(error)) from error
+
+
+class ByParts(Reader):
+    """One that says which bytes of "x" it needs."""
+
+    def needs_parts(
+        self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Any]
+    ) -> tuple[list[int], list[int], list[int]]:
+        extents, starts, ends = self._x_parts(rows) if "x" in fields else ([], [], [])
+        whole = self.needs(rows, [name for name in fields if name != "x"], corners)
+        return [*extents, *whole], [*starts, *(0 for _ in whole)], [*ends, *self._sizes[whole]]
 
 
 class _Listing:
@@ -237,14 +261,15 @@ class _Indexing:
 
 class Blocks(ChunkFormat):
     name = "blocks"
+    reader = Reader
     least_sample_bytes = 0
     indexing = _Indexing()
 
     def recognises(self, origin: Origin) -> bool:
         return bool(origin.top(lambda name: name.endswith(b".blocks")).entries)
 
-    def open_chunks(self, shard: ShardFacts) -> Reader:
-        return Reader(shard)
+    def open_chunks(self, shard: ShardFacts) -> ChunkReader:
+        return self.reader(shard)
 
 
 FORMAT = Blocks()

@@ -1,0 +1,157 @@
+"""Reading extents of local files: a file is opened once for what is wanted of it, or mapped."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.mapping import Map
+from penstock.readers.files.names import below
+from penstock.readers.formats.local_files import changed, open_file, read_up_to, unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.readers.formats.chunked_shard import Extents
+    from penstock.readers.formats.shard import Ints
+    from penstock.readers.formats.shard_files import ShardFiles
+    from penstock.readers.types import Encoded
+
+# A process may have 65,530 maps, and a dataset has 1,024 open shards: of many small files none is
+# mapped, as reading them costs less.
+_MOST_MAPPED, _LEAST_BYTES = 4, 16 * 2**20
+
+_NOTHING: Encoded = np.frombuffer(b"", np.uint8)
+
+
+class ExtentFiles:
+    """The files of one shard in a local folder. may_lack: a file that isn't there is no error, its
+    extents are empty. Safe for several threads."""
+
+    def __init__(
+        self, root: bytes, files: ShardFiles, extents: Extents, *, may_lack: bool = False
+    ) -> None:
+        self._root, self._files, self._extents = root, files, extents
+        self._may_lack = may_lack
+        self._maps: dict[int, tuple[int, Encoded] | None] = {}
+        self._spans: dict[int, tuple[int, int]] | None = None
+        # Whether a link leads out of root is looked at once a file: it costs as much as a read.
+        self._is_below = np.zeros(len(files), np.bool_)
+
+    def read(
+        self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
+    ) -> list[Encoded]:
+        """Parts of extents: what lies side by side in a file is read as one. Read-only. Raises
+        IndexChangedError (gone, too short), DatasetError."""
+        numbers = np.array(extents, np.int64)
+        files = self._extents.files[numbers]
+        low = self._extents.starts[numbers] + np.array(starts, np.int64)
+        high = self._extents.starts[numbers] + np.array(ends, np.int64)
+        found: list[Encoded] = [_NOTHING] * len(numbers)
+        order = np.lexsort((low, files)).tolist()
+        names, begins, stops = files.tolist(), low.tolist(), high.tolist()
+        fd, now, run = -1, -1, list[int]()
+        try:
+            for place in order:
+                if names[place] != now:
+                    self._read(fd, now, run, begins, stops, found)
+                    fd, now, run = self._reopened(fd, names[place]), names[place], []
+                elif run and begins[place] > max(stops[at] for at in run[-1:]):
+                    self._read(fd, now, run, begins, stops, found)
+                    run = []
+                run.append(place)
+            self._read(fd, now, run, begins, stops, found)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found
+
+    def _reopened(self, fd: int, file: int) -> int:
+        """The next file's descriptor, -1 where it may lack and isn't there; closes the one
+        before."""
+        if fd >= 0:
+            os.close(fd)
+        name = self._files.names[file]
+        path = os.path.join(self._root, name)
+        if not self._is_below[file]:
+            path = below(self._root, name)
+            self._is_below[file] = True
+        if self._may_lack and not os.path.lexists(path):
+            return -1
+        return open_file(path, name)
+
+    def _read(
+        self,
+        fd: int,
+        file: int,
+        run: Sequence[int],
+        begins: Sequence[int],
+        stops: Sequence[int],
+        found: list[Encoded],
+    ) -> None:
+        """Read parts that lie side by side or overlap."""
+        if not run or fd < 0:
+            return
+        begin, stop = begins[run[0]], max(stops[place] for place in run)
+        data = np.empty(stop - begin, np.uint8)
+        name = self._files.names[file]
+        try:
+            got = read_up_to(fd, data, begin)
+        except OSError as error:
+            raise unreadable(name, error) from error
+        if got < len(data):
+            raise changed(name, f"it had {begin + len(data)} bytes or more and has {begin + got}")
+        data.flags.writeable = False
+        for place in run:
+            found[place] = data[begins[place] - begin : stops[place] - begin]
+
+    # -- maps
+
+    def view(self, extent: int) -> Encoded | None:
+        """A view of a mapped file; None where it isn't mapped. Raises as read does."""
+        file = int(self._extents.files[extent])
+        if file not in self._maps:  # two threads may map it; one of the maps goes again
+            self._maps[file] = self._map(file)
+        mapped = self._maps[file]
+        if mapped is None:
+            return None
+        begin, data = mapped
+        start = int(self._extents.starts[extent]) - begin
+        return data[start : start + int(self._extents.sizes[extent])]
+
+    def _map(self, file: int) -> tuple[int, Encoded] | None:
+        """Map the part of a file that extents lie in."""
+        if self._spans is None:
+            self._spans = _spans(self._extents)
+        start, end = self._spans[file]
+        if len(self._spans) > _MOST_MAPPED and end - start < _LEAST_BYTES:
+            return None
+        name = self._files.names[file]
+        fd = self._reopened(-1, file)
+        if fd < 0 or start == end:
+            if fd >= 0:
+                os.close(fd)
+            return None
+        try:
+            # A map ends where the file ends: behind that the kernel ends the process.
+            size_bytes, now = int(self._files.sizes[file]), os.fstat(fd).st_size
+            if now != size_bytes:
+                raise changed(name, f"it had {size_bytes} bytes, now {now}")
+            mapped = Map(fd, span=(start, end))
+        except OSError as error:
+            raise unreadable(name, error) from error
+        finally:
+            os.close(fd)
+        return start, np.frombuffer(mapped.buffer(), np.uint8)
+
+
+def _spans(extents: Extents) -> dict[int, tuple[int, int]]:
+    """From the first to the last byte that is some extent's, of each file."""
+    ends: Ints = extents.starts + extents.sizes
+    found = {}
+    for file in np.unique(extents.files).tolist():
+        mine = extents.files == file
+        found[file] = int(extents.starts[mine].min()), int(ends[mine].max())
+    return found

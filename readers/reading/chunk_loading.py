@@ -1,0 +1,96 @@
+"""The shards of chunks of one batch, as it reads them: what is missing of all comes at once."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import CorruptShardError, PenstockError
+from penstock.readers.formats.chunk_data import BlobChunkData
+from penstock.readers.formats.chunked import ChunkBlob, ChunkShard, PartsReader
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.cache.base.blob import ReadMode
+    from penstock.cache.blobs.remote import Remote
+    from penstock.readers.formats.chunk_parts import ChunkParts
+    from penstock.readers.formats.chunked import Corners
+    from penstock.readers.formats.shard import Ints, OpenShard
+    from penstock.readers.reading.visit import Visit
+
+_log = logging.getLogger("penstock")
+
+
+def for_batch(
+    visit: Visit,
+    fields: Sequence[str],
+    corners: Sequence[Corners],
+    mode: ReadMode,
+    *,
+    remote: Remote | None,
+) -> list[OpenShard]:
+    """The shards of a visit; all bytes of remote ones that these fields need are here then, but
+    for what the local disk can't give: who reads it hears of that. corners: of the parts that are
+    wanted of each shard's samples. Raises FetchError."""
+    ready = [in_mode(shard, mode) for shard in visit.shards]
+    if remote is None:
+        return ready
+    try:
+        return _brought(ready, visit, fields, corners, mode, remote)
+    except (OSError, EOFError) as error:
+        if isinstance(error, PenstockError):  # the network's
+            raise
+        _log.warning("%s: the cache can't be read (%s)", remote.label, error)
+        return ready
+
+
+def in_mode(shard: OpenShard, mode: ReadMode) -> OpenShard:
+    """A shard as it is read so."""
+    if mode != "pread" or not isinstance(shard, ChunkShard | ChunkBlob):
+        return shard
+    found: OpenShard = shard.reading(shard.data.in_mode(mode))
+    return found
+
+
+def _brought(
+    shards: Sequence[OpenShard],
+    visit: Visit,
+    fields: Sequence[str],
+    corners: Sequence[Corners],
+    mode: ReadMode,
+    remote: Remote,
+) -> list[OpenShard]:
+    """By one load for all shards."""
+    ready = list(shards)
+    wanted: list[tuple[int, BlobChunkData, ChunkParts]] = []
+    for place, (shard, a, b) in enumerate(zip(ready, visit.bounds, visit.bounds[1:], strict=False)):
+        if not isinstance(shard, ChunkBlob) or not isinstance(shard.data, BlobChunkData):
+            continue
+        parts = _parts(shard, shard.data, visit.rows[a:b], fields, corners[place])
+        if parts is not None:
+            wanted.append((place, shard.data, parts))
+    if not wanted:
+        return ready
+    spans = [span for _, _, parts in wanted for span in parts.spans()]
+    found = iter(remote.load(spans, mode=mode))
+    for place, data, parts in wanted:
+        mine = [next(found) for _ in parts.blobs]
+        shard = ready[place]
+        assert isinstance(shard, ChunkBlob)
+        with contextlib.suppress(CorruptShardError):  # who reads it hears of it
+            ready[place] = shard.reading(data.brought(parts, mine))
+    return ready
+
+
+def _parts(
+    shard: ChunkBlob, data: BlobChunkData, rows: Ints, fields: Sequence[str], corners: Corners
+) -> ChunkParts | None:
+    """What has to be brought of one shard before some rows are read."""
+    reader = shard.reader
+    if isinstance(reader, PartsReader):
+        return data.wanted(*reader.needs_parts(rows, fields, corners))
+    if not shard.has_units:  # it reads parts of what may be large, and doesn't say which
+        return None
+    return data.wanted(reader.needs(rows, fields, corners))

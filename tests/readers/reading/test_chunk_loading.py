@@ -1,0 +1,253 @@
+"""Batches of remote shards of chunks: what they miss comes at once, whatever the disk does."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock.cache import DiskCache
+from penstock.cache.errors import FetchError, IndexChangedError
+from penstock.readers import Dataset
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.formats.chunked import ChunkBlob, ChunkShard
+from tests.readers.formats import blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from penstock.cache.base.blob import ReadMode
+
+MODES: tuple[ReadMode, ...] = ("copy", "pread", "mmap")
+UNITS = tuple((7, 5) for _ in range(6))
+ROWS = 72
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    yield from blocks.install(monkeypatch)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[str]:
+    place = f"/chunks-{tmp_path.name}"
+    memory = blocks.upload(blocks.write(tmp_path / "sent", UNITS), place)
+    yield place
+    if memory.exists(place):
+        memory.rm(place, recursive=True)
+
+
+def opened(place: str, tmp_path: Path, *, max_bytes: int | None = None, **more: Any) -> Dataset:
+    cache = DiskCache(tmp_path / "cache", max_bytes=max_bytes or 2**24)
+    dataset = Dataset(f"memory:/{place}", cache=cache, **more)
+    dataset.open()
+    return dataset
+
+
+def rows_of(dataset: Dataset, ids: Sequence[int] | None = None) -> NDArray[np.int64]:
+    order = np.random.default_rng(5).permutation(ROWS) if ids is None else np.array(ids)
+    return dataset.contents.rows(order)
+
+
+def check(dataset: Dataset, rows: NDArray[np.int64], *, mode: ReadMode = "copy") -> None:
+    batch = dataset.read(rows, mode=mode)
+    ids = batch.ids.tolist()
+    x, y = batch.columns["x"], batch.columns["y"]
+    assert isinstance(x, DenseColumn)
+    assert isinstance(y, DenseColumn)
+    assert x.values.tolist() == [blocks.value("x", i) for i in ids]
+    assert y.values.tolist() == [blocks.value("y", i) for i in ids]
+
+
+def count_fetches(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Ranges of each call to the fetcher from now on."""
+    assert dataset.remote is not None
+    fetcher, calls = dataset.remote.fetcher, list[int]()
+    whole = fetcher.fetch
+
+    def fetch(ranges: Sequence[Any], *arguments: Any, **more: Any) -> None:
+        calls.append(len(ranges))
+        whole(ranges, *arguments, **more)
+
+    monkeypatch.setattr(fetcher, "fetch", fetch)
+    return calls
+
+
+@pytest.mark.parametrize("reader", [blocks.Reader, blocks.ByParts])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("max_bytes", [2**24, 1])
+def test_a_cold_batch_over_many_shards_is_one_call(
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reader: type,
+    mode: ReadMode,
+    max_bytes: int,
+) -> None:
+    monkeypatch.setattr(blocks.Blocks, "reader", reader)
+    with opened(place, tmp_path, max_bytes=max_bytes) as dataset:
+        wanted = int(dataset.index.shard_bytes.sum())
+        calls, before = count_fetches(dataset, monkeypatch), dataset.bytes_fetched
+        check(dataset, rows_of(dataset), mode=mode)
+        assert len(calls) == 1
+        assert dataset.bytes_fetched - before == wanted
+        calls.clear()
+        check(dataset, rows_of(dataset), mode=mode)
+        assert len(calls) == (max_bytes == 1)
+        # Fields that aren't kept, and those that are, together.
+        dataset.release(range(len(UNITS)))
+    with opened(place, tmp_path, max_bytes=max_bytes, fields=("y",)) as dataset:
+        calls = count_fetches(dataset, monkeypatch)
+        batch = dataset.read(rows_of(dataset), fields=("t", "y"), mode=mode)
+        assert len(calls) == 1
+        assert [batch.columns["t"].sample(n).tolist() for n in range(ROWS)] == [
+            blocks.value("t", i) for i in batch.ids.tolist()
+        ]
+
+
+def test_a_few_samples_that_can_be_had_alone_are_fetched_alone(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks.Blocks, "reader", blocks.ByParts)
+    with opened(place, tmp_path, max_bytes=1, fields=("x",)) as dataset:
+        calls, before = count_fetches(dataset, monkeypatch), dataset.bytes_fetched
+        batch = dataset.read(rows_of(dataset, [1, 2, 3, 13, 60]))
+        assert batch.columns["x"].values.tolist() == [
+            blocks.value("x", i) for i in (1, 2, 3, 13, 60)
+        ]
+        assert calls == [3]  # three of them lie side by side
+        assert dataset.bytes_fetched - before == 5 * blocks.X_BYTES
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_the_disk_made_of_a_cached_blob_is_noticed_and_fetched_again(
+    place: str, tmp_path: Path, mode: ReadMode
+) -> None:
+    with opened(place, tmp_path) as dataset:
+        check(dataset, rows_of(dataset))
+        keys = dataset.index.shards.keys()
+    with (tmp_path / "cache" / "blobs" / keys[1]).open("r+b") as file:
+        head = file.read(1)
+        file.seek(0)
+        file.write(bytes([head[0] ^ 1]))
+    with opened(place, tmp_path) as dataset:
+        check(dataset, rows_of(dataset), mode=mode)
+        assert dataset.traffic().refetched == 1
+        check(dataset, rows_of(dataset), mode=mode)
+        assert dataset.traffic().refetched == 1
+
+
+def test_a_cached_blob_that_was_truncated_under_a_reader_is_fetched_again_with_pread(
+    place: str, tmp_path: Path
+) -> None:
+    with opened(place, tmp_path) as dataset:
+        check(dataset, rows_of(dataset))
+        os.truncate(tmp_path / "cache" / "blobs" / dataset.index.shards.keys()[2], 10)
+        check(dataset, rows_of(dataset), mode="pread")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_local_extents_are_views_of_a_map_unless_it_isnt_wanted(
+    tmp_path: Path, mode: ReadMode
+) -> None:
+    root = blocks.write(tmp_path / "set", UNITS)
+    with Dataset(root) as dataset:
+        check(dataset, rows_of(dataset), mode=mode)
+        shard = dataset.index.shards.open(1)
+        assert isinstance(shard, ChunkShard)
+        data = shard.data.in_mode(mode)
+        extents = list(range(2 * len(blocks.FIELDS)))
+        read, views = data.read(extents), [data.view(extent) for extent in extents]
+        assert [view is None for view in views] == [mode == "pread"] * len(extents)
+        whole = (root / "1.blocks").read_bytes()
+        told = dataset.index.shards._sidecars.read(1).extents
+        assert told is not None
+        for extent, (one, view) in enumerate(zip(read, views, strict=True)):
+            start = int(told.starts[extent])
+            assert one.tobytes() == whole[start : start + int(told.sizes[extent])]
+            assert not one.flags.writeable
+            if view is not None:
+                assert view.tobytes() == one.tobytes()
+                assert not view.flags.writeable
+        parts = data.read_parts([0, 5, 0, 0], [0, 2, 24, 12], [12, 2, 36, 24])
+        assert [len(part) for part in parts] == [12, 0, 12, 12]
+        assert b"".join(parts[i].tobytes() for i in (0, 3, 2)) == read[0][:36].tobytes()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_local_file_that_was_truncated_is_told_by_name(tmp_path: Path, mode: ReadMode) -> None:
+    root = blocks.write(tmp_path / "set", UNITS)
+    with Dataset(root) as dataset:
+        rows = rows_of(dataset)
+        os.truncate(root / "3.blocks", 40)
+        with pytest.raises(IndexChangedError, match=r"3\.blocks"):
+            dataset.read(rows, mode=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("max_bytes", [2**24, 1])
+@pytest.mark.parametrize("reader", [blocks.Reader, blocks.ByParts])
+def test_an_object_that_isnt_there_may_stand_for_fill_values(
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    reader: type,
+    mode: ReadMode,
+    max_bytes: int,
+) -> None:
+    monkeypatch.setattr(blocks.Blocks, "may_lack_objects", True)
+    monkeypatch.setattr(blocks.Blocks, "reader", reader)
+    import fsspec
+
+    with opened(place, tmp_path, max_bytes=max_bytes) as dataset:
+        fsspec.filesystem("memory").rm(f"{place}/2.blocks")
+        calls = count_fetches(dataset, monkeypatch)
+        for _ in range(2):
+            batch = dataset.read(rows_of(dataset), mode=mode)
+            x, y = batch.columns["x"].values, batch.columns["y"].values
+            for place_, i in enumerate(batch.ids.tolist()):
+                is_gone = 24 <= i < 36
+                assert x[place_].tolist() == ([0.0] * 3 if is_gone else blocks.value("x", i))
+                assert y[place_] == (0 if is_gone else blocks.value("y", i))
+        assert len(calls) == (1 if max_bytes > 1 else 2)
+        shard = dataset.index.shards.open(2)
+        assert isinstance(shard, ChunkBlob)
+        assert [len(each) for each in shard.data.read([0, 4])] == [0, 0]
+        assert [len(each) for each in shard.data.read_parts([0], [3], [7])] == [0]
+        if max_bytes > 1 and mode != "pread":
+            view = shard.data.view(1)
+            assert view is not None
+            assert not len(view)
+
+
+def test_a_local_file_that_isnt_there_may_stand_for_fill_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = blocks.write(tmp_path / "set", UNITS)
+    with Dataset(root) as dataset:
+        dataset.open()
+        (root / "2.blocks").unlink()
+        with pytest.raises(IndexChangedError, match=r"2\.blocks"):
+            dataset.read(rows_of(dataset))
+    with Dataset(blocks.write(tmp_path / "other", UNITS)) as dataset:
+        dataset.open()
+        monkeypatch.setattr(blocks.Blocks, "may_lack_objects", True)
+        (tmp_path / "other" / "2.blocks").unlink()
+        y = dataset.read(rows_of(dataset, range(ROWS))).columns["y"].values
+        assert y.tolist() == [0 if 24 <= i < 36 else i / 4 for i in range(ROWS)]
+
+
+def test_elsewhere_an_object_that_isnt_there_is_an_error_with_its_name(
+    place: str, tmp_path: Path
+) -> None:
+    import fsspec
+
+    with opened(place, tmp_path) as dataset:
+        fsspec.filesystem("memory").rm(f"{place}/2.blocks")
+        with pytest.raises(FetchError, match=r"2\.blocks"):
+            dataset.read(rows_of(dataset))

@@ -253,8 +253,8 @@ class _Chunks:
 
     def plain(self, field: str) -> Plain | None:
         """Where a field's rows lie, if they can be copied out of a map; None: gather them."""
-        tell = getattr(self._reader, "plain", None)
-        found: Plain | None = None if tell is None else tell(field, data=self._data)
+        tell = getattr(self.reader, "plain", None)
+        found: Plain | None = None if tell is None else tell(field, data=self.data)
         return found
 
     def read_rows(

@@ -130,7 +130,10 @@ def decode_chunk(
     if dictionary:
         values = [_array(each, told, kind) for each, told, kind in dictionary]
         array = _with_dictionary(array, arrow, pa.concat_arrays(values), parts)
-    return values_table(type, array, parts)
+    try:
+        return values_table(type, array, parts)
+    except pa.ArrowException as error:
+        raise ValueError(f"its values can't be read ({str(error)[:200]})") from error
 
 
 def _array(data: Encoded, chunk: ColumnChunk, arrow: Any) -> Any:

@@ -73,7 +73,10 @@ class ArrowListing:
         own: list[dict[str, ArrowColumn]] = []
         for entry, file in zip(self._files, files, strict=True):
             schema = file.contents.schema
-            columns = list(arrow_columns(schema, told_features(schema, entry)))
+            try:
+                columns = list(arrow_columns(schema, told_features(schema, entry)))
+            except UnicodeDecodeError as error:
+                raise refused(entry, f"a column isn't named in UTF-8 ({error})") from error
             if len(set(schema.names)) < len(schema.names):
                 raise refused(entry, "two of its columns have one name")
             drift.add(columns, entry)

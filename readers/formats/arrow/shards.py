@@ -13,7 +13,7 @@ from penstock.readers.fields.arrays import array_form
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arrow.arrays import storage
 from penstock.readers.formats.arrow.chunks import chunk_of, form_of, form_to_text
-from penstock.readers.formats.arrow.cutting import cut_units
+from penstock.readers.formats.arrow.cutting import check_claim, cut_units
 from penstock.readers.formats.arrow.notes import ArrowNotes
 from penstock.readers.formats.arrow.tails import refused
 from penstock.readers.formats.arrow.unit_reader import NOT_THERE, Units
@@ -124,7 +124,7 @@ class _Draft:
     """A shard that is being put together."""
 
     def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+        self._schema, self._types = schema, list(schema.values())
         self.units: list[int] = []
         self._files: list[FileColumns] = []
         self._unit_files: list[int] = []
@@ -169,8 +169,13 @@ class _Draft:
             return NOT_THERE
         form = self._forms.setdefault(file.form(field), len(self._forms))
         chunk, place, node = file.chunk(field, batch, form)
-        form_now = array_form(self._schema[list(self._schema)[field]])
-        if form_now is None or not form_now.is_ragged:
+        type = self._types[field]
+        try:
+            check_claim(type, rows=batch.rows, size_bytes=place.size)
+        except ValueError as error:
+            raise refused(file.entry, f'its column "{column.name}": {error}') from error
+        own = array_form(type)
+        if own is None or not own.is_ragged:
             # Of structs and what is in them: at least so many rows have nothing.
             depth = len(column.path)
             self._missing[field] += max(nulls for _, nulls in chunk.nodes[:depth])

@@ -73,9 +73,9 @@ def decode_chunk(
             pre_buffer=False,
         )
         column = file.read_row_group(0, use_threads=False).column(0)
+        return values_table(type, column, form.path[1 : form.parts])
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise ValueError(f"its bytes are damaged ({_first_line(error)})") from error
-    return values_table(type, column, form.path[1 : form.parts])
 
 
 def _first_line(error: BaseException) -> str:

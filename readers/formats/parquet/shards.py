@@ -9,11 +9,12 @@ from crc32c import crc32c
 
 from penstock.readers.fields.arrays import array_form
 from penstock.readers.files.names import printable
-from penstock.readers.formats.arrow.cutting import cut_units
+from penstock.readers.formats.arrow.cutting import check_claim, cut_units
 from penstock.readers.formats.arrow.unit_reader import NOT_THERE, Units
 from penstock.readers.formats.chunked_shard import ChunkedShard, Extents
 from penstock.readers.formats.parquet.chunk import ChunkForm
 from penstock.readers.formats.parquet.footer import CODEC, DECODED, NULLS, SIZE, START, VALUES
+from penstock.readers.formats.parquet.footers import refused
 from penstock.readers.formats.parquet.notes import ParquetNotes
 from penstock.readers.formats.summary import FieldSummary
 
@@ -68,7 +69,7 @@ class _Draft:
     """A shard that is being put together."""
 
     def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+        self._schema, self._types = schema, list(schema.values())
         self.units: list[int] = []
         self._files: list[Entry] = []
         self._unit_files: list[int] = []
@@ -103,6 +104,7 @@ class _Draft:
                 self._missing[field] += int(rows.sum())
                 continue
             chunks = footer.chunks[kept, leaf]
+            self._check(entry, field, chunks, rows)
             self._missing[field] += self._count(field, footer, leaf, chunks, rows)
             table = np.empty((len(kept), 8), np.int64)
             table[:, 0] = first + np.arange(len(kept))
@@ -113,6 +115,14 @@ class _Draft:
             ]
             table[:, 6:] = chunks[:, [VALUES, DECODED]]
             self._chunks.append(table)
+
+    def _check(self, entry: Entry, field: int, chunks: NDArray[Any], rows: NDArray[Any]) -> None:
+        try:
+            for size, count in zip(chunks[:, SIZE].tolist(), rows.tolist(), strict=True):
+                check_claim(self._types[field], rows=count, size_bytes=size)
+        except ValueError as error:
+            name = list(self._schema)[field]
+            raise refused(entry, f'its column "{name}": {error}') from error
 
     def _form(self, footer: Footer, leaf: int, parts: int, codec: int) -> int:
         column = footer.leaves[leaf]
@@ -136,7 +146,7 @@ class _Draft:
             return 0
         if column.is_flat:
             return int(np.maximum(chunks[:, NULLS], 0).sum())
-        form = array_form(self._schema[list(self._schema)[field]])
+        form = array_form(self._types[field])
         if form is None or form.is_ragged:
             return 0
         size = int(np.prod(form.fixed_shape, dtype=np.int64))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.types import Encoded
 
-    Allocate = Callable[[int], Encoded]
+    Allocate = Callable[[int], Encoded | None]
 
 MAX_FREE = 8  # free blocks; a loader's batches in flight are about as many
 FREE_BYTES = 2**30
@@ -37,7 +37,7 @@ class Blocks:
 
     def __init__(self, *, allocate: Allocate | None = None) -> None:
         """allocate: makes memory of so many bytes for large arrays and keeps what comes back, such
-        as page-locked memory; None: they lie in blocks."""
+        as page-locked memory. None: they lie in blocks, and so do those that it gives None for."""
         self._free: deque[Encoded] = deque(maxlen=MAX_FREE)
         self._allocate = allocate
         self._closed = False
@@ -57,9 +57,8 @@ class Blocks:
         size_bytes = math.prod(shape) * dtype.itemsize
         if size_bytes < _STEP_BYTES:
             return np.empty(shape, dtype)
-        if self._allocate is not None:
-            lent = self._allocate(size_bytes)
-        else:
+        lent = None if self._allocate is None else self._allocate(size_bytes)
+        if lent is None:
             lent = np.asarray(_Lease(self._memory(size_bytes), self))
         return lent[:size_bytes].view(dtype).reshape(shape)
 

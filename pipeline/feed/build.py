@@ -23,6 +23,7 @@ from penstock.pipeline.feed.image_graph import (
 )
 from penstock.pipeline.feed.mapping.fields import mapped_fields
 from penstock.pipeline.feed.padding import Pads
+from penstock.pipeline.feed.page_locked import PageLocked
 from penstock.pipeline.feed.payloads import Payloads
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
 from penstock.pipeline.feed.read_scale import ReadScale
@@ -32,6 +33,7 @@ from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.report.facts import ShardFacts
 from penstock.pipeline.report.meter import Meter
 from penstock.pipeline.report.quarantine import QuarantineFile
+from penstock.readers.blocks import Blocks
 from penstock.readers.fields.selection import stored_fields
 
 if TYPE_CHECKING:
@@ -138,6 +140,7 @@ def _road(
     if resident is not None:
         meter.resident = graphs.resident_facts
     bad_samples = BadSamples(dataset, seed=seed)
+    memory = PageLocked.of(options.device, pins=options.pin_memory)
     return Road(
         walk=walk,
         endless=order.settings.shuffle,
@@ -157,6 +160,7 @@ def _road(
             resident=resident,
             transform=mapper,
             crops=_crops(mapped, seed=seed),
+            blocks=Blocks(allocate=memory),
             fields=mapped.reads if mapped.reads != stored_fields(dataset.fields) else None,
         ),
         draws=BatchDraws(recipes=recipes, seed=seed, mixer=mixed.mixer if mixed else None),
@@ -165,7 +169,7 @@ def _road(
             recipes.fields,
             mixed=mixed,
             device=options.device,
-            pins=options.pin_memory,
+            memory=memory,
             as_dict=options.as_dict,
         ),
         bad_count=_bad_count(dataset, options, bad_samples, agreement, meter),

@@ -6,7 +6,6 @@ tens of milliseconds, which the training loop would else wait for in every step.
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from penstock.augment.mixing import Mixer
     from penstock.pipeline.feed.batch import Batch, Output
+    from penstock.pipeline.feed.page_locked import PageLocked
     from penstock.readers.fields.columns import SampleBatch
 
 VALID = "valid"
@@ -47,21 +47,21 @@ class Finisher:
         *,
         mixed: MixedFields | None,
         device: torch.device,
-        pins: bool,
+        memory: PageLocked | None,
         as_dict: bool = False,
     ) -> None:
-        """fields: in the order in which batches have them. pins: page-lock what stays on the CPU,
-        where there is a GPU to copy it to. as_dict: hand out a dict by field, else a tuple."""
+        """fields: in the order in which batches have them. memory: what large arrays were read into
+        where there is a GPU to copy them to; what stays on the CPU is page-locked then. as_dict:
+        hand out a dict by field, else a tuple."""
         self._fields, self._mixed, self._device = tuple(fields), mixed, device
-        self._pins = pins and device.type == "cpu"
+        self._memory = memory
+        self._pins = memory is not None and device.type == "cpu"
         self._as_dict = as_dict
-        self._gpu: int | None = None
 
     def begin(self) -> None:
-        """Note the GPU of the thread that begins a pass: one that pins needs it, a new thread would
-        take the first."""
-        if self._pins and torch.cuda.is_available():
-            self._gpu = torch.cuda.current_device()
+        """Note the GPU of the thread that begins a pass."""
+        if self._memory is not None:
+            self._memory.begin()
 
     def __call__(self, batch: Batch) -> Output:
         """What is handed out of a decoded batch."""
@@ -76,9 +76,9 @@ class Finisher:
         if batch.valid is not None:
             values.append(self._placed(tensor_of(batch.valid)))
             names = (*names, VALID)
-        if self._gpu is not None:
-            with contextlib.ExitStack() as stack:
-                stack.enter_context(torch.cuda.device(self._gpu))
+        if self._pins:
+            assert self._memory is not None
+            with self._memory.on_gpu():
                 values = [on_each(value, _pinned) for value in values]
         return dict(zip(names, values, strict=True)) if self._as_dict else tuple(values)
 
@@ -117,4 +117,4 @@ def _value(field: str, batch: Batch, content: SampleBatch) -> Any:
 
 
 def _pinned(value: Any) -> Any:
-    return value.pin_memory()
+    return value.pin_memory()  # itself where it is already

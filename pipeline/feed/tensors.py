@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from penstock.pipeline.feed.page_locked import tensor_in_storage
 from penstock.pipeline.feed.ragged import Ragged
 from penstock.readers.fields.columns import DenseColumn, ListColumn, RaggedColumn
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 def tensor_of(values: NDArray[Any]) -> torch.Tensor:
     """Numbers as a tensor that is the user's: in their own memory where that may be written to,
     else in a copy."""
-    return torch.from_numpy(values if values.flags.writeable else values.copy())
+    if not values.flags.writeable:
+        return torch.from_numpy(values.copy())
+    inside = None if values.base is None else tensor_in_storage(values)
+    return torch.from_numpy(values) if inside is None else inside
 
 
 def output_of(column: Column) -> Any:

@@ -56,7 +56,7 @@ class FileSpan(NamedTuple):  # a frozen dataclass takes a microsecond more to ma
         while got < wanted and (new := os.preadv(fd, [view[got:], beyond], offset + got)):
             got += new
         if got != size_bytes:
-            now = "has more" if got > size_bytes else f"has {offset + got}"
+            now = "has more" if got > size_bytes else f"has {os.fstat(fd).st_size}"
             what = f"it had {self.start + self.size_bytes} bytes and {now}"
             raise changed(self.name, what)
         return int(crc32c(slot, crc))

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from penstock import Ragged
 from penstock.pipeline.feed.finisher import Finisher
+from penstock.pipeline.feed.page_locked import PageLocked
 from penstock.pipeline.feed.tensors import tensor_of
 from penstock.readers.fields.columns import DenseColumn, ListColumn, RaggedColumn, SampleBatch
 from penstock.readers.fields.field_types import _DTYPES
@@ -49,7 +50,9 @@ def parts(value: Any) -> list[torch.Tensor]:
 
 
 def finish(device: str = "cpu", *, as_dict: bool = False, pins: bool = False, **more: Any) -> Any:
-    finisher = Finisher(FIELDS, mixed=None, device=torch.device(device), pins=pins, as_dict=as_dict)
+    place = torch.device(device)
+    memory = PageLocked.of(place, pins=pins)
+    finisher = Finisher(FIELDS, mixed=None, device=place, memory=memory, as_dict=as_dict)
     finisher.begin()
     return finisher(batch(**more))
 

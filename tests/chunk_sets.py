@@ -109,6 +109,65 @@ def _sequences() -> list[NDArray[Any]]:
     ]
 
 
+def record(number: int) -> dict[str, Any]:
+    """One sample of fields as tables have them."""
+    rng = np.random.default_rng(number)
+    return {
+        "vector": rng.standard_normal(3).astype(np.float32),
+        "tokens": rng.integers(0, 99, number % 5).astype(np.int32),
+        "text": f"sample {number} é",
+        "score": np.float64(number / 4),
+        "flag": np.bool_(number % 3 == 0),
+    }
+
+
+def _table(numbers: range) -> Any:
+    import pyarrow as pa
+
+    rows = [record(number) for number in numbers]
+    vectors = np.concatenate([each["vector"] for each in rows])
+    return pa.table(
+        {
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(vectors), 3),
+            "tokens": pa.array([each["tokens"] for each in rows], pa.list_(pa.int32())),
+            "text": [each["text"] for each in rows],
+            "score": [float(each["score"]) for each in rows],
+            "flag": [bool(each["flag"]) for each in rows],
+        }
+    )
+
+
+def _parts(folder: Path) -> list[tuple[Path, Any]]:
+    """Two files of one table."""
+    folder.mkdir()
+    half = COUNT // 2
+    return [
+        (folder / f"part-{number}", _table(rows))
+        for number, rows in enumerate((range(half), range(half, COUNT)))
+    ]
+
+
+def _write_parquet(root: Path) -> str:
+    import pyarrow.parquet as pq
+
+    for path, table in _parts(root / "table"):
+        pq.write_table(table, path.with_suffix(".parquet"), row_group_size=6, compression="zstd")
+    return "table"
+
+
+def _arrow(*, compression: str | None) -> Callable[[Path], str]:
+    def write(root: Path) -> str:
+        import pyarrow as pa
+
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        for path, table in _parts(root / "table"):
+            with pa.ipc.new_file(path.with_suffix(".arrow"), table.schema, options=options) as file:
+                file.write_table(table, max_chunksize=6)
+        return "table"
+
+    return write
+
+
 SETS: dict[str, ChunkSet] = {
     "zarr 2": ChunkSet(write=_zarr(2), wanted=row),
     "zarr 3": ChunkSet(write=_zarr(3), wanted=row),
@@ -119,6 +178,9 @@ SETS: dict[str, ChunkSet] = {
         count=_TIMES * _BANDS,
         options={"sample": WINDOW, "stride": STRIDE},
     ),
+    "parquet": ChunkSet(write=_write_parquet, wanted=record),
+    "arrow": ChunkSet(write=_arrow(compression=None), wanted=record),
+    "arrow zstd": ChunkSet(write=_arrow(compression="zstd"), wanted=record),
     "tokens": ChunkSet(
         write=_write_tokens,
         wanted=lambda number: {"tokens": _sequences()[number]},

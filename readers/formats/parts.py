@@ -18,10 +18,10 @@ PART_BYTES = 64 * 2**20
 def parts(sizes: ArrayLike, *, target_bytes: int | None = None) -> Ints:
     """Bounds of contiguous parts of about one size: int64, shape (parts + 1,).
 
-    target_bytes: that size; None is `PART_BYTES`. sizes: bytes of each item, which isn't cut, at least 0, shape (items,). Part i is items
-    [bounds[i], bounds[i + 1]); none is empty, and there is one at least where there are items. The
-    parts are as equal as the items let them be, so none is a small rest: a part differs from the
-    mean by one item at most.
+    target_bytes: that size; None is `PART_BYTES`. sizes: bytes of each item, which isn't cut, at
+    least 0, shape (items,). Part i is items [bounds[i], bounds[i + 1]); none is empty, and there is
+    one at least where there are items. The parts are as equal as the items let them be, so none is
+    a small rest: a part differs from the mean by one item at most.
     """
     ends = np.cumsum(np.asarray(sizes, np.int64))
     if not len(ends):

@@ -253,7 +253,7 @@ class _Chunks:
 
     def plain(self, field: str) -> Plain | None:
         """Where a field's rows lie, if they can be copied out of a map; None: gather them."""
-        tell = getattr(self.reader, "plain", None)
+        tell = getattr(getattr(self.reader, "inner", self.reader), "plain", None)
         found: Plain | None = None if tell is None else tell(field, data=self.data)
         return found
 
@@ -276,12 +276,12 @@ class _WholeReader:
     """A reader whose samples are asked for as a whole, whatever part of them is wanted."""
 
     def __init__(self, reader: ChunkReader, schema: Schema) -> None:
-        self._reader, self._schema = reader, schema
+        self.inner, self._schema = reader, schema
 
     def needs(self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]) -> list[int]:
         """The extents that these rows need."""
         del corners
-        return self._reader.needs(rows, fields, {})
+        return self.inner.needs(rows, fields, {})
 
     def gather(
         self,
@@ -296,7 +296,7 @@ class _WholeReader:
     ) -> None:
         """Read a field whose samples have one shape."""
         if corners is None:
-            self._reader.gather(field, rows, out, places, data=data, wrong=wrong)
+            self.inner.gather(field, rows, out, places, data=data, wrong=wrong)
             return
         form = array_form(self._schema[field])
         assert form is not None
@@ -307,7 +307,7 @@ class _WholeReader:
             some = slice(start, start + step)
             whole = np.empty((len(rows[some]), *form.fixed_shape), out.dtype)
             found: dict[int, str] = {}
-            self._reader.gather(field, rows[some], whole, slice(None), data=data, wrong=found)
+            self.inner.gather(field, rows[some], whole, slice(None), data=data, wrong=found)
             wrong |= {start + place: why for place, why in found.items()}
             put_parts(whole, corners[some], out, slots[some])
 
@@ -315,11 +315,11 @@ class _WholeReader:
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
     ) -> Mapping[str, Column]:
         """Read other fields."""
-        return self._reader.read_rows(rows, fields, data=data, wrong=wrong)
+        return self.inner.read_rows(rows, fields, data=data, wrong=wrong)
 
     def name(self, row: int) -> str:
         """A sample's name for people."""
-        return self._reader.name(row)
+        return self.inner.name(row)
 
 
 class _WholePartsReader(_WholeReader):
@@ -330,8 +330,8 @@ class _WholePartsReader(_WholeReader):
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         """What these rows need."""
         del corners
-        assert isinstance(self._reader, PartsReader)
-        return self._reader.needs_parts(rows, fields, {})
+        assert isinstance(self.inner, PartsReader)
+        return self.inner.needs_parts(rows, fields, {})
 
 
 class ChunkShard(_Chunks):

@@ -48,8 +48,6 @@ def check_fit(summary: FieldSummary, type: FieldType, *, samples: int) -> None:
         raise ValueError(f"{summary.missing:,} of {samples:,} samples lack a field")
     is_there = summary.missing < samples
     if summary.storage == "chunks":
-        if summary.missing:
-            raise ValueError("chunks don't tell yet which samples lack a field")
         return
     if has_sides(type) and is_there != (summary.images is not None):
         raise ValueError(f"{type.kind} without bounds of its heights and widths")

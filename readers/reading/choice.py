@@ -24,8 +24,9 @@ class Choice:
 
     fields: all, in order. names, places, forms: of those that are spans. dense: those by rows whose
     samples have one shape; rows: the others by rows, with their forms where they are arrays.
-    has_arrays: some spans are arrays. has_chunks: some lie in chunks. are_never_empty: each span
-    has bytes. needs_table: something is in the shards' tables.
+    has_arrays: some spans are arrays. has_chunks: some lie in chunks. told: those of them that some
+    samples lack, which are among rows. are_never_empty: each span has bytes. needs_table: something
+    is in the shards' tables.
     """
 
     def __init__(self, layout: Layout, fields: Sequence[str]) -> None:
@@ -44,9 +45,17 @@ class Choice:
         by_rows = [name for name in fields if layout.is_by_rows(name)]
         forms = {name: _dense_form(layout, name) for name in by_rows}
         self.has_chunks = any(layout.storage[name] == "chunks" for name in by_rows)
-        self.dense = {name: form for name, form in forms.items() if form is not None}
+        # Who has a field that lies in chunks is told where these are read by rows.
+        self.told = tuple(
+            name for name in by_rows if name in layout.lacking and layout.storage[name] == "chunks"
+        )
+        self.dense = {
+            name: form for name, form in forms.items() if form is not None and name not in self.told
+        }
         self.rows = {
-            name: array_form(layout.schema[name]) for name, form in forms.items() if form is None
+            name: array_form(layout.schema[name]) if form is None else form
+            for name, form in forms.items()
+            if name not in self.dense
         }
         self._values = {
             name: (at, number_dtype(layout.schema[name]))
@@ -56,8 +65,10 @@ class Choice:
         self.are_never_empty = all(place.height is not None for place in self.places) and not (
             layout.lacking.intersection(spans)
         )
-        self.needs_table = bool(self.places or self._values or layout.lacking.intersection(fields))
-        self._lacking = tuple(name for name in fields if name in layout.lacking)
+        self._lacking = tuple(
+            name for name in fields if name in layout.lacking and name not in self.told
+        )
+        self.needs_table = bool(self.places or self._values or self._lacking)
         self._columns = tuple(
             [getattr(place, what) for place in self.places] for what in ("start", "end", "crc")
         )
@@ -85,7 +96,7 @@ class Choice:
         }
 
     def present(self, table: Ints) -> dict[str, NDArray[np.bool_]]:
-        """Which samples have a field, of those that some lack."""
+        """Which samples have a field, of those that some lack and that the table tells of."""
         found = {}
         for name in self._lacking:
             span = self._layout.table.spans.get(name)

@@ -19,7 +19,7 @@ from penstock.readers.reading.choice import Choice
 from penstock.readers.reading.loading import load_blobs, load_local
 from penstock.readers.reading.open_shards import OpenShards
 from penstock.readers.reading.page_advice import PageAdvice
-from penstock.readers.reading.rows_reading import WRONG_CRC, read_by_rows
+from penstock.readers.reading.rows_reading import WRONG_CRC, read_by_rows, told
 from penstock.readers.reading.span_columns import EMPTY, span_columns
 from penstock.readers.reading.visit import SpanVisit, Visit
 
@@ -135,7 +135,7 @@ class SampleReader:
         return SampleBatch(
             ids=index.starts[rows[:, 0]] + rows[:, 1],
             columns={name: columns[name] for name in choice.fields},
-            present=choice.present(table),
+            present={**choice.present(table), **told(choice, by_rows)},
             bytes_read=size_bytes,
         )
 

@@ -15,6 +15,7 @@ from penstock.readers.fields.columns import (
     RaggedColumn,
     joined_columns,
 )
+from penstock.readers.fields.field_types import PRESENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import ReadMode
     from penstock.readers.blocks import Blocks
-    from penstock.readers.fields.arrays import ArrayForm
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.crops import Crop
     from penstock.readers.formats.shard import OpenShard, Places
@@ -64,15 +64,16 @@ def read_by_rows(
     marks: dict[int, str] | None,
     crops: Mapping[str, Crop],
 ) -> dict[str, Column]:
-    """The columns of a batch, in its order. back: as `Visit.back` has it. crops: of those of one
-    shape, by field. mode, marks: as in `SampleReader.read`, marks by the visit's samples. Raises
-    what reading raises."""
+    """The columns of a batch, in its order; of `Choice.told` also who has them, as "x.present".
+    back: as `Visit.back` has it. crops: of those of one shape, by field. mode, marks: as in
+    `SampleReader.read`, marks by the visit's samples. Raises what reading raises."""
     outs = {}
     for name, form in choice.dense.items():
         shape = crops[name].shape if name in crops else form.fixed_shape
         outs[name] = blocks.array((len(visit.rows), *shape), form.dtype)
     crops = {name: crop for name, crop in crops.items() if name in outs}
     parts: dict[str, list[Column]] = {name: [] for name in choice.rows}
+    parts |= {name + PRESENT: [] for name in choice.told}
     pieces = _pieces(visit, choice, crops, mode, reader)
     small, large_wrong = outs, None
     if len(visit.rows) > 1 and sum(out.nbytes for out in outs.values()) >= _LARGE_BYTES:
@@ -93,11 +94,12 @@ def read_by_rows(
             if marks is None:
                 raise reader.corruption(visit.numbers[piece], int(visit.rows[a + place]))
             marks.setdefault(a + place, reason)
-        for name, column in found.items():
-            parts[name].append(column)
+        everyone = DenseColumn(np.ones(b - a, np.bool_))
+        for name, some in parts.items():
+            some.append(found[name] if name in found or name in choice.rows else everyone)
     columns: dict[str, Column] = {name: DenseColumn(out) for name, out in outs.items()}
     for name, some in parts.items():
-        joined = joined_columns(some) if some else _nothing(choice.rows[name])
+        joined = joined_columns(some) if some else _nothing(choice, name)
         columns[name] = joined if back is None else joined.take(back)
     return columns
 
@@ -177,10 +179,25 @@ def _in_mode(shard: OpenShard, mode: ReadMode, reader: Reader) -> OpenShard:
     return in_mode(shard, mode)
 
 
-def _nothing(form: ArrayForm | None) -> Column:
-    """A column of no samples. form: of arrays, None of what is encoded."""
+def told(choice: Choice, columns: Mapping[str, Column]) -> dict[str, NDArray[np.bool_]]:
+    """Who has the fields of `Choice.told`."""
+    found = {}
+    for name in choice.told:
+        column = columns[name + PRESENT]
+        assert isinstance(column, DenseColumn)
+        found[name] = column.values
+    return found
+
+
+def _nothing(choice: Choice, name: str) -> Column:
+    """A column of no samples, or who of none has a field."""
+    if name not in choice.rows:
+        return DenseColumn(np.empty(0, np.bool_))
+    form = choice.rows[name]
     if form is None:
         return EncodedColumn([])
+    if not form.is_ragged:
+        return DenseColumn(np.empty((0, *form.fixed_shape), form.dtype))
     shapes = None if form.rest is not None else np.empty((0, len(form.shape)), np.int64)
     return RaggedColumn(
         np.empty((0, *(form.rest or ())), form.dtype), np.zeros(1, np.int64), shapes

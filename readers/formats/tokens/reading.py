@@ -57,6 +57,21 @@ class _Reader:
         del corners
         return [0] if _TOKENS in fields and len(rows) else []
 
+    def needs_parts(
+        self, rows: Ints, fields: Sequence[str], corners: Corners
+    ) -> tuple[list[int], list[int], list[int]]:
+        """Where the tokens of these rows lie."""
+        del corners
+        if _TOKENS not in fields or not len(rows):
+            return [], [], []
+        starts, lengths = self._wanted(rows)
+        size = self._dtype.itemsize
+        return [0] * len(starts), (starts * size).tolist(), ((starts + lengths) * size).tolist()
+
+    def _wanted(self, rows: Ints) -> tuple[Ints, Ints]:
+        """First tokens and lengths of what some rows are made of."""
+        raise NotImplementedError
+
     def _parts(self, data: ShardData, starts: list[int], ends: list[int]) -> list[NDArray[Any]]:
         """Tokens [start, end) of the shard, each an array in the file's dtype."""
         view, itemsize = data.view(0), self._dtype.itemsize
@@ -92,6 +107,10 @@ class _Stream(_Reader):
         # First token of each document, counted from the shard's first.
         ends = np.cumsum(notes.lengths, dtype=np.int64)
         self._begins = ends - notes.lengths
+
+    def _wanted(self, rows: Ints) -> tuple[Ints, Ints]:
+        cut = self._notes.cut
+        return rows * cut.stride, np.full(len(rows), cut.length, np.int64)
 
     def name(self, row: int) -> str:
         """The file and the tokens."""
@@ -189,6 +208,9 @@ class _Pieces(_Cut):
         if len(self._pieces) != shard.samples:
             raise ValueError("its pieces aren't those of its documents")
 
+    def _wanted(self, rows: Ints) -> tuple[Ints, Ints]:
+        return self._pieces.starts[rows], self._pieces.lengths[rows]
+
     def name(self, row: int) -> str:
         """The file, the document and the tokens of it."""
         return self._piece_name(row)
@@ -245,6 +267,10 @@ class _Packed(_Cut):
     def _members(self, row: int) -> Ints:
         a, b = self._packing.bounds[row : row + 2]
         return self._packing.pieces[a:b]
+
+    def _wanted(self, rows: Ints) -> tuple[Ints, Ints]:
+        members = np.concatenate([self._members(row) for row in rows.tolist()])
+        return self._pieces.starts[members], self._pieces.lengths[members]
 
     def name(self, row: int) -> str:
         """The file, and the documents."""

@@ -51,6 +51,7 @@ SHARD_UNITS = [[4, 3], [2], [5], [1, 1], [2]]
 ROWS = sum(map(sum, UNITS))
 X_BYTES = 12
 FOOTER_BYTES = 8
+MISSING: dict[str, int] = {}  # samples that lack a field
 
 DECODED: list[tuple[int, int]] = []
 """Chunks that were decoded since the format was installed: the first sample of their shard, and
@@ -234,7 +235,7 @@ class _Listing:
                     fields=np.arange(len(starts)) % len(FIELDS),
                 ),
                 checksum=crc32c(b"%d" % low, crc32c(footer)),
-                fields={"y": FieldSummary(storage="chunks", bounds=(0.0, 4.0))},
+                fields=_summaries(is_first=first == 0),
                 notes=b"%d" % first,
             )
             first += sum(units)
@@ -244,6 +245,13 @@ class _Listing:
     ) -> Iterator[tuple[Candidates, int]]:
         del name, total
         yield self.candidates(workers=workers), number
+
+
+def _summaries(*, is_first: bool) -> dict[str, FieldSummary]:
+    found = {"y": FieldSummary(storage="chunks", bounds=(0.0, 4.0))}
+    for name, missing in MISSING.items() if is_first else ():
+        found[name] = FieldSummary(storage="chunks", missing=missing)
+    return found
 
 
 class _Indexing:

@@ -11,8 +11,10 @@ import pytest
 
 from penstock.cache import DiskCache
 from penstock.cache.errors import IndexChangedError
+from penstock.pipeline.loader import DataLoader
 from penstock.readers import Dataset
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+from penstock.readers.fields.field_types import PRESENT
 from penstock.readers.index.manifest import check_manifest
 from tests.readers.formats import blocks
 
@@ -171,3 +173,41 @@ def test_a_manifest_tells_the_bytes_of_each_field(tmp_path: Path) -> None:
             check_manifest(replace(manifest, field_bytes=[wrong, *whole[1:]]))
     with pytest.raises(ValueError, match="fields"):
         check_manifest(replace(manifest, field_bytes=None))
+
+
+class Lacking(blocks.Reader):
+    """One of a format whose samples lack "y" where their number is a multiple of 5, and "t" of 7;
+    a shard where none does says nothing."""
+
+    def read_rows(self, rows: Any, fields: Any, **more: Any) -> Any:
+        found = dict(super().read_rows(rows, fields, **more))
+        for field, every in (("y", 5), ("t", 7)):
+            has = (rows + self._first) % every != 0
+            if field in found and not has.all():
+                found[field + PRESENT] = DenseColumn(has)
+        return found
+
+
+def test_who_has_a_field_is_told_with_it(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks.Blocks, "reader", Lacking)
+    monkeypatch.setattr(blocks, "MISSING", {"y": 4, "t": 3})
+    assert dataset.index.lacking == {"t": 3, "y": 4}
+    assert dataset.fields == ("x",)
+    fields = ("y", "x", "y.present", "t", "t.present")
+    with dataset.select(*fields) as chosen:
+        batch = chosen.read(shuffled(chosen))
+        check(batch, ("y", "x", "t"))
+        ids = batch.ids
+        assert batch.present["y"].tolist() == (ids % 5 != 0).tolist()
+        assert batch.present["t"].tolist() == (ids % 7 != 0).tolist()
+        assert chosen.column("y.present").tolist() == [i % 5 != 0 for i in range(blocks.ROWS)]
+        nothing = chosen.read(shuffled(chosen)[:0])
+        assert nothing.columns["y"].values.dtype == np.float32
+        assert not len(nothing.present["y"])
+        with DataLoader(chosen, batch_size=5, shuffle=True, seed=1, as_dict=True) as loader:
+            found = {
+                float(x[0]): bool(has)
+                for batch in loader
+                for x, has in zip(batch["x"], batch["y.present"], strict=True)
+            }
+        assert found == {float(i): i % 5 != 0 for i in range(blocks.ROWS)}

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from benchmarks import cache, compare, demo, memory, overhead, resume
+from benchmarks import cache, compare, demo, memory, native_arrays, overhead, resume
 from benchmarks.data import Prepared, prepare
 from benchmarks.photographs import PHOTOGRAPHS, borrow_images, make_photographs
 from benchmarks.proof import judge
@@ -400,6 +400,17 @@ def test_synthetic_shards_are_uneven_and_complete() -> None:
     assert sizes.sum() == 10**5
     assert sizes.min() > 0
     assert len(set(sizes.tolist())) > 50
+
+
+def test_native_arrays_are_played_beside_torch_and_a_loop(tmp_path: Path) -> None:
+    native_arrays.main(["--quick", "--results", str(tmp_path)])
+    found = json.loads((tmp_path / "native_arrays.json").read_text())
+    assert len(found["cases"]) == 3
+    for case in found["cases"].values():
+        for side in ("penstock files", "penstock pack", *native_arrays.OTHERS):
+            assert case[side]["gb_per_s"] > 0
+        for other in native_arrays.OTHERS:
+            assert case[f"penstock files over {other}"]["median"] > 0
 
 
 def test_memory_tells_a_slope(tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from penstock import DataLoader, Dataset
-from penstock.pipeline.feed import page_locked
 from penstock.pipeline.feed.page_locked import PageLocked, tensor_in_storage
 from penstock.pipeline.feed.tensors import tensor_of
 from penstock.readers.blocks import Blocks
@@ -83,7 +82,7 @@ def test_where_no_memory_can_be_locked_other_is_taken(
         raise RuntimeError("out of memory")
 
     memory = PageLocked(torch.device("cpu"))
-    monkeypatch.setattr(page_locked.torch, "empty", empty)
+    monkeypatch.setattr(torch, "empty", empty)
     blocks = Blocks(allocate=memory)
     first, second = (blocks.array((2**20,), np.dtype(np.float32)) for _ in range(2))
     assert first.shape == second.shape == (2**20,)

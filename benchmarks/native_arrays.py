@@ -1,0 +1,242 @@
+"""`python -m benchmarks.native_arrays`: large and middling float32 arrays, beside torch and a loop.
+
+One run, sides interleaved in turning order, the same samples, shuffled, page cache warm:
+
+- penstock files: the loader on a folder of .npy files with labels, default settings: each checked
+  against its CRC-32C when it is read;
+- penstock pack: the same as a pack, checked when it is first read;
+- penstock array: the same as one .npy file, where the format "npy" is there;
+- torch 0, torch 2: `torch.utils.data.DataLoader` without and with two workers, over a map-style
+  dataset of `torch.from_numpy(np.load(path))`, its usual collate;
+- readinto: a bare loop that reads each file into its row of a new tensor: no order, no check, no
+  state, nothing ahead.
+
+A ratio is taken inside a round: penstock's GB/s over the other's. Nothing is done with a batch but
+a look at its first number. CPU time is that of this process and its workers, page faults are its
+own. Writes benchmarks/results/native_arrays.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Console
+
+from benchmarks.record import RESULTS, write_result
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.cpu import tree_cpu_s
+from penstock.pipeline.bench.figures import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+OURS = ("penstock files", "penstock pack", "penstock array")
+OTHERS = ("torch 0", "torch 2", "readinto")
+WORKERS = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Arrays of one size. numbers: float32 in each."""
+
+    name: str
+    numbers: int
+    batch: int
+    samples: int
+
+    def smaller(self, factor: int) -> Case:
+        """A look at the same."""
+        return Case(
+            name=self.name,
+            numbers=max(64, self.numbers // factor),
+            batch=self.batch,
+            samples=4 * self.batch,
+        )
+
+
+CASES = (
+    Case(name="147 MB, batch 2", numbers=36_750_000, batch=2, samples=8),
+    Case(name="2.8 MB, batch 1", numbers=700_000, batch=1, samples=200),
+    Case(name="64 kB, batch 64", numbers=16_000, batch=64, samples=4096),
+)
+
+
+def write_data(folder: Path, case: Case) -> None:
+    """A folder of files, one file of all, and a pack."""
+    from penstock import pack
+
+    files = folder / "files"
+    files.mkdir()
+    base = np.random.default_rng(7).standard_normal(case.numbers, np.float32)
+    whole = np.lib.format.open_memmap(
+        folder / "array.npy", "w+", np.dtype(np.float32), (case.samples, case.numbers)
+    )
+    with (files / "metadata.jsonl").open("w") as lines:
+        for number in range(case.samples):
+            whole[number] = base + np.float32(number)
+            np.save(files / f"{number:06d}.npy", whole[number])
+            lines.write(json.dumps({"file_name": f"{number:06d}.npy", "label": number}) + "\n")
+    del whole
+    pack(files, folder / "pack")
+
+
+class Files:
+    """A map-style dataset over files, as people write it."""
+
+    def __init__(self, folder: Path, samples: int) -> None:
+        self._folder, self._samples = folder, samples
+
+    def __len__(self) -> int:
+        return self._samples
+
+    def __getitem__(self, i: int) -> Any:
+        import torch
+
+        return torch.from_numpy(np.load(self._folder / f"{i:06d}.npy")), i
+
+
+def readinto(folder: Path, case: Case) -> Iterator[Any]:
+    """Batches of one epoch, drawn anew each time, each file read into its row."""
+    import torch
+
+    order = np.random.default_rng().permutation(case.samples)
+    for start in range(0, case.samples - case.batch + 1, case.batch):
+        rows = order[start : start + case.batch]
+        values = torch.empty((case.batch, case.numbers))
+        for place, row in enumerate(rows.tolist()):
+            with open(folder / f"{row:06d}.npy", "rb", buffering=0) as file:
+                file.seek(128)  # numpy's header of one dimension
+                file.readinto(values[place].numpy())  # type: ignore[attr-defined]
+        yield values, torch.from_numpy(rows)
+
+
+def measure(
+    cases: tuple[Case, ...], *, rounds: int, seconds: float, results: Path, console: Console
+) -> Path:
+    """Play the rounds, print the ratios and write the result. Returns its path."""
+    found: dict[str, Any] = {}
+    for case in cases:
+        with tempfile.TemporaryDirectory() as folder:
+            write_data(Path(folder), case)
+            found[case.name] = {**asdict(case), **_rounds(Path(folder), case, rounds, seconds)}
+        console.print(case.name, found[case.name], highlight=False)
+    settings = {"rounds": rounds, "seconds": seconds, "workers": WORKERS}
+    return write_result("native_arrays", settings | {"cases": found}, folder=results)
+
+
+def _rounds(folder: Path, case: Case, rounds: int, seconds: float) -> dict[str, Any]:
+    plays: dict[str, Callable[[], Iterator[Any]]] = {}
+    with ExitStack() as stack:
+        for side, name in zip(OURS, ("files", "pack", "array.npy"), strict=True):
+            loader = _ours(folder / name, case, stack)
+            if loader is not None:
+                plays[side] = loader.__iter__
+        plays |= _others(folder / "files", case)
+        figures: dict[str, list[dict[str, float]]] = {side: [] for side in plays}
+        for make in plays.values():
+            _play(make, case, 0)
+        sides = [*plays]
+        for number in range(rounds):
+            for side in sides if number % 2 == 0 else sides[::-1]:
+                figures[side].append(_play(plays[side], case, seconds))
+    told: dict[str, Any] = {
+        side: {what: _rounded([play[what] for play in each]) for what in each[0]}
+        for side, each in figures.items()
+    }
+    for side in plays:
+        if side in OURS:
+            for other in OTHERS:
+                pairs = zip(figures[side], figures[other], strict=True)
+                ratios = [mine["gb_per_s"] / theirs["gb_per_s"] for mine, theirs in pairs]
+                told[f"{side} over {other}"] = asdict(Figure.of(ratios))
+    return told
+
+
+def _rounded(each: list[float]) -> float:
+    return float(f"{statistics.median(each):.4g}")
+
+
+def _ours(place: Path, case: Case, stack: ExitStack) -> Any:
+    from penstock import DataLoader, Dataset
+
+    if place.suffix == ".npy":
+        try:
+            dataset = Dataset(place, format="npy")
+        except ConfigError:  # a Penstock that hasn't this format
+            return None
+    else:
+        dataset = Dataset(place, fields=("array", "label"))
+    stack.enter_context(dataset)
+    return stack.enter_context(
+        DataLoader(dataset, case.batch, shuffle=True, drop_last=True, seed=7)
+    )
+
+
+def _others(files: Path, case: Case) -> dict[str, Callable[[], Iterator[Any]]]:
+    import torch.utils.data
+
+    theirs: Any = Files(files, case.samples)
+    common: dict[str, Any] = {"batch_size": case.batch, "shuffle": True, "drop_last": True}
+    alone = torch.utils.data.DataLoader(theirs, **common)
+    workers = torch.utils.data.DataLoader(
+        theirs, num_workers=WORKERS, persistent_workers=True, **common
+    )
+    return {
+        "torch 0": lambda: iter(alone),
+        "torch 2": lambda: iter(workers),
+        "readinto": lambda: readinto(files, case),
+    }
+
+
+def _play(make: Callable[[], Iterator[Any]], case: Case, seconds: float) -> dict[str, float]:
+    """Whole epochs, for some seconds at least."""
+    batches, total, elapsed = 0, 0.0, 0.0
+    before, used = resource.getrusage(resource.RUSAGE_SELF).ru_minflt, tree_cpu_s()
+    began = time.perf_counter()
+    while not batches or elapsed < seconds:
+        for batch in make():
+            values = batch[0] if isinstance(batch, tuple | list) else batch
+            batches += 1
+            total += float(values.reshape(-1)[0])  # somebody looks at it
+        elapsed = time.perf_counter() - began
+    assert total == total
+    cpu_s = tree_cpu_s() - used
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+    gigabytes = 4e-9 * case.numbers * case.batch * batches
+    return {
+        "gb_per_s": gigabytes / elapsed,
+        "batches_per_s": batches / elapsed,
+        "cpu_s_per_gb": cpu_s / gigabytes,
+        "page_faults_per_gb": faults / gigabytes,
+    }
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(prog="benchmarks.native_arrays", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="2 short rounds of small arrays")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=1.0, help="of each play, at least")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args(argv)
+    measure(
+        tuple(case.smaller(1000) for case in CASES) if options.quick else CASES,
+        rounds=2 if options.quick else options.rounds,
+        seconds=0.0 if options.quick else options.seconds,
+        results=options.results,
+        console=Console(),
+    )
+
+
+if __name__ == "__main__":
+    main()

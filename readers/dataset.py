@@ -311,9 +311,19 @@ class Dataset(Source):
             rows, mode=mode, bad=bad, fields=fields, crops=crops, blocks=blocks
         )
 
-    def ids(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Sample ids of (shard, row): positions in the index."""
-        return self.contents.places(rows)
+    def read_parts(
+        self,
+        rows: NDArray[np.int64],
+        bounds: Sequence[int],
+        *,
+        mode: ReadMode = READ_MODE,
+        bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
+    ) -> list[SampleBatch]:
+        """Several small batches by one read; see `Source.read_parts`."""
+        reader = self._open()
+        return reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=fields, blocks=blocks)
 
     def rows(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """(shard, row) of sample ids, int64, shape (n, 2). Raises ConfigError for ids that don't
@@ -365,24 +375,6 @@ class Dataset(Source):
                     chunks.close()
                 self._reader.index.origin.close()
             self._scratch.close()
-
-
-def read_parts(
-    source: Source,
-    rows: NDArray[np.int64],
-    bounds: Sequence[int],
-    *,
-    mode: ReadMode = READ_MODE,
-    bad: dict[int, str] | None = None,
-    fields: Sequence[str] | None = None,
-    blocks: Blocks | None = None,
-) -> list[SampleBatch]:
-    """Several small batches by one read: the samples between bounds, each part in memory of its
-    own. Other arguments, and what is raised, as for `Dataset.read`."""
-    if isinstance(source, Dataset):
-        reader = source._open()
-        return reader.read_parts(rows, bounds, mode=mode, bad=bad, fields=fields, blocks=blocks)
-    return source.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks).parts(bounds)
 
 
 def _made(url: Url, arguments: dict[str, Any], names: tuple[str, ...] | None) -> Dataset:

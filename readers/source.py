@@ -90,9 +90,10 @@ class Source(ABC):
 
     # -- samples
 
-    @abstractmethod
     def ids(self, rows: Ints) -> Ints:
-        """Sample ids of (shard, row), int64, shape (n,)."""
+        """Sample ids of (shard, row), int64, shape (n,): positions in the index, unless a source
+        says else."""
+        return self.contents.places(rows)
 
     @abstractmethod
     def rows(self, ids: Ints) -> Ints:
@@ -111,6 +112,21 @@ class Source(ABC):
         blocks: Blocks | None = None,
     ) -> SampleBatch:
         """The samples of rows, in their order: see `Dataset.read`."""
+
+    def read_parts(
+        self,
+        rows: Ints,
+        bounds: Sequence[int],
+        *,
+        mode: ReadMode = READ_MODE,
+        bad: dict[int, str] | None = None,
+        fields: Sequence[str] | None = None,
+        blocks: Blocks | None = None,
+    ) -> list[SampleBatch]:
+        """Several small batches by one read: the samples between bounds, each part in memory of its
+        own. Other arguments, and what is raised, as for `read`."""
+        batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
+        return batch.parts(bounds) if blocks is None else batch.parts(bounds, array=blocks.array)
 
     @abstractmethod
     def names(self, ids: Iterable[int] | Ints) -> list[str]:

@@ -14,7 +14,6 @@ from penstock.cache.errors import PenstockError
 from penstock.pipeline.feed.batch import Batch
 from penstock.pipeline.report.probes import ReadProbe
 from penstock.readers.blocks import Blocks
-from penstock.readers.dataset import read_parts
 from penstock.readers.fields.columns import RaggedColumn
 from penstock.readers.types import EncodedBatch
 
@@ -135,15 +134,10 @@ class BatchReader:
         """As `_read_once`, of several batches."""
         is_all = self.payloads.are_none and self.transform is None and not self.recipes
         if not is_all or self.resident is not None:
-            return self._read_once(ids, epoch, bad, rows).parts(bounds)
-        return read_parts(
-            self.dataset,
-            rows,
-            bounds,
-            mode=self.mode,
-            bad=bad,
-            fields=self.fields,
-            blocks=self.blocks,
+            content = self._read_once(ids, epoch, bad, rows)
+            return content.parts(bounds, array=self.blocks.array)
+        return self.dataset.read_parts(
+            rows, bounds, mode=self.mode, bad=bad, fields=self.fields, blocks=self.blocks
         )
 
     def close(self) -> None:

@@ -278,6 +278,12 @@ class _WholeReader:
     def __init__(self, reader: ChunkReader, schema: Schema) -> None:
         self.inner, self._schema = reader, schema
 
+    def plain(self, field: str, *, data: ShardData) -> Plain | None:
+        """Where a field's rows lie in a map."""
+        tell = getattr(self._reader, "plain", None)
+        found: Plain | None = None if tell is None else tell(field, data=data)
+        return found
+
     def needs(self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]) -> list[int]:
         """The extents that these rows need."""
         del corners

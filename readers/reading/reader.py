@@ -149,12 +149,14 @@ class SampleReader:
         fields: Sequence[str] | None = None,
         blocks: Blocks | None = None,
     ) -> list[SampleBatch]:
-        """Several batches by one read; see `readers.dataset.read_parts`."""
+        """Several batches by one read; see `Source.read_parts`."""
         _check_rows(rows, self.index, mode, self._url)
-        found = self._plain_parts(rows, bounds, mode, fields, blocks or self._blocks)
+        blocks = blocks or self._blocks
+        found = self._plain_parts(rows, bounds, mode, fields, blocks)
         if found is not None:
             return found
-        return self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks).parts(bounds)
+        batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
+        return batch.parts(bounds, array=blocks.array)
 
     def _plain_parts(
         self,

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.readers import Dataset
 from penstock.readers.blocks import Blocks
-from penstock.readers.dataset import read_parts
 from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.formats.tokens import listing
 from penstock.readers.reading import plain_rows
@@ -59,7 +58,7 @@ def test_rows_of_many_shards_are_those_that_are_gathered(
             assert batch.ids.tolist() == dataset.ids(rows[start : start + 37]).tolist()
             assert batch.bytes_read == 18 * len(batch)
         bounds = [0, 10, 50, len(rows)]
-        parts = read_parts(dataset, rows, bounds)
+        parts = dataset.read_parts(rows, bounds)
         found = [row for part in parts for row in values(part.columns["tokens"])]
         assert found == wanted
         assert [len(part) for part in parts] == [10, 40, len(rows) - 50]
@@ -68,7 +67,7 @@ def test_rows_of_many_shards_are_those_that_are_gathered(
 
 def test_each_part_is_in_memory_of_its_own(root: Path) -> None:
     with Dataset(root, **SETTINGS) as dataset:
-        first, second = read_parts(dataset, rows_of(dataset)[:8], [0, 4, 8], blocks=Blocks())
+        first, second = dataset.read_parts(rows_of(dataset)[:8], [0, 4, 8], blocks=Blocks())
     one, other = first.columns["tokens"], second.columns["tokens"]
     assert isinstance(one, DenseColumn)
     assert isinstance(other, DenseColumn)

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.cache.base.blob import READ_MODE, ReadMode
-from penstock.cache.base.counters import Traffic
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ClosedError, ConfigError
@@ -26,12 +25,12 @@ from penstock.readers.formats.format import chosen_by
 from penstock.readers.formats.registry import AUTO, check_format
 from penstock.readers.formats.sampling import AS_THEY_COME, check_sampling
 from penstock.readers.index.opening import Opener
+from penstock.readers.open_source import OpenSource
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import check_url, show
 from penstock.readers.reading.reader import SampleReader
 from penstock.readers.reading.sample_names import sample_names
-from penstock.readers.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -56,7 +55,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 
-class Dataset(Source):
+class Dataset(OpenSource):
     """A dataset is a folder, a file or several files, named by a URL.
 
     It opens at first use; several threads may read.
@@ -254,26 +253,6 @@ class Dataset(Source):
         from penstock.readers.remote_shards import RemoteShards
 
         return RemoteShards.of_dataset(index.remote, index.shards, count=len(index.sizes))
-
-    @property
-    def bytes_fetched(self) -> int:
-        """Bytes downloaded so far; 0 for a local dataset."""
-        return self.traffic().bytes_remote
-
-    def traffic(self) -> Traffic:
-        """What was read so far, by tier; of a local dataset bytes_disk alone."""
-        return self._reader.traffic() if self._reader is not None else Traffic()
-
-    def release(self, shards: Iterable[int]) -> None:
-        """Forget open shards, so that the cache may drop their blobs; batches that were handed out
-        keep theirs."""
-        if self._reader is not None:
-            self._reader.shards.release(shards)
-
-    def give_back(self) -> None:
-        """Forget those open shards that the cache needn't keep for this dataset's loaders."""
-        if self._reader is not None:
-            self._reader.shards.give_back()
 
     def __repr__(self) -> str:
         samples = f", {self._reader.index.samples} samples" if self._reader is not None else ""

@@ -86,7 +86,15 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         # What the loader reads, whatever it is made of.
         (
             frozenset(
-                {"concatenation", "source", "contents", "splits", "remote_shards", "whole_columns"}
+                {
+                    "concatenation",
+                    "contents",
+                    "open_source",
+                    "remote_shards",
+                    "source",
+                    "splits",
+                    "whole_columns",
+                }
             ),
         ),
         (frozenset({"reading"}),),

@@ -280,7 +280,7 @@ class _WholeReader:
 
     def plain(self, field: str, *, data: ShardData) -> Plain | None:
         """Where a field's rows lie in a map."""
-        tell = getattr(self._reader, "plain", None)
+        tell = getattr(self.inner, "plain", None)
         found: Plain | None = None if tell is None else tell(field, data=data)
         return found
 

@@ -294,12 +294,19 @@ def _joined(each: Sequence[Contents]) -> Contents:
         files=sum(c.files for c in each),
         is_file_per_sample=any(c.is_file_per_sample for c in each),
         units=units,
+        unit_bytes=_mean_unit_bytes(each),
         longest={
             name: max(c.longest[name] for c in each)
             for name in each[0].longest
             if all(name in c.longest for c in each)
         },
     )
+
+
+def _mean_unit_bytes(each: Sequence[Contents]) -> float:
+    """Of a unit of several, on average."""
+    counts = [sum(map(len, c.units)) if c.units is not None else len(c.sizes) for c in each]
+    return sum(n * c.unit_bytes for n, c in zip(counts, each, strict=True)) / max(1, sum(counts))
 
 
 def _common(schemas: Sequence[Schema]) -> Schema:

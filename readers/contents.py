@@ -30,8 +30,9 @@ class Contents:
     shard (`index.totals.label_correlation`), None where it isn't known. shuffled: whether the
     samples lie in random order. images: bounds of the oriented sizes, by field. files: that
     the samples lie in; is_file_per_sample: in one each. units: rows of each decode unit, by shard;
-    None where a sample can be had alone. longest: largest first length of fields whose samples
-    differ in it, as far as known.
+    None where a sample can be had alone. unit_bytes: of all fields of one, decoded, on average and
+    as far as metadata tell. longest: largest first length of fields whose samples differ in it, as
+    far as known.
     """
 
     schema: Schema
@@ -45,6 +46,7 @@ class Contents:
     files: int
     is_file_per_sample: bool
     units: Sequence[Ints] | None = None
+    unit_bytes: float = 0.0
     longest: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property

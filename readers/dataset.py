@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ClosedError, ConfigError
 from penstock.readers.contents import Contents
+from penstock.readers.fields.arrays import array_form
 from penstock.readers.fields.selection import (
     check_names,
     check_selection,
@@ -382,6 +384,17 @@ def _kept_chunks(
     return (chunks,)
 
 
+def _unit_bytes(index: Index) -> float:
+    """Of a decode unit, all fields: those of one shape as they are handed out, others as stored."""
+    if (units := index.units) is None:
+        return 0.0
+    forms = {name: array_form(type) for name, type in index.schema.items()}
+    dense = {name: form for name, form in forms.items() if form and not form.is_ragged}
+    sample_bytes = sum(math.prod(form.fixed_shape) * form.dtype.itemsize for form in dense.values())
+    stored = int(index.manifest.bytes_of(name for name in forms if name not in dense).sum())
+    return (sample_bytes * index.samples + stored) / max(1, sum(map(len, units)))
+
+
 def _contents(index: Index) -> Contents:
     return Contents(
         schema=index.schema,
@@ -395,5 +408,6 @@ def _contents(index: Index) -> Contents:
         files=index.files,
         is_file_per_sample=index.format.is_file_per_sample,
         units=index.units,
+        unit_bytes=_unit_bytes(index),
         longest=index.longest,
     )

@@ -92,6 +92,12 @@ def build(
         raise
     if prefetch is not None:
         meter.remote = prefetch.facts
+    if dataset.chunks:
+        from penstock.pipeline.feed.chunk_room import watch_chunks  # others need none of it
+
+        meter.chunks = watch_chunks(
+            dataset, order.settings, options.world, batch_size=options.sizes.per_rank
+        )
     scale = ReadScale.of(
         dataset,
         options,
@@ -100,6 +106,7 @@ def build(
         is_plain=not road.graphs and mapper is None,
     )
     map_threads = mapper.threads if mapper is not None else 0
+    units_threads = scale.threads if dataset.contents.units is not None else 0
     # Without images nothing is in DALI: one batch waits there, the others where they are counted.
     depth = options.depth if road.graphs else 1
     feed = Feed(
@@ -107,7 +114,7 @@ def build(
         position,
         depth=depth,
         read_threads=max(scale.threads, map_threads),
-        least_ahead=max(map_threads, READ_AHEAD + options.depth - depth),
+        least_ahead=max(map_threads, units_threads, READ_AHEAD + options.depth - depth),
         most_ahead=scale.most_ahead - depth,
         turn=scale.turn,
         decodes_ahead=options.device.type == "cpu" and (bool(road.graphs) or options.pin_memory),

@@ -24,6 +24,10 @@ READ_THREADS = 4
 # A thread reads a batch; of a remote as many batches as hide its latency, up to so many.
 REMOTE_READ_THREADS = 32
 
+# Units are decoded on the reading threads: by as many as there are cores, up to so many; beside
+# those that decode images, by two, as there one goes on while the other decodes.
+MOST_UNIT_THREADS, UNIT_THREADS_BESIDE = 8, 2
+
 # To read samples of so many bytes is to copy them, whatever holds them: a thread a core, as two do
 # twice as much as one (2.8 MB on 2 cores: 2,500 against 1,600), and four no more than one.
 LARGE_SAMPLE_BYTES = 2**20
@@ -64,16 +68,24 @@ class ReadScale:
         turn, threads = 1, READ_THREADS
         if dataset.remote_shards is not None:
             threads = REMOTE_READ_THREADS
+        elif contents.units is not None:
+            most = MOST_UNIT_THREADS if is_plain else UNIT_THREADS_BESIDE
+            threads = min(most, options.world.threads(usable_cores()))
+            if is_plain:
+                turn = _turn(sample_bytes * options.sizes.per_rank)
         elif is_plain and sample_bytes >= LARGE_SAMPLE_BYTES:
             threads = max(2, min(READ_THREADS, options.world.threads(usable_cores())))
         elif not contents.is_file_per_sample and options.read != "pread" and not are_slow:
             threads = MAPPED_READ_THREADS
             # Threads that wait for files had better wait for a batch each.
             mean_bytes = float(contents.shard_bytes.sum()) / max(1, contents.samples)
-            batch_bytes = max(1.0, mean_bytes * options.sizes.per_rank)
             if is_plain:
-                turn = max(1, min(MOST_IN_A_TURN, int(TURN_BYTES / batch_bytes)))
+                turn = _turn(mean_bytes * options.sizes.per_rank)
         return cls(threads=threads, turn=turn, most_ahead=most_ahead)
+
+
+def _turn(batch_bytes: float) -> int:
+    return max(1, min(MOST_IN_A_TURN, int(TURN_BYTES / max(1.0, batch_bytes))))
 
 
 def sample_bytes_of(dataset: Source, fields: Iterable[str]) -> float:

@@ -44,12 +44,15 @@ def shuffled_settings(
 ) -> PlanSettings:
     """Plan settings of a shuffled job: what isn't given follows from dataset and global batch."""
     shards = int(np.count_nonzero(contents.sizes))
-    mixed = shards if contents.units is None else sum(map(len, contents.units))
     lanes = int(lanes or default_lanes(global_batch, shards))
+    if not window and contents.units is not None:
+        from penstock.pipeline.plan.unit_window import default_unit_window  # others need none of it
+
+        window = default_unit_window(contents, lanes, global_batch=global_batch)
     window = int(
         window
         or default_window(
-            mixed, lanes, global_batch=global_batch, icc=contents.icc, shuffled=contents.shuffled
+            shards, lanes, global_batch=global_batch, icc=contents.icc, shuffled=contents.shuffled
         )
     )
     return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)

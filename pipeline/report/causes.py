@@ -34,6 +34,7 @@ Cause = Literal[
     "slow-map",
     "slow-disk",
     "slow-read",
+    "decoded-again",
     "tiny-shards",
     "slow-remote",
     "throttled",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.cache.base.counters import Traffic
     from penstock.pipeline.report.ceilings import Ceilings
+    from penstock.readers.formats.decoded_counts import DecodedCounts
 
 SLOW_CORE = 0.67
 """A core below this share of the fastest one's speed is slow: one other program there halves it."""
@@ -108,6 +109,25 @@ class ShardFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkFacts:
+    """What chunks that are decoded as a whole take.
+
+    counts: since the dataset was opened. open_chunks: that the windows of this rank mix at a time;
+    window: of the plan. file_bytes: what chunks may take of the cache folder; 0 without one.
+    """
+
+    counts: DecodedCounts
+    open_chunks: float
+    window: int
+    file_bytes: int
+
+    @property
+    def mean_bytes(self) -> float:
+        """Of a chunk, as decoded so far."""
+        return self.counts.decoded_bytes / max(1, self.counts.chunks)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CoreSpeeds:
     """Usable cores and how fast each is for this process. numbers: as the system counts them;
     speeds: of a fixed piece of work, the fastest core 1.0, in the same order."""
@@ -128,7 +148,8 @@ class LoaderFacts:
     gil_late: share of the reading threads' tries to take Python's GIL that came late; gil_late_s:
     the mean time of those. decode_threads, usable_cores: of this rank. device: "cpu", "cuda:0".
     workers: torch's, of a torch dataset; None for a native one. url: the dataset's, for people.
-    map: what the recipe's Maps take; None without any. bytes_read: of the samples, from wherever
+    map: what the recipe's Maps take; None without any. chunks: what decoding chunks takes; None
+    where samples can be had alone. bytes_read: of the samples, from wherever
     they came. decodes: whether there are images, which DALI decodes.
     """
 
@@ -155,6 +176,7 @@ class LoaderFacts:
     shards: ShardFacts | None = None
     images: ImageFigures | None = None
     map: MapFacts | None = None
+    chunks: ChunkFacts | None = None
     cores: CoreSpeeds | None = None
     ceilings: Ceilings | None = None
 
@@ -177,7 +199,10 @@ class LoaderFacts:
         map = self.map
         if map is not None and earlier.map is not None:
             map = replace(map, seconds=map.seconds - earlier.map.seconds)
-        return replace(self, remote=remote, map=map, **less)
+        chunks = self.chunks
+        if chunks is not None and earlier.chunks is not None:
+            chunks = replace(chunks, counts=chunks.counts.since(earlier.chunks.counts))
+        return replace(self, remote=remote, map=map, chunks=chunks, **less)
 
 
 def _less(traffic: Traffic, earlier: Traffic) -> Traffic:

@@ -21,7 +21,9 @@ from penstock.pipeline.report.statistics import Statistics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.pipeline.report.diagnosis import Diagnosis
     from penstock.pipeline.report.facts import (
+        ChunkFacts,
         CoreSpeeds,
         MapFacts,
         ResidentFacts,
@@ -65,6 +67,7 @@ class Meter:
     remote: Callable[[], TierFacts] | None = None  # of a remote dataset
     resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
     map: Callable[[], MapFacts] | None = None  # where the recipe has Maps
+    chunks: Callable[[], ChunkFacts] | None = None  # where chunks are decoded as a whole
     bad: int = 0
     quarantine: str = ""
     workers: int | None = None  # torch's, of a torch dataset; None: a native one
@@ -92,27 +95,22 @@ class Meter:
     def snapshot(self) -> Statistics:
         """The statistics as of now, with the verdict that follows from them."""
         # Here: a loader that nobody asks starts without the modules that judge.
-        from penstock.pipeline.report.diagnosis import diagnose
+        from penstock.readers.formats.decoded_counts import DecodedCounts
 
-        busy_s = self.step_s + self.wait_s
-        share = self.wait_s / busy_s if busy_s else 0.0
-        rate = self.counted_samples / busy_s if busy_s else 0.0
         waits = np.array(self.waits or [0.0])
         remote = self.remote() if self.remote is not None else None
         resident = self.resident() if self.resident is not None else None
         traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_disk)
         facts = self._facts(remote, fill_s=resident.fill_s if resident else 0.0)
-        diagnosis = diagnose(facts)
-        if diagnosis.limit == "decode" and facts.device == "cpu":
-            facts = replace(facts, cores=self._cores())
-            diagnosis = diagnose(facts)
+        facts, diagnosis = self._judged(facts)
+        counts = facts.chunks.counts if facts.chunks is not None else DecodedCounts()
         return Statistics(
             samples=self.samples,
             batches=self.batches,
             first_batch_s=self.first_batch_s,
             step_s=self.step_s,
             wait_s=self.wait_s,
-            wait_share=share,
+            wait_share=facts.wait_share,
             wait_p50_s=float(np.quantile(waits, 0.5)),
             wait_p99_s=float(np.quantile(waits, 0.99)),
             wait_read_s=self.wait_read_s,
@@ -124,6 +122,12 @@ class Meter:
             bytes_memory=resident.bytes_memory if resident else 0,
             resident_hits=resident.hits if resident else 0,
             resident_bytes=resident.size_bytes if resident else 0,
+            decoded_bytes=counts.decoded_bytes,
+            delivered_bytes=counts.delivered_bytes,
+            chunks_decoded=counts.chunks,
+            chunks_again=counts.again,
+            chunks_memory_bytes=counts.most_memory_bytes,
+            chunks_disk_bytes=counts.most_disk_bytes,
             bytes_remote=traffic.bytes_remote,
             bytes_filled=traffic.bytes_filled,
             bytes_passed=traffic.bytes_passed,
@@ -138,7 +142,7 @@ class Meter:
             remote_wait_s=traffic.remote_wait_s,
             cache_bytes=remote.kept_bytes if remote is not None else 0,
             cache_max_bytes=remote.max_bytes if remote is not None else 0,
-            samples_per_s=rate,
+            samples_per_s=facts.samples_per_s,
             decode_threads=self.decode_threads,
             bad=self.bad,
             quarantine=self.quarantine,
@@ -148,6 +152,16 @@ class Meter:
             verdict=diagnosis.verdict,
             facts=facts,
         )
+
+    def _judged(self, facts: LoaderFacts) -> tuple[LoaderFacts, Diagnosis]:
+        """What holds the run back, and the facts with what had to be looked at for that."""
+        from penstock.pipeline.report.diagnosis import diagnose
+
+        diagnosis = diagnose(facts)
+        if diagnosis.limit == "decode" and facts.device == "cpu":
+            facts = replace(facts, cores=self._cores())
+            diagnosis = diagnose(facts)
+        return facts, diagnosis
 
     def _facts(self, remote: TierFacts | None, *, fill_s: float) -> LoaderFacts:
         late, late_s = self.probe.gil()
@@ -175,6 +189,7 @@ class Meter:
             shards=self.shards,
             images=self.probe.images(self.output) if self.output else None,
             map=self.map() if self.map is not None else None,
+            chunks=self.chunks() if self.chunks is not None else None,
         )
 
     def _cores(self) -> CoreSpeeds:

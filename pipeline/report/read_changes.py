@@ -21,6 +21,8 @@ TINY_SHARD_BYTES = 1 << 20
 _FEW_SHARDS = 64
 # Reading threads that are on a core for more of their time than this don't wait for a disk.
 _COMPUTING_SHARE = 0.5
+# Chunks decoded more often than this are worth a sentence.
+_DECODED_AGAIN = 1.2
 _OTHERS = "what the other stages gave alone"
 _NOTHING_FETCHED = "nothing has to be fetched any more"
 
@@ -35,6 +37,7 @@ def reads_compute(facts: LoaderFacts) -> bool:
 def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
     """What could be changed where batches wait for local samples."""
     yield from () if facts.shards is None or facts.shards.are_files else _tiny_shards(facts)
+    yield from _decoded_again(facts)
     # What is cached of a remote folder lies in blobs of many samples.
     are_files = facts.shards is not None and facts.shards.are_files and facts.remote is None
     if reads_compute(facts) and not are_files:
@@ -60,12 +63,44 @@ def disk_changes(facts: LoaderFacts) -> Iterator[Change]:
     )
 
 
+def _decoded_again(facts: LoaderFacts) -> Iterator[Change]:
+    """What could be changed where chunks are decoded again, as nothing has room to keep them."""
+    chunks = facts.chunks
+    if chunks is None or not chunks.counts.again or chunks.counts.ratio < _DECODED_AGAIN:
+        return
+    counts = chunks.counts
+    needed = chunks.open_chunks * chunks.mean_bytes
+    kept = counts.max_bytes + counts.most_disk_bytes
+    files = (
+        f" and {format_size(counts.most_disk_bytes)} of the cache folder"
+        if counts.most_disk_bytes
+        else ""
+    )
+    advice = f'Dataset(decoded_bytes="{-(-needed // 2**20):.0f}MiB")'
+    if not chunks.file_bytes:
+        advice += ", a cache=DiskCache(...) for what memory can't keep,"
+    smaller = int(chunks.window * kept / max(needed, 1))
+    advice += f" or window={max(1, smaller)}" if smaller < chunks.window else ""
+    yield Change(
+        cause="decoded-again",
+        why=f"Decoded {counts.ratio:.2g} x what was delivered: this rank's windows have "
+        f"{chunks.open_chunks:.0f} chunks of {format_size(chunks.mean_bytes)}, and "
+        f"{format_size(counts.max_bytes)} of memory{files} keep them.",
+        advice=f"{advice} would end that.",
+        factor=counts.ratio,
+        basis="bytes decoded over bytes delivered, counted",
+        assumes="decoding chunks is all that reading takes",
+        is_anomaly=True,
+    )
+
+
 def remote_changes(facts: LoaderFacts) -> Iterator[Change]:
     """What could be changed where batches wait for the store."""
     remote = facts.remote
     assert remote is not None
     fetched, traffic = _fetched_words(facts, remote), remote.traffic
     yield from _tiny_shards(facts, fetched)
+    yield from _decoded_again(facts)
     if traffic.throttled > _THROTTLED_SHARE * traffic.requests:
         yield Change(
             cause="throttled",

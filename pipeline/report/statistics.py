@@ -31,6 +31,11 @@ class Statistics:
     bytes_disk: encoded bytes read from local files, a cache's among them.
     bytes_memory: decoded bytes that came from memory (`resident=`) in place of reading and
     decoding; resident_hits: of how many samples; resident_bytes: of images that are kept there.
+    decoded_bytes: of chunks that are decoded as a whole (Zarr, Parquet, …), since the dataset was
+    opened in this process; delivered_bytes: the part of them that samples were made of; their ratio
+    is 1 where each chunk was decoded once and used up. chunks_decoded: how many; chunks_again: of
+    those, as there was no room to keep them. chunks_memory_bytes, chunks_disk_bytes: kept in memory
+    and in the cache folder, at most.
 
     All zero for a local dataset, else counted since the dataset was opened in this process:
     bytes_remote: received from the store, metadata too; bytes_filled: of those, kept in the cache;
@@ -68,6 +73,12 @@ class Statistics:
     bytes_memory: int
     resident_hits: int
     resident_bytes: int
+    decoded_bytes: int
+    delivered_bytes: int
+    chunks_decoded: int
+    chunks_again: int
+    chunks_memory_bytes: int
+    chunks_disk_bytes: int
     bytes_remote: int
     bytes_filled: int
     bytes_passed: int
@@ -99,8 +110,21 @@ class Statistics:
             f"(p50 {self.wait_p50_s * 1e3:.1f} ms, p99 {self.wait_p99_s * 1e3:.1f} ms a batch), "
             f"first batch after {self.first_batch_s:.2f} s; "
             f"read {format_size(self.bytes_disk)} from disk, {format_size(self.bytes_remote)} from "
-            f"the remote{self._resident_text()}{self._bad_text()}.{self._tiers_text()}\n"
+            f"the remote{self._resident_text()}{self._bad_text()}."
+            f"{self._chunks_text()}{self._tiers_text()}\n"
             f"{self.verdict}"
+        )
+
+    def _chunks_text(self) -> str:
+        if not self.chunks_decoded:
+            return ""
+        times = self.decoded_bytes / max(1, self.delivered_bytes)
+        on_disk = self.chunks_disk_bytes
+        files = f" and {format_size(on_disk)} in the cache folder" if on_disk else ""
+        return (
+            f"\nChunks: {self.chunks_decoded:,} decoded ({self.chunks_again:,} again), "
+            f"{format_size(self.decoded_bytes)}, {times:.2g} x what was delivered; at most "
+            f"{format_size(self.chunks_memory_bytes)} kept in memory{files}."
         )
 
     def _tiers_text(self) -> str:

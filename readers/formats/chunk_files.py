@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.cache.disk.private_files import PrivateFiles
+from penstock.cache.disk.private_files import MOST_SHARE, PrivateFiles
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,9 +38,10 @@ class ChunkFiles:
     chunk; uri: of the dataset, for people; least_bytes: of a chunk that is worth it."""
 
     def __init__(
-        self, cache: Callable[[], DiskCache], *, uri: str, least_bytes: int = LEAST_BYTES
+        self, cache: Callable[[], DiskCache], *, uri: str, least_bytes: int | None = None
     ) -> None:
-        self._cache, self._uri, self._least_bytes = cache, uri, least_bytes
+        self._cache, self._uri = cache, uri
+        self._least_bytes = LEAST_BYTES if least_bytes is None else least_bytes
         self._files: PrivateFiles | None = None
 
     def write(self, value: Any) -> ChunkFile | None:
@@ -85,6 +86,11 @@ class ChunkFiles:
             return None
         file.end()
         return ChunkFile(file, _as(value, pa.ipc.open_file(file.buffer()).read_all()))
+
+    def room_bytes(self) -> int:
+        """How much such files of all processes may take of the folder's limit."""
+        limit = self._cache().use(lambda shelf: shelf.max_bytes)
+        return int(MOST_SHARE * (limit or 0))
 
     def close(self) -> None:
         """Remove what is left. Safe to call twice."""

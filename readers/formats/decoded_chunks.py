@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from concurrent.futures import CancelledError
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -47,6 +48,9 @@ class FileRoom(Protocol):
         """Keep a chunk; None where there is no room for it, or it isn't worth it. What a disk does
         is no error."""
 
+    def room_bytes(self) -> int:
+        """How much the files of all processes may take, as far as the folder tells."""
+
     def close(self) -> None:
         """Remove what is left. Safe to call twice."""
 
@@ -70,9 +74,10 @@ class DecodedChunks:
         self._lock = threading.Lock()
         self._kept = KeptChunks()
         self._decoding: dict[Key, Outcome[Any]] = {}
+        self._busy: Counter[int] = Counter()  # decodings by shard
         self._reserved_bytes = self._decoded_bytes = self._chunks = self._again = 0
         self._delivered_bytes = 0.0
-        self._orders = 0
+        self._turns = 0
         self._closed = self._was_told = False
 
     @property
@@ -90,6 +95,16 @@ class DecodedChunks:
         """Take only such a part of what the machine gives: one of the ranks of a node, or of the
         datasets that are read together. A bound that the user gave, or that is in use, stays."""
         self._parts = max(self._parts, parts)
+
+    def expect(self, window_rows: int) -> None:
+        """Be told how many rows are taken while a window passes: what nobody takes for longer is
+        left over. Of several readers the longest holds."""
+        with self._lock:
+            self._kept.window_rows = max(self._kept.window_rows, window_rows)
+
+    def file_room_bytes(self) -> int:
+        """What files may take beside memory; 0 where there is no cache folder."""
+        return 0 if self._files is None else self._files.room_bytes()
 
     def of(self, shard: int) -> ShardChunks:
         """The chunks of one shard."""
@@ -195,12 +210,15 @@ class DecodedChunks:
 
         with self._lock:
             self._reserved_bytes += size_bytes
+            self._busy[key[0]] += 1
         try:
             self._make_room()
             outcome.run(make, max(1, uses))
         finally:
             with self._lock:
                 self._reserved_bytes -= size_bytes
+                self._busy[key[0]] -= 1
+                self._busy += Counter()  # forgets those that have none any more
         self._make_room()
 
     def _add(self, key: Key, value: Any, *, uses: int, taken: int) -> None:
@@ -270,16 +288,26 @@ class DecodedChunks:
 
     def in_order(self, shard: int, chunks: Sequence[int]) -> Iterator[int]:
         """The same chunks, those that another thread decodes at this moment last."""
-        self._orders += 1
-        start = int(len(chunks) * (self._orders * _GOLDEN % 1))  # threads begin at several places
-        left = [*chunks[start:], *chunks[:start]]
-        while left:
-            free = (n for n, chunk in enumerate(left) if (shard, chunk) not in self._decoding)
-            yield left.pop(next(free, 0))
+        places = self._idle_first(
+            len(chunks), lambda place: (shard, chunks[place]) in self._decoding
+        )
+        return (chunks[place] for place in places)
 
-    def busy_shards(self) -> set[int]:
-        """The shards of which some thread decodes a chunk at this moment."""
-        return {shard for shard, _ in list(self._decoding)}
+    def shards_in_order(self, shards: Sequence[int]) -> Iterator[int]:
+        """Places of these shards, those last of which another thread decodes a chunk at this
+        moment."""
+        return self._idle_first(len(shards), lambda place: self._busy[shards[place]] > 0)
+
+    def _idle_first(self, count: int, is_busy: Callable[[int], bool]) -> Iterator[int]:
+        """Numbers up to count, each chosen when it is asked for. Every caller begins elsewhere:
+        threads that were let go by one decoding at the same time would else meet at the next."""
+        self._turns += 1
+        start = int(count * (self._turns * _GOLDEN % 1))
+        left = [*range(start, count), *range(start)]
+        while left:
+            place = next((place for place in left if not is_busy(place)), left[0])
+            left.remove(place)
+            yield place
 
 
 class ShardChunks:

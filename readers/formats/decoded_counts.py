@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +35,14 @@ class DecodedCounts:
         """Bytes decoded for a byte delivered; 1.0 is each chunk once, and what it is before the
         first."""
         return self.decoded_bytes / self.delivered_bytes if self.delivered_bytes else 1.0
+
+    def since(self, earlier: DecodedCounts) -> DecodedCounts:
+        """What was decoded and delivered after `earlier`, of the same datasets."""
+        grown = {name: getattr(self, name) - getattr(earlier, name) for name in _GROWING}
+        return replace(self, **grown)
+
+
+_GROWING = ("decoded_bytes", "delivered_bytes", "chunks", "again")
 
 
 def joined_counts(several: Iterable[DecodedCounts]) -> DecodedCounts:

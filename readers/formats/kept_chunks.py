@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # A chunk whose rows were all taken stays while so small a share of the rows that are kept is taken;
 # and one that nobody took while so many times the most that was kept of late were is a rest: in a
 # window of shuffled samples the next row of a chunk is never so far.
-_GRACE, _STALE = 1 / 16, 2.0
+_GRACE, _STALE = 1 / 16, 3.0
 # Chunks that went before their time are remembered, so that their rows aren't counted anew.
 _MOST_GONE = 2**16
 
@@ -72,7 +72,8 @@ class KeptChunks:
     """The chunks that are kept. Not thread-safe: the owner locks.
 
     memory_bytes: of those in memory, and of those that had to go and are still being read. waste:
-    files of chunks that left; the owner removes them.
+    files of chunks that left; the owner removes them. window_rows: that are taken while a window
+    passes, where somebody told.
     """
 
     def __init__(self) -> None:
@@ -87,6 +88,7 @@ class KeptChunks:
         self._peak, self._peak_before, self._peak_ends = 0, 0, 0  # most of the former, of late
         self.disk_bytes = self.most_memory_bytes = self.most_disk_bytes = 0
         self.waste: list[KeptFile] = []
+        self.window_rows = 0
 
     def __len__(self) -> int:
         return len(self._memory) + len(self._files) + len(self._moving)
@@ -124,9 +126,7 @@ class KeptChunks:
         """Keep a chunk that was just decoded, and whether it had gone before its time."""
         gone = self._gone.pop(key, None)
         self._lent.pop(key, None)
-        is_again = gone is not None and self._taken - gone.at <= _STALE * max(
-            self._peak, self._peak_before
-        )
+        is_again = gone is not None and self._taken - gone.at <= _STALE * self._most
         left = gone.left if gone is not None and is_again else uses
         kept = Kept(value, size_bytes, uses=uses, left=left)
         self._add(key, kept)
@@ -165,8 +165,8 @@ class KeptChunks:
 
     @property
     def _most(self) -> int:
-        """Such rows at most, of late."""
-        return max(self._peak, self._peak_before)
+        """Rows that are taken while a window passes: as told, else those to be given at most."""
+        return self.window_rows or max(self._peak, self._peak_before)
 
     # -- leaving
 

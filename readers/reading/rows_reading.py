@@ -18,7 +18,7 @@ from penstock.readers.fields.columns import (
 from penstock.readers.fields.field_types import PRESENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -72,8 +72,8 @@ def read_by_rows(
         shape = crops[name].shape if name in crops else form.fixed_shape
         outs[name] = blocks.array((len(visit.rows), *shape), form.dtype)
     crops = {name: crop for name, crop in crops.items() if name in outs}
-    parts: dict[str, list[Column]] = {name: [] for name in choice.rows}
-    parts |= {name + PRESENT: [] for name in choice.told}
+    parts: dict[str, dict[int, Column]] = {name: {} for name in choice.rows}
+    parts |= {name + PRESENT: {} for name in choice.told}
     pieces = _pieces(visit, choice, crops, mode, reader)
     small, large_wrong = outs, None
     if len(visit.rows) > 1 and sum(out.nbytes for out in outs.values()) >= _LARGE_BYTES:
@@ -84,7 +84,8 @@ def read_by_rows(
             as_read = replace(visit, shards=[shard for shard, *_ in pieces])
             large_wrong = gather_large(as_read, large, movers=reader.movers())
             small = {name: out for name, out in outs.items() if name not in large}
-    for piece, (shard, a, b, corners) in enumerate(pieces):
+    for piece in _order(visit.numbers, choice, reader):
+        shard, a, b, corners = pieces[piece]
         rows, places = visit.rows[a:b], visit.places(a, b)
         read = partial(_read, rows=rows, choice=choice, outs=small, places=places, corners=corners)
         found, wrong = _read_well(read, shard, visit, piece, mode, reader)
@@ -96,12 +97,21 @@ def read_by_rows(
             marks.setdefault(a + place, reason)
         everyone = DenseColumn(np.ones(b - a, np.bool_))
         for name, some in parts.items():
-            some.append(found[name] if name in found or name in choice.rows else everyone)
+            is_told = name in found or name in choice.rows
+            some[piece] = found[name] if is_told else everyone
     columns: dict[str, Column] = {name: DenseColumn(out) for name, out in outs.items()}
     for name, some in parts.items():
-        joined = joined_columns(some) if some else _nothing(choice, name)
+        in_a_row = [some[piece] for piece in sorted(some)]  # they may have come in another order
+        joined = joined_columns(in_a_row) if in_a_row else _nothing(choice, name)
         columns[name] = joined if back is None else joined.take(back)
     return columns
+
+
+def _order(numbers: Sequence[int], choice: Choice, reader: Reader) -> Iterable[int]:
+    """The order in which to go through shards, by place: of those in chunks what another thread
+    decodes at this moment comes last."""
+    chunks = reader.index.shards.chunks if choice.has_chunks and len(numbers) > 1 else None
+    return range(len(numbers)) if chunks is None else chunks.shards_in_order(numbers)
 
 
 def _large(

@@ -15,6 +15,7 @@ from penstock.pipeline.report.causes import Cause, Limit
 from penstock.pipeline.report.ceilings import Ceilings, ProgressiveCost, Rate
 from penstock.pipeline.report.diagnosis import diagnose
 from penstock.pipeline.report.facts import (
+    ChunkFacts,
     CoreSpeeds,
     ImageFigures,
     LoaderFacts,
@@ -22,6 +23,7 @@ from penstock.pipeline.report.facts import (
     ShardFacts,
     TierFacts,
 )
+from penstock.readers.formats.decoded_counts import DecodedCounts
 
 
 def rate(samples_per_s: float, cpu_s_per_1000: float = 1.0) -> Rate:
@@ -81,6 +83,19 @@ def remote(**more: Any) -> TierFacts:
 def mapped(**more: Any) -> MapFacts:
     usual = {"name": "Map(tokens)", "seconds": 0.9, "processes": 0, "batched": False}
     return MapFacts(**{**usual, **more})
+
+
+def chunks(*, again: int = 40, file_bytes: int = 0) -> ChunkFacts:
+    """Windows of 64 chunks of 180 MB, decoded 3.1 times."""
+    counts = DecodedCounts(
+        decoded_bytes=31 * 10**9,
+        delivered_bytes=10**10,
+        chunks=172,
+        again=again,
+        max_bytes=4 * 2**30,
+        most_disk_bytes=file_bytes,
+    )
+    return ChunkFacts(counts=counts, open_chunks=64, window=16, file_bytes=file_bytes)
 
 
 READING = {"wait_read_s": 8.9, "wait_decode_s": 0.1}
@@ -174,6 +189,21 @@ PLANTED: list[tuple[LoaderFacts, Limit, Cause, str]] = [
     (facts(**READING, shards=USUAL), "disk", "slow-disk", "NVMe"),
     (facts(**READING, shards=TINY), "disk", "tiny-shards", "--shard-bytes 64MiB"),
     (facts(**READING, shards=FEW), "disk", "slow-disk", "NVMe"),
+    (
+        facts(**READING, chunks=chunks()),
+        "disk",
+        "decoded-again",
+        "3.1 x what was delivered: this rank's windows have 64 chunks of 171.9 MiB, and 4.0 GiB of "
+        'memory keep them. Dataset(decoded_bytes="11001MiB"), a cache=DiskCache(...) for what '
+        "memory can't keep, or window=5 would end that.",
+    ),
+    (
+        facts(**READING, chunks=chunks(file_bytes=2**30)),
+        "disk",
+        "decoded-again",
+        "4.0 GiB of memory and 1.0 GiB of the cache folder keep them",
+    ),
+    (facts(**READING, chunks=chunks(again=0)), "disk", "slow-disk", "NVMe"),
     (facts(**READING, fill_s=0.9), "decode", "slow-decode", "num_workers="),
     (facts(**READING, remote=remote()), "remote", "slow-remote", "penstock warm"),
     (facts(**READING, remote=remote(), shards=TINY), "remote", "tiny-shards", "64MiB"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from importlib.metadata import EntryPoint
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -56,6 +57,9 @@ MISSING: dict[str, int] = {}  # samples that lack a field
 DECODED: list[tuple[int, int]] = []
 """Chunks that were decoded since the format was installed: the first sample of their shard, and
 their number in it."""
+
+TAKEN: Counter[tuple[int, int, int]] = Counter()
+"""Rows that were taken of chunks, which are told so too, and with the rows that they have."""
 
 
 def value(field: str, row: int) -> Any:
@@ -153,6 +157,7 @@ class Reader:
             of_extent = {len(FIELDS) * int(unit) + FIELDS.index(field): unit for unit in each}
             for extent in data.in_order([*of_extent]):
                 unit = int(of_extent[extent])
+                TAKEN[self._first, extent, self._units[unit]] += int(each[unit])
                 try:
                     decoded[unit] = data.decoded(
                         extent,
@@ -288,6 +293,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     points = {"blocks": EntryPoint("blocks", __name__, registry.GROUP)}
     registry.format_named.cache_clear()
     DECODED.clear()
+    TAKEN.clear()
     monkeypatch.setattr(registry, "_guests", lambda: points)
     yield
     registry.format_named.cache_clear()

@@ -1,0 +1,63 @@
+"""How many units a window mixes, of data that are decoded in units. Pure.
+
+A unit is decoded as a whole and kept until its rows were read, so a window costs memory, which one
+of shards doesn't. But units change places in all of their lane, not just inside a window: a window
+needs as many of them as the rows of one unit take to spread, and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.plan.order import LEAST_WINDOW, default_window
+
+if TYPE_CHECKING:
+    from penstock.readers.contents import Contents
+
+WINDOW_BYTES = 4 * 2**30
+"""Decoded units that all windows together keep by default. The same on every machine, as the order
+is: what a quarter of a small training node's memory holds, and all of its ranks together."""
+
+LEAST_UNITS = 16
+"""Open units at least, however large they are: docs/order.md has what fewer would mix."""
+
+MIXED_BATCHES = 32
+"""Global batches that the open units hold at least, where they are small enough."""
+
+
+def unit_count(contents: Contents) -> int:
+    """Units of all shards."""
+    assert contents.units is not None
+    return sum(map(len, contents.units))
+
+
+def live_share(contents: Contents) -> float:
+    """The part of a window's units that is kept decoded at a time: from a unit's first row in it to
+    its last. Of units of one row none is, of long ones nearly all."""
+    rows = contents.samples / max(1, unit_count(contents)) if contents.units is not None else 1.0
+    return max(0.0, (rows - 1) / (rows + 1))
+
+
+def open_units(contents: Contents, *, lanes: int, window: int) -> int:
+    """Units that all lanes together mix at a time, of a shuffled job."""
+    return min(window * lanes, unit_count(contents))
+
+
+def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) -> int:
+    """W of data in units; at least 1.
+
+    Wanted are as many units as `default_window` wants shards, and `MIXED_BATCHES` of samples. What
+    they take decoded is at most `WINDOW_BYTES`, but `LEAST_UNITS` are open in any case, and
+    `LEAST_WINDOW` in each lane.
+    """
+    units = unit_count(contents)
+    rows = contents.samples / max(1, units)
+    as_shards = default_window(
+        units, lanes, global_batch=global_batch, icc=contents.icc, shuffled=contents.shuffled
+    )
+    wanted = max(as_shards * lanes, MIXED_BATCHES * global_batch / max(rows, 1.0))
+    kept_bytes = contents.unit_bytes * live_share(contents)
+    if kept_bytes * wanted > WINDOW_BYTES:
+        wanted = max(WINDOW_BYTES / kept_bytes, LEAST_UNITS, LEAST_WINDOW * lanes)
+    return max(1, math.ceil(min(wanted, units) / lanes))

@@ -28,6 +28,7 @@ _EMPTY = np.empty(0, np.uint8)
 _EMPTY.flags.writeable = False
 
 
+_INLINE_BYTES = 12  # values that short stand in their view
 _VIEWED_SHARE = 4
 """Samples that make up at least one in so many bytes of a unit are views, which keep all of it in
 memory; of others there are copies."""
@@ -96,6 +97,9 @@ class EncodedRows:
             if not len(array):
                 return
             rows = indices
+        if array.type == pa.binary_view():
+            self._add_views(array, rows, list(places), there)
+            return
         wide = pa.types.is_large_binary(array.type)
         _, offsets, data = array.buffers()
         if data is None:
@@ -115,6 +119,24 @@ class EncodedRows:
         for place, start, end, is_here in zip(places, starts, ends, there.tolist(), strict=True):
             if is_here:
                 samples[place] = bytes_[start:end]
+
+    def _add_views(self, array: Any, rows: Ints, places: list[int], there: Bools | None) -> None:
+        _, views, *buffers = array.buffers()
+        told = np.frombuffer(views, np.int32).reshape(-1, 4)[array.offset + rows]
+        short = told.view(np.uint8).reshape(-1, 16)
+        data = [np.frombuffer(buffer or b"", np.uint8) for buffer in buffers]
+        total = sum(map(len, data))
+        is_copied = _VIEWED_SHARE * int(told[:, 0].sum(dtype=np.int64)) < total
+        for row, (length, _, buffer, start) in enumerate(told.tolist()):
+            if there is not None and not there[row]:
+                continue
+            if length <= _INLINE_BYTES:
+                sample = short[row, 4 : 4 + length].copy()
+            else:
+                sample = data[buffer][start : start + length]
+                sample = sample.copy() if is_copied else sample
+            sample.flags.writeable = False
+            self.samples[places[row]] = sample
 
     def column(self) -> EncodedColumn:
         """The samples."""

@@ -135,19 +135,19 @@ def _table(values: Any, wrong: dict[int, str], shapes: Any | None = None) -> Any
 
 
 def _bytes(array: Any) -> Any:
-    """Bytes whose values lie behind one another, or those of a dictionary."""
+    """Bytes whose values lie behind one another, or where views say, or those of a dictionary."""
     if pa.types.is_dictionary(array.type):
         values = _bytes(array.dictionary)
         return pa.DictionaryArray.from_arrays(array.indices, values)
     kind = array.type
-    if pa.types.is_large_binary(kind) or pa.types.is_binary(kind):
+    if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or kind == pa.binary_view():
         return array
     if pa.types.is_large_string(kind):
         return array.view(pa.large_binary())
     if pa.types.is_string(kind):
         return array.view(pa.binary())
-    if kind in (pa.string_view(), pa.binary_view()):
-        return array.cast(pa.large_binary())
+    if kind == pa.string_view():
+        return array.view(pa.binary_view())
     raise ValueError(f"it holds {kind} where bytes were")
 
 

@@ -14,7 +14,8 @@ import pyarrow.parquet as pq
 
 from penstock.readers.formats.arrow.values import values_table
 from penstock.readers.formats.parquet.footer import as_file, column_footer
-from penstock.readers.formats.parquet.pages import survey
+from penstock.readers.formats.parquet.pages import pages_of, survey
+from penstock.readers.formats.parquet.plain import LEAST_BYTES, are_plain, plain_values
 
 if TYPE_CHECKING:
     from penstock.readers.fields.field_types import FieldType
@@ -29,7 +30,8 @@ _EXPANDS_TO = 2**30
 class ChunkForm:
     """What chunks of one column have in common. path, elements, physical: see `footer.Leaf`;
     parts: names of path that lead to the values, the others are lists'; writer: of the file;
-    codec: its number."""
+    codec: its number; is_flat: it has no lists; has_levels: its pages say of each value whether it
+    is there."""
 
     path: tuple[str, ...]
     elements: tuple[bytes, ...]
@@ -37,13 +39,35 @@ class ChunkForm:
     parts: int
     writer: bytes
     codec: int
+    is_flat: bool
+    has_levels: bool
 
 
 def decode_chunk(
-    data: Encoded, form: ChunkForm, type: FieldType, *, rows: int, values: int, decoded: int
+    data: Encoded,
+    form: ChunkForm,
+    type: FieldType,
+    *,
+    rows: int,
+    values: int,
+    decoded: int,
+    nulls: int,
 ) -> Any:
-    """The table (`values.values_table`) of a chunk. Raises ValueError for damage."""
-    found = survey(data, values=values, decoded=decoded)
+    """The table (`values.values_table`) of a chunk. values, decoded, nulls: as the footer tells
+    them. Raises ValueError for damage."""
+    pages = list(pages_of(data))
+    found = survey(pages, values=values, size_bytes=len(data))
+    if (
+        form.physical == BYTE_ARRAY
+        and form.is_flat
+        and not nulls
+        and decoded >= LEAST_BYTES * rows
+        and are_plain(pages, form.codec)
+    ):
+        array = plain_values(
+            data, pages, codec=form.codec, has_levels=form.has_levels, values=values
+        )
+        return values_table(type, array, ())
     is_kept = form.physical == BYTE_ARRAY and (found.is_dictionary or found.largest > _EXPANDS_TO)
     footer = as_file(
         column_footer(

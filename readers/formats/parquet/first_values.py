@@ -10,7 +10,7 @@ from penstock.readers.fields.field_types import Bytes
 from penstock.readers.formats.arrow.rows import EncodedRows
 from penstock.readers.formats.file_parts import read_parts
 from penstock.readers.formats.parquet.chunk import ChunkForm, decode_chunk
-from penstock.readers.formats.parquet.footer import CODEC, DECODED, SIZE, START, VALUES
+from penstock.readers.formats.parquet.footer import CODEC, DECODED, NULLS, SIZE, START, VALUES
 
 if TYPE_CHECKING:
     from penstock.readers.formats.parquet.footer import Footer
@@ -36,6 +36,8 @@ def first_values(origin: Origin, entry: Entry, footer: Footer, leaf: int) -> lis
         parts=len(column.path),
         writer=footer.writer,
         codec=int(told[CODEC]),
+        is_flat=column.is_flat,
+        has_levels=not column.is_required,
     )
     rows = int(footer.rows[group])
     table = decode_chunk(
@@ -45,6 +47,7 @@ def first_values(origin: Origin, entry: Entry, footer: Footer, leaf: int) -> lis
         rows=rows,
         values=int(told[VALUES]),
         decoded=int(told[DECODED]),
+        nulls=int(told[NULLS]),
     )
     count = min(rows, _ROWS)
     values = EncodedRows(count)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ParquetNotes:
     """The units of a shard, and how each chunk of it is decoded. chunks: of each extent the number
-    of its form, its values and its bytes decompressed, int64, shape (extents, 3)."""
+    of its form, its values, its bytes decompressed and its nulls (-1: not told), int64, shape
+    (extents, 4)."""
 
     units: Units
     forms: Sequence[ChunkForm]
@@ -43,6 +44,8 @@ class ParquetNotes:
                     "parts": form.parts,
                     "writer": base64.b64encode(form.writer).decode(),
                     "codec": form.codec,
+                    "is_flat": form.is_flat,
+                    "has_levels": form.has_levels,
                 }
                 for form in self.forms
             ],
@@ -63,13 +66,15 @@ def read_notes(shard: ShardFacts) -> ParquetNotes:
                 parts=int(each["parts"]),
                 writer=base64.b64decode(each["writer"]),
                 codec=int(each["codec"]),
+                is_flat=bool(each["is_flat"]),
+                has_levels=bool(each["has_levels"]),
             )
             for each in told["forms"]
         ]
-        chunks = np.array(told["chunks"], np.int64).reshape(-1, 3)
+        chunks = np.array(told["chunks"], np.int64).reshape(-1, 4)
         if len(chunks) != len(shard.extents):
             raise ValueError("its chunks differ in number")
-        if len(chunks) and not (chunks.min() >= 0 and chunks[:, 0].max() < len(forms)):
+        if len(chunks) and not (chunks[:, :3].min() >= 0 and chunks[:, 0].max() < len(forms)):
             raise ValueError("its chunks have forms that aren't there")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise torn_notes(error) from error

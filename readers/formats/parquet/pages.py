@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.readers.formats.parquet.thrift import Reader
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from penstock.readers.types import Encoded
 
@@ -24,16 +24,24 @@ _MOST_TIMES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of a chunk. kind: of page; start, size: of its bytes behind its header, in the chunk;
-    decoded: bytes decompressed; values: nulls too; encoding: of them."""
+    """A page of a chunk.
+
+    kind: of page; head: where its header begins in the chunk; start, size: of its bytes behind
+    that; decoded: bytes decompressed; values: nulls too; encoding: of them; crc: CRC-32 of the
+    bytes, None where it isn't told. levels: bytes before the values, of version 2, which aren't
+    compressed; is_compressed: the values are.
+    """
 
     kind: int
     head: int
     start: int
     size: int
     decoded: int
-    values: int
-    encoding: int
+    values: int = 0
+    encoding: int = -1
+    crc: int | None = None
+    levels: int = 0
+    is_compressed: bool = True
 
 
 def pages_of(data: Encoded) -> Iterator[Page]:
@@ -65,11 +73,25 @@ def _page(data: Encoded, at: int) -> Page:
         raise ValueError(f"its page at byte {at:,} has {size:,} bytes, more than are there")
     own = told.part({DATA_V1: 5, DICTIONARY: 7, DATA_V2: 8}.get(kind, -1))
     if own is None:
-        return Page(kind, at, start, size, decoded, 0, -1)
+        return Page(kind, at, start, size, decoded)
     values, encoding = own.count(1), own.count(4 if kind == DATA_V2 else 2)
     if min(values, encoding) < 0:
         raise ValueError(f"its page at byte {at:,} has no number of values")
-    return Page(kind, at, start, size, decoded, values, encoding)
+    crc = told.get(4)
+    found = Page(
+        kind,
+        at,
+        start,
+        size,
+        decoded,
+        values,
+        encoding,
+        crc & 0xFFFFFFFF if type(crc) is int else None,
+    )
+    if kind != DATA_V2:
+        return found
+    levels = max(own.count(5), 0) + max(own.count(6), 0)
+    return replace(found, levels=levels, is_compressed=own.get(7, True) is not False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +103,11 @@ class Survey:
     largest: int
 
 
-def survey(data: Encoded, *, values: int, decoded: int) -> Survey:
-    """Look at all headers. values, decoded: what the footer says. Raises ValueError where they
-    can't be so, or where the pages would take far more memory than the file."""
+def survey(pages: Sequence[Page], *, values: int, size_bytes: int) -> Survey:
+    """Look at all pages of a chunk. values: what the footer says; size_bytes: of the chunk. Raises
+    ValueError where they can't be so, or where the pages would take far more memory than that."""
     total = numbers = of_dictionary = entry = 0
-    for page in pages_of(data):
+    for page in pages:
         total += page.decoded
         if page.kind == DICTIONARY:
             entry = page.decoded
@@ -95,13 +117,12 @@ def survey(data: Encoded, *, values: int, decoded: int) -> Survey:
                 of_dictionary += page.values
         if numbers > values:
             raise ValueError(f"its pages have {numbers:,} values or more, and {values:,} were told")
-        if total > max(_FREE_BYTES, _MOST_TIMES * len(data)):
+        if total > max(_FREE_BYTES, _MOST_TIMES * size_bytes):
             raise ValueError(
-                f"its pages would take {total:,} bytes decompressed, of {len(data):,} in the file"
+                f"its pages would take {total:,} bytes decompressed, of {size_bytes:,} in the file"
             )
     if numbers != values:
         raise ValueError(f"its pages have {numbers:,} values, and {values:,} were told: truncated")
-    del decoded
     return Survey(
         is_dictionary=bool(numbers) and of_dictionary == numbers,
         largest=total + of_dictionary * entry,

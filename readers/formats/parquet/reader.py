@@ -33,7 +33,7 @@ class ParquetReader(UnitReader):
     def decode(self, extent: int, type: FieldType, data: Encoded, beside: Sequence[Encoded]) -> Any:
         """A column chunk's table."""
         del beside
-        form, values, decoded = self._notes.chunks[extent].tolist()
+        form, values, decoded, nulls = self._notes.chunks[extent].tolist()
         return decode_chunk(
             data,
             self._notes.forms[form],
@@ -41,4 +41,5 @@ class ParquetReader(UnitReader):
             rows=self._rows[extent],
             values=values,
             decoded=decoded,
+            nulls=nulls,
         )

@@ -77,7 +77,7 @@ class _Draft:
         self._forms: dict[ChunkForm, int] = {}
         self._missing = np.zeros(len(schema), np.int64)
         self._checksum = 0
-        # Per column chunk: unit, field, file, start, size, form, values, bytes decompressed.
+        # Per column chunk: unit, field, file, start, size, form, values, bytes decompressed, nulls.
         self._chunks: list[NDArray[np.int64]] = []
 
     def add(
@@ -106,14 +106,14 @@ class _Draft:
             chunks = footer.chunks[kept, leaf]
             self._check(entry, field, chunks, rows)
             self._missing[field] += self._count(field, footer, leaf, chunks, rows)
-            table = np.empty((len(kept), 8), np.int64)
+            table = np.empty((len(kept), 9), np.int64)
             table[:, 0] = first + np.arange(len(kept))
             table[:, 1], table[:, 2] = field, file
             table[:, 3:5] = chunks[:, [START, SIZE]]
             table[:, 5] = [
                 self._form(footer, leaf, parts[field], codec) for codec in chunks[:, CODEC].tolist()
             ]
-            table[:, 6:] = chunks[:, [VALUES, DECODED]]
+            table[:, 6:] = chunks[:, [VALUES, DECODED, NULLS]]
             self._chunks.append(table)
 
     def _check(self, entry: Entry, field: int, chunks: NDArray[Any], rows: NDArray[Any]) -> None:
@@ -133,6 +133,8 @@ class _Draft:
             parts=parts,
             writer=footer.writer,
             codec=codec,
+            is_flat=column.is_flat,
+            has_levels=not column.is_required,
         )
         return self._forms.setdefault(form, len(self._forms))
 
@@ -158,7 +160,7 @@ class _Draft:
     def shard(self) -> ChunkedShard:
         """The shard; it has units."""
         names = list(self._schema)
-        table = np.concatenate([np.empty((0, 8), np.int64), *self._chunks])
+        table = np.concatenate([np.empty((0, 9), np.int64), *self._chunks])
         table = table[np.lexsort((table[:, 1], table[:, 3], table[:, 2]))]  # as they lie
         extents = np.full((len(self.units), len(names)), NOT_THERE, np.int64)
         extents[table[:, 0], table[:, 1]] = np.arange(len(table))

@@ -47,6 +47,7 @@ BATCH = 64
 WORKERS = 2
 SIDES = ("penstock", "bare", "tensorstore", "zarr", "zarr by sample")
 
+_IDLE_S = 0.01
 _SLOW_SHARE = 4  # what is slow plays a part of the samples
 
 
@@ -244,10 +245,21 @@ def _figures(played: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
 
 
 def _play(make: Callable[[], Iterator[int]]) -> tuple[float, float]:
-    """Samples a second, and CPU-seconds of this process per 1,000."""
+    """Samples a second, and CPU-seconds of this process per 1,000. What is read ahead of the next
+    epoch is waited for, and counts: it was read for this one in the play before."""
     began, used = time.perf_counter(), _cpu_s()
     count = sum(make())
-    return count / (time.perf_counter() - began), 1000 * (_cpu_s() - used) / count
+    rate = count / (time.perf_counter() - began)
+    _settle()
+    return rate, 1000 * (_cpu_s() - used) / count
+
+
+def _settle() -> None:
+    """Wait until this process does nothing."""
+    before = -1.0
+    while _cpu_s() - before > _IDLE_S:
+        before = _cpu_s()
+        time.sleep(0.1)
 
 
 def _cpu_s() -> float:
@@ -259,7 +271,7 @@ def main(argv: list[str] | None = None) -> None:
     """Parse the command line and measure."""
     parser = argparse.ArgumentParser(prog="benchmarks.zarr_chunks", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="1 short round: a look, no evidence")
-    parser.add_argument("--samples", type=int, default=4096)
+    parser.add_argument("--samples", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--chunks", type=int, nargs="*", default=list(CHUNKS))
     parser.add_argument("--results", type=Path, default=RESULTS)

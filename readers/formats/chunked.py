@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.fields.schema import Schema
     from penstock.readers.formats.chunk_data import ChunkData
     from penstock.readers.formats.chunked_shard import Extents
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
-    Corners = Mapping[str, Ints]
+    Crops = Mapping[str, Crop]
 
 _WHOLE_BYTES = 64 * 2**20
 """Of whole samples that are read at once for parts of them."""
@@ -98,10 +99,11 @@ class ChunkReader(Protocol):
     values are zeros or empty. Raises what ShardData raises.
     """
 
-    def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
+    def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """The extents that these rows need, each once: so that those of all the shards of a batch
-        are fetched at once. Nothing is read or decoded here. A reader that reads parts of extents
-        says which by `needs_parts` (`PartsReader`)."""
+        are fetched at once. Nothing is read or decoded here. crops: the parts that are wanted of
+        the rows, by field, of those of which not all is. A reader that reads parts of extents says
+        which by `needs_parts` (`PartsReader`)."""
 
     def gather(
         self,
@@ -135,7 +137,7 @@ class PartsReader(Protocol):
     """A reader of samples that can be had alone: of a large extent it needs just their bytes."""
 
     def needs_parts(
-        self, rows: Ints, fields: Sequence[str], corners: Corners
+        self, rows: Ints, fields: Sequence[str], crops: Crops
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         """What these rows need: of some extents bytes [start, end), counted from the extent's
         first, as for `ShardData.read_parts`. An extent may come several times."""
@@ -243,12 +245,10 @@ class _Chunks:
         """Read rows of a field whose samples have one shape into their places."""
         self.reader.gather(field, rows, out, places, data=self.data, wrong=wrong, corners=corners)
 
-    def wanted_bytes(
-        self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]
-    ) -> tuple[int, int]:
+    def wanted_bytes(self, rows: Ints, fields: Sequence[str], crops: Crops) -> tuple[int, int]:
         """Bytes that these parts of rows need, and those that whole ones do."""
         sizes = self.data.sizes
-        some, all = (self.reader.needs(rows, fields, each) for each in (corners, {}))
+        some, all = (self.reader.needs(rows, fields, each) for each in (crops, {}))
         return int(sizes[list(some)].sum()), int(sizes[list(all)].sum())
 
     def plain(self, field: str) -> Plain | None:
@@ -284,9 +284,9 @@ class _WholeReader:
         found: Plain | None = None if tell is None else tell(field, data=data)
         return found
 
-    def needs(self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]) -> list[int]:
+    def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """The extents that these rows need."""
-        del corners
+        del crops
         return self.inner.needs(rows, fields, {})
 
     def gather(
@@ -332,10 +332,10 @@ class _WholePartsReader(_WholeReader):
     """One that says which parts of extents it needs."""
 
     def needs_parts(
-        self, rows: Ints, fields: Sequence[str], corners: Corners
+        self, rows: Ints, fields: Sequence[str], crops: Crops
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
         """What these rows need."""
-        del corners
+        del crops
         assert isinstance(self.inner, PartsReader)
         return self.inner.needs_parts(rows, fields, {})
 

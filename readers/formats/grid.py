@@ -130,14 +130,6 @@ class ChunkGrid:
         """How many chunks there are."""
         return math.prod(self.counts)
 
-    def place(self, number: int) -> Shape:
-        """A chunk's place along each axis."""
-        found = []
-        for count in reversed(self.counts):
-            number, place = divmod(number, count)
-            found.append(place)
-        return tuple(reversed(found))
-
     def touched(self, starts: Ints, lengths: Sequence[int]) -> Touched:
         """The chunks that parts of the array touch, sorted by sample, a sample's in order. starts:
         int64, shape (n, dimensions); lengths: of each part."""

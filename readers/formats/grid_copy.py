@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,46 +22,64 @@ _LARGE_BYTES = 2**13
 index expression makes first."""
 
 
-def copy_parts(
-    chunk: NDArray[Any],
-    begins: Ints,
-    lengths: Sequence[int],
-    out: NDArray[Any],
-    places: Ints,
-) -> None:
-    """Copy what a chunk has of some parts of an array into out[places].
+class StepCopier:
+    """Copies steps along the first axis out of chunks that are whole along all others: each lies in
+    one chunk.
 
-    begins: where the parts begin, counted from the chunk's first element, negative where that is
-    in a chunk before; int64, shape (n, dimensions). lengths: of a part. out: shape (…, *lengths);
-    places: int64, shape (n,).
+    begins: where each begins, counted from the first element of its chunk, int64, shape (n,
+    dimensions). lengths: of a step. out: shape (…, *lengths); places: of the steps there, int64,
+    shape (n,).
     """
-    shape = np.array(chunk.shape, np.int64)
-    are_inside = ((begins >= 0) & (begins + np.array(lengths, np.int64) <= shape)).all(axis=1)
-    if are_inside.all():
-        _copy_whole(chunk, begins, lengths, out, places)
-        return
-    if are_inside.any():
-        _copy_whole(chunk, begins[are_inside], lengths, out, places[are_inside])
-    across = ~are_inside
-    for place, begin in zip(places[across].tolist(), begins[across].tolist(), strict=True):
-        _copy_overlap(chunk, begin, lengths, out[place])
+
+    def __init__(
+        self, begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
+    ) -> None:
+        self._out, self._places, self._steps = out[:, 0], places, begins[:, 0]
+        self._are_large = math.prod(lengths) * out.itemsize >= _LARGE_BYTES
+        self._listed = (places.tolist(), self._steps.tolist()) if self._are_large else ([], [])
+
+    def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
+        """Copy the steps [low, high), which are the chunk's."""
+        if not self._are_large:
+            self._out[self._places[low:high]] = chunk[self._steps[low:high]]
+            return
+        out, (places, steps) = self._out, self._listed
+        for number in range(low, high):
+            out[places[number]] = chunk[steps[number]]
+
+
+class PartCopier:
+    """Copies parts of an array out of the chunks that each overlaps; as StepCopier, but that begins
+    are negative where a part begins in a chunk before."""
+
+    def __init__(
+        self, begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
+    ) -> None:
+        self._begins, self._lengths, self._out, self._places = begins, lengths, out, places
+
+    def copy(self, chunk: NDArray[Any], low: int, high: int) -> None:
+        """Copy what the chunk has of the parts [low, high)."""
+        begins, places = self._begins[low:high], self._places[low:high]
+        ends = begins + np.array(self._lengths, np.int64)
+        are_inside = ((begins >= 0) & (ends <= np.array(chunk.shape, np.int64))).all(axis=1)
+        if are_inside.all():
+            _copy_whole(chunk, begins, self._lengths, self._out, places)
+            return
+        if are_inside.any():
+            whole = begins[are_inside]
+            _copy_whole(chunk, whole, self._lengths, self._out, places[are_inside])
+        across = ~are_inside
+        for place, begin in zip(places[across].tolist(), begins[across].tolist(), strict=True):
+            _copy_overlap(chunk, begin, self._lengths, self._out[place])
 
 
 def _copy_whole(
     chunk: NDArray[Any], begins: Ints, lengths: Sequence[int], out: NDArray[Any], places: Ints
 ) -> None:
     """Copy parts that lie in the chunk as a whole."""
-    size_bytes = out.itemsize
-    for length in lengths:
-        size_bytes *= length
-    if size_bytes < _LARGE_BYTES and len(places) > 1:
+    if math.prod(lengths) * out.itemsize < _LARGE_BYTES and len(places) > 1:
         windows = sliding_window_view(chunk, tuple(lengths))
         out[places] = windows[tuple(begins.T)]
-        return
-    if tuple(lengths[1:]) == chunk.shape[1:] and lengths[0] == 1:
-        steps = out[:, 0]
-        for place, begin in zip(places.tolist(), begins[:, 0].tolist(), strict=True):
-            steps[place] = chunk[begin]
         return
     for place, begin in zip(places.tolist(), begins.tolist(), strict=True):
         where = tuple(slice(low, low + length) for low, length in zip(begin, lengths, strict=True))
@@ -76,21 +95,6 @@ def _copy_overlap(
         into.append(slice(max(0, -low), min(length, size - low)))
         source.append(slice(max(0, low), min(size, low + length)))
     part[tuple(into)] = chunk[tuple(source)]
-
-
-def fill_parts(
-    value: Any,
-    box: Sequence[tuple[int, int]],
-    begins: Ints,
-    lengths: Sequence[int],
-    out: NDArray[Any],
-    places: Ints,
-) -> None:
-    """Write a value where parts of an array lie in a box of it that isn't stored. box: first and
-    end, by axis; begins: in the array; else as `copy_parts`."""
-    shape = tuple(end - low for low, end in box)
-    chunk = np.broadcast_to(np.asarray(value, out.dtype), shape)
-    copy_parts(chunk, begins - np.array([low for low, _ in box], np.int64), lengths, out, places)
 
 
 def numbers(places: Places, count: int) -> Ints:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import ReadMode
     from penstock.cache.blobs.remote import Remote
     from penstock.readers.formats.chunk_parts import ChunkParts
-    from penstock.readers.formats.chunked import Corners
+    from penstock.readers.formats.chunked import Crops
     from penstock.readers.formats.shard import Ints, OpenShard
     from penstock.readers.reading.visit import Visit
 
@@ -26,19 +26,19 @@ _log = logging.getLogger("penstock")
 def for_batch(
     visit: Visit,
     fields: Sequence[str],
-    corners: Sequence[Corners],
+    crops: Sequence[Crops],
     mode: ReadMode,
     *,
     remote: Remote | None,
 ) -> list[OpenShard]:
     """The shards of a visit; all bytes of remote ones that these fields need are here then, but
-    for what the local disk can't give: who reads it hears of that. corners: of the parts that are
+    for what the local disk can't give: who reads it hears of that. crops: the parts that are
     wanted of each shard's samples. Raises FetchError."""
     ready = [in_mode(shard, mode) for shard in visit.shards]
     if remote is None:
         return ready
     try:
-        return _brought(ready, visit, fields, corners, mode, remote)
+        return _brought(ready, visit, fields, crops, mode, remote)
     except (OSError, EOFError) as error:
         if isinstance(error, PenstockError):  # the network's
             raise
@@ -58,7 +58,7 @@ def _brought(
     shards: Sequence[OpenShard],
     visit: Visit,
     fields: Sequence[str],
-    corners: Sequence[Corners],
+    crops: Sequence[Crops],
     mode: ReadMode,
     remote: Remote,
 ) -> list[OpenShard]:
@@ -68,7 +68,7 @@ def _brought(
     for place, (shard, a, b) in enumerate(zip(ready, visit.bounds, visit.bounds[1:], strict=False)):
         if not isinstance(shard, ChunkBlob) or not isinstance(shard.data, BlobChunkData):
             continue
-        parts = _parts(shard, shard.data, visit.rows[a:b], fields, corners[place])
+        parts = _parts(shard, shard.data, visit.rows[a:b], fields, crops[place])
         if parts is not None:
             wanted.append((place, shard.data, parts))
     if not wanted:
@@ -85,12 +85,12 @@ def _brought(
 
 
 def _parts(
-    shard: ChunkBlob, data: BlobChunkData, rows: Ints, fields: Sequence[str], corners: Corners
+    shard: ChunkBlob, data: BlobChunkData, rows: Ints, fields: Sequence[str], crops: Crops
 ) -> ChunkParts | None:
     """What has to be brought of one shard before some rows are read."""
     reader = shard.reader
     if isinstance(reader, PartsReader):
-        return data.wanted(*reader.needs_parts(rows, fields, corners))
+        return data.wanted(*reader.needs_parts(rows, fields, crops))
     if not shard.has_units:  # it reads parts of what may be large, and doesn't say which
         return None
-    return data.wanted(reader.needs(rows, fields, corners))
+    return data.wanted(reader.needs(rows, fields, crops))

@@ -217,8 +217,8 @@ class SampleReader:
             count = getattr(shard, "wanted_bytes", None)
             if count is None:
                 return 1.0
-            corners = {name: crop.corners[visit.places(a, b)] for name, crop in crops.items()}
-            some, all = count(visit.rows[a:b], fields, corners)
+            here = {name: crop.taken(visit.places(a, b)) for name, crop in crops.items()}
+            some, all = count(visit.rows[a:b], fields, here)
             wanted, whole = wanted + some, whole + all
         return wanted / max(1, whole)
 

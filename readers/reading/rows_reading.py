@@ -85,9 +85,9 @@ def read_by_rows(
             large_wrong = gather_large(as_read, large, movers=reader.movers())
             small = {name: out for name, out in outs.items() if name not in large}
     for piece in _order(visit.numbers, choice, reader):
-        shard, a, b, corners = pieces[piece]
+        shard, a, b, mine = pieces[piece]
         rows, places = visit.rows[a:b], visit.places(a, b)
-        read = partial(_read, rows=rows, choice=choice, outs=small, places=places, corners=corners)
+        read = partial(_read, rows=rows, choice=choice, outs=small, places=places, crops=mine)
         found, wrong = _read_well(read, shard, visit, piece, mode, reader)
         if large_wrong is not None:
             wrong = large_wrong[piece] | wrong
@@ -163,22 +163,20 @@ def _read_well(
 
 def _pieces(
     visit: Visit, choice: Choice, crops: Mapping[str, Crop], mode: ReadMode, reader: Reader
-) -> list[tuple[OpenShard, int, int, Mapping[str, Ints]]]:
-    """Each shard, as this batch reads it, its samples [a, b), and the corners of the parts of them
-    that are wanted, by field."""
+) -> list[tuple[OpenShard, int, int, Mapping[str, Crop]]]:
+    """Each shard, as this batch reads it, its samples [a, b), and the parts of them that are
+    wanted, by field."""
     shards, bounds = visit.shards, list(zip(visit.bounds, visit.bounds[1:], strict=False))
-    corners = [
-        {name: crop.corners[visit.places(a, b)] for name, crop in crops.items()} for a, b in bounds
+    parts = [
+        {name: crop.taken(visit.places(a, b)) for name, crop in crops.items()} for a, b in bounds
     ]
     if choice.has_chunks:
         from penstock.readers.reading.chunk_loading import for_batch  # packs and folders have none
 
         fields = (*choice.dense, *choice.rows)
         remote = reader.index.remote
-        shards = for_batch(visit, fields, corners, mode, remote=remote)
-    return [
-        (shard, a, b, mine) for shard, (a, b), mine in zip(shards, bounds, corners, strict=True)
-    ]
+        shards = for_batch(visit, fields, parts, mode, remote=remote)
+    return [(shard, a, b, mine) for shard, (a, b), mine in zip(shards, bounds, parts, strict=True)]
 
 
 def _in_mode(shard: OpenShard, mode: ReadMode, reader: Reader) -> OpenShard:
@@ -220,10 +218,11 @@ def _read(
     choice: Choice,
     outs: Mapping[str, NDArray[np.generic]],
     places: Places,
-    corners: Mapping[str, Ints],
+    crops: Mapping[str, Crop],
 ) -> _Found:
     """What one shard has, and which rows are wrong, by place in rows."""
     wrong: dict[int, str] = {}
     for name, out in outs.items():
-        shard.gather(name, rows, out, places, wrong, corners=corners.get(name))
+        corners = crops[name].corners if name in crops else None
+        shard.gather(name, rows, out, places, wrong, corners=corners)
     return shard.read_rows(rows, tuple(choice.rows), wrong) if choice.rows else {}, wrong

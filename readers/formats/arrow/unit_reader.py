@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.chunked import ShardData, ShardFacts
     from penstock.readers.formats.shard import Places
@@ -72,9 +73,9 @@ class UnitReader(ABC):
         del extent
         return ()
 
-    def needs(self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Ints]) -> list[int]:
+    def needs(self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Crop]) -> list[int]:
         """The chunks of these rows, in the order of the file."""
-        del corners
+        del crops
         units = np.unique(self._unit_of(rows))
         columns = [self._numbers[name] for name in fields]
         chunks = self._units.chunks[units][:, columns]

@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.formats.chunked import ChunkReader, ShardData, ShardFacts
     from penstock.readers.formats.shard import Places
     from penstock.readers.formats.tokens.notes import TokenNotes
 
     Ints = NDArray[np.int64]
-    Corners = Mapping[str, Ints]
 
 _TOKENS, _DOCUMENT = "tokens", "document"
 
@@ -52,16 +52,16 @@ class _Reader:
         vocabulary = notes.vocabulary
         self._is_checked = vocabulary is not None and (most.max >= vocabulary or most.min < 0)
 
-    def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
+    def needs(self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Crop]) -> list[int]:
         """The shard's only extent."""
-        del corners
+        del crops
         return [0] if _TOKENS in fields and len(rows) else []
 
     def needs_parts(
-        self, rows: Ints, fields: Sequence[str], corners: Corners
+        self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Crop]
     ) -> tuple[list[int], list[int], list[int]]:
         """Where the tokens of these rows lie."""
-        del corners
+        del crops
         if _TOKENS not in fields or not len(rows):
             return [], [], []
         starts, lengths = self._wanted(rows)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.fields.columns import DenseColumn
-from penstock.readers.formats.grid_copy import copy_parts, fill_parts, numbers
+from penstock.readers.formats.grid_copy import PartCopier, StepCopier, numbers
 from penstock.readers.formats.zarr.codecs import decoder_of
 from penstock.readers.formats.zarr.notes import read_notes
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.formats.chunked import ShardData, ShardFacts
     from penstock.readers.formats.shard import Places
     from penstock.readers.formats.zarr.codecs import Decoder
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
-    Corners = Mapping[str, Ints]
 
 _FILL = -1
 """In an extent's place: the chunk isn't stored."""
@@ -42,7 +43,7 @@ class ZarrReader:
 
     def __init__(self, shard: ShardFacts) -> None:
         notes = read_notes(shard.notes)
-        self._first = notes.first
+        self._first, self._sizes = notes.first, shard.extents.sizes
         self._fields: dict[str, _FieldReader] = {}
         are_mapped = int(shard.extents.files.max(initial=0)) < _MOST_MAPS
         extent = 0
@@ -62,13 +63,20 @@ class ZarrReader:
                 "again."
             )
 
-    def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
-        """The extents that samples need."""
+    def needs(self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Crop]) -> list[int]:
+        """The extents that samples, or parts of them, need."""
         found: list[int] = []
         for name in fields:
-            found += self._fields[name].needs(rows + self._first)
-        del corners
+            found += self._fields[name].needs(rows + self._first, crops.get(name))
         return found
+
+    def needs_parts(
+        self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Crop]
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """The extents that samples need, each as a whole: said so that samples that are a chunk
+        each are brought together too."""
+        extents = self.needs(rows, fields, crops)
+        return extents, [0] * len(extents), self._sizes[extents].tolist()
 
     def gather(
         self,
@@ -131,13 +139,16 @@ class _FieldReader:
         self._fill, self._dtype = field.array.fill_value, field.array.dtype
         self._shape = field.array.chunk_shape
         self._are_alone = _are_alone(field)
-        self._uses: Ints | None = None
+        self._uses: list[int] | None = None
         self._decoder: Decoder | None = None
 
-    def needs(self, samples: Ints) -> list[int]:
+    def needs(self, samples: Ints, crop: Crop | None) -> list[int]:
         """The extents that samples need."""
-        starts = self._windows.starts(samples)
-        touched = self._grid.touched(starts, self._windows.window)
+        starts, lengths = self._windows.starts(samples), self._windows.window
+        if crop is not None:
+            starts[:, self._windows.is_step :] += crop.corners
+            lengths = (*lengths[: self._windows.is_step], *crop.shape)
+        touched = self._grid.touched(starts, lengths)
         extents = self._extents(np.unique(touched.chunks))
         found: list[int] = extents[extents != _FILL].tolist()
         return found
@@ -164,16 +175,25 @@ class _FieldReader:
             return
         order = np.argsort(touched.chunks, kind="stable")
         found, firsts = np.unique(touched.chunks[order], return_index=True)
-        rows = np.split(touched.samples[order], firsts[1:])
+        rows, bounds = touched.samples[order], [*firsts.tolist(), len(order)]
+        corner = self._corners(found).repeat(np.diff(bounds), axis=0)
+        begins, into = starts[rows] - corner, places[rows]
+        are_steps = lengths == (1, *self._shape[1:]) and not begins[:, 1:].any()
+        copier = StepCopier if are_steps else PartCopier
+        copy = copier(begins, lengths, out, into).copy
         extents = self._extents(found).tolist()
-        for number, extent, here in zip(found.tolist(), extents, rows, strict=True):
-            low = np.array(self._grid.place(number), np.int64) * self._shape
-            begins, into = starts[here] - low, places[here]
+        number_of = dict(zip(extents, range(len(extents)), strict=True))
+        missing = [number for number, extent in enumerate(extents) if extent == _FILL]
+        number_of.pop(_FILL, None)
+        stored = (number_of[extent] for extent in data.in_order(list(number_of)))
+        for number in chain(missing, stored):
+            low, high = bounds[number], bounds[number + 1]
+            extent = extents[number]
             try:
-                self._copy(extent, begins, lengths, out, into, data)
+                copy(self._chunk(extent, high - low, data), low, high)
             except ValueError as error:
-                out[into] = 0
-                for row in here.tolist():
+                out[into[low:high]] = 0
+                for row in rows[low:high].tolist():
                     wrong.setdefault(row, self._reason(error))
 
     def _gather_alone(
@@ -206,28 +226,19 @@ class _FieldReader:
                     slot[...] = 0
                     wrong.setdefault(row, self._reason(error))
 
-    def _copy(
-        self,
-        extent: int,
-        begins: Ints,
-        lengths: tuple[int, ...],
-        out: NDArray[Any],
-        places: Ints,
-        data: ShardData,
-    ) -> None:
-        """Copy what one chunk has of some samples."""
+    def _corners(self, chunks: Ints) -> Ints:
+        """Where chunks begin in the array, int64, shape (n, dimensions)."""
+        places = np.unravel_index(chunks, self._grid.counts)
+        return np.stack(places, axis=1) * np.array(self._shape, np.int64)
+
+    def _chunk(self, extent: int, taken: int, data: ShardData) -> NDArray[Any]:
+        """A decoded chunk, of which some samples are taken."""
         if extent == _FILL:
-            box = [(0, length) for length in self._shape]
-            fill_parts(self._fill, box, begins, lengths, out, places)
-            return
-        uses = int(self._all_uses()[extent - self._extent])
+            return np.broadcast_to(self._fill, self._shape)
+        uses = self._all_uses()[extent - self._extent]
         if uses <= 1:
-            chunk = self._decode(extent, data)
-        else:
-            chunk = data.decoded(
-                extent, lambda: self._decode(extent, data), uses=uses, taken=len(places)
-            )
-        copy_parts(chunk, begins, lengths, out, places)
+            return self._decode(extent, data)
+        return data.decoded(extent, lambda: self._decode(extent, data), uses=uses, taken=taken)
 
     def _decode(self, extent: int, data: ShardData) -> NDArray[Any]:
         """A chunk; of fill values where its file is gone."""
@@ -257,12 +268,12 @@ class _FieldReader:
         at = np.minimum(np.searchsorted(self._chunks, chunks), len(self._chunks) - 1)
         return np.where(self._chunks[at] == chunks, at + self._extent, _FILL)
 
-    def _all_uses(self) -> Ints:
+    def _all_uses(self) -> list[int]:
         """How many samples of the shard need each stored chunk."""
         if self._uses is None:
             end = self._first + self._samples
             chunks, uses = self._grid.uses(self._windows, self._first, end)
-            self._uses = uses[np.searchsorted(chunks, self._chunks)]
+            self._uses = uses[np.searchsorted(chunks, self._chunks)].tolist()
         return self._uses
 
     def _reason(self, error: ValueError) -> str:

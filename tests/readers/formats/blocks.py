@@ -100,8 +100,8 @@ class Reader:
     def _unit_of(self, rows: Ints) -> Ints:
         return np.searchsorted(self._bounds, rows, side="right") - 1
 
-    def needs(self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Any]) -> list[int]:
-        assert not corners
+    def needs(self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Any]) -> list[int]:
+        assert not crops
         units = np.unique(self._unit_of(rows)).tolist()
         return [len(FIELDS) * unit + FIELDS.index(field) for unit in units for field in fields]
 
@@ -196,10 +196,10 @@ class ByParts(Reader):
     """One that says which bytes of "x" it needs."""
 
     def needs_parts(
-        self, rows: Ints, fields: Sequence[str], corners: Mapping[str, Any]
+        self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Any]
     ) -> tuple[list[int], list[int], list[int]]:
         extents, starts, ends = self._x_parts(rows) if "x" in fields else ([], [], [])
-        whole = self.needs(rows, [name for name in fields if name != "x"], corners)
+        whole = self.needs(rows, [name for name in fields if name != "x"], crops)
         return [*extents, *whole], [*starts, *(0 for _ in whole)], [*ends, *self._sizes[whole]]
 
 

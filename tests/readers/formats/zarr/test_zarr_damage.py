@@ -1,0 +1,231 @@
+"""Hierarchies that are damaged, hostile, or of what isn't installed: one named error each."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import zarr
+from crc32c import crc32c
+
+from penstock.cache.errors import (
+    DatasetError,
+    DatasetNotFoundError,
+    IndexChangedError,
+    MissingDependencyError,
+)
+from penstock.readers import Dataset
+from penstock.readers.formats.zarr import compressors
+from tests.readers.formats.zarr.hierarchies import bad_of, opened, read_all, values, write_group
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+X = values((8, 3, 8, 8))
+
+pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (2, 3, 8, 8)})
+
+
+def change(path: Path, **told: Any) -> None:
+    """Say something else in a document."""
+    path.write_text(json.dumps(json.loads(path.read_text()) | told))
+
+
+def grid(*shape: int) -> dict[str, Any]:
+    return {"name": "regular", "configuration": {"chunk_shape": list(shape)}}
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"chunk_grid": grid(2**20, 3, 1024, 1024)}, "bytes each once decoded"),
+        ({"shape": [2**61, 3, 8, 8]}, "more than 2\\^62 bytes"),
+        ({"shape": [2**40, 3, 8, 8], "chunk_grid": grid(1, 1, 1, 1)}, "samples, wanted at most"),
+        ({"shape": [2**30, 3, 8, 8], "chunk_grid": grid(1, 1, 1, 1)}, "cut into shards"),
+        ({"shape": [2, 2**20, 2**20, 2**10], "chunk_grid": grid(1, 1, 1, 1)}, "a sample of 'x'"),
+        ({"chunk_grid": grid(0, 3, 8, 8)}, "chunk shape"),
+        ({"codecs": [{"name": "bytes"}, {"name": "zstd"}] * 20}, "codecs"),
+    ],
+)
+def test_what_metadata_claim_is_bounded(told: Any, why: str, root: Path) -> None:
+    change(root / "x/zarr.json", **told)
+    with pytest.raises(DatasetError, match=why):
+        Dataset(root).open()
+
+
+def test_documents_that_are_none(root: Path) -> None:
+    (root / "x/zarr.json").write_bytes(b"{" * 100)
+    with pytest.raises(DatasetError, match="isn't JSON"):
+        Dataset(root).open()
+    (root / "x/zarr.json").write_bytes(b" " * 5_000_000)
+    with pytest.raises(DatasetError, match="at most"):
+        Dataset(root).open()
+    (root / "zarr.json").unlink()
+    with pytest.raises(DatasetNotFoundError, match="no Zarr hierarchy"):
+        Dataset(root, format="zarr").open()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 255
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("damage", [truncate, flip])
+def test_a_damaged_chunk_marks_its_samples(damage: Callable[[Path], None], tmp_path: Path) -> None:
+    from zarr.codecs import BytesCodec, Crc32cCodec, ZstdCodec
+
+    root = tmp_path / "set.zarr"
+    array = zarr.create_array(
+        root,
+        shape=X.shape,
+        chunks=(2, 3, 8, 8),
+        dtype=X.dtype,
+        serializer=BytesCodec(),
+        compressors=[ZstdCodec(), Crc32cCodec()],
+    )
+    array[...] = X
+    damage(root / "c/1/0/0/0")
+    with Dataset(root) as dataset:
+        batch, bad = bad_of(dataset)
+        assert sorted(bad) == [2, 3]
+        assert all("array: a chunk is damaged" in reason for reason in bad.values())
+        good = np.array([0, 1, 4, 5, 6, 7])
+        assert (batch.columns["array"].values[good] == X[good]).all()
+        with pytest.raises(IndexChangedError, match=r"array\[2\]"):
+            dataset.read(dataset.contents.rows(np.arange(8)))
+
+
+def test_a_sample_that_is_a_damaged_chunk(tmp_path: Path) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (1, 3, 8, 8)})
+    truncate(root / "x/c/5/0/0/0")
+    with Dataset(root) as dataset:
+        assert sorted(bad_of(dataset)[1]) == [5]
+
+
+def test_a_chunk_that_changes_while_it_is_read_is_told(root: Path) -> None:
+    with Dataset(root) as dataset:
+        dataset.open()
+        truncate(root / "x/c/1/0/0/0")
+        with pytest.raises(IndexChangedError, match="x/c/1/0/0/0"):
+            dataset.read(dataset.contents.rows(np.arange(8)))
+
+
+def sharded(root: Path) -> Path:
+    array = zarr.create_array(
+        root, shape=X.shape, chunks=(1, 3, 8, 8), shards=(4, 3, 8, 8), dtype=X.dtype
+    )
+    array[...] = X
+    return root / "c/0/0/0/0"
+
+
+def rewrite_index(path: Path, entries: dict[int, tuple[int, int]], *, seal: bool = True) -> None:
+    data = path.read_bytes()
+    body, index = data[:-68], bytearray(data[-68:-4])
+    for place, pair in entries.items():
+        index[16 * place : 16 * place + 16] = np.array(pair, "<u8").tobytes()
+    check = crc32c(bytes(index)) if seal else 0
+    path.write_bytes(body + bytes(index) + check.to_bytes(4, "little"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "why"),
+    [
+        ({1: (10**12, 5)}, "points outside"),
+        ({1: (2**64 - 2, 2**63)}, "points outside"),
+        ({1: (0, 5), 2: (2, 5)}, "same bytes"),
+        ({}, "CRC-32C"),
+    ],
+)
+def test_a_shard_s_index_that_lies(entries: Any, why: str, tmp_path: Path) -> None:
+    path = sharded(tmp_path / "set.zarr")
+    rewrite_index(path, entries, seal=bool(entries))
+    with pytest.raises(DatasetError, match=f"c/0/0/0/0.*{why}"):
+        Dataset(tmp_path / "set.zarr").open()
+
+
+def test_a_shard_that_is_too_short(tmp_path: Path) -> None:
+    path = sharded(tmp_path / "set.zarr")
+    path.write_bytes(b"short")
+    with pytest.raises(DatasetError, match="its index alone takes"):
+        Dataset(tmp_path / "set.zarr").open()
+
+
+def test_a_codec_that_isn_t_installed_is_named_and_other_fields_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": X, "y": np.arange(8)}, compressors={"y": None})
+
+    def missing(name: str, *, codec: str) -> Any:
+        raise MissingDependencyError(f"{name}: {codec} needs the extra zarr")
+
+    monkeypatch.setattr(compressors, "numcodecs_module", missing)
+    compressors._decompress.cache_clear()
+    with Dataset(root) as dataset:
+        with pytest.raises(MissingDependencyError, match="extra zarr"):
+            dataset.read(dataset.contents.rows(np.arange(8)))
+        assert (read_all(dataset.select("y"))["y"] == np.arange(8)).all()
+
+
+def test_what_can_t_be_a_tensor_is_left_out_and_refused_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": X}, version=2)
+    document = json.loads((root / "x/.zarray").read_text())
+    (root / "names").mkdir()
+    told = {"dtype": "|O", "shape": [8], "chunks": [8], "filters": [{"id": "pickle"}]}
+    (root / "names/.zarray").write_text(json.dumps(document | told))
+    with caplog.at_level("INFO", logger="penstock"), Dataset(root) as dataset:
+        assert dataset.fields == ("x",)
+        assert (read_all(dataset)["x"] == X).all()
+    assert "names isn't a field: Python objects" in caplog.text
+    with pytest.raises(DatasetError, match="names: Python objects"):
+        Dataset(root, fields={"names": "names"}).open()
+    (root / "x/.zarray").unlink()
+    with pytest.raises(DatasetError, match=r"none of its arrays can be a field \(names: Python"):
+        Dataset(root).open()
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "a/../../x", "a//x"])
+def test_names_that_lead_out(name: str, tmp_path: Path) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": X})
+    document = json.loads((root / "x/zarr.json").read_text())
+    told = {"kind": "inline", "must_understand": False, "metadata": {name: document}}
+    change(root / "zarr.json", consolidated_metadata=told)
+    with pytest.raises(DatasetError, match="names a node"):
+        Dataset(root).open()
+
+
+def test_a_chunk_that_a_link_leads_out_to(root: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    (root / "x/c/1").rename(outside)
+    (root / "x/c/1").symlink_to(outside)
+    with Dataset(root) as dataset, pytest.raises(DatasetError, match="leads out"):
+        dataset.read(dataset.contents.rows(np.arange(8)))
+
+
+def test_an_object_that_is_gone_since_it_was_listed_is_fill_values(tmp_path: Path) -> None:
+    import fsspec
+
+    root = write_group(
+        tmp_path / "set.zarr", {"x": X}, chunks={"x": (2, 3, 8, 8)}, fill_value={"x": 9}
+    )
+    with opened(root, "remote", tmp_path) as dataset:
+        dataset.open()
+        memory = fsspec.filesystem("memory")
+        memory.rm(f"/zarr-{tmp_path.name}-set.zarr/x/c/2/0/0/0")
+        wanted = X.copy()
+        wanted[4:6] = 9
+        assert (read_all(dataset)["x"] == wanted).all()

@@ -39,6 +39,7 @@ from penstock.augment.presets import (
     imagenet_train,
 )
 from penstock.augment.sanitize import SanitizeBoxes
+from penstock.augment.unpack import Unpack
 
 __all__ = [
     "CIFAR_MEAN",
@@ -69,6 +70,7 @@ __all__ = [
     "Resize",
     "SanitizeBoxes",
     "TrivialAugmentWide",
+    "Unpack",
     "cifar_train",
     "imagenet_eval",
     "imagenet_train",

@@ -33,6 +33,7 @@ from penstock.augment.ops import (
 from penstock.augment.pad import Pad
 from penstock.augment.recipe import CheckedRecipe, check_recipe, operations_of
 from penstock.augment.sanitize import SanitizeBoxes
+from penstock.augment.unpack import Unpack
 from penstock.cache.errors import RecipeError
 from penstock.readers.fields.field_types import (
     Array,
@@ -89,14 +90,14 @@ class FieldRecipes:
     """What is done to each selected field. Made by `check_recipes` only.
 
     fields: the names of a batch's values, in order. images: the recipe of each image field.
-    followers: masks, boxes, keypoints, and arrays that lose rows with boxes. pads: by the ragged
-    field that they make dense. A field in none of them is handed out as it is.
+    followers: masks, boxes, keypoints, and arrays that lose rows with boxes. pads: by the
+    field that they make dense, or ragged. A field in none of them is handed out as it is.
     """
 
     fields: tuple[str, ...]
     images: Mapping[str, CheckedRecipe]
     followers: Mapping[str, Follower]
-    pads: Mapping[str, Pad]
+    pads: Mapping[str, Pad | Unpack]
 
     @property
     def followed(self) -> frozenset[str]:
@@ -209,7 +210,7 @@ def _lists(
 
 def _is_about_fields(ops: tuple[Operation, ...], selected: Mapping[str, FieldType]) -> bool:
     """Whether none of the operations is one on images."""
-    kinds: tuple[type, ...] = (Pad, SanitizeBoxes)
+    kinds: tuple[type, ...] = (Pad, SanitizeBoxes, Unpack)
     if any(isinstance(type, Array) for type in selected.values()):
         kinds = (*kinds, RandomCrop, CenterCrop)
     return bool(ops) and all(isinstance(op, kinds) for op in ops)
@@ -235,7 +236,7 @@ def _check_alone(name: str, type: FieldType, ops: tuple[Operation, ...]) -> None
     if not ops:
         raise RecipeError(f'augment: the list of "{name}" does nothing; {advice}')
     for op in ops:
-        ours = isinstance(op, Pad) and op.field == name
+        ours = isinstance(op, Pad | Unpack) and op.field == name
         if isinstance(op, RandomCrop | CenterCrop) and isinstance(type, Array):
             ours = op.fields in (None, (name,))
         if not ours and not (isinstance(op, SanitizeBoxes) and isinstance(type, Boxes)):
@@ -388,24 +389,41 @@ def _boxes_of(
     return [name for name in mine if op.fields is None or name in op.fields]
 
 
-def _pads(ops: Sequence[Any], selected: Mapping[str, FieldType]) -> dict[str, Pad]:
-    pads: dict[str, Pad] = {}
+def _pads(ops: Sequence[Any], selected: Mapping[str, FieldType]) -> dict[str, Pad | Unpack]:
+    pads: dict[str, Pad | Unpack] = {}
     for op in ops:
-        if not isinstance(op, Pad):
+        if not isinstance(op, Pad | Unpack):
             continue
-        type = selected.get(op.field)
+        kind, type = op.__class__.__name__, selected.get(op.field)
         if type is None:
             raise RecipeError(
-                f'{op}: "{op.field}" isn\'t selected. Leave Pad out, or select it. Selected: '
+                f'{op}: "{op.field}" isn\'t selected. Leave {kind} out, or select it. Selected: '
                 f"{list(selected)}."
             )
+        if op.field in pads:
+            raise RecipeError(f'Two {kind} for "{op.field}": keep one.')
+        pads[op.field] = op
+        if isinstance(op, Unpack):
+            _check_unpack(op, selected)
+            continue
         ragged = isinstance(type, Boxes | Keypoints | Tokens)
         if not ragged and not (isinstance(type, Array) and type.is_ragged):
             raise RecipeError(
                 f'{op}: samples of "{op.field}" ({type.__class__.__name__}) don\'t differ in '
                 "length. Leave Pad out."
             )
-        if op.field in pads:
-            raise RecipeError(f'Two Pad for "{op.field}": keep one.')
-        pads[op.field] = op
     return pads
+
+
+def _check_unpack(op: Unpack, selected: Mapping[str, FieldType]) -> None:
+    """Raise RecipeError for fields that aren't of one and the same length."""
+    shapes = [
+        each.shape if isinstance(each, Array) and not each.is_ragged else None
+        for each in (selected[op.field], selected.get(op.by))
+    ]
+    if shapes[0] is None or shapes[0] != shapes[1] or len(shapes[0]) != 1:
+        raise RecipeError(
+            f'{op}: wanted two selected fields of sequences of one length, as documents="pack" of '
+            f"a dataset of tokens gives them; got {selected[op.field]!r} and "
+            f"{selected.get(op.by)!r}."
+        )

@@ -26,6 +26,7 @@ from penstock.augment.geometric_ops import Geometric
 from penstock.augment.map import Map
 from penstock.augment.pad import Pad
 from penstock.augment.sanitize import SanitizeBoxes
+from penstock.augment.unpack import Unpack
 from penstock.cache.errors import RecipeError
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -359,6 +360,6 @@ Pixel = (
     | Apply
 )
 Mixing = MixUp | CutMix
-OfFields = SanitizeBoxes | Pad
+OfFields = SanitizeBoxes | Pad | Unpack
 Operation = Decode | Geometric | Pixel | Normalize | RandomErasing | Cast | Mixing | OfFields | Map
 Recipe = Sequence[Operation]

@@ -43,6 +43,7 @@ from penstock.augment.pixels import (
     place_mirrors,
 )
 from penstock.augment.sanitize import SanitizeBoxes
+from penstock.augment.unpack import Unpack
 from penstock.cache.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
 _FLIPS = get_args(Flipping)
 _GEOMETRIC = get_args(Geometric)
 _MIXING = (MixUp, CutMix)
-_OF_FIELDS = (SanitizeBoxes, Pad)
+_OF_FIELDS = (SanitizeBoxes, Pad, Unpack)
 _KNOWN: tuple[type, ...] = (
     *(Decode, *_GEOMETRIC, *PIXELS, Normalize, RandomErasing, Cast),
     *(*_MIXING, *_OF_FIELDS),

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.augment.presets import imagenet_eval as imagenet_eval
     from penstock.augment.presets import imagenet_train as imagenet_train
     from penstock.augment.sanitize import SanitizeBoxes as SanitizeBoxes
+    from penstock.augment.unpack import Unpack as Unpack
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
     from penstock.cache.errors import BadSampleError as BadSampleError
     from penstock.cache.errors import PenstockError as PenstockError
@@ -110,6 +111,7 @@ __all__ = [
     "Text",
     "Tokens",
     "TrivialAugmentWide",
+    "Unpack",
     "Value",
     "World",
     "cifar_train",
@@ -169,6 +171,7 @@ _HOME = {
     "Text": "penstock.readers.fields.field_types",
     "Tokens": "penstock.readers.fields.field_types",
     "TrivialAugmentWide": "penstock.augment.ops",
+    "Unpack": "penstock.augment.unpack",
     "Value": "penstock.readers.fields.field_types",
     "World": "penstock.pipeline.plan.world",
     "cifar_train": "penstock.augment.presets",

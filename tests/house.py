@@ -71,6 +71,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
                     "pixels",
                     "map",
                     "pad",
+                    "unpack",
                     "geometric_ops",
                     "sanitize",
                     "ops",

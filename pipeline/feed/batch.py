@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from penstock.augment.mixing import Mix
     from penstock.pipeline.plan.slots import Slots
     from penstock.pipeline.plan.steps import Step
-    from penstock.readers.fields.columns import DenseColumn, SampleBatch
+    from penstock.readers.fields.columns import DenseColumn, RaggedColumn, SampleBatch
 
 Output = tuple[Any, ...] | dict[str, Any]
 """What is handed out: tensors, `Ragged`s and lists in field order, or by field."""
@@ -39,7 +39,8 @@ class Batch:
         draws: the random numbers of each sample, by image field; masks, boxes and points in content
         follow from them. mix: how the samples are mixed
         once they are decoded; the last rows may then be other ranks' samples, which are read as
-        partners only. filled: ragged columns that are filled up to dense ones.
+        partners only. filled: ragged columns that are filled up to dense ones, packed ones
+        that are unpacked.
         read_s, load_s: thread time that reading and drawing took, and time by the clock.
     decoded:
         images: by field; empty without images, and once they are among what is handed out.
@@ -56,7 +57,7 @@ class Batch:
     valid: NDArray[np.bool_] | None
     draws: Mapping[str, Draws] = field(default_factory=dict)
     mix: Mix | None = None
-    filled: Mapping[str, DenseColumn] = field(default_factory=dict)
+    filled: Mapping[str, DenseColumn | RaggedColumn] = field(default_factory=dict)
     read_s: float = 0.0
     load_s: float = 0.0
     images: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -14,7 +14,7 @@ import torch
 
 from penstock.augment.mixing import mix_images, soft_targets
 from penstock.pipeline.feed.tensors import on_each, output_of, tensor_of
-from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 from penstock.readers.fields.field_types import ID, PRESENT
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ def _value(field: str, batch: Batch, content: SampleBatch) -> Any:
     filled = batch.filled.get(field)
     if filled is None:
         return output_of(content.columns[field])
+    if isinstance(filled, RaggedColumn):
+        return output_of(filled)
     return tensor_of(filled.values[: len(content)])
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.augment.unpack import Unpack
 from penstock.cache.errors import ConfigError, RecipeError
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.augment.pad import Pad
     from penstock.pipeline.feed.batch import Batch
+    from penstock.readers.fields.columns import Column
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,19 @@ def padded(column: RaggedColumn, pad: Pad) -> DenseColumn | TooLong:
     return DenseColumn(out)
 
 
+def unpacked(column: Column, documents: Column) -> RaggedColumn:
+    """The documents of packed sequences. documents: number of each token's, -1 for what a sequence
+    is filled up with; one document's tokens lie side by side."""
+    assert isinstance(column, DenseColumn)
+    assert isinstance(documents, DenseColumn)
+    numbers = documents.values
+    begins = np.ones(numbers.shape, np.bool_)
+    np.not_equal(numbers[:, 1:], numbers[:, :-1], out=begins[:, 1:])
+    there = numbers >= 0
+    firsts = np.flatnonzero(begins[there])
+    return RaggedColumn(column.values[there], np.append(firsts, int(there.sum())))
+
+
 def fill_value(pad: Pad, dtype: np.dtype[Any]) -> Any:
     """What Pad fills with, in a column's dtype. Raises RecipeError where that can't hold it."""
     with np.errstate(all="ignore"):
@@ -74,19 +89,23 @@ def too_long(pad: Pad, found: TooLong, *, sample: str) -> ConfigError:
 
 @dataclass(frozen=True, slots=True)
 class Pads:
-    """Fills up the ragged fields of batches that a recipe names; on any thread.
+    """Fills up the ragged fields of batches that a recipe names, and unpacks packed ones; on any
+    thread.
 
     names: of samples by id, for errors.
     """
 
-    pads: tuple[Pad, ...] = ()
+    pads: tuple[Pad | Unpack, ...] = ()
     names: Callable[[list[int]], list[str]] | None = None
 
-    def __call__(self, batch: Batch) -> dict[str, DenseColumn]:
-        """The dense columns of a batch. Raises ConfigError for a sample that is too long."""
-        filled: dict[str, DenseColumn] = {}
+    def __call__(self, batch: Batch) -> dict[str, DenseColumn | RaggedColumn]:
+        """Other columns of a batch. Raises ConfigError for a sample that is too long."""
+        filled: dict[str, DenseColumn | RaggedColumn] = {}
         for pad in self.pads:
             column = batch.content.columns[pad.field]
+            if isinstance(pad, Unpack):
+                filled[pad.field] = unpacked(column, batch.content.columns[pad.by])
+                continue
             assert isinstance(column, RaggedColumn), pad.field
             found = padded(column, pad)
             if isinstance(found, TooLong):

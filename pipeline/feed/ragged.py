@@ -21,7 +21,8 @@ class Ragged:
     values: shape (total, *rest) where only the first length differs between samples, and flat,
     (total,), where others do too. offsets: int64, shape (n + 1,): sample i is values[offsets[i] :
     offsets[i + 1]]. shapes: int64, shape (n, dimensions), of each sample, where values are flat;
-    else None. All lie on one device. `torch.nested.nested_tensor_from_jagged(values, offsets)`
+    else None. longest: length of the longest sample in values, where that is known. All lie on one
+    device. `torch.nested.nested_tensor_from_jagged(values, offsets)`
     takes the first two as they are.
 
     len(), iterating and indexing give a tensor a sample, each a view of values. On CUDA that waits
@@ -31,6 +32,7 @@ class Ragged:
     values: torch.Tensor
     offsets: torch.Tensor
     shapes: torch.Tensor | None = None
+    longest: int | None = None
 
     def __post_init__(self) -> None:
         """Raises ConfigError for tensors that don't fit one another; it looks at shapes alone."""
@@ -54,6 +56,20 @@ class Ragged:
     def lengths(self) -> torch.Tensor:
         """Of each sample in values, int64, shape (n,)."""
         return self.offsets.diff()
+
+    @property
+    def cu_seqlens(self) -> torch.Tensor:
+        """Cumulative lengths as kernels of attention over variable lengths take them: offsets as
+        int32, shape (n + 1,)."""
+        return self.offsets.to(torch.int32)
+
+    @property
+    def max_length(self) -> int:
+        """Length of the longest sample in values, as those kernels take it. Of what a loader handed
+        out it was found before anything went to a device; else this waits for the device."""
+        if self.longest is not None:
+            return self.longest
+        return int(self.lengths.max()) if len(self) else 0
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,12 +123,14 @@ class Ragged:
             self.values.to(device, non_blocking=non_blocking),
             self.offsets.to(device, non_blocking=non_blocking),
             None if shapes is None else shapes.to(device, non_blocking=non_blocking),
+            self.longest,
         )
 
     def pin_memory(self) -> Ragged:
         """The same in page-locked memory, as `torch.Tensor.pin_memory`."""
         shapes = None if self.shapes is None else self.shapes.pin_memory()
-        return Ragged(self.values.pin_memory(), self.offsets.pin_memory(), shapes)
+        values, offsets = self.values.pin_memory(), self.offsets.pin_memory()
+        return Ragged(values, offsets, shapes, self.longest)
 
     def __repr__(self) -> str:
         many = "" if self.shapes is None else f", shapes {tuple(self.shapes.shape)}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from penstock.pipeline.feed.page_locked import tensor_in_storage
@@ -33,7 +34,9 @@ def output_of(column: Column) -> Any:
         return tensor_of(column.values)
     if isinstance(column, RaggedColumn):
         shapes = None if column.shapes is None else tensor_of(column.shapes)
-        return Ragged(tensor_of(column.values), tensor_of(column.offsets), shapes)
+        values, offsets = tensor_of(column.values), tensor_of(column.offsets)
+        longest = int(np.diff(column.offsets).max(initial=0)) if shapes is None else None
+        return Ragged(values, offsets, shapes, longest)
     assert isinstance(column, ListColumn), type(column)
     return column.samples
 

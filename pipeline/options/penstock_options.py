@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from penstock.augment.map import Map
 from penstock.augment.pad import Pad
 from penstock.augment.sanitize import SanitizeBoxes
+from penstock.augment.unpack import Unpack
 from penstock.cache.base.blob import READ_MODE, ReadMode
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.options.checks import (
@@ -102,7 +103,7 @@ class PenstockOptions:
     def check_foreign(self) -> None:
         """Raise ConfigError for what only native datasets have a use for."""
         operations = () if isinstance(self.augment, Mapping) else self.augment or ()
-        of_fields = [op for op in operations if isinstance(op, (Map, Pad, SanitizeBoxes))]
+        of_fields = [op for op in operations if isinstance(op, (Map, Pad, SanitizeBoxes, Unpack))]
         refuse_native_arguments(
             {
                 "augment= by field": isinstance(self.augment, Mapping),

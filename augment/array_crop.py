@@ -72,7 +72,7 @@ def check_array_crops(
             if not isinstance(op, RandomCrop | CenterCrop):
                 continue
             names = _concerned(op, of, schema, fields)
-            if not names and not _has_images(schema, fields):
+            if not names and of is op.fields is None and not _has_images(schema, fields):
                 raise RecipeError(
                     f"{op}: no array that is selected has {len(op.lengths)} axes or more. Say "
                     f"another size. Selected: { {name: schema.get(name) for name in fields} }."

@@ -238,15 +238,6 @@ class Concatenation(Source):
         part, number = self._part_of(shard)
         return part.image_dims(number, name)
 
-    def wanted_share(self, rows: Ints, crops: Mapping[str, Crop]) -> float:
-        """Which share of what whole rows take is needed for parts of them: the largest of its
-        parts'."""
-        shares = [
-            self.parts[number].wanted_share(mine, _taken(crops, places) or {})
-            for number, places, mine in self._by_part(rows)
-        ]
-        return max(shares, default=1.0)
-
     def is_near(self, shard: int) -> bool:
         """Whether what is noted of a shard's samples can be had without the remote."""
         part, number = self._part_of(shard)

@@ -328,10 +328,6 @@ class Dataset(OpenSource):
         table = self.index.shards.open(shard).table
         return table[:, place.height : place.height + 2].astype(np.int32)
 
-    def wanted_share(self, rows: NDArray[np.int64], crops: Mapping[str, Crop]) -> float:
-        """Which share of what whole rows take is needed for parts of them."""
-        return self._open().wanted_share(rows, stored_fields(self.fields), crops)
-
     def is_near(self, shard: int) -> bool:
         """Whether a shard's table can be had without the remote."""
         return self.index.shards.is_near(shard)

@@ -11,7 +11,7 @@ from penstock.cache.base.counters import joined_traffic
 
 if TYPE_CHECKING:
     import threading
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.cache.blobs.remote import Remote
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.cache.disk.membership import Membership
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.index.shards import Shards
 
     Ints = NDArray[np.int64]
@@ -99,6 +100,17 @@ class RemoteShards:
         """Fetch a whole shard into its cache; returns and raises as `Remote.fill`."""
         found = self.find(shard)
         return 0 if found is None else found[0].fill(found[1], progress=progress, stop=stop)
+
+    def wanted_share(
+        self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, Crop]]
+    ) -> float:
+        """Which share of a shard's bytes the parts of all its samples need that a function draws of
+        so many numbers; 1 where samples lie whole. Raises what reading its sidecar raises."""
+        place = int(self._of[shard])
+        if place == _ABSENT:
+            return 1.0
+        provider = self._providers[place]
+        return provider.shards.wanted_share(int(provider.numbers[shard]), fields, draw)
 
     def uri(self, shard: int) -> str:
         """Where a remote shard lies, for people."""

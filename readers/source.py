@@ -237,12 +237,6 @@ class Source(ABC):
         """Oriented height and width of an image field in a whole shard, shape (samples, 2). Raises
         what opening the shard raises."""
 
-    def wanted_share(self, rows: Ints, crops: Mapping[str, Crop]) -> float:
-        """Which share of what whole rows of its fields take is needed for parts of them; 1 where a
-        part takes as much, or that isn't known."""
-        del rows, crops
-        return 1.0
-
     def is_near(self, shard: int) -> bool:
         """Whether what is noted of a shard's samples can be had without the remote."""
         del shard
@@ -408,10 +402,6 @@ class Selection(Source):
         mine = self._in_base(rows)
         dims: NDArray[np.int32] = self._base.image_dims(int(self._shards[shard]), name)[mine[:, 1]]
         return dims
-
-    def wanted_share(self, rows: Ints, crops: Mapping[str, Crop]) -> float:
-        """Which share of what whole rows take is needed for parts of them."""
-        return self._base.wanted_share(self._in_base(rows), crops)
 
     def is_near(self, shard: int) -> bool:
         """Whether what is noted of a shard's samples can be had without the remote."""

@@ -86,7 +86,7 @@ def build(
         dataset, options, order, agreement, mapped, recipes, mapper, meter, threads=threads
     )
     try:
-        prefetch = _prefetch(dataset, options, order)
+        prefetch = _prefetch(dataset, options, order, road.reader.crops)
     except PenstockError:
         road.graphs.close()
         raise
@@ -263,12 +263,15 @@ def _meter(
     )
 
 
-def _prefetch(dataset: Source, options: NativeOptions, order: JobOrder) -> Prefetch | None:
+def _prefetch(
+    dataset: Source, options: NativeOptions, order: JobOrder, crops: ArrayDraws | None
+) -> Prefetch | None:
     """Joins the cache; None for a local dataset."""
     remote = dataset.remote_shards
     if remote is None:
         return None
-    from penstock.pipeline.feed.prefetch import Prefetch  # local data needs none of it
+    # Local data need none of it.
+    from penstock.pipeline.feed.prefetch import FILLED_SHARE, Prefetch, wanted_share
 
     return Prefetch(
         remote,
@@ -276,4 +279,5 @@ def _prefetch(dataset: Source, options: NativeOptions, order: JobOrder) -> Prefe
         order,
         world=options.world,
         least_ahead=options.depth + READ_AHEAD,
+        fills=crops is None or wanted_share(dataset, remote, crops) >= FILLED_SHARE,
     )

@@ -10,17 +10,39 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.pipeline.feed.filler import Filler
 from penstock.pipeline.feed.node_share import NodeShare
 from penstock.pipeline.plan.needs import LookAhead, Needs, room_for_fills
 from penstock.pipeline.report.facts import TierFacts
+from penstock.readers.fields.selection import stored_fields
 
 if TYPE_CHECKING:
+    from penstock.augment.array_draws import ArrayDraws
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.steps import Cursor
     from penstock.pipeline.plan.world import World
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.source import Source
+
+FILLED_SHARE = 0.9
+"""Shards are filled whole where an epoch's crops touch at least that much of their bytes. Below it
+the ranges of the batches ahead are fetched alone, and kept as far as they go."""
+
+_LOOKED_AT = 3
+
+
+def wanted_share(source: Source, remote: RemoteShards, crops: ArrayDraws) -> float:
+    """Which share of the shards' bytes an epoch's crops of arrays touch, of some shards."""
+    count = len(source.contents.sizes)
+    shards = np.unique(np.linspace(0, count - 1, _LOOKED_AT).astype(np.int64)).tolist()
+    fields = stored_fields(source.fields)
+    shares = [
+        remote.wanted_share(shard, fields, lambda numbers: crops.before(numbers, 0))
+        for shard in shards
+    ]
+    return float(np.mean(shares))
 
 
 class Prefetch:
@@ -38,7 +60,9 @@ class Prefetch:
         *,
         world: World,
         least_ahead: int,
+        fills: bool = True,
     ) -> None:
+        """fills: whole shards, beside what batches ask for."""
         plan, walk = order.plan(), order.walk
         self._remote = remote
         self._share = NodeShare(
@@ -49,7 +73,7 @@ class Prefetch:
         self._seen = remote.traffic()
         self._handed_out: float | None = None
         self._filler: Filler | None = None
-        if self._share.is_cached:
+        if self._share.is_cached and fills:
             self._filler = Filler(
                 remote,
                 source,

@@ -28,8 +28,6 @@ from penstock.readers.formats.local_files import REINDEX
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.block_sums import BlockSums
     from penstock.cache.blobs.remote import Remote
@@ -57,11 +55,6 @@ class ChunkData:
         same = copy(self)
         same._mode = mode
         return same
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each extent, int64, shape (extents,)."""
-        return self._extents.sizes
 
     def read(self, extents: Sequence[int]) -> list[Encoded]:
         """The bytes of some extents."""

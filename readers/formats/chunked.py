@@ -198,6 +198,17 @@ class _ChunkOpener:
         whole = _WholePartsReader if isinstance(reader, PartsReader) else _WholeReader
         return whole(reader, sidecar.layout.schema)
 
+    def wanted_share(
+        self, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, Crop]]
+    ) -> float:
+        """Which share of the bytes of these fields is needed for parts of all samples, which a
+        function draws of as many numbers."""
+        reader, extents = self._reader(), self.sidecar.extents
+        assert extents is not None
+        rows = np.arange(self.entry.samples, dtype=np.int64)
+        some, all = (reader.needs(rows, fields, crops) for crops in (draw(rows), {}))
+        return float(extents.sizes[some].sum() / max(1, extents.sizes[all].sum()))
+
     def open_local(self, root: bytes) -> ChunkShard:
         """Open the shard below a local folder."""
         data = LocalChunkData(
@@ -244,12 +255,6 @@ class _Chunks:
     ) -> None:
         """Read rows of a field whose samples have one shape into their places."""
         self.reader.gather(field, rows, out, places, data=self.data, wrong=wrong, corners=corners)
-
-    def wanted_bytes(self, rows: Ints, fields: Sequence[str], crops: Crops) -> tuple[int, int]:
-        """Bytes that these parts of rows need, and those that whole ones do."""
-        sizes = self.data.sizes
-        some, all = (self.reader.needs(rows, fields, each) for each in (crops, {}))
-        return int(sizes[list(some)].sum()), int(sizes[list(all)].sum())
 
     def plain(self, field: str) -> Plain | None:
         """Where a field's rows lie, if they can be copied out of a map; None: gather them."""

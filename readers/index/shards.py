@@ -13,14 +13,22 @@ from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.remote import RemoteFolder
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from penstock.cache.base.blob import BlobSource
     from penstock.cache.blobs.remote import Remote
+    from penstock.readers.fields.crops import Crop
     from penstock.readers.formats.decoded_chunks import DecodedChunks
     from penstock.readers.formats.format import ShardOpener
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.sidecars import Sidecars
     from penstock.readers.origin.origin import Origin
+
+    Ints = NDArray[np.int64]
 
 _log = logging.getLogger("penstock")
 
@@ -103,6 +111,15 @@ class Shards:
         if chunks is not None:
             entry = replace(entry, chunks=chunks.of(shard))
         return manifest.format.opener(entry, lambda: self._sidecars.read(shard))
+
+    def wanted_share(
+        self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, Crop]]
+    ) -> float:
+        """Which share of the bytes of a shard's fields is needed for parts of all its samples: a
+        function draws them, of as many numbers. 1 where samples lie whole. Raises
+        CorruptShardError, FetchError."""
+        share = getattr(self._opener(shard), "wanted_share", None)
+        return 1.0 if share is None else float(share(fields, draw))
 
     def drop(self, shard: int, *, opened: OpenShard | None = None) -> None:
         """Forget a remote shard's bytes, which are wrong: who opens it next fetches them again.

@@ -207,21 +207,6 @@ class SampleReader:
         assert isinstance(column, RaggedColumn), name
         return np.diff(column.offsets) if column.shapes is None else column.shapes[:, 0]
 
-    def wanted_share(
-        self, rows: NDArray[np.int64], fields: Sequence[str], crops: Mapping[str, Crop]
-    ) -> float:
-        """Which share of the bytes of whole rows parts of them need; 1 where that isn't known."""
-        visit = self._visit(rows, Choice(self._layout, fields))
-        wanted = whole = 0
-        for shard, a, b in visit.pieces():
-            count = getattr(shard, "wanted_bytes", None)
-            if count is None:
-                return 1.0
-            here = {name: crop.taken(visit.places(a, b)) for name, crop in crops.items()}
-            some, all = count(visit.rows[a:b], fields, here)
-            wanted, whole = wanted + some, whole + all
-        return wanted / max(1, whole)
-
     def close(self) -> None:
         """Forget all open shards; what was handed out stays valid. Safe to call twice."""
         self.shards.close()

@@ -77,11 +77,14 @@ def _value(column: Column, row: int, *, is_text: bool) -> Any:
 class FormatConformance:
     """Tests of one format, on one small dataset of at least 8 samples in at least two shards.
 
-    format: its name. options: further arguments of `Dataset`, where it needs some.
+    format: its name. options: further arguments of `Dataset`, where it needs some. has_checksums:
+    False where the files don't tell whether bytes are damaged, and no index knows it, as samples in
+    chunks aren't looked at for it.
     """
 
     format: str
     options: Mapping[str, Any] = {}
+    has_checksums = True
 
     def write(self, folder: Path) -> str | Path:
         """Write the dataset below an empty folder; returns what `Dataset` takes for it."""
@@ -229,6 +232,9 @@ class FormatConformance:
                 names = list(found)
         except PenstockError:
             return
+        if not self.has_checksums:
+            assert sorted(found) == sorted(expected)
+            return
         assert bad
         good = {name: found[name] for row, name in enumerate(names) if row not in bad}
         assert_same(good, {name: expected[name] for name in good})
@@ -250,7 +256,11 @@ class FormatConformance:
         assert sorted(together) == list(range(len(self.samples())))
 
     def test_a_pack_of_it_holds_the_same(self, root: Path, tmp_path: Path) -> None:
-        pack(root, tmp_path / "pack", shard_bytes=20_000, **self.options)
+        if self.options.keys() <= {"format", "fields", "manifest", "schema"}:
+            pack(root, tmp_path / "pack", shard_bytes=20_000, **self.options)
+        else:
+            with self.open(root) as dataset:
+                pack(dataset, tmp_path / "pack", shard_bytes=20_000)
         with FormatConformance.open(self, tmp_path / "pack", format="pack") as dataset:
             assert_same(self.everything(dataset), self.samples())
 

@@ -117,6 +117,7 @@ class Dataset(OpenSource):
         )
         arrangement_of(url, fields=fields, schema=schema)  # raises for what can't be
         self._fields: tuple[str, ...] | None = None
+        self._kept: tuple[str, ...] | None = None  # of chunks, whose bytes are; None: the fields'
         self._scratch = Scratch(cache)
         # A list of files may be changed by whoever made it.
         self._source: Url = tuple(url) if isinstance(url, list) else url
@@ -200,7 +201,7 @@ class Dataset(OpenSource):
                     _log.warning("%s: %s", self.url, told)
                 self._fields = fields
                 stored = stored_fields(fields)
-                index = index.keeping(stored)
+                index = index.keeping(stored if self._kept is None else self._kept)
                 self._chunks = _kept_chunks(
                     index, self._scratch, max_bytes=self._decoded_bytes, url=self.url
                 )
@@ -389,6 +390,14 @@ def _unit_bytes(index: Index) -> float:
     sample_bytes = sum(math.prod(form.fixed_shape) * form.dtype.itemsize for form in dense.values())
     stored = int(index.manifest.bytes_of(name for name in forms if name not in dense).sum())
     return (sample_bytes * index.samples + stored) / max(1, sum(map(len, units)))
+
+
+def copy_keeping(dataset: Dataset, fields: tuple[str, ...]) -> Dataset:
+    """The same dataset, opened anew, that keeps the bytes of these fields of chunks, whatever its
+    batches have; it is the caller's to close."""
+    copy = _made(*dataset.__reduce__()[1])
+    copy._kept = fields
+    return copy
 
 
 def _contents(index: Index) -> Contents:

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from penstock.cache.errors import PenstockError
+from penstock.readers.fields.columns import DenseColumn
+from penstock.readers.fields.field_types import PRESENT
 from penstock.testing import FormatConformance
 from tests import field_sets, images, tars
 from tests.house import ROOT
+from tests.readers.formats import blocks
 from tests.readers.formats.guests import RECORD_BYTES, Cifar
 from tests.readers.formats.test_record_format import GUESTS, install
 
@@ -63,6 +67,43 @@ class TestCifar(FormatConformance):
             for number, part in parts
             for row, record in enumerate(part)
         }
+
+
+class TestBlocks(FormatConformance):
+    """Data in chunks, of which a file is several shards; some samples lack a number."""
+
+    format = "blocks"
+    has_checksums = False
+
+    @pytest.fixture(autouse=True)
+    def _installed(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        lacking = sum(row % 5 == 0 for row in range(blocks.ROWS))
+        monkeypatch.setattr(blocks, "MISSING", {"y": lacking})
+        monkeypatch.setattr(blocks.Blocks, "reader", Lacking)
+        yield from blocks.install(monkeypatch)
+
+    def write(self, folder: Path) -> Path:
+        return blocks.write(folder)
+
+    def samples(self) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            f"row {row}": {
+                field: blocks.value(field, row)
+                for field in blocks.FIELDS
+                if field != "y" or row % 5
+            }
+            for row in range(blocks.ROWS)
+        }
+
+
+class Lacking(blocks.Reader):
+    """One of which samples lack "y" where their number is a multiple of 5."""
+
+    def read_rows(self, rows: Any, fields: Any, **more: Any) -> Any:
+        found = dict(super().read_rows(rows, fields, **more))
+        if "y" in fields:
+            found["y" + PRESENT] = DenseColumn((rows + self._first) % 5 != 0)
+        return found
 
 
 class TestTar(FormatConformance):
@@ -142,6 +183,23 @@ def test_a_format_that_breaks_its_word_fails(
     root = conformance.write(tmp_path / "data")
     with pytest.raises(AssertionError, match="pixels of batch_0"):
         conformance.test_every_sample_is_what_was_written(root, "copy")
+
+
+def test_extents_that_are_one_byte_off_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = blocks.Extents
+
+    def shifted(**columns: Any) -> Any:
+        columns["starts"] = columns["starts"] + 1
+        return whole(**columns)
+
+    monkeypatch.setattr(blocks, "Extents", shifted)
+    root = blocks.write(tmp_path / "data")
+    conformance = TestBlocks()
+    for _ in blocks.install(monkeypatch):
+        with pytest.raises((AssertionError, PenstockError)):
+            conformance.test_every_sample_is_what_was_written(root, "copy")
 
 
 def test_the_documented_format_works_as_it_stands(

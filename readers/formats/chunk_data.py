@@ -6,7 +6,9 @@ fetched nor kept. Other fields can still be asked for: their bytes come by exact
 
 from __future__ import annotations
 
+import threading
 from copy import copy
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
@@ -26,7 +28,7 @@ from penstock.readers.formats.extent_files import ExtentFiles
 from penstock.readers.formats.local_files import REINDEX
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.block_sums import BlockSums
@@ -49,6 +51,9 @@ class ChunkData:
         self._sidecar, self._chunks, self._may_lack = sidecar, chunks, may_lack
         self._extents = sidecar.extents
         self._mode: ReadMode = READ_MODE
+        # Of each extent the chunks that were decoded of it, and in each thread the one that is.
+        self._chunks_of: dict[int, set[int]] = {}
+        self._decoding = threading.local()
 
     def in_mode(self, mode: ReadMode) -> Self:
         """The same bytes, read so: "pread" reads past any map."""
@@ -83,10 +88,35 @@ class ChunkData:
         """A chunk that is kept, or decoded now."""
         if self._chunks is None:
             return decode()
+        watched = partial(self._watched, chunk, decode)
         found: Chunk = self._chunks.take(
-            chunk, decode, uses=uses, taken=taken, size_bytes=size_bytes
+            chunk, watched, uses=uses, taken=taken, size_bytes=size_bytes
         )
         return found
+
+    def _watched(self, chunk: int, decode: Callable[[], Chunk]) -> Chunk:
+        """Decode a chunk, and note what it is made of."""
+        before, self._decoding.chunk = getattr(self._decoding, "chunk", None), chunk
+        try:
+            return decode()
+        finally:
+            self._decoding.chunk = before
+
+    def _note(self, extents: Iterable[int]) -> None:
+        """Note that extents are read."""
+        chunk: int | None = getattr(self._decoding, "chunk", None)
+        if chunk is not None:
+            for extent in extents:
+                self._chunks_of.setdefault(extent, set()).add(chunk)
+
+    def is_decoded(self, extent: int) -> bool:
+        """Whether all that was ever decoded of an extent is kept, so that it needn't be read."""
+        chunks = self._chunks_of.get(extent)
+        return bool(
+            chunks
+            and self._chunks is not None
+            and all(self._chunks.has(chunk) for chunk in tuple(chunks))
+        )
 
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
         """The chunks, those that another thread decodes last."""
@@ -146,7 +176,12 @@ class BlobChunkData(ChunkData):
         ends: Sequence[int] | None = None,
     ) -> ChunkParts | None:
         """What has to be brought before these parts of extents, or whole ones, can be read; None
-        where all of it is here."""
+        where all of it is here. What is decoded already needn't be."""
+        left = [place for place, extent in enumerate(extents) if not self.is_decoded(extent)]
+        if len(left) < len(extents):
+            extents = [extents[place] for place in left]
+            starts = None if starts is None else [starts[place] for place in left]
+            ends = None if ends is None else [ends[place] for place in left]
         numbers = np.array(extents, np.int64)
         elsewhere = self._begins[numbers] == NOWHERE
         if not elsewhere.any() and (self._blob.is_whole or not len(numbers)):
@@ -196,6 +231,7 @@ class BlobChunkData(ChunkData):
         """Parts of extents, by one load."""
         if not len(extents):
             return []
+        self._note(extents)
         parts = self._parts(np.array(extents, np.int64), starts, ends)
         data = self._remote.load(parts.spans(), mode=self._mode)
         return self.brought(parts, data).read_parts(extents, starts, ends)
@@ -248,11 +284,13 @@ class BroughtChunkData(ChunkData):
     def __init__(self, base: BlobChunkData, parts: ChunkParts, data: Sequence[Encoded]) -> None:
         super().__init__(base._sidecar, base._chunks, may_lack=base._may_lack)
         self._base, self._parts, self._data = base, parts, data
+        self._chunks_of, self._decoding = base._chunks_of, base._decoding
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
     ) -> list[Encoded]:
         """Parts of extents; what wasn't brought is loaded now."""
+        self._note(extents)
         rows = list(zip(extents, starts, ends, strict=True))
         found = [self._find(*row) for row in rows]
         missing = [place for place, one in enumerate(found) if one is None]
@@ -275,6 +313,7 @@ class BroughtChunkData(ChunkData):
 
     def view(self, extent: int) -> Encoded | None:
         """What was brought, or a view of the blob."""
+        self._note([extent])
         size = int(self._extents.sizes[extent])
         found = self._find(extent, 0, size)
         return self._base.view(extent) if found is None else found

@@ -128,6 +128,11 @@ class DecodedChunks:
 
     # -- taking
 
+    def has(self, key: Key) -> bool:
+        """Whether a chunk is kept, by its shard and number."""
+        with self._lock:
+            return self._kept.find(key) is not None
+
     def take(
         self, key: Key, decode: Callable[[], Any], *, uses: int, taken: int, size_bytes: int = 0
     ) -> Any:
@@ -328,6 +333,10 @@ class ShardChunks:
         """A chunk, as `DecodedChunks.take` has it."""
         key = (self._shard, chunk)
         return self._store.take(key, decode, uses=uses, taken=taken, size_bytes=size_bytes)
+
+    def has(self, chunk: int) -> bool:
+        """Whether a chunk is kept."""
+        return self._store.has((self._shard, chunk))
 
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
         """The same chunks, those that another thread decodes at this moment last."""

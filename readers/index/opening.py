@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arranging import ManifestFile
-    from penstock.readers.formats.format import Format, Indexing
+    from penstock.readers.formats.format import Format
     from penstock.readers.index.index import Index
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.upkeep import Upkeep
@@ -225,9 +225,9 @@ class Opener:
             )
         return own
 
-    def indexing(self, format: str) -> Indexing:
-        """How a dataset that doesn't carry its index gets one. Raises as open_index does."""
-        return indexing_of(self._recognition().indexed(format))
+    def foreign(self, format: str) -> Format:
+        """The format of a dataset that doesn't carry its index. Raises as open_index does."""
+        return self._recognition().indexed(format)
 
     def rebuild(self, format: str) -> Index:
         """Build the index anew; see build_index."""

@@ -10,16 +10,18 @@ which no sample is good leaves a gap in the numbers; the manifest names the shar
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ConfigError
-from penstock.readers.dataset import Dataset
+from penstock.readers.dataset import Dataset, copy_keeping
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import arrangement_of
-from penstock.readers.formats.registry import AUTO, check_format
+from penstock.readers.formats.chunked import ChunkFormat
+from penstock.readers.formats.registry import AUTO, check_format, indexing_of
 from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
 from penstock.readers.index.opening import Opener
 from penstock.readers.origin.local import LocalFolder
@@ -34,7 +36,7 @@ from penstock.readers.packing.transcode import Transcode
 from penstock.readers.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.fields.field_types import FieldType
@@ -137,7 +139,7 @@ def _pack_source(
         root = _destination(dst, index.origin)
         if index.is_self_contained:
             return task.run(PackedSource(index, fields=names), root)
-    return task.run(RowSource(src, fields=names, verify=task.verify, workers=task.workers), root)
+    return _pack_rows(task, src, names, root)
 
 
 def _pack_url(
@@ -166,8 +168,46 @@ def _pack_url(
         index = opener.open_own(told.format)
         if index is not None:
             return task.run(PackedSource(index, fields=names), root)
-        indexing = opener.indexing(told.format)
-        return task.run(CandidateSource(origin, indexing, fields=names, workers=task.workers), root)
+        format = opener.foreign(told.format)
+        if not isinstance(format, ChunkFormat):
+            indexing = indexing_of(format)
+            found = CandidateSource(origin, indexing, fields=names, workers=task.workers)
+            return task.run(found, root)
+    # Nothing of it is known before it is decoded, unit by unit, as a dataset does it.
+    dataset = Dataset(
+        src,
+        format=format.name,
+        fields=fields if isinstance(fields, Mapping) else None,
+        manifest=told.manifest,
+        schema=told.schema,
+        storage_options=told.storage_options,
+        filesystem=told.filesystem,
+        cache=told.cache,
+        **told.sampling.arguments(),
+    )
+    with closing(dataset):
+        return _pack_rows(task, dataset, names, root)
+
+
+def _pack_rows(
+    task: PackTask, src: Source, names: tuple[str, ...] | None, root: bytes
+) -> PackSummary:
+    """Pack what a source reads. What is packed of remote chunks is kept, whatever fields batches
+    of them would have."""
+    if isinstance(src, Dataset):
+        index = src.open(verify=task.verify, workers=task.workers)
+        packed = names or tuple(index.schema)
+        if index.remote is not None and index.manifest.is_of_chunks:
+            with closing(copy_keeping(src, packed)) as kept:
+                return _run_rows(task, kept, names, root)
+    return _run_rows(task, src, names, root)
+
+
+def _run_rows(
+    task: PackTask, src: Source, names: tuple[str, ...] | None, root: bytes
+) -> PackSummary:
+    found = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
+    return task.run(found, root)
 
 
 def _destination(dst: Folder, origin: Origin | None) -> bytes:

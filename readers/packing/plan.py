@@ -14,11 +14,19 @@ import numpy as np
 
 from penstock.cache.base.hashing import keyed_hash
 from penstock.readers.formats.grouping import Grouping
+from penstock.readers.formats.parts import parts
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
     from penstock.readers.formats.candidates import Candidates
+
+
+WINDOW_BYTES = 2**29
+"""Of the samples in chunks that a shuffled pack mixes at a time, 8 of its usual shards. The same on
+every machine, as ranks must agree; decoded chunks have more memory than that where there is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +63,36 @@ def plan_samples(
     ids = np.arange(len(sizes), dtype=np.int64)
     order = shuffled(len(sizes), seed) if shuffle else ids
     return PackPlan(grouping=cut_evenly(order, sizes, shard_bytes), source_ids=ids)
+
+
+def plan_units(
+    units: Sequence[NDArray[np.int64]],
+    sizes: NDArray[np.int64],
+    *,
+    shuffle: bool,
+    seed: int,
+    shard_bytes: int,
+    window_bytes: int = WINDOW_BYTES,
+) -> PackPlan:
+    """The plan for samples that lie in decode units: these are shuffled, and the samples of a
+    window of them, so that each is decoded once and no more than a window is in memory.
+
+    units: rows of each, by shard, empty where a sample can be had alone; sizes: bytes, int64, shape
+    (n,). window_bytes: of the units that are mixed.
+    """
+    if not shuffle:
+        return plan_samples(sizes, shuffle=False, seed=seed, shard_bytes=shard_bytes)
+    rows = np.concatenate(list(units))
+    bounds = np.concatenate(([0], np.cumsum(rows)))
+    order = shuffled(len(rows), seed)
+    before = np.concatenate(([0], np.cumsum(sizes)))
+    unit_bytes = np.diff(before[bounds])[order]
+    cuts = parts(unit_bytes, target_bytes=window_bytes)
+    window = np.empty(len(rows), np.int64)
+    window[order] = np.searchsorted(cuts, np.arange(len(rows)), side="right")
+    ids = np.arange(len(sizes), dtype=np.int64)
+    mixed = np.lexsort((keyed_hash(seed, ids), np.repeat(window, rows))).astype(np.int64)
+    return PackPlan(grouping=cut_evenly(mixed, sizes, shard_bytes), source_ids=ids)
 
 
 def shuffled(count: int, seed: int) -> NDArray[np.int64]:

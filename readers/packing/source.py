@@ -97,11 +97,6 @@ class CandidateSource:
     ) -> None:
         listing = indexing.list(origin)
         found = listing.candidates(workers=workers)
-        if found.chunked:
-            raise ConfigError(
-                f"{origin.url}: lies in chunks that are decoded as a whole, which aren't packed. "
-                "Read it where it lies."
-            )
         self._origin = origin
         self._candidates = found = _settled(origin, chosen(found, fields), workers=workers)
         told = f"{listing.snapshot().fingerprint}{origin.variant}"

@@ -251,3 +251,17 @@ def test_elsewhere_an_object_that_isnt_there_is_an_error_with_its_name(
         fsspec.filesystem("memory").rm(f"{place}/2.blocks")
         with pytest.raises(FetchError, match=r"2\.blocks"):
             dataset.read(rows_of(dataset))
+
+
+def test_what_is_decoded_already_isnt_fetched_again_where_nothing_is_kept(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(place, tmp_path, max_bytes=1, fields=("t", "y")) as dataset:
+        wanted, before = int(dataset.index.shard_bytes.sum()), dataset.bytes_fetched
+        rows = rows_of(dataset)
+        calls = count_fetches(dataset, monkeypatch)
+        for start in range(0, ROWS, 6):
+            batch = dataset.read(rows[start : start + 6])
+            assert batch.columns["y"].values.tolist() == [i / 4 for i in batch.ids.tolist()]
+        assert dataset.bytes_fetched - before == wanted
+        assert len(calls) < ROWS // 6

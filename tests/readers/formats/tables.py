@@ -78,7 +78,7 @@ def wanted(table: Any, name: str) -> list[Any]:
             if array.type == pa.date32()
             else array.cast(pa.int64())
         )
-    values = array.to_pylist()
+    values: list[Any] = array.to_pylist()
     for part in parts:
         values = [None if value is None else value[part] for value in values]
     if pa.types.is_fixed_size_binary(array.type):
@@ -91,7 +91,7 @@ def plain(column: Column) -> list[Any]:
     if isinstance(column, EncodedColumn):
         return [bytes(sample) for sample in column.samples]
     if isinstance(column, DenseColumn):
-        return column.values.tolist()
+        return list(column.values.tolist())
     assert isinstance(column, RaggedColumn)
     return [column.sample(row).tolist() for row in range(len(column))]
 
@@ -119,7 +119,8 @@ def check(dataset: Dataset, table: Any, fields: Sequence[str], *, seed: int = 0)
                     assert not there[place], (name, row)
                 else:
                     assert same(found[place], values[row]), (name, row, found[place], values[row])
-    return batch
+    found_last: SampleBatch = batch
+    return found_last
 
 
 def features(**told: Any) -> dict[bytes, bytes]:

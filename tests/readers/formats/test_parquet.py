@@ -26,6 +26,7 @@ from penstock.readers.fields.field_types import (
     Value,
 )
 from tests.readers.formats.tables import check, features, jpeg, many_types, plain
+from tests.readers.formats.zarr.hierarchies import Requests
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -255,6 +256,97 @@ def test_nothing_there_is_named(tmp_path: Path) -> None:
     (root / "b.txt").write_text("nothing")
     with Dataset(root, format="parquet") as dataset, pytest.raises(DatasetNotFoundError):
         dataset.open()
+
+
+def with_nulls(count: int) -> Any:
+    picture = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    i = range(count)
+    return pa.table(
+        {
+            "x": pa.array([None if k % 7 == 0 else k for k in i], pa.int32()),
+            "t": pa.array([None if k % 5 == 0 else f"t{k}" for k in i]),
+            "f": pa.array([None if k % 3 == 0 else [k, k] for k in i], pa.list_(pa.int16(), 2)),
+            "image": pa.array(
+                [None if k % 11 == 3 else {"bytes": jpeg(k, height=8 + k % 5)} for k in i], picture
+            ),
+            "y": pa.array(i, pa.int64()),
+        }
+    )
+
+
+def test_who_lacks_a_field_is_told_by_statistics(tmp_path: Path) -> None:
+    table = with_nulls(100)
+    root = write(tmp_path / "set", table)
+    with Dataset(root) as dataset:
+        assert dataset.fields == ("y",)
+        assert dataset.index.lacking == {"x": 15, "t": 20, "f": 34, "image": 9}
+        check(dataset, table, ["x", "t", "f", "y"])
+        batch = dataset.read(dataset.rows(np.array([3, 4])), fields=("image",))
+        assert batch.has("image").tolist() == [False, True]
+        images = batch.columns["image"]
+        assert isinstance(images, EncodedColumn)
+        assert images.dims is not None
+        assert images.dims.tolist() == [[0, 0], [12, 40]]
+
+
+def test_nulls_that_nothing_tells_of_make_bad_samples(tmp_path: Path) -> None:
+    root = write(tmp_path / "set", with_nulls(20), write_statistics=False)
+    with Dataset(root, fields=("x", "y")) as dataset:
+        bad: dict[int, str] = {}
+        dataset.read(dataset.rows(np.arange(20)), bad=bad)
+        assert sorted(bad) == [0, 7, 14]
+        assert "null" in bad[0]
+
+
+def test_a_list_with_a_null_or_of_odd_lengths_is_a_bad_sample(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    table = pa.table(
+        {
+            "a": pa.array([[1, 2], [1, None], [], None], pa.list_(pa.int64())),
+            "b": pa.array([[[1], [2, 3]], [[1], [2]], None, [[]]], pa.list_(pa.list_(pa.int8()))),
+        }
+    )
+    pq.write_table(table, root / "a.parquet")
+    with Dataset(root) as dataset:
+        bad: dict[int, str] = {}
+        batch = dataset.read(dataset.rows(np.arange(4)), bad=bad)
+        assert sorted(bad) == [0, 1]
+        assert "differ in length" in bad[0]
+        assert "null inside" in bad[1]
+        assert plain(batch.columns["a"]) == [[1, 2], [], [], []]
+        assert plain(batch.columns["b"])[1] == [[1], [2]]
+
+
+def test_many_remote_files_are_told_by_a_request_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory, place = fsspec.filesystem("memory"), f"/parquet-many-{tmp_path.name}"
+    file = io.BytesIO()
+    pq.write_table(many_types(20), file)
+    wide = io.BytesIO()
+    pq.write_table(pa.table({f"column {k}": [k] for k in range(900)}), wide)
+    for number in range(50):
+        memory.pipe(f"{place}/a/{number}.parquet", file.getvalue())
+    memory.pipe(f"{place}/b/wide.parquet", wide.getvalue())
+    try:
+        asked = Requests.watch(monkeypatch)
+        cache = tmp_path / "cache"
+        given = {"bytes": Bytes()}
+        with Dataset(f"memory:/{place}/a", schema=given, cache=cache) as dataset:
+            dataset.open()
+            parts = [path for kind, path in asked if kind == "cat_file"]
+            assert len(parts) == len(set(parts)) == 50
+            # Of what is read only the column's own bytes come: nothing else is asked for.
+            before = dataset.bytes_fetched
+            dataset.read(dataset.contents.rows(np.array([7])), fields=("digest",))
+            assert 0 < dataset.bytes_fetched - before < len(file.getvalue())
+        asked.clear()
+        with Dataset(f"memory:/{place}/b", cache=cache) as dataset:
+            dataset.open()
+            assert len([path for kind, path in asked if kind == "cat_file"]) == 2
+    finally:
+        memory.rm(place, recursive=True)
 
 
 def test_remote_files_are_read_through_the_cache(tmp_path: Path) -> None:

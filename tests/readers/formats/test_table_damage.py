@@ -1,0 +1,250 @@
+"""Damaged and hostile Parquet and Arrow files: one named error each, or samples that are marked."""
+
+from __future__ import annotations
+
+import io
+import resource
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.cache.errors import DatasetError, PenstockError
+from penstock.readers import Dataset
+from penstock.readers.formats.parquet.footer import MAX_FOOTER_BYTES, as_file, parse_footer
+from penstock.readers.formats.parquet.thrift import (
+    I64,
+    LIST,
+    STRUCT,
+    Reader,
+    items,
+    number,
+    text,
+    write_struct,
+)
+from tests.readers.formats.tables import jpeg, many_types
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+ROOT = write_struct({4: text(b"schema"), 5: number(1)})
+LEAF = write_struct({1: number(2), 3: number(0), 4: text(b"x")})
+
+
+def chunk(**told: int) -> bytes:
+    """A column chunk's Thrift; numbers of it by name, others as they should be."""
+    said = {"type": 2, "codec": 0, "values": 4, "decoded": 40, "size": 40, "data": 4} | told
+    meta = {
+        1: number(said["type"]),
+        2: items(5, []),
+        3: items(8, [text(b"x")[1]]),
+        4: number(said["codec"]),
+        5: number(said["values"], I64),
+        6: number(said["decoded"], I64),
+        7: number(said["size"], I64),
+        9: number(said["data"], I64),
+    }
+    return write_struct({2: number(4, I64), 3: (STRUCT, write_struct(meta))})
+
+
+def footer(
+    *,
+    schema: Any = (ROOT, LEAF),
+    columns: list[bytes] | None = None,
+    rows: int = 4,
+    total: int | None = None,
+    more: Mapping[int, tuple[int, bytes]] | None = None,
+) -> bytes:
+    """A footer of one row group."""
+    group = write_struct(
+        {
+            1: items(STRUCT, [chunk()] if columns is None else columns),
+            2: number(40, I64),
+            3: number(rows, I64),
+        }
+    )
+    fields = {
+        1: number(2),
+        2: items(STRUCT, list(schema)),
+        3: number(rows if total is None else total, I64),
+        4: items(STRUCT, [group]),
+    }
+    return write_struct(fields | dict(more or {}))
+
+
+def deep(levels: int) -> list[bytes]:
+    return [write_struct({4: text(b"g"), 5: number(1)}) for _ in range(levels)]
+
+
+NESTED = write_struct({1: (STRUCT, b"\x1c" * 200 + b"\0" * 200)})
+
+HOSTILE: dict[str, tuple[bytes, str]] = {
+    "rows": (footer(rows=10**12, columns=[chunk(values=10**12)]), r"1,000,000,000,000 rows"),
+    "total": (footer(total=5), r"says 5 rows"),
+    "outside": (footer(columns=[chunk(data=10**9)]), "would lie at bytes"),
+    "negative": (footer(columns=[chunk(data=-4)]), "no place"),
+    "size": (footer(columns=[chunk(size=2**62)]), "would lie at bytes"),
+    "values": (footer(columns=[chunk(values=2**40)]), "values for 4 rows"),
+    "type": (footer(columns=[chunk(type=6)]), "another type"),
+    "columns": (footer(columns=[chunk(), chunk()]), "2 columns, and its schema 1"),
+    "children": (footer(schema=(write_struct({4: text(b"s"), 5: number(2)}), LEAF)), "ends early"),
+    "spare": (footer(schema=(ROOT, LEAF, LEAF)), "in no group"),
+    "deep": (footer(schema=[*deep(99), LEAF]), "nests deeper"),
+    "nested": (NESTED, "nest deeper"),
+    "list": (write_struct({2: (LIST, b"\xfc\xff\xff\xff\xff\x0f")}), "more than it has bytes"),
+    "text": (write_struct({6: (8, b"\xff\xff\xff\xff\x0f")}), "more than there are"),
+    "encrypted": (footer(more={8: (STRUCT, b"\0")}), "encrypted"),
+    "nothing": (b"\0", "lacks the schema"),
+    "name": (footer(schema=(ROOT, write_struct({1: number(2), 4: text(b"\xff")}))), "UTF-8"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_footer_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    data, told = HOSTILE[case]
+    root = tmp_path / "set"
+    root.mkdir()
+    (root / "bad.parquet").write_bytes(b"PAR1" + bytes(100) + as_file(data)[4:])
+    with Dataset(root) as dataset, pytest.raises(DatasetError, match=rf"bad\.parquet: .*{told}"):
+        dataset.open()
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "doesn't end as a Parquet file"),
+        (b"PAR1", "doesn't end as a Parquet file"),
+        (bytes(100), "doesn't end as a Parquet file"),
+        (bytes(100) + b"PARE", "encrypted"),
+        (bytes(100) + (2**31 - 1).to_bytes(4, "little") + b"PAR1", "footer would have"),
+        (bytes(MAX_FOOTER_BYTES + 99) + b"\1\0\0\1PAR1", "wanted at most"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_by_name(tmp_path: Path, data: bytes, told: str) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    pq.write_table(many_types(10), root / "a.parquet")
+    (root / "bad.parquet").write_bytes(data)
+    with Dataset(root) as dataset, pytest.raises(DatasetError, match=rf"bad\.parquet: .*{told}"):
+        dataset.open()
+
+
+def test_many_structs_of_a_byte_each_take_no_memory_to_speak_of() -> None:
+    count = 2**20
+    head = b"\x19" + b"\xfc" + b"\x80\x80\x40"  # a list of 2^20 structs, each empty
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(ValueError, match="more structs"):
+        parse_footer(head + bytes(count + 1), 2**30)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 400 * 1024
+
+
+def write(kind: str, table: Any, **options: Any) -> bytes:
+    file = io.BytesIO()
+    if kind == "parquet":
+        pq.write_table(table, file, row_group_size=20, **options)
+    else:
+        make = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+        codec = options.get("compression")
+        with make(file, table.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+            for batch in table.to_batches(max_chunksize=20):
+                writer.write_batch(batch)
+    return file.getvalue()
+
+
+def outcome(folder: Path, kind: str, data: bytes, trial: int) -> str:
+    """What comes of a file: an error of ours, or samples, some of which may be marked."""
+    root = folder / f"{kind}{trial}"
+    root.mkdir()
+    (root / f"bad.{'parquet' if kind == 'parquet' else 'arrow'}").write_bytes(data)
+    try:
+        with Dataset(root, format="parquet" if kind == "parquet" else "arrow") as dataset:
+            bad: dict[int, str] = {}
+            rows = dataset.rows(np.arange(min(len(dataset), 100)))
+            dataset.read(rows, fields=list(dataset.index.schema), bad=bad)
+            return "bad" if bad else "good"
+    except PenstockError as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "stream"])
+def test_truncated_and_flipped_files_end_in_named_errors(tmp_path: Path, kind: str) -> None:
+    compression = {"parquet": "snappy", "arrow": None, "stream": "zstd"}[kind]
+    data = write(kind, many_types(60), compression=compression)
+    rng = np.random.default_rng(5)
+    found = []
+    for trial in range(60):
+        damaged = bytearray(data)
+        if trial % 3 == 0:
+            damaged = damaged[: rng.integers(len(data))]
+        else:
+            from_end = trial % 3 == 1
+            for _ in range(3):
+                at = int(rng.integers(min(3000, len(data)) if from_end else len(data)))
+                damaged[-1 - at if from_end else at] ^= int(rng.integers(1, 256))
+        found.append(outcome(tmp_path, kind, bytes(damaged), trial))
+    assert set(found) <= {
+        "good",
+        "bad",
+        "DatasetError",
+        "CorruptShardError",
+        "DatasetNotFoundError",
+    }
+    assert "DatasetError" in found
+
+
+def test_checksums_of_pages_find_flipped_values(tmp_path: Path) -> None:
+    root = tmp_path / "set"
+    root.mkdir()
+    table = pa.table({"x": np.arange(1000), "image": [jpeg(i, height=40) for i in range(10)] * 100})
+    path = root / "a.parquet"
+    pq.write_table(
+        table,
+        path,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+        row_group_size=500,
+    )
+    metadata = pq.read_metadata(path)
+    with Dataset(root) as dataset:
+        rows = dataset.rows(np.array([3, 700]))
+        dataset.open()
+        with path.open("r+b") as file:
+            for column in range(2):
+                told = metadata.row_group(1).column(column)
+                file.seek(told.data_page_offset + told.total_compressed_size - 9)
+                file.write(b"\x55\xaa")
+        for field in ("x", "image"):
+            bad: dict[int, str] = {}
+            dataset.read(rows, fields=(field,), bad=bad)
+            assert list(bad) == [1]
+            assert field in bad[1]
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd", "snappy", "none"])
+def test_pages_that_claim_much_are_refused_before_they_are_decompressed(
+    tmp_path: Path, codec: str
+) -> None:
+    """A header that says a page takes 2 GB: nothing is allocated for it."""
+    root = tmp_path / "set"
+    root.mkdir()
+    file = io.BytesIO()
+    pq.write_table(pa.table({"x": np.arange(1000)}), file, compression=codec, use_dictionary=False)
+    data = file.getvalue()
+    start = pq.read_metadata(io.BytesIO(data)).row_group(0).column(0).data_page_offset
+    page = Reader(data, start).struct()
+    own = {k: number(v) for k, v in page[5].items() if type(v) is int}
+    told = {1: number(0), 2: number(2**31 - 1), 3: number(page[3]), 5: (STRUCT, write_struct(own))}
+    spare = page.end - page.start - len(write_struct(told)) - 2
+    told[9] = text(bytes(spare))  # whatever that is
+    damaged = data[:start] + write_struct(told) + data[page.end :]
+    assert len(damaged) == len(data)
+    (root / "a.parquet").write_bytes(damaged)
+    with Dataset(root) as dataset:
+        bad: dict[int, str] = {}
+        dataset.read(dataset.rows(np.arange(2)), bad=bad)
+        assert sorted(bad) == [0, 1]
+        assert "2,147,483,647" in bad[0]

@@ -172,10 +172,7 @@ HOSTILE: list[Node] = [
     *each(v2, "chunks", None, [0, 4], [3], [3, -4], [3, 4, 5], [2**63, 1]),
     v2(chunks=[2**40, 4]),
     v2(shape=[2**50, 4], chunks=[2**38, 1]),
-    *(
-        v2(dtype=dtype)
-        for dtype in (None, 3, "float", "<f3", "<q8", "<M7[ns]", "<M8[nn]", "<f", {})
-    ),
+    *each(v2, "dtype", None, 3, "float", "<f3", "<q8", "<M7[ns]", "<M8[nn]", "<f", {}),
     *each(v2, "fill_value", "x", [1], [1, 2], {}, "0x00", True),
     *(v2(dtype="<i4", fill_value=fill) for fill in list[Any]([2**31, 0.5, "1.5", [0], True])),
     *(v2(dtype="|u1", fill_value=fill) for fill in list[Any]([-1, 256, "NaN"])),
@@ -341,9 +338,9 @@ def test_documents_that_are_no_nodes_are_told() -> None:
             v3_node("x", document)
     with pytest.raises(DatasetError, match="attributes"):
         v3(attributes=[1])
-    for document in ({}, {"metadata": {".zarray": 3}}):
+    for nothing in list[Any]([{}, {"metadata": {".zarray": 3}}]):
         with pytest.raises(DatasetError, match=r"\.zmetadata"):
-            v2_consolidated(document, name=".zmetadata")
+            v2_consolidated(nothing, name=".zmetadata")
     tolds: list[Any] = [{"kind": "inline"}, {"kind": "inline", "metadata": {"x": 3}}]
     for told in tolds:
         group: Any = {"zarr_format": 3, "node_type": "group", "consolidated_metadata": told}

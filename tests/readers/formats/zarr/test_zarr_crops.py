@@ -60,10 +60,14 @@ def test_only_the_chunks_of_parts_are_needed(tmp_path: Path) -> None:
     options = {"chunks": {"x": (1, 4, 4, 4)}, "compressors": {"x": None}}
     root = write_group(tmp_path / "set.zarr", {"x": X}, **options)
     with Dataset(root) as dataset:
-        rows = dataset.contents.rows(np.arange(len(dataset)))
-        at = np.zeros((len(rows), 3), np.int64)
-        assert dataset.wanted_share(rows, {"x": Crop(at, (4, 4, 4))}) == 1 / 12
-        assert (
-            dataset.wanted_share(rows, {"x": Crop(at + np.array([0, 1, 1]), (4, 4, 4))}) == 4 / 12
-        )
-        assert dataset.wanted_share(rows, {}) == 1
+        assert len(dataset.contents.sizes) == 1
+
+        def share(*corner: int) -> float:
+            def draw(rows: np.ndarray) -> dict[str, Crop]:
+                return {"x": Crop(np.tile(np.array(corner), (len(rows), 1)), (4, 4, 4))}
+
+            return dataset.index.shards.wanted_share(0, ("x",), draw)
+
+        assert share(0, 0, 0) == 1 / 12
+        assert share(0, 1, 1) == 4 / 12
+        assert dataset.index.shards.wanted_share(0, ("x",), lambda _: {}) == 1

@@ -86,13 +86,13 @@ def _shrunk(workload: DlioWorkload) -> DlioWorkload:
         samples=_SAMPLES_QUICK,
         batch_size=4,
         sample_bytes=min(workload.size, _BYTES_QUICK),
-        window_bytes=min(workload.window_bytes, _BYTES_QUICK // 8),
     )
 
 
 def _made(workload: DlioWorkload, data: Path) -> GeneratedSet:
-    # What is decoded and what isn't are the same files.
-    name = workload.accelerator if workload.kind == "jpeg" else workload.name
+    # Jobs of the same samples read the same files.
+    shared = workload.kind in ("jpeg", "npz")
+    name = f"{workload.kind}-{workload.size}" if shared else workload.name
     return make(
         data / f"{name}-{workload.samples}",
         kind=workload.kind,
@@ -114,7 +114,7 @@ def _measure_one(
         sample_bytes=made.sample_bytes,
         batch_size=workload.batch,
         workers=int(machine()["cores"]),
-        window_bytes=workload.window_bytes,
+        kind=workload.kind,
     )
     names: tuple[LoaderName, ...] = tuple(LOADERS)
     with _players([*names, "raw"], task) as players, console.status(workload.name) as status:
@@ -133,7 +133,6 @@ def _measure_one(
         "note": workload.note,
         "data": made.record(),
         "batch_size": workload.batch,
-        "window_bytes": workload.window_bytes,
         "seconds": asked["seconds"],
         **asdict(pace),
         "fed_at_k": fed_at,
@@ -203,7 +202,7 @@ def _paced(
             float(_played(players[name], made, asked)[what]) for _ in range(_REHEARSALS)
         )
 
-    decodes = workload.work == "decode"
+    decodes = workload.work in ("decode", "detect")
     return pace_of(
         workload,
         raw_bytes_per_s=rate("raw", "bytes_per_s"),

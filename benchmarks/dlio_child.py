@@ -1,8 +1,7 @@
 """One loader of `benchmarks.dlio` in a process of its own: a line of JSON in, a run's figures out.
 
-What each loader does follows DLIO's readers (github.com/argonne-lcf/dlio_benchmark, reader/): a
-sample's bytes are all read, and where the workload has a record_length_bytes_resize, what is handed
-out in their place is of that size, no matter what was read.
+As in DLIO's readers (github.com/argonne-lcf/dlio_benchmark, reader/) a sample's bytes are all read;
+beyond them what was read is handed out, too.
 """
 
 from __future__ import annotations
@@ -18,28 +17,26 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from benchmarks.dlio_data import files_below
+from benchmarks.dlio_data import Kind, files_below
+from benchmarks.dlio_torch import CROP, DETECT, GroupOrder, RowGroups, torch_dataset
 from penstock.pipeline.bench.children import tell
 from penstock.pipeline.bench.play import play
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import torch
-
     from penstock import Statistics
 
 LoaderName = Literal["penstock", "torch", "floor"]
-Work = Literal["bytes", "decode", "arrays"]
+Work = Literal["bytes", "decode", "detect", "arrays", "columns"]
 
-CROP = 224
 _RAW_THREADS = 4  # keeps the disk here busy; the mapped pack's read-ahead keeps as much in flight
 _RAW_MOST_BYTES = 8 * 2**20  # a request; larger samples are read in several, as everybody does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What a loader is built for. window_bytes: handed out of each array; 0 is the whole array."""
+    """What a loader is built for."""
 
     work: Work
     files: str
@@ -47,45 +44,8 @@ class Task:
     sample_bytes: int
     batch_size: int
     workers: int
-    window_bytes: int = 0
+    kind: Kind
     seed: int = 7
-
-
-class Arrays:
-    """A torch dataset as a user writes it: loads a whole .npy, hands out a random window of it.
-
-    window_bytes: 0 hands the array out. Samples: (uint8 tensor, its number).
-    """
-
-    def __init__(self, folder: str, *, window_bytes: int) -> None:
-        self.paths = [str(path) for path in files_below(Path(folder))]
-        self.window_bytes = window_bytes
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
-        import torch
-
-        values = np.load(self.paths[index])
-        if self.window_bytes:
-            begin = int(torch.randint(len(values) - self.window_bytes + 1, ()))
-            values = values[begin : begin + self.window_bytes].copy()  # lets go of the rest
-        return torch.from_numpy(values), index
-
-
-class EncodedFiles:
-    """A torch dataset that reads a file and looks at nothing: its number, and how long it was."""
-
-    def __init__(self, folder: str) -> None:
-        self.paths = [str(path) for path in files_below(Path(folder))]
-
-    def __len__(self) -> int:
-        return len(self.paths)
-
-    def __getitem__(self, index: int) -> tuple[int, int]:
-        with open(self.paths[index], "rb") as file:
-            return index, len(file.read())
 
 
 class WithStatistics:
@@ -108,14 +68,20 @@ class WithStatistics:
 
 
 class Native:
-    """Penstock over a pack. Closing it closes the dataset too: mapped files can't be forgotten."""
+    """Penstock over what it reads natively. Closing it closes the dataset too, as mapped files
+    can't be forgotten."""
 
     def __init__(self, task: Task) -> None:
-        from penstock import DataLoader, Dataset, imagenet_train
+        from penstock import DataLoader, Dataset
 
-        decodes = task.work == "decode"
-        # Without "image" nothing is decoded, but every sample's bytes are read and checksummed.
-        self._dataset = Dataset(task.pack, fields=None if decodes else ("label", "id"))
+        if task.work == "bytes":
+            # Nothing is decoded, but every sample's bytes are read and checksummed.
+            self._dataset = Dataset(task.pack, fields=("label", "id"))
+        elif task.work == "arrays":
+            fields = ("array", "id") if task.kind == "npy" else ("x", "id")
+            self._dataset = Dataset(task.files, fields=fields)
+        else:
+            self._dataset = Dataset(task.pack)
         self._loader = DataLoader(
             self._dataset,
             batch_size=task.batch_size,
@@ -123,7 +89,7 @@ class Native:
             drop_last=True,
             num_workers=task.workers,
             seed=task.seed,
-            augment=imagenet_train(CROP) if decodes else None,
+            augment=recipe(task.work),
         )
 
     def __iter__(self) -> Iterator[Any]:
@@ -137,36 +103,28 @@ class Native:
         self._dataset.close()
 
 
-def torch_dataset(task: Task) -> Any:
-    """What torch's DataLoader reads; Penstock's too where there are arrays."""
-    if task.work == "arrays":
-        return Arrays(task.files, window_bytes=task.window_bytes)
-    if task.work == "bytes":
-        return EncodedFiles(task.files)
-    from penstock.pipeline.bench.peers.images import Crop, fastest
-    from penstock.pipeline.bench.peers.torch_loader import FolderImages
-    from penstock.pipeline.bench.peers.work import list_files
+def recipe(work: Work) -> Any:
+    """What is done to images."""
+    from penstock import RandomHorizontalFlip, Resize, imagenet_train
 
-    return FolderImages(list_files(Path(task.files)), Crop(CROP, decoder=fastest()))
+    recipes = {
+        "decode": imagenet_train(CROP),
+        "detect": [Resize((DETECT, DETECT)), RandomHorizontalFlip()],
+    }
+    return recipes.get(work)
 
 
-def torchs_options(task: Task) -> dict[str, Any]:
-    """Arguments that both loaders are given over the same torch dataset."""
+def torchs_options(task: Task, data: Any) -> dict[str, Any]:
+    """Arguments of torch's loader."""
+    by_group = isinstance(data, RowGroups)
     return {
         "batch_size": task.batch_size,
-        "shuffle": True,
+        "shuffle": not by_group,
+        "sampler": GroupOrder(data, task.seed) if by_group else None,
         "drop_last": True,
         "num_workers": task.workers,
         "persistent_workers": task.workers > 0,
     }
-
-
-def penstock(task: Task) -> Any:
-    if task.work != "arrays":
-        return Native(task)
-    from penstock import DataLoader
-
-    return DataLoader(torch_dataset(task), seed=task.seed, **torchs_options(task))
 
 
 def torchs(task: Task) -> Any:
@@ -174,8 +132,9 @@ def torchs(task: Task) -> Any:
 
     from penstock.pipeline.bench.peers.images import one_thread
 
-    options = torchs_options(task) | {"worker_init_fn": one_thread}
-    return WithStatistics(DataLoader(torch_dataset(task), **options))
+    data = torch_dataset(task)
+    options = torchs_options(task, data) | {"worker_init_fn": one_thread}
+    return WithStatistics(DataLoader(data, **options))
 
 
 def floor(task: Task) -> Any:
@@ -187,13 +146,15 @@ def floor(task: Task) -> Any:
     first = {
         "bytes": labels,
         "decode": torch.zeros(task.batch_size, 3, CROP, CROP),
-        "arrays": torch.zeros(task.batch_size, task.window_bytes or task.sample_bytes).byte(),
-    }[task.work]
+        "detect": torch.zeros(task.batch_size, 3, DETECT, DETECT, dtype=torch.uint8),
+    }.get(task.work)
+    if first is None:
+        first = torch.zeros(task.batch_size, task.sample_bytes, dtype=torch.uint8)
     return WithStatistics(itertools.repeat((first, labels)))
 
 
 LOADERS: dict[LoaderName, Callable[[Task], Any]] = {
-    "penstock": penstock,
+    "penstock": Native,
     "torch": torchs,
     "floor": floor,
 }

@@ -1,9 +1,11 @@
 """Datasets of the DLIO-style workloads: samples of the published size, few enough for this disk.
 
+Files: JPEGs in folders of classes, which are packed too; .npy and .npz, one a sample; Parquet.
 JPEGs: crops of the shipped photographs with sensor noise, at the pixels that come near the wanted
 bytes, their quality tuned from below and the rest (a tenth of the bytes, about) filled by comment
-segments, which every decoder passes over. Arrays: one .npy a sample, bytes without structure, as
-DLIO generates them; nothing compresses them on the way.
+segments, which every decoder passes over. Arrays: bytes without structure, as DLIO generates them;
+nothing compresses them on the way. Parquet: lists of float32 of the lengths that MLPerf Storage's
+flux job has (configs/dlio/workload/flux_b200.yaml), 288 rows a file.
 """
 
 from __future__ import annotations
@@ -25,8 +27,20 @@ if TYPE_CHECKING:
 
     from PIL import Image
 
-VERSION = 1  # of what is generated: a change makes the data of an older one be made anew
+Kind = Literal["jpeg", "npy", "npz", "parquet"]
+
+VERSION = 2  # of what is generated: a change makes the data of an older one be made anew
 NPY_HEADER = 128  # bytes; np.save fills its header up to a multiple of 64
+NPZ_OVERHEAD = 640  # bytes, about: of the zip's two members and their headers
+FLUX_COLUMNS = {
+    "t5_encodings": 524_328,
+    "clip_encodings": 409,
+    "mean": 8_232,
+    "logvar": 8_232,
+    "timestamp": 7,
+}
+FLUX_ROWS, FLUX_GROUP = 288, 16
+"""Rows of a file, as published, and of a row group, of which nothing is: 35 MB each."""
 # Different pictures; more samples than that are the same ones again, each under its own number.
 PICTURES = 64
 # At ImageNet's resolution its mean JPEG has about so many bytes a pixel (116 kB at 480 x 406).
@@ -37,10 +51,9 @@ _QUALITIES = range(1, 97)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GeneratedSet:
-    """A generated dataset. files: `<class>/*.jpg` or `*.npy` below it; pack: of the JPEGs, else the
-    folder of files too."""
+    """A generated dataset. files: the folder; pack: of the JPEGs, else the folder of files too."""
 
-    kind: Literal["jpeg", "array"]
+    kind: Kind
     files: Path
     pack: Path
     samples: int
@@ -52,7 +65,7 @@ class GeneratedSet:
 
 
 def make(
-    out: Path, *, kind: Literal["jpeg", "array"], samples: int, sample_bytes: int, workers: int = 2
+    out: Path, *, kind: Kind, samples: int, sample_bytes: int, workers: int = 2
 ) -> GeneratedSet:
     """Make `samples` samples of sample_bytes below `out`; what an earlier call finished is kept.
 
@@ -74,6 +87,8 @@ def make(
     files.mkdir(parents=True)
     if kind == "jpeg":
         _write_jpegs(made, workers=workers)
+    elif kind == "parquet":
+        _write_parquet(made)
     else:
         _write_arrays(made)
     os.sync()
@@ -101,8 +116,36 @@ def _write_arrays(made: GeneratedSet) -> None:
     rng = np.random.default_rng(7)
     digits = len(str(made.samples - 1))
     for number in range(made.samples):
-        values = np.frombuffer(rng.bytes(made.sample_bytes - NPY_HEADER), np.uint8)
-        np.save(made.files / f"{number:0{digits}d}.npy", values)
+        name = made.files / f"{number:0{digits}d}.{made.kind}"
+        if made.kind == "npy":
+            np.save(name, np.frombuffer(rng.bytes(made.sample_bytes - NPY_HEADER), np.uint8))
+        else:
+            values = np.frombuffer(rng.bytes(made.sample_bytes - NPZ_OVERHEAD), np.uint8)
+            np.savez(name, x=values, y=np.uint8(number % 251))
+
+
+def _write_parquet(made: GeneratedSet) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rng = np.random.default_rng(7)
+    share = made.sample_bytes / (4 * sum(FLUX_COLUMNS.values()))
+    lengths = {name: max(1, round(share * length)) for name, length in FLUX_COLUMNS.items()}
+    for first in range(0, made.samples, FLUX_ROWS):
+        rows = min(FLUX_ROWS, made.samples - first)
+        columns = {
+            name: pa.FixedSizeListArray.from_arrays(
+                pa.array(rng.standard_normal(rows * length, np.float32)), length
+            )
+            for name, length in lengths.items()
+        }
+        pq.write_table(
+            pa.table(columns),
+            made.files / f"{first // FLUX_ROWS:05d}.parquet",
+            row_group_size=FLUX_GROUP,
+            compression="none",
+            use_dictionary=False,
+        )
 
 
 def _write_jpegs(made: GeneratedSet, *, workers: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.accelerators import Accelerator, accelerator
@@ -12,6 +12,7 @@ from penstock.pipeline.bench.play import SETTLE_BATCHES
 
 if TYPE_CHECKING:
     from benchmarks.dlio_child import Work
+    from benchmarks.dlio_data import Kind
 
 # The job asks for so much of what the disk was measured to give, k times slower if need be.
 DISK_SHARE = 0.5
@@ -21,17 +22,16 @@ DECODE_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DlioWorkload:
-    """A job. samples: generated here; window_bytes: as `Task`'s; note: for who reads the result.
+    """A job. samples: generated here; note: for who reads the result.
 
     batch_size, sample_bytes: None is what was published; a step scales with its batch.
     """
 
     name: str
     accelerator: str
-    kind: Literal["jpeg", "array"]
+    kind: Kind
     work: Work
     samples: int
-    window_bytes: int = 0
     batch_size: int | None = None
     sample_bytes: int | None = None
     note: str
@@ -60,10 +60,7 @@ class DlioWorkload:
         return self.batch / self.step_s * self.size
 
 
-_THROUGH_TORCH = (
-    "Penstock has no reader of arrays of its own: its DataLoader reads a torch dataset here, with "
-    "torch's worker processes, as a user would write it."
-)
+_WHOLE = "Whole arrays are handed out, as tensors (DLIO's readers hand out a window of 2 MB)."
 _NOT_DECODED = (
     "As DLIO's readers: all bytes are read (Penstock compares their checksums, torch's side looks "
     "at nothing), none are decoded; labels are handed out."
@@ -89,21 +86,43 @@ WORKLOADS: tuple[DlioWorkload, ...] = (
     DlioWorkload(
         name="unet3d",
         accelerator="h100-unet3d",
-        kind="array",
+        kind="npz",
         work="arrays",
         samples=84,
-        batch_size=2,  # of 7: enough steps before a sample comes twice
-        window_bytes=2_097_152,
-        note=f"{_THROUGH_TORCH} A sample is loaded whole; a random window of DLIO's "
-        "record_length_bytes_resize is handed out.",
+        note=f"A .npz a sample, of an array x and a label y. {_WHOLE}",
+    ),
+    DlioWorkload(
+        name="unet3d-b200",
+        accelerator="b200-unet3d",
+        kind="npz",
+        work="arrays",
+        samples=84,
+        note=f"A .npz a sample, of an array x and a label y. {_WHOLE}",
     ),
     DlioWorkload(
         name="cosmoflow",
         accelerator="h100-cosmoflow",
-        kind="array",
+        kind="npy",
         work="arrays",
         samples=1_800,
-        note=f"{_THROUGH_TORCH} Whole samples are handed out.",
+        note="A .npy a sample, where DLIO has a TFRecord. Whole samples are handed out.",
+    ),
+    DlioWorkload(
+        name="retinanet",
+        accelerator="b200-retinanet",
+        kind="jpeg",
+        work="detect",
+        samples=4_800,
+        note="Decoded to 800 x 800 pixels and mirrored at random (uint8) on the CPU.",
+    ),
+    DlioWorkload(
+        name="flux",
+        accelerator="b200-flux",
+        kind="parquet",
+        work="columns",
+        samples=1_440,
+        note="Parquet files of 288 rows, row groups of 16, uncompressed; all columns of a sample "
+        "are handed out as tensors, 48 samples a batch.",
     ),
     DlioWorkload(
         name="dgx-pod",

@@ -14,8 +14,9 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks import dlio, dlio_jobs
-from benchmarks.dlio_child import Arrays, LoaderName, Task, raw_read, run
-from benchmarks.dlio_data import NPY_HEADER, files_below, filled, forget, jpeg_of, make
+from benchmarks.dlio_child import LoaderName, Task, Work, raw_read, run
+from benchmarks.dlio_data import Kind, files_below, filled, forget, jpeg_of, make
+from benchmarks.dlio_torch import GroupOrder, RowGroups
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.play import SETTLE_BATCHES
 
@@ -112,7 +113,7 @@ def test_too_small_a_jpeg_is_refused() -> None:
 
 def test_arrays_have_exactly_their_bytes_and_are_made_once(tmp_path: Path) -> None:
     def made() -> list[tuple[int, int]]:
-        done = make(tmp_path / "data", kind="array", samples=3, sample_bytes=5000)
+        done = make(tmp_path / "data", kind="npy", samples=3, sample_bytes=5000)
         return [(p.stat().st_size, p.stat().st_mtime_ns) for p in files_below(done.files)]
 
     first = made()
@@ -120,16 +121,15 @@ def test_arrays_have_exactly_their_bytes_and_are_made_once(tmp_path: Path) -> No
     assert made() == first
 
 
-def test_a_window_is_of_the_array(tmp_path: Path) -> None:
-    done = make(tmp_path / "data", kind="array", samples=1, sample_bytes=5000)
-    whole, number = Arrays(str(done.files), window_bytes=0)[0]
-    window, _ = Arrays(str(done.files), window_bytes=512)[0]
-    assert (len(whole), number, len(window)) == (5000 - NPY_HEADER, 0, 512)
-    assert window.numpy().tobytes() in whole.numpy().tobytes()
+@pytest.mark.parametrize(("kind", "bytes_each"), [("npz", 5000), ("parquet", 40_000)])
+def test_others_come_near_their_bytes(kind: Kind, bytes_each: int, tmp_path: Path) -> None:
+    done = make(tmp_path / "data", kind=kind, samples=20, sample_bytes=bytes_each)
+    total = sum(path.stat().st_size for path in files_below(done.files))
+    assert total == pytest.approx(20 * bytes_each, rel=0.05)
 
 
 def test_the_raw_reader_reads_every_byte(tmp_path: Path) -> None:
-    done = make(tmp_path / "data", kind="array", samples=5, sample_bytes=5000)
+    done = make(tmp_path / "data", kind="npy", samples=5, sample_bytes=5000)
     forget(done.files)
     total, took_s = raw_read(done.files, request_bytes=1000, seconds=60)
     assert total == 5 * 5000
@@ -165,18 +165,29 @@ def test_a_tiny_run_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["penstock", "torch", "floor"])
-def test_every_loader_reads_arrays(name: LoaderName, tmp_path: Path) -> None:
-    done = make(tmp_path / "data", kind="array", samples=16, sample_bytes=5000)
+@pytest.mark.parametrize(
+    ("kind", "work"), [("npy", "arrays"), ("npz", "arrays"), ("parquet", "columns")]
+)
+def test_every_loader_reads_arrays(
+    name: LoaderName, kind: Kind, work: Work, tmp_path: Path
+) -> None:
+    done = make(tmp_path / "data", kind=kind, samples=32, sample_bytes=50_000)
     task = Task(
-        work="arrays",
+        work=work,
         files=str(done.files),
         pack=str(done.pack),
-        sample_bytes=5000,
+        sample_bytes=50_000,
         batch_size=2,
         workers=0,
-        window_bytes=512,
+        kind=kind,
     )
     told = run(name, task, step_s=0.001, seconds=0.02)
     assert told["samples"] == 2 * told["batches"]
-    assert told["bytes"] == 5000 * told["samples"]
-    assert 0 < told["au"] <= 100
+
+
+def test_torchs_row_groups_are_each_read_once(tmp_path: Path) -> None:
+    done = make(tmp_path / "data", kind="parquet", samples=40, sample_bytes=5_000)
+    data = RowGroups(str(done.files))
+    order = [*GroupOrder(data, 3)]
+    assert sorted(order) == list(range(40))
+    assert [data[index][-1] for index in order] == order

@@ -129,7 +129,8 @@ class ChunkReader(Protocol):
     def name(self, row: int) -> str:
         """A sample's name for people."""
 
-    # A reader may have one more, `plain(field, *, data) -> Plain | None`: see `formats.plain`.
+    # A reader may have two more: `plain(field, *, data) -> Plain | None`, see `formats.plain`, and
+    # `lengths(field, rows) -> Ints`, the first lengths of samples where it knows them unread.
 
 
 @runtime_checkable
@@ -260,6 +261,12 @@ class _Chunks:
         """Where a field's rows lie, if they can be copied out of a map; None: gather them."""
         tell = getattr(getattr(self.reader, "inner", self.reader), "plain", None)
         found: Plain | None = None if tell is None else tell(field, data=self.data)
+        return found
+
+    def lengths(self, field: str, rows: Ints) -> Ints | None:
+        """First lengths of samples of a field, int64, shape (n,), if they are known unread."""
+        tell = getattr(getattr(self.reader, "inner", self.reader), "lengths", None)
+        found: Ints | None = None if tell is None else tell(field, rows)
         return found
 
     def read_rows(

@@ -203,9 +203,22 @@ class SampleReader:
             table = visit.table if back is None else visit.table[back]
             assert place.lengths is not None
             return np.maximum(table[:, place.lengths], 0)
+        if (told := self._told_lengths(name, self._visit(rows, choice))) is not None:
+            return told
         column = self.read(rows, mode="copy", bad={}, fields=(name,)).columns[name]
         assert isinstance(column, RaggedColumn), name
         return np.diff(column.offsets) if column.shapes is None else column.shapes[:, 0]
+
+    def _told_lengths(self, name: str, visit: Visit) -> NDArray[np.int64] | None:
+        """The lengths, if the shards know them without reading samples."""
+        lengths = np.empty(len(visit.rows), np.int64)
+        for shard, a, b in visit.pieces():
+            tell = getattr(shard, "lengths", None)
+            told = None if tell is None else tell(name, visit.rows[a:b])
+            if told is None:
+                return None
+            lengths[visit.places(a, b)] = told
+        return lengths
 
     def close(self) -> None:
         """Forget all open shards; what was handed out stays valid. Safe to call twice."""

@@ -13,6 +13,7 @@ from penstock import DataLoader, Dataset, Pad, World, concat
 from penstock.cache.errors import ConfigError, PenstockWarning, PlanError, ResumeError
 from penstock.readers.fields.field_types import Array
 from tests import field_sets
+from tests.token_files import write_megatron
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -147,3 +148,26 @@ def test_fields_of_one_length_have_no_tokens(tmp_path: Path) -> None:
     folder = field_sets.write_numbers(tmp_path / "numbers", 5)
     with pytest.raises(ConfigError, match="whose lengths count isn't clear"):
         loader(Dataset(folder, fields=("target", "id")))
+
+
+def test_documents_tell_their_lengths_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, 99, int(n)).astype(np.uint16) for n in rng.integers(1, 40, 60)]
+    (tmp_path / "corpus").mkdir()
+    write_megatron(tmp_path / "corpus" / "a", documents)
+    pieces = Dataset(tmp_path / "corpus", sample=(16,), documents="within", fields=("tokens", "id"))
+    with pieces, loader(pieces, 64) as ours:
+        reads = []
+        monkeypatch.setattr(pieces, "read", lambda *_, **__: reads.append(1))
+        lengths = pieces.lengths("tokens", pieces.rows(np.arange(len(pieces))))
+        monkeypatch.undo()
+        assert not reads
+        assert lengths.sum() == sum(map(len, documents))
+        seen = 0
+        for tokens, ids in ours:
+            assert tokens.lengths.tolist() == lengths[ids.numpy()].tolist()
+            assert int(tokens.lengths.sum()) <= 64
+            seen += len(ids)
+        assert seen == len(pieces)

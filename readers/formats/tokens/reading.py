@@ -211,6 +211,12 @@ class _Pieces(_Cut):
     def _wanted(self, rows: Ints) -> tuple[Ints, Ints]:
         return self._pieces.starts[rows], self._pieces.lengths[rows]
 
+    def lengths(self, field: str, rows: Ints) -> Ints:
+        """Tokens of each piece."""
+        assert field == _TOKENS, field
+        lengths: Ints = self._pieces.lengths[rows]
+        return lengths
+
     def name(self, row: int) -> str:
         """The file, the document and the tokens of it."""
         return self._piece_name(row)

@@ -35,16 +35,18 @@ def watch_chunks(
         return None
     for store in stores:
         store.share(world.local_size * len(stores))
-    contents, mixed = source.contents, 1.0
+    contents, mixed, rows = source.contents, 1.0, 1.0
+    if contents.units is not None:
+        rows = contents.samples / max(1, unit_count(contents))
+    needed = contents.unit_bytes
+    mine = rows
     if settings.shuffle and contents.units is not None:
         units = open_units(contents, lanes=settings.lanes, window=settings.window)
         mixed = shards_of_a_rank(units, lanes=settings.lanes, ranks=world.size)
-    rows = contents.samples / max(1, unit_count(contents)) if contents.units is not None else 1.0
-    if settings.shuffle:  # the share of a lane's rows that are this rank's
-        rows *= min(1.0, settings.lanes / world.size)
+        needed *= mixed * live_share(rows)
+        mine *= min(1.0, settings.lanes / world.size)  # of a lane's rows that are this rank's
     for store in stores:
-        store.expect(max(round(mixed * rows), _IN_FLIGHT * batch_size))
-    needed = mixed * contents.unit_bytes * live_share(contents)
+        store.expect(max(round(mixed * mine), _IN_FLIGHT * batch_size))
     memory = sum(store.max_bytes for store in stores)
     files = sum(store.file_room_bytes() for store in stores) if needed > memory else 0
     if needed:
@@ -62,8 +64,8 @@ def watch_chunks(
 def _say(url: str, *, units: float, needed: float, memory: int, files: int) -> None:
     """One line at the start: what the windows need, and what there is."""
     wanted = (
-        f"{url}: this rank's windows mix {units:,.0f} decode units, of which about "
-        f"{format_size(needed)} are kept decoded at a time"
+        f"{url}: this rank's windows mix {units:,.0f} decode units, which "
+        f"take about {format_size(needed)} decoded"
     )
     if needed <= memory:
         _log.info("%s; memory has room for %s", wanted, format_size(memory))

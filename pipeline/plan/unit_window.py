@@ -10,7 +10,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from penstock.pipeline.plan.order import LEAST_WINDOW, default_window
+import numpy as np
+
+from penstock.pipeline.plan.order import LEAST_WINDOW, SHARDS_PER_LANE, default_window
+from penstock.pipeline.plan.windows import window_count
 
 if TYPE_CHECKING:
     from penstock.readers.contents import Contents
@@ -32,16 +35,24 @@ def unit_count(contents: Contents) -> int:
     return sum(map(len, contents.units))
 
 
-def live_share(contents: Contents) -> float:
-    """The part of a window's units that is kept decoded at a time: from a unit's first row in it to
-    its last. Of units of one row none is, of long ones nearly all."""
-    rows = contents.samples / max(1, unit_count(contents)) if contents.units is not None else 1.0
-    return max(0.0, (rows - 1) / (rows + 1))
+def live_share(rows: float) -> float:
+    """The part of a window's units that is kept decoded in its middle, where it is largest: those
+    of which some rows were read and some weren't. rows: of a unit. Of units of one row none is."""
+    return max(0.0, 1 - 2 ** (1 - rows))
 
 
-def open_units(contents: Contents, *, lanes: int, window: int) -> int:
-    """Units that all lanes together mix at a time, of a shuffled job."""
-    return min(window * lanes, unit_count(contents))
+def open_units(contents: Contents, *, lanes: int, window: int) -> float:
+    """Units that all lanes together mix at a time, of a shuffled job: W·L, or more where what is
+    left of a lane widens its windows, up to twice."""
+    assert contents.units is not None
+    units, samples = unit_count(contents), contents.samples
+    split = np.count_nonzero(contents.sizes) >= SHARDS_PER_LANE * lanes
+    strands = 2 * lanes if split else lanes
+    longest = max((int(rows.max(initial=0)) for rows in contents.units if len(rows) > 1), default=0)
+    if longest:  # else each shard is one, which windows may cut
+        longest = max(int(rows.max(initial=0)) for rows in contents.units)
+    rows = max(1, window * samples * lanes // (max(1, units) * strands), longest)
+    return units / window_count(samples // strands, rows)
 
 
 def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) -> int:
@@ -57,7 +68,7 @@ def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) ->
         units, lanes, global_batch=global_batch, icc=contents.icc, shuffled=contents.shuffled
     )
     wanted = max(as_shards * lanes, MIXED_BATCHES * global_batch / max(rows, 1.0))
-    kept_bytes = contents.unit_bytes * live_share(contents)
+    kept_bytes = contents.unit_bytes * live_share(rows)
     if kept_bytes * wanted > WINDOW_BYTES:
         wanted = max(WINDOW_BYTES / kept_bytes, LEAST_UNITS, LEAST_WINDOW * lanes)
     return max(1, math.ceil(min(wanted, units) / lanes))

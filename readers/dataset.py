@@ -234,7 +234,7 @@ class Dataset(OpenSource):
         """What is there, as whoever reads by shards has to know it; opens it at first use."""
         index = self.index
         if self._contents is None:
-            self._contents = _contents(index)
+            self._contents = contents_of(index)
         return self._contents
 
     @property
@@ -400,7 +400,8 @@ def copy_keeping(dataset: Dataset, fields: tuple[str, ...]) -> Dataset:
     return copy
 
 
-def _contents(index: Index) -> Contents:
+def contents_of(index: Index) -> Contents:
+    """What an index holds, as whoever reads by shards has to know it."""
     return Contents(
         schema=index.schema,
         sizes=index.sizes,

@@ -10,7 +10,9 @@ from rich.table import Table
 from penstock.cache.base.sizes import format_size
 from penstock.pipeline.cli.field_report import field_table, field_values
 from penstock.pipeline.plan.advice import usual_spread_words, usual_spreads
-from penstock.pipeline.plan.order import default_lanes, default_window, label_spread
+from penstock.pipeline.plan.order import label_spread
+from penstock.pipeline.plan.settings import shuffled_settings
+from penstock.readers.dataset import contents_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,10 +23,8 @@ if TYPE_CHECKING:
 def index_values(found: Index, *, batch_size: int) -> dict[str, Any]:
     """The fields of `penstock inspect --json`. batch_size: the job's, over all ranks."""
     shards = len(found.sizes)
-    lanes = default_lanes(batch_size, shards)
-    window = default_window(
-        shards, lanes, global_batch=batch_size, icc=found.icc, shuffled=found.shuffled
-    )
+    settings = shuffled_settings(contents_of(found), seed=0, global_batch=batch_size)
+    lanes, window = settings.lanes, settings.window
     return {
         "kind": found.kind,
         "samples": found.samples,

@@ -23,7 +23,6 @@ from penstock.pipeline.feed.image_graph import (
 )
 from penstock.pipeline.feed.mapping.fields import mapped_fields
 from penstock.pipeline.feed.padding import Pads
-from penstock.pipeline.feed.page_locked import PageLocked
 from penstock.pipeline.feed.payloads import Payloads
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
 from penstock.pipeline.feed.read_scale import ReadScale
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from penstock.augment.field_recipes import FieldRecipes
     from penstock.pipeline.feed.mapping.fields import MappedFields
     from penstock.pipeline.feed.mapping.mapper import Mapper
+    from penstock.pipeline.feed.page_locked import PageLocked
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options.native_options import NativeOptions
@@ -147,7 +147,7 @@ def _road(
     if resident is not None:
         meter.resident = graphs.resident_facts
     bad_samples = BadSamples(dataset, seed=seed)
-    memory = PageLocked.of(options.device, pins=options.pin_memory)
+    memory = _page_locked(options)
     return Road(
         walk=walk,
         endless=order.settings.shuffle,
@@ -216,6 +216,15 @@ def _crops(mapped: MappedFields, *, seed: int) -> ArrayDraws | None:
     from penstock.augment.array_draws import ArrayDraws  # images need none of it
 
     return ArrayDraws(crops=mapped.crops, seed=seed)
+
+
+def _page_locked(options: NativeOptions) -> PageLocked | None:
+    """The memory that large arrays are read into; None where it is that of any others."""
+    if options.device.type == "cpu" and not options.pin_memory:
+        return None
+    from penstock.pipeline.feed.page_locked import PageLocked  # others needn't wait for its import
+
+    return PageLocked.of(options.device, pins=options.pin_memory)
 
 
 def _agreement(order: JobOrder, options: NativeOptions) -> Agreement:

@@ -2,8 +2,8 @@
 
 torch makes and keeps it. Its pool gives a block out again only when no tensor has it any more and
 the copies that were begun from it, on whatever stream, are done: an event of each stream tells.
-It knows a block by the storage of a tensor, so what is handed out are tensors of that storage,
-never ones around numpy's view of it.
+It knows a block by the storage of a tensor, so what is handed out are tensors of that storage
+(`tensors.tensor_of`), never ones around numpy's view of it.
 """
 
 from __future__ import annotations
@@ -72,16 +72,3 @@ class PageLocked:
             return None
         array: NDArray[np.uint8] = memory.numpy()
         return array
-
-
-def tensor_in_storage(values: NDArray[Any]) -> torch.Tensor | None:
-    """The same numbers as a tensor of the storage that they lie in; None where that is no
-    tensor's, or where they don't lie end to end."""
-    base = values.base
-    while base is not None and not isinstance(base, torch.Tensor):
-        base = getattr(base, "base", None)
-    if base is None or base.dtype != torch.uint8 or base.ndim != 1 or not values.flags.c_contiguous:
-        return None
-    begin = values.ctypes.data - base.data_ptr()
-    dtype = torch.from_numpy(values.reshape(-1)[:0]).dtype
-    return base[begin : begin + values.nbytes].view(dtype).view(values.shape)

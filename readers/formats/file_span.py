@@ -51,9 +51,8 @@ class FileSpan(NamedTuple):  # a frozen dataclass takes a microsecond more to ma
         too."""
         size_bytes, view, offset = len(slot), slot.data, self.start + begin
         beyond = bytearray(self.is_rest and begin + size_bytes == self.size_bytes)
-        wanted = size_bytes + len(beyond)
         got = os.preadv(fd, [view, beyond], offset)
-        while got < wanted and (new := os.preadv(fd, [view[got:], beyond], offset + got)):
+        while 0 < got < size_bytes and (new := os.preadv(fd, [view[got:], beyond], offset + got)):
             got += new
         if got != size_bytes:
             now = "has more" if got > size_bytes else f"has {os.fstat(fd).st_size}"

@@ -11,7 +11,6 @@ import numpy as np
 from penstock.cache.base.blob import BlobSpans
 from penstock.cache.errors import DatasetError, PenstockError
 from penstock.readers.formats.blob_shard import BlobShard
-from penstock.readers.formats.span_shard import FilesShard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,13 +45,14 @@ def load_local(
         if mode != "pread" and shard.is_mapped:
             encoded += shard.views(first[a:b], last[a:b])
             continue
-        if slots is None or not isinstance(shard, FilesShard):
+        file_spans = None if slots is None else getattr(shard, "file_spans", None)
+        if slots is None or file_spans is None:
             encoded += _read(shard, range(a, b), first, last, rows, marks)
             continue
         of_spans, others = slots.of_spans, [i for i in range(a, b) if slots.of_spans[i] is None]
         read = iter(_read(shard, others, first, last, rows, marks) if others else ())
         sizes = [end - start for start, end in zip(first[a:b], last[a:b], strict=True)]
-        unread = shard.file_spans(rows[a:b], first[a:b], sizes)
+        unread: list[Unread] = file_spans(rows[a:b], first[a:b], sizes)
         encoded += [next(read) if of_spans[i] is None else each for i, each in enumerate(unread, a)]
     return encoded
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from penstock import DataLoader, Dataset
-from penstock.pipeline.feed.page_locked import PageLocked, tensor_in_storage
-from penstock.pipeline.feed.tensors import tensor_of
+from penstock.pipeline.feed.page_locked import PageLocked
+from penstock.pipeline.feed.tensors import _in_storage, tensor_of
 from penstock.readers.blocks import Blocks
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def test_other_arrays_are_wrapped_as_before() -> None:
     theirs = torch.arange(12, dtype=torch.float32).numpy()
     made = Blocks(allocate=Made()).array((4, 2**20), np.dtype(np.uint8))
     for values in (array, array[:, 1:], theirs, theirs[2:], made[:, ::2], np.float32(3) + array):
-        assert tensor_in_storage(values) is None
+        assert _in_storage(values) is None
         assert np.array_equal(tensor_of(values).numpy(), values)
     block = Blocks().array((2**20,), np.dtype(np.uint8))
-    assert tensor_in_storage(block) is None
+    assert _in_storage(block) is None
 
 
 def test_where_no_memory_can_be_locked_other_is_taken(

@@ -54,6 +54,7 @@ ORDER_VERSION = 2
 
 SHARDS_PER_LANE = 4  # fewer, and a window finds too few shards to mix in its lane
 LEAST_WINDOW, LEAST_OPEN = 4, 64  # shards, of one lane and of all
+MOST_OPEN_ROWS = 2**23
 SAMPLES_PER_LANE = 8  # of a batch, at least: fewer, and ranks that share a lane cut it to pieces
 
 # What a hash is for comes after the seed, so that no two uses share their draws.
@@ -317,7 +318,13 @@ def most_lanes(global_batch: int, shards: int) -> int:
 
 
 def default_window(
-    shards: int, lanes: int, *, global_batch: int, icc: float | None, shuffled: bool
+    shards: int,
+    lanes: int,
+    *,
+    global_batch: int,
+    icc: float | None,
+    shuffled: bool,
+    rows: float = 0.0,
 ) -> int:
     """W: enough shards a lane that W·L shards are open for well-mixed batches; at least 1.
 
@@ -327,11 +334,16 @@ def default_window(
     which keeps `label_spread` within 1 %. Data that wasn't shuffled but whose correlation is so
     small that √shards satisfies it counts as shuffled. More than all shards is never wanted. What
     that mixes and what it costs: docs/order.md.
+
+    rows: of a shard on average. What labels don't ask for opens MOST_OPEN_ROWS at most, as a plan
+    holds 4 bytes for each, and 8 behind the first turnover: shards of long streams (tokens) have
+    some 100,000 rows each.
     """
     by_labels = 100 * global_batch * max(icc, 0.0) if icc is not None else 0.0
     root = math.sqrt(shards)
     mixed = shuffled or (icc is not None and by_labels <= root)
-    wanted = max(root if mixed else 10 * root, by_labels, LEAST_OPEN, LEAST_WINDOW * lanes)
+    wanted = max(root if mixed else 10 * root, LEAST_OPEN, LEAST_WINDOW * lanes)
+    wanted = max(by_labels, min(wanted, MOST_OPEN_ROWS / rows) if rows else wanted)
     return max(1, math.ceil(min(wanted, shards) / lanes))
 
 

@@ -52,7 +52,12 @@ def shuffled_settings(
     window = int(
         window
         or default_window(
-            shards, lanes, global_batch=global_batch, icc=contents.icc, shuffled=contents.shuffled
+            shards,
+            lanes,
+            global_batch=global_batch,
+            icc=contents.icc,
+            shuffled=contents.shuffled,
+            rows=contents.samples / max(1, shards),
         )
     )
     return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)

@@ -12,6 +12,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.errors import DatasetError, DatasetNotFoundError
+from penstock.cache.threads import ordered
 from penstock.readers.fields.examine import check_noted
 from penstock.readers.fields.selection import image_fields
 from penstock.readers.fields.settle import Settling
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from penstock.readers.fields.facts import Facts
     from penstock.readers.formats.candidates import Candidates
+    from penstock.readers.formats.chunked_shard import ChunkedShard
     from penstock.readers.formats.format import Format, Snapshot
     from penstock.readers.formats.layout import Layout
     from penstock.readers.formats.prior import PriorFacts
@@ -50,6 +52,8 @@ if TYPE_CHECKING:
     from penstock.readers.types import Progress, Verify
 
 _log = logging.getLogger("penstock")
+
+_WRITERS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +108,29 @@ class _Draft:
 
     def add_told(self, sidecar: Sidecar, summary: ShardSummary) -> None:
         """Write one more that is summed up already."""
-        name = sidecar_name(self._fingerprint, len(self.names), sidecar.suffix)
-        self.etags.append(sidecar.write(os.path.join(self._folder, name)))
+        self._note(*self._write(len(self.names), sidecar), summary)
+
+    def add_chunked(self, candidates: Candidates) -> None:
+        """Write those of shards of chunks. Each waits for the disk, so several are on the way."""
+        first, layout = len(self.names), candidates.layout
+
+        def write(numbered: tuple[int, ChunkedShard]) -> tuple[bytes, str, ShardSummary]:
+            number, chunked = numbered
+            sidecar = make_chunked_sidecar(chunked, layout=layout)
+            return *self._write(number, sidecar), chunked.summary(candidates.schema)
+
+        shards = enumerate(candidates.chunked, first)
+        ahead = 2 * _WRITERS
+        for told in ordered(write, shards, workers=_WRITERS, ahead=ahead, name="write"):
+            self._note(*told)
+
+    def _write(self, number: int, sidecar: Sidecar) -> tuple[bytes, str]:
+        name = sidecar_name(self._fingerprint, number, sidecar.suffix)
+        return name, sidecar.write(os.path.join(self._folder, name))
+
+    def _note(self, name: bytes, etag: str, summary: ShardSummary) -> None:
         self.names.append(name)
+        self.etags.append(etag)
         self.summaries.append(summary)
 
 
@@ -159,9 +183,7 @@ class IndexBuilder:
             sidecar = self._sidecar(shard, candidates, candidates.layout)
             if sidecar is not None:
                 draft.add(sidecar, progressive=shard.progressive)
-        for chunked in candidates.chunked:
-            sidecar = make_chunked_sidecar(chunked, layout=candidates.layout)
-            draft.add_told(sidecar, chunked.summary(candidates.schema))
+        draft.add_chunked(candidates)
         write_bytes(os.path.join(folder, QUARANTINE), quarantine_lines(quarantined))
         if not draft.names:
             raise DatasetNotFoundError(nothing_decodes(self.origin.url, quarantined))

@@ -97,3 +97,11 @@ def test_label_spread_follows_a_simulation():
     assert label_spread(batch, 1.0, shards, shards) == 1
     assert label_spread(batch, 0.0, 1, shards) == 1
     assert label_spread(1, 1.0, 1, 0) == 1
+
+
+def test_no_more_rows_are_open_than_a_plan_has_room_for() -> None:
+    arguments: dict[str, Any] = {"global_batch": 64, "shuffled": False}
+    assert default_window(2_400, 8, icc=None, **arguments) == 62
+    assert default_window(2_400, 8, icc=None, rows=200_000.0, **arguments) == 6
+    assert default_window(2_400, 8, icc=None, rows=1e9, **arguments) == 1
+    assert default_window(2_400, 8, icc=1.0, rows=1e9, **arguments) == 300

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 MAGIC = b"\x93NUMPY"
 _LENGTH_BYTES = {1: 2, 2: 4, 3: 4}
 _MAX_HEADER_BYTES = 10_000  # numpy's own limit for files that it doesn't trust
+MAX_HEAD_BYTES = 12 + _MAX_HEADER_BYTES
+"""An .npy file's header ends before."""
+
 _MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
 _KEYS = {"descr", "fortran_order", "shape"}
 

@@ -34,6 +34,9 @@ AUTO = "auto"
 FALLBACK = "folder"
 """The format that takes whatever no other does."""
 
+ARRAYS = "npy"
+"""The format of files of which one may be a sample."""
+
 GROUP = "penstock.formats"
 """The entry points of formats that other packages bring."""
 
@@ -68,6 +71,7 @@ _MODULES = {
     # streams of tokens, by the files that tell where documents begin;
     "tokens": _marked("penstock.readers.formats.tokens.format", "bin", "idx"),
     # arrays.
+    ARRAYS: _marked("penstock.readers.formats.npy.format", "npy", "npz"),
     # Whatever is left:
     FALLBACK: _Ours("penstock.readers.formats.folder.format"),
 }

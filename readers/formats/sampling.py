@@ -22,7 +22,10 @@ Documents = Literal["across", "within", "pack"]
 """Sequences of tokens run across the borders of documents, end at them, or hold several whole
 ones."""
 
-Windows = Sequence[int | None] | Mapping[str, Sequence[int | None]]
+Unit = Literal["file", "row"]
+"""A sample is a whole file, or one step along the first axis of what a file holds."""
+
+Windows = Unit | Sequence[int | None] | Mapping[str, Sequence[int | None]]
 
 EVERY = ""
 """In a field's place: what is said holds for all arrays."""
@@ -36,6 +39,7 @@ class Sampling:
     axis. stride: from one window to the next, by axis, None where it is the window's length; as
     sample. dtype: numpy's name of the numbers of files that don't tell. documents: how sequences
     of tokens go with their documents; None: the format's default. vocabulary: token ids are below.
+    unit: what a sample is, where that is said by a word.
     """
 
     sample: Mapping[str, Window] = field(default_factory=dict)
@@ -43,6 +47,7 @@ class Sampling:
     dtype: str | None = None
     documents: Documents | None = None
     vocabulary: int | None = None
+    unit: Unit | None = None
 
     def window(self, name: str) -> Window | None:
         """The window of one field; None: one step along its first axis."""
@@ -55,7 +60,7 @@ class Sampling:
     def arguments(self) -> dict[str, Any]:
         """As arguments of a dataset."""
         return {
-            "sample": dict(self.sample) if EVERY not in self.sample else self.sample[EVERY],
+            "sample": self.unit or self.sample.get(EVERY) or dict(self.sample),
             "stride": dict(self.stride) if EVERY not in self.stride else self.stride[EVERY],
             "dtype": self.dtype,
             "documents": self.documents,
@@ -67,20 +72,21 @@ class Sampling:
         if self == AS_THEY_COME:
             return ""
         told = [dict(self.sample), dict(self.stride), self.dtype, self.documents, self.vocabulary]
-        return json.dumps(told)
+        return json.dumps(told if self.unit is None else [*told, self.unit])
 
     @classmethod
     def of(cls, arrangement: Arrangement) -> Sampling:
         """What an arrangement says."""
         if not arrangement.sampling:
             return AS_THEY_COME
-        sample, stride, dtype, documents, vocabulary = json.loads(arrangement.sampling)
+        sample, stride, dtype, documents, vocabulary, *unit = json.loads(arrangement.sampling)
         return cls(
             sample={name: tuple(window) for name, window in sample.items()},
             stride={name: tuple(window) for name, window in stride.items()},
             dtype=dtype,
             documents=documents,
             vocabulary=vocabulary,
+            unit=unit[0] if unit else None,
         )
 
 
@@ -103,7 +109,9 @@ def check_sampling(
         )
     if vocabulary is not None and (type(vocabulary) is not int or vocabulary < 1):
         raise ConfigError(f"vocabulary: got {vocabulary!r}, wanted how many token ids there are.")
-    windows, strides = _windows("sample", sample), _windows("stride", stride)
+    unit: Unit | None = sample if sample in ("file", "row") else None
+    windows = _windows("sample", None if unit else sample)
+    strides = _windows("stride", stride)
     for name, step in strides.items():
         window = windows.get(name, windows.get(EVERY))
         if window is None or len(step) > len(window):
@@ -117,6 +125,7 @@ def check_sampling(
         dtype=_dtype(dtype),
         documents=cast("Documents | None", documents),
         vocabulary=vocabulary,
+        unit=unit,
     )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from penstock.cache.errors import ConfigError, CorruptShardError, DatasetNotFoundError
 from penstock.readers.files.names import printable
 from penstock.readers.formats.registry import (
+    ARRAYS,
     AUTO,
     FALLBACK,
     format_named,
@@ -20,6 +21,7 @@ from penstock.readers.formats.registry import (
     is_told_by_names,
     shows_fallback,
 )
+from penstock.readers.formats.sampling import Sampling
 from penstock.readers.index.manifest_lookup import OWN_MANIFEST, REPACK, ManifestLookup
 from penstock.readers.origin.absent import not_a_folder
 from penstock.readers.origin.local import LocalFolder
@@ -66,6 +68,16 @@ class Recognition:
     def indexed(self, format: str) -> Format:
         """The format of a dataset that doesn't carry its index. Raises ConfigError where that can't
         be told, FetchError."""
+        found = self._indexed(format)
+        unit = Sampling.of(self._origin.arrangement).unit
+        if unit == "file" and found.name != ARRAYS:
+            raise ConfigError(
+                f'sample: got "file", which is for files of arrays (.npy, .npz), and '
+                f"{self._origin.url} is of the format {found.name}. Leave it out."
+            )
+        return found
+
+    def _indexed(self, format: str) -> Format:
         if self._origin.arrangement.manifest is not None:
             return self._listed(format)
         if self._origin.selection is not None:

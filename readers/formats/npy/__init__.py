@@ -1,0 +1,1 @@
+"""NumPy's files: arrays whose first axis is samples, archives of arrays, a file a sample."""

@@ -1,0 +1,246 @@
+"""Archives of arrays (.npz): where each member lies and what it holds, read within bounds.
+
+The directory is read by Python's zipfile, from the end of the file; whatever it says is checked
+against the file before anything is made of it. Nothing is ever unpickled.
+Source: APPNOTE.TXT, the description of .ZIP files; numpy.savez.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from penstock.cache.errors import DatasetError
+from penstock.readers.fields.npy import MAX_HEAD_BYTES
+from penstock.readers.files.names import printable
+from penstock.readers.formats.file_parts import read_parts
+from penstock.readers.formats.npy.stored import (
+    FIRST_BYTES,
+    Packed,
+    StoredArray,
+    StoredFile,
+    head_bytes,
+    header_of,
+)
+from penstock.readers.types import Rejection
+
+if TYPE_CHECKING:
+    from penstock.readers.origin.origin import Entry, Origin
+
+MAX_CHUNK_BYTES = 2**32
+"""A compressed member is decoded as a whole: no larger one is."""
+
+_TAIL_BYTES = 2**16 + 22
+_MAX_DIRECTORY_BYTES = 2**22
+_LOCAL = struct.Struct("<4s5H3L2H")
+_MAX_RATIO = 1032
+"""Deflate makes at most so many bytes of one."""
+
+_DAMAGE = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    ValueError,
+    OverflowError,
+    EOFError,
+    NotImplementedError,
+    IndexError,
+    KeyError,
+)
+_ENCRYPTED = 0x1
+
+
+class _Place(NamedTuple):
+    """Where a member's bytes lie."""
+
+    start: int
+    end: int
+
+
+def read_archive(origin: Origin, entry: Entry) -> StoredFile:
+    """What an archive holds. Raises DatasetError, IndexChangedError, FetchError."""
+    try:
+        return _Archive(origin, entry).read()
+    except DatasetError:
+        raise
+    except _DAMAGE as error:
+        raise DatasetError(
+            f"{printable(entry.name)}: isn't an .npz file, or a damaged one ({error}). Write or "
+            "fetch it again, or take it out of the dataset."
+        ) from error
+
+
+class _Archive:
+    def __init__(self, origin: Origin, entry: Entry) -> None:
+        self._origin, self._entry = origin, entry
+
+    def _read(self, spans: list[tuple[int, int]]) -> list[bytes]:
+        parts = [(self._entry, start, end) for start, end in spans]
+        return read_parts(self._origin, parts, workers=1)
+
+    def read(self) -> StoredFile:
+        members, refused = self._members()
+        places = self._places(members)
+        arrays: dict[str, StoredArray] = {}
+        for member, place, head in zip(members, places, self._heads(members, places), strict=True):
+            name = member.filename.removesuffix(".npy")
+            found = self._array(member, place, head)
+            if isinstance(found, Rejection):
+                refused[name] = found.reason
+            elif name in arrays:
+                raise ValueError(f"two members are called {member.filename!r}")
+            else:
+                arrays[name] = found
+        return StoredFile(entry=self._entry, arrays=arrays, refused=refused)
+
+    def _members(self) -> tuple[list[zipfile.ZipInfo], dict[str, str]]:
+        """The members that are .npy files, in the order of the directory; and why others aren't
+        read, by name."""
+        size = self._entry.size_bytes
+        first = max(0, size - _TAIL_BYTES)
+        (tail,) = self._read([(first, size)]) if size else [b""]
+        with zipfile.ZipFile(_Tail(self, first, tail, size)) as archive:
+            everyone = archive.infolist()
+            self._directory = archive.start_dir
+        found, refused = [], dict[str, str]()
+        for member in everyone:
+            why = _why_not(member)
+            if why is None:
+                found.append(member)
+            elif not member.is_dir():
+                refused[member.filename.removesuffix(".npy")] = why
+        self._everyone = everyone
+        return found, refused
+
+    def _places(self, members: list[zipfile.ZipInfo]) -> list[_Place]:
+        """Where the members' bytes lie: behind headers of their own, which say how long they are.
+        Raises ValueError for members that can't be where the directory says."""
+        size = self._entry.size_bytes
+        order = sorted(self._everyone, key=lambda member: member.header_offset)
+        ends = [*(member.header_offset for member in order[1:]), self._directory]
+        for member, end in zip(order, ends, strict=True):
+            if not 0 <= member.header_offset <= min(end, size) - _LOCAL.size - member.compress_size:
+                raise ValueError(f"{member.filename!r} overlaps others, or lies outside")
+        spans = [(m.header_offset, m.header_offset + _LOCAL.size) for m in members]
+        before = {member.header_offset: end for member, end in zip(order, ends, strict=True)}
+        found = []
+        for member, data in zip(members, self._read(spans), strict=True):
+            magic, *_, name_bytes, extra_bytes = _LOCAL.unpack(data)
+            start = member.header_offset + _LOCAL.size + name_bytes + extra_bytes
+            end = start + member.compress_size
+            if magic != b"PK\3\4" or end > before[member.header_offset]:
+                raise ValueError(f"the header of {member.filename!r} isn't where it should be")
+            found.append(_Place(start, end))
+        return found
+
+    def _heads(self, members: list[zipfile.ZipInfo], places: list[_Place]) -> list[bytes]:
+        """The first bytes of each member, decoded."""
+        heads = self._first_bytes(members, places, FIRST_BYTES)
+        long = [i for i, head in enumerate(heads) if not 0 < head_bytes(head) <= len(head)]
+        if long:
+            some = [members[i] for i in long], [places[i] for i in long]
+            for i, head in zip(long, self._first_bytes(*some, MAX_HEAD_BYTES), strict=True):
+                heads[i] = head
+        return heads
+
+    def _first_bytes(
+        self, members: list[zipfile.ZipInfo], places: list[_Place], size_bytes: int
+    ) -> list[bytes]:
+        spans = [(place.start, min(place.end, place.start + size_bytes)) for place in places]
+        heads = []
+        for member, data in zip(members, self._read(spans), strict=True):
+            if member.compress_type != zipfile.ZIP_DEFLATED:
+                heads.append(data)
+                continue
+            try:
+                heads.append(zlib.decompressobj(-15).decompress(data, MAX_HEAD_BYTES))
+            except zlib.error as error:
+                raise ValueError(f"{member.filename!r}: {error}") from None
+        return heads
+
+    def _array(
+        self, member: zipfile.ZipInfo, place: _Place, head: bytes
+    ) -> StoredArray | Rejection:
+        header = header_of(head, member.file_size)
+        if isinstance(header, Rejection):
+            return header
+        packed = None
+        start = place.start
+        if member.compress_type == zipfile.ZIP_DEFLATED:
+            packed = Packed(size_bytes=member.file_size, head_bytes=header.start, crc32=member.CRC)
+        else:
+            start += header.start
+        return StoredArray(
+            entry=self._entry,
+            start=start,
+            size_bytes=place.end - start,
+            codec=header.codec,
+            shape=header.shape,
+            packed=packed,
+        )
+
+
+def _why_not(member: zipfile.ZipInfo) -> str | None:
+    """Why a member is no array that can be read; None for one that may be. Raises ValueError for
+    what can't be true."""
+    is_packed = member.compress_type == zipfile.ZIP_DEFLATED
+    if member.flag_bits & _ENCRYPTED:
+        return "it is encrypted: write it without a password"
+    if not is_packed and member.compress_type != zipfile.ZIP_STORED:
+        return "it is compressed by another method than numpy's: write it with np.savez"
+    if not is_packed and member.compress_size != member.file_size:
+        raise ValueError(f"{member.filename!r} is stored, and has two sizes")
+    if is_packed and member.file_size > _MAX_RATIO * (member.compress_size + 1):
+        raise ValueError(
+            f"{member.filename!r} claims {member.file_size:,} bytes, compressed to "
+            f"{member.compress_size:,}, which can't be"
+        )
+    if not member.filename.endswith(".npy"):
+        return "it isn't called *.npy, so it is no array"
+    if is_packed and member.file_size > MAX_CHUNK_BYTES:
+        return (
+            f"it is decoded as a whole, and takes {member.file_size:,} bytes; at most "
+            f"{MAX_CHUNK_BYTES:,}: write it with np.savez, which doesn't compress"
+        )
+    return None
+
+
+class _Tail(io.RawIOBase):
+    """A file of which the end is at hand; more is read where a directory is large."""
+
+    def __init__(self, archive: _Archive, first: int, data: bytes, size_bytes: int) -> None:
+        super().__init__()
+        self._archive, self._first, self._data, self._size = archive, first, data, size_bytes
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if not base + offset >= 0:
+            raise ValueError("a directory that begins before the file")
+        self._at = base + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        end = self._size if size < 0 else min(self._at + size, self._size)
+        if end - self._at > _MAX_DIRECTORY_BYTES:
+            raise ValueError(f"a directory of {end - self._at:,} bytes")
+        if self._at >= end:
+            return b""
+        if self._at >= self._first:
+            found = self._data[self._at - self._first : end - self._first]
+        else:
+            (found,) = self._archive._read([(self._at, end)])
+        self._at = end
+        return found

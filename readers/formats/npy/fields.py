@@ -1,0 +1,271 @@
+"""What is a sample of some arrays, and which fields it has: rows of all files, windows, or whole
+files."""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
+from penstock.readers.fields.field_types import Array, ClassLabel, FieldType, Value
+from penstock.readers.fields.schema import Schema
+from penstock.readers.files.names import printable
+from penstock.readers.formats.arranging import given_types
+from penstock.readers.formats.grid import Windows, windows_of
+from penstock.readers.formats.limits import MAX_SAMPLES
+from penstock.readers.formats.sampling import EVERY, Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from penstock.readers.formats.npy.groups import Group
+    from penstock.readers.formats.npy.stored import StoredArray
+    from penstock.readers.origin.origin import Origin
+
+_log = logging.getLogger("penstock")
+
+_BY_FILE = 'sample="file" makes each file one sample'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WindowedGroup:
+    """A group and the samples in it. windows: of each field, as many in all."""
+
+    group: Group
+    windows: Mapping[str, Windows]
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return next(iter(self.windows.values())).samples
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChosenArrays:
+    """What a dataset of arrays is. is_by_file: a file is a sample."""
+
+    schema: Schema
+    groups: Sequence[WindowedGroup]
+    is_by_file: bool
+
+
+def choose(origin: Origin, groups: Sequence[Group]) -> ChosenArrays:
+    """Decide what a sample is. Raises ConfigError, DatasetError (files that don't go together),
+    DatasetNotFoundError (no samples)."""
+    sampling = Sampling.of(origin.arrangement)
+    groups, is_by_file = _unit(origin.url, groups, sampling)
+    fields = list(groups[0].arrays)
+    said = {*sampling.sample, *sampling.stride, *given_types(origin.arrangement)} - {EVERY}
+    if unknown := sorted(said - set(fields)):
+        raise ConfigError(
+            f"{origin.url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays are "
+            f"{fields}."
+        )
+    check = _same_files if is_by_file else _same_rows
+    for group in groups[1:]:
+        check(groups[0], group)
+    groups = [replace(g, arrays={name: g.arrays[name] for name in fields}) for g in groups]
+    windowed = [_windowed(group, sampling, is_by_file=is_by_file) for group in groups]
+    there = [each for each in windowed if each.samples]
+    total = sum(each.samples for each in there)
+    if not total:
+        raise DatasetNotFoundError(
+            f"{origin.url}: there are no samples: {printable(groups[0].name)} holds "
+            f"{_shapes(groups[0])}. Samples run along the first axis; {_BY_FILE}."
+        )
+    if total > MAX_SAMPLES:
+        raise DatasetError(
+            f"{origin.url}: makes {total:,} samples, wanted at most {MAX_SAMPLES:,}. Take longer "
+            "strides (stride=)."
+        )
+    types = given_types(origin.arrangement)
+    own = {name: _type(name, there, is_by_file=is_by_file) for name in fields}
+    schema = {name: _given(types.get(name), own[name], name, origin.url) for name in fields}
+    kind = "files" if is_by_file else "windows" if sampling.sample else "rows"
+    _log.info(
+        "%s: %d files of arrays, %d samples, which are %s; %s",
+        origin.url,
+        len(groups),
+        total,
+        kind,
+        'sample="row" makes steps along the first axis samples' if is_by_file else _BY_FILE,
+    )
+    return ChosenArrays(schema=Schema(schema), groups=there, is_by_file=is_by_file)
+
+
+def _unit(url: str, groups: Sequence[Group], sampling: Sampling) -> tuple[Sequence[Group], bool]:
+    """The arrays that can have samples, and whether a file is one. Without a word an
+    archive is one where its arrays have no first axis of one length in common."""
+    if sampling.unit == "file":
+        return groups, True
+    is_told = sampling.unit == "row" or bool(sampling.sample)
+    lengths = [
+        {array.shape[0] for array in group.arrays.values() if array.shape} for group in groups
+    ]
+    are_archives = len({array.entry.name for array in groups[0].arrays.values()}) == 1
+    if are_archives and not is_told and any(len(each) > 1 for each in lengths):
+        odd = next(g for g, each in zip(groups, lengths, strict=True) if len(each) > 1)
+        _log.warning(
+            "%s: each file is a sample, as the arrays of one differ in their first length (%s: "
+            '%s). Say sample="file", or name those that have rows in common: fields={"x": "x"}.',
+            url,
+            printable(odd.name),
+            _shapes(odd),
+        )
+        return groups, True
+    found = [_rows_only(url, group) for group in groups]
+    for group in found:
+        for name, array in group.arrays.items():
+            if array.is_fortran and array.packed is None:
+                raise DatasetError(
+                    f"{printable(array.entry.name)}: {name!r} of shape {array.shape} lies column "
+                    "by column (Fortran order), so no sample of it lies together. Write "
+                    f"np.ascontiguousarray(…); {_BY_FILE}, which can be read."
+                )
+    return found, False
+
+
+def _rows_only(url: str, group: Group) -> Group:
+    """A group without single numbers, which have no rows."""
+    arrays = {name: array for name, array in group.arrays.items() if array.shape}
+    if not arrays:
+        raise DatasetError(
+            f"{printable(group.name)}: holds single numbers (shape ()), which have no first axis "
+            f"for samples. Write arrays; {_BY_FILE}."
+        )
+    for name in group.arrays.keys() - arrays.keys():
+        _log.info("%s: %s of %s isn't a field: a single number", url, name, printable(group.name))
+    return replace(group, arrays=arrays)
+
+
+def _native(array: StoredArray) -> np.dtype[Any]:
+    return array.codec.dtype.newbyteorder("=")
+
+
+def _same_rows(first: Group, group: Group) -> None:
+    """Raise DatasetError where the rows of two files aren't alike."""
+    _check_names(first, group)
+    for name, array in group.arrays.items():
+        before = first.arrays[name]
+        mine, theirs = (_native(array), array.shape[1:]), (_native(before), before.shape[1:])
+        if mine != theirs:
+            raise _drift(first, group, name, "Rows of one dataset are alike")
+
+
+def _same_files(first: Group, group: Group) -> None:
+    """Raise DatasetError where two files can't be samples of one dataset."""
+    _check_names(first, group)
+    for name, array in group.arrays.items():
+        before = first.arrays[name]
+        mine, theirs = (_native(array), len(array.shape)), (_native(before), len(before.shape))
+        if mine != theirs:
+            raise _drift(first, group, name, "Samples have a dtype and as many axes in common")
+
+
+def _check_names(first: Group, group: Group) -> None:
+    if set(first.arrays) != set(group.arrays):
+        raise DatasetError(
+            f"{printable(group.name)}: holds {sorted(group.arrays)[:20]}, and "
+            f"{printable(first.name)} {sorted(first.arrays)[:20]}. Files of one dataset hold the "
+            'same arrays: name those that all have, fields={"x": "x"}.'
+        )
+
+
+def _drift(first: Group, group: Group, name: str, wanted: str) -> DatasetError:
+    here, there = group.arrays[name], first.arrays[name]
+    files = "" if here.entry == there.entry else ' or a field: fields={"x": "x.npy", …}'
+    return DatasetError(
+        f"{printable(here.entry.name)}: {name!r} is {_native(here).name} of shape {here.shape}, "
+        f"and {_native(there).name} of shape {there.shape} in {printable(there.entry.name)}. "
+        f"{wanted}; {_BY_FILE}{files}."
+    )
+
+
+def _windowed(group: Group, sampling: Sampling, *, is_by_file: bool) -> WindowedGroup:
+    if is_by_file:
+        whole = {name: _whole(array.shape) for name, array in group.arrays.items()}
+        return WindowedGroup(group=group, windows=whole)
+    windows = {
+        name: _windows(name, array.shape, sampling, f"{name!r} of {printable(group.name)}")
+        for name, array in group.arrays.items()
+    }
+    lead = max(windows, key=lambda name: (windows[name].samples, len(windows[name].shape)))
+    fitted = {name: _fitted(mine, windows[lead]) for name, mine in windows.items()}
+    for name, found in fitted.items():
+        if found is None:
+            raise DatasetError(
+                f"{printable(group.name)}: {lead!r} of shape {windows[lead].shape} has "
+                f"{windows[lead].samples:,} samples and {name!r} of shape {windows[name].shape} "
+                f"{windows[name].samples:,}. Fields of one dataset have as many: name those that "
+                f'belong together, fields={{"{lead}": "…"}}; {_BY_FILE}.'
+            )
+    return WindowedGroup(
+        group=group, windows={name: found for name, found in fitted.items() if found is not None}
+    )
+
+
+def _whole(shape: tuple[int, ...]) -> Windows:
+    """The one sample that a file is."""
+    if not shape:  # a single number: the one step of an axis
+        return Windows(shape=(1,), window=(1,), stride=(1,), is_step=True)
+    return Windows(shape=shape, window=shape, stride=tuple(max(1, each) for each in shape))
+
+
+def _windows(name: str, shape: tuple[int, ...], sampling: Sampling, what: str) -> Windows:
+    window, stride = sampling.window(name), sampling.step(name)
+    if window is not None and (window[0] or 0) > shape[0]:  # a short file has none
+        most = (max(1, shape[0]), *shape[1:])
+        return Windows(shape=(0, *shape[1:]), window=most, stride=(1,) * len(shape))
+    return windows_of(shape, window, stride, what=what, is_named=name in sampling.sample)
+
+
+def _fitted(mine: Windows, lead: Windows) -> Windows | None:
+    """The windows of an array, as many as the leading one has; None where they can't be."""
+    axes = len(mine.shape)
+    if mine.counts == lead.counts[:axes]:
+        return replace(mine, repeat=math.prod(lead.counts[axes:]))
+    return mine if mine.samples == lead.samples else None
+
+
+def _type(name: str, groups: Sequence[WindowedGroup], *, is_by_file: bool) -> FieldType:
+    """The type of a field as the files have it."""
+    dtype = _native(groups[0].group.arrays[name]).name
+    shapes = {each.windows[name].sample_shape for each in groups}
+    shape: tuple[int | None, ...] = next(iter(shapes))
+    if is_by_file:
+        shape = tuple(
+            lengths[0] if len(set(lengths)) == 1 else None for lengths in zip(*shapes, strict=True)
+        )
+    if 0 in shape:
+        raise DatasetError(
+            f"{printable(groups[0].group.name)}: the samples of {name!r} are empty, of shape "
+            f"{shape}. Take it out of the dataset, or name other arrays: fields=."
+        )
+    return Array(dtype, shape) if shape or np.dtype(dtype).itemsize > 8 else Value(dtype)
+
+
+def _given(given: FieldType | None, own: FieldType, name: str, url: str) -> FieldType:
+    """The type that the user says, if it can be. Raises ConfigError."""
+    if given is None:
+        return own
+    assert isinstance(own, Array | Value)
+    dtype = np.dtype(own.dtype)
+    if isinstance(given, ClassLabel) and isinstance(own, Value) and dtype.kind in "iub":
+        return given
+    if isinstance(given, Value) and isinstance(own, Value):
+        if np.can_cast(dtype, np.dtype(given.dtype), "same_kind"):
+            return given
+    elif isinstance(given, Array) and isinstance(own, Array):
+        found = Array(given.dtype or own.dtype, own.shape if given.shape is None else given.shape)
+        if found.shape == own.shape and np.can_cast(dtype, np.dtype(found.dtype), "same_kind"):
+            return found
+    raise ConfigError(f'schema["{name}"]: got {given!r}, and the samples of {url} are {own!r}.')
+
+
+def _shapes(group: Group) -> str:
+    some = list(group.arrays.items())[:5]
+    return ", ".join(f"{name} {array.shape}" for name, array in some)

@@ -1,0 +1,337 @@
+"""Reads samples of one shard of arrays: out of maps, by ranges of bytes, or of decoded members."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from penstock.cache.errors import CorruptShardError, PenstockError
+from penstock.readers.fields.arrays import array_form, number_dtype
+from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+from penstock.readers.formats.grid_copy import copy_parts, numbers
+from penstock.readers.formats.local_files import REINDEX
+from penstock.readers.formats.npy.notes import read_notes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.readers.fields.columns import Column
+    from penstock.readers.formats.chunked import Corners, ShardData, ShardFacts
+    from penstock.readers.formats.npy.notes import Slab
+    from penstock.readers.formats.shard import Places
+    from penstock.readers.types import Encoded
+
+    Ints = NDArray[np.int64]
+
+_MOST_MAPS = 64
+"""Files of a shard that are mapped: of more, which are small, a read costs less than a map."""
+
+_MOST_RUNS = 4096
+_RUN_BYTES = 2**16
+"""What a range of its own costs, as bytes that are read in vain."""
+
+
+class NpyReader:
+    """Reads one shard. Raises CorruptShardError for notes that don't fit its extents."""
+
+    def __init__(self, shard: ShardFacts) -> None:
+        self._fields = list(shard.schema)
+        self._pieces, self._is_by_file = read_notes(
+            shard.notes, fields=len(self._fields), samples=shard.samples
+        )
+        self._types = shard.schema
+        self._bounds = np.cumsum([0, *(piece.samples for piece in self._pieces)])
+        self._are_mapped = len(np.unique(shard.extents.files)) <= _MOST_MAPS
+        sizes = [_stored_bytes(slab) for piece in self._pieces for slab in piece.slabs]
+        told = shard.extents.sizes.tolist()
+        if len(told) != len(sizes) or any(
+            wanted is not None and wanted != got for wanted, got in zip(sizes, told, strict=True)
+        ):
+            raise CorruptShardError(f"An index of arrays doesn't fit its extents. {REINDEX}")
+        self._sizes = told
+
+    def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
+        """The extents that samples lie in."""
+        del corners
+        wanted = [self._fields.index(name) for name in fields]
+        pieces = np.unique(self._piece_of(rows)).tolist()
+        return [self._extent(piece, field) for piece in pieces for field in wanted]
+
+    def gather(
+        self,
+        field: str,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        *,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None = None,
+    ) -> None:
+        """Read samples, or parts of them, into their slots."""
+        number = self._fields.index(field)
+        if len(self._pieces) == 1:
+            self._gather(0, number, rows, out, places, None, data, wrong, corners)
+            return
+        where = numbers(places, len(rows))
+        for piece, here in self._by_piece(rows):
+            part = None if corners is None else corners[here]
+            self._gather(piece, number, rows[here], out, where[here], here, data, wrong, part)
+
+    def read_rows(
+        self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
+    ) -> Mapping[str, Column]:
+        """Read fields whose samples differ in shape; others as columns of their own."""
+        found: dict[str, Column] = {}
+        for name in fields:
+            form = array_form(self._types[name])
+            if form is not None and form.is_ragged:
+                samples = self._samples(name, rows, data, wrong, form.dtype, len(form.shape))
+                shapes = None if form.rest is not None else np.empty((0, len(form.shape)), np.int64)
+                like = RaggedColumn(
+                    np.empty((0, *(form.rest or ())), form.dtype), np.zeros(1, np.int64), shapes
+                )
+                found[name] = RaggedColumn.of(samples, like=like)
+                continue
+            dtype = form.dtype if form is not None else number_dtype(self._types[name])
+            out = np.zeros((len(rows), *(form.fixed_shape if form is not None else ())), dtype)
+            self.gather(name, rows, out, slice(0, len(rows)), data=data, wrong=wrong)
+            found[name] = DenseColumn(out)
+        return found
+
+    def name(self, row: int) -> str:
+        """The file and where the sample begins in its first array, as Python would index it."""
+        number = int(self._piece_of(np.array([row]))[0])
+        piece = self._pieces[number]
+        if self._is_by_file:
+            return piece.name
+        windows = piece.slabs[0].windows
+        (start,) = windows.starts(np.array([row - self._bounds[number] + piece.first])).tolist()
+        if windows.is_step:
+            return f"{piece.name}[{start[0]}]"
+        axes = zip(start, windows.window, windows.shape, strict=True)
+        told = (":" if part == all else f"{low}:{low + part}" for low, part, all in axes)
+        return f"{piece.name}[{', '.join(told)}]"
+
+    # -- pieces
+
+    def _piece_of(self, rows: Ints) -> Ints:
+        found: Ints = np.searchsorted(self._bounds, rows, side="right") - 1
+        return found
+
+    def _extent(self, piece: int, field: int) -> int:
+        return piece * len(self._fields) + field
+
+    def _by_piece(self, rows: Ints) -> Iterator[tuple[int, Ints]]:
+        """The pieces that rows lie in, and the places of each one's among them."""
+        pieces = self._piece_of(rows)
+        order = np.argsort(pieces, kind="stable")
+        found, firsts = np.unique(pieces[order], return_index=True)
+        yield from zip(found.tolist(), np.split(order, firsts[1:]), strict=True)
+
+    def _gather(
+        self,
+        piece: int,
+        field: int,
+        rows: Ints,
+        out: NDArray[Any],
+        places: Places,
+        here: Ints | None,
+        data: ShardData,
+        wrong: dict[int, str],
+        corners: Ints | None,
+    ) -> None:
+        """Read samples of one piece. here: their places among the rows that were asked for; None:
+        they are all of them."""
+        told = self._pieces[piece]
+        slab, extent = told.slabs[field], self._extent(piece, field)
+        windows = slab.windows
+        starts = windows.starts(rows - self._bounds[piece] + told.first)
+        starts[:, 0] -= slab.rows[0]
+        lengths = windows.window
+        if windows.is_step:
+            out = out[:, None]
+        if corners is not None:
+            starts[:, windows.is_step :] += corners
+            lengths = out.shape[1:]
+        try:
+            array = self._array(slab, extent, told.samples, len(rows), data)
+        except ValueError as error:
+            where = numbers(places, len(rows))
+            out[where] = 0
+            for row in range(len(rows)) if here is None else here.tolist():
+                wrong.setdefault(row, self._reason(field, error))
+            return
+        if array is None:
+            self._read_parts(slab, extent, starts, lengths, out, numbers(places, len(rows)), data)
+        else:
+            _copy(array, starts, lengths, out, places)
+
+    def _array(
+        self, slab: Slab, extent: int, uses: int, taken: int, data: ShardData
+    ) -> NDArray[Any] | None:
+        """What an extent holds as an array; None where it isn't mapped. Raises ValueError for a
+        member that is damaged."""
+        if slab.packed is not None:
+            return data.decoded(
+                extent,
+                lambda: _unpacked(slab, data.read([extent])[0]),
+                uses=uses,
+                taken=taken,
+                size_bytes=slab.packed.size_bytes,
+            )
+        view = data.view(extent) if self._are_mapped else None
+        if view is None and slab.codec.is_fortran:
+            (view,) = data.read([extent])
+        return None if view is None else _as_array(slab, view)
+
+    def _read_parts(
+        self,
+        slab: Slab,
+        extent: int,
+        starts: Ints,
+        lengths: Sequence[int],
+        out: NDArray[Any],
+        places: Ints,
+        data: ShardData,
+    ) -> None:
+        """Read the bytes of each sample's part, all at once, and copy them into their slots."""
+        ranges = _Ranges(slab, lengths)
+        begins, ends = ranges.of(starts)
+        found = iter(data.read_parts([extent] * len(begins), begins, ends))
+        for place in places.tolist():
+            ranges.copy(found, out[place])
+
+    def _samples(
+        self,
+        name: str,
+        rows: Ints,
+        data: ShardData,
+        wrong: dict[int, str],
+        dtype: np.dtype[Any],
+        axes: int,
+    ) -> list[NDArray[Any]]:
+        """Whole files' arrays, whose shapes differ."""
+        field = self._fields.index(name)
+        pieces = self._piece_of(rows).tolist()
+        arrays: dict[int, NDArray[Any]] = {}
+        unread = []
+        for piece in dict.fromkeys(pieces):
+            slab, extent = self._pieces[piece].slabs[field], self._extent(piece, field)
+            try:
+                array = self._array(slab, extent, 1, 1, data)
+            except ValueError as error:
+                array = np.empty((0,) * axes, dtype)
+                for row, where in enumerate(pieces):
+                    if where == piece:
+                        wrong.setdefault(row, self._reason(field, error))
+            if array is None:
+                unread.append(piece)
+            else:
+                arrays[piece] = array
+        found = data.read([self._extent(piece, field) for piece in unread]) if unread else []
+        for piece, encoded in zip(unread, found, strict=True):
+            arrays[piece] = _as_array(self._pieces[piece].slabs[field], encoded)
+        return [arrays[piece].astype(dtype, copy=False) for piece in pieces]
+
+    def _reason(self, field: int, error: ValueError) -> str:
+        """Why samples are bad. Raises the error again where it isn't the bytes' fault."""
+        if isinstance(error, PenstockError):
+            raise error
+        return f"{self._fields[field]}: {error}"
+
+
+def _stored_bytes(slab: Slab) -> int | None:
+    """The bytes of an extent; None of what is compressed."""
+    if slab.packed is not None:
+        return None
+    return math.prod(slab.shape) * slab.codec.dtype.itemsize
+
+
+def _as_array(slab: Slab, data: Encoded) -> NDArray[Any]:
+    """Bare numbers as an array."""
+    flat = data.view(slab.codec.dtype)
+    if slab.codec.is_fortran:
+        return flat.reshape(slab.shape[::-1]).T
+    return flat.reshape(slab.shape)
+
+
+def _unpacked(slab: Slab, data: Encoded) -> NDArray[Any]:
+    """A compressed member, decoded. Raises ValueError for one that is damaged."""
+    packed = slab.packed
+    assert packed is not None
+    inflate = zlib.decompressobj(-15)
+    try:
+        whole = inflate.decompress(data.data, packed.size_bytes + 1)
+    except zlib.error as error:
+        raise ValueError(f"a compressed array is damaged: {error}") from None
+    if len(whole) != packed.size_bytes or zlib.crc32(whole) != packed.crc32:
+        raise ValueError("a compressed array is damaged: its CRC-32 or length is wrong")
+    return _as_array(slab, np.frombuffer(whole, np.uint8, offset=packed.head_bytes))
+
+
+def _copy(
+    array: NDArray[Any],
+    starts: Ints,
+    lengths: Sequence[int],
+    out: NDArray[Any],
+    places: Places,
+) -> None:
+    """Copy parts of an array into out[places]."""
+    is_steps = lengths[0] == 1 and tuple(lengths[1:]) == array.shape[1:]
+    if is_steps and isinstance(places, slice) and array.dtype == out.dtype:
+        if out.flags.c_contiguous and array.flags.c_contiguous:
+            slots = out[places].reshape(len(starts), *array.shape[1:])
+            # Rows were checked; a mode other than "raise" writes straight into the slots.
+            np.take(array, starts[:, 0], axis=0, out=slots, mode="clip")
+        else:
+            out[places] = array[starts[:, 0]][:, None]
+    else:
+        copy_parts(array, starts, lengths, out, numbers(places, len(starts)))
+
+
+class _Ranges:
+    """Which bytes of a slab a part of it takes, wherever it begins: one range, or one for each run
+    of numbers in a row where that is less. lengths: of the part."""
+
+    def __init__(self, slab: Slab, lengths: Sequence[int]) -> None:
+        self._dtype, self._lengths = slab.codec.dtype, tuple(lengths)
+        item = slab.codec.dtype.itemsize
+        strides = [math.prod(slab.shape[axis + 1 :]) * item for axis in range(len(slab.shape))]
+        self._strides = np.array(strides, np.int64)
+        # From which axis on one range has all: the others' steps are ranges of their own.
+        most = [axis for axis in range(len(lengths) + 1) if self._runs(axis) <= _MOST_RUNS]
+        self._axis = min(most, key=self._cost)
+        self._run_bytes = self._cover(self._axis)
+        self._offsets: Ints = np.zeros(1, np.int64)
+        if self._axis:
+            steps = np.indices(self._lengths[: self._axis]).reshape(self._axis, -1)
+            self._offsets = self._strides[: self._axis] @ steps
+        self._inner = self._lengths[self._axis :], tuple(strides[self._axis :])
+
+    def _runs(self, axis: int) -> int:
+        return math.prod(self._lengths[:axis])
+
+    def _cover(self, axis: int) -> int:
+        """Bytes from the first number behind an axis to the end of the last."""
+        steps = np.array(self._lengths[axis:], np.int64) - 1
+        return int(steps @ self._strides[axis:]) + self._dtype.itemsize
+
+    def _cost(self, axis: int) -> int:
+        return self._runs(axis) * (self._cover(axis) + _RUN_BYTES)
+
+    def of(self, starts: Ints) -> tuple[list[int], list[int]]:
+        """First and end bytes of the ranges of parts that begin there, part by part."""
+        begins = ((starts @ self._strides)[:, None] + self._offsets).reshape(-1)
+        return begins.tolist(), (begins + self._run_bytes).tolist()
+
+    def copy(self, found: Iterator[Encoded], slot: NDArray[Any]) -> None:
+        """Copy the next part's ranges into its slot."""
+        inner, strides = self._inner
+        for place in np.ndindex(self._lengths[: self._axis]):
+            slot[place] = np.ndarray(inner, self._dtype, next(found).data, 0, strides)

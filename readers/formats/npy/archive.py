@@ -11,9 +11,11 @@ import io
 import struct
 import zipfile
 import zlib
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache.errors import DatasetError
+from penstock.cache.threads import ordered
 from penstock.readers.fields.npy import MAX_HEAD_BYTES
 from penstock.readers.files.names import printable
 from penstock.readers.formats.file_parts import read_parts
@@ -28,6 +30,8 @@ from penstock.readers.formats.npy.stored import (
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.readers.origin.origin import Entry, Origin
 
 MAX_CHUNK_BYTES = 2**32
@@ -58,6 +62,15 @@ class _Place(NamedTuple):
 
     start: int
     end: int
+
+
+def read_archives(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[StoredFile]:
+    """What .npz files hold, by their directories and headers. Raises DatasetError,
+    IndexChangedError, FetchError."""
+    read = partial(read_archive, origin)
+    if len(entries) == 1:
+        return [read(entries[0])]
+    return list(ordered(read, entries, workers=workers, ahead=2 * workers, name="footers"))
 
 
 def read_archive(origin: Origin, entry: Entry) -> StoredFile:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 from penstock.readers.formats.chunked import ChunkFormat
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.root_files import are_files
+from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,10 +77,16 @@ class NpyFormat(ChunkFormat):
     name: ClassVar[str] = "npy"
     least_sample_bytes: ClassVar[int] = 0
     indexing: ClassVar[Indexing | None] = NpyIndexing()
+    takes_corners: ClassVar[bool] = True
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether there are such files, and nothing that they may belong to."""
-        return are_files(origin, ("npy", "npz"))
+        """Whether such files were named, or lie in a folder with nothing that they may belong to.
+        A folder of .npy files alone is one of samples, unless it is said what of them is one."""
+        if not are_files(origin, ("npy", "npz")):
+            return False
+        if origin.selection is not None or origin.arrangement.sampling:
+            return True
+        return not any(extension(name) == "npy" for name in origin.names().files)
 
     def open_chunks(self, shard: ShardFacts) -> ChunkReader:
         """Open a shard."""

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fields.field_types import is_field_name
 from penstock.readers.files.names import is_passed_over, printable
-from penstock.readers.formats.npy.stored import read_archives, read_arrays
+from penstock.readers.formats.npy.archive import read_archives
+from penstock.readers.formats.npy.stored import read_arrays
 from penstock.readers.origin.unread import extension
 
 if TYPE_CHECKING:

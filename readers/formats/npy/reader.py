@@ -14,6 +14,7 @@ from penstock.readers.fields.columns import DenseColumn, RaggedColumn
 from penstock.readers.formats.grid_copy import copy_parts, numbers
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.npy.notes import read_notes
+from penstock.readers.formats.plain import Plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -61,6 +62,51 @@ class NpyReader:
         wanted = [self._fields.index(name) for name in fields]
         pieces = np.unique(self._piece_of(rows)).tolist()
         return [self._extent(piece, field) for piece in pieces for field in wanted]
+
+    def needs_parts(
+        self, rows: Ints, fields: Sequence[str], corners: Corners
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
+        """The bytes that samples need; of those of which parts are wanted `gather` knows more."""
+        extents: list[int] = []
+        starts: list[int] = []
+        ends: list[int] = []
+        wanted = [self._fields.index(name) for name in fields if name not in corners]
+        for piece, here in self._by_piece(rows):
+            for field in wanted:
+                slab, extent = self._pieces[piece].slabs[field], self._extent(piece, field)
+                if slab.packed is not None or slab.codec.is_fortran:
+                    begins, stops = [0], [self._sizes[extent]]
+                else:
+                    ranges = _Ranges(slab, slab.windows.window)
+                    begins, stops = ranges.of(self._starts(piece, field, rows[here]))
+                extents += [extent] * len(begins)
+                starts += begins
+                ends += stops
+        return extents, starts, ends
+
+    def plain(self, field: str, *, data: ShardData) -> Plain | None:
+        """Where samples lie that are runs of whole rows of one mapped array."""
+        number = self._fields.index(field)
+        slab, windows = self._pieces[0].slabs[number], self._pieces[0].slabs[number].windows
+        form = array_form(self._types[field])
+        dtype = number_dtype(self._types[field]) if form is None else form.dtype
+        if (
+            len(self._pieces) > 1
+            or slab.packed is not None
+            or slab.codec.is_fortran
+            or slab.codec.dtype != dtype
+            or windows.repeat > 1
+            or windows.window[1:] != windows.shape[1:]
+            or (view := data.view(number)) is None
+        ):
+            return None
+        row_bytes = math.prod(windows.shape[1:]) * slab.codec.dtype.itemsize
+        return Plain(
+            data=view,
+            stride_bytes=windows.stride[0] * row_bytes,
+            row_bytes=windows.window[0] * row_bytes,
+            dtype=slab.codec.dtype,
+        )
 
     def gather(
         self,
@@ -134,6 +180,13 @@ class NpyReader:
         found, firsts = np.unique(pieces[order], return_index=True)
         yield from zip(found.tolist(), np.split(order, firsts[1:]), strict=True)
 
+    def _starts(self, piece: int, field: int, rows: Ints) -> Ints:
+        """Where samples begin in what the extent of a piece holds."""
+        told = self._pieces[piece]
+        starts = told.slabs[field].windows.starts(rows - self._bounds[piece] + told.first)
+        starts[:, 0] -= told.slabs[field].rows[0]
+        return starts
+
     def _gather(
         self,
         piece: int,
@@ -151,8 +204,7 @@ class NpyReader:
         told = self._pieces[piece]
         slab, extent = told.slabs[field], self._extent(piece, field)
         windows = slab.windows
-        starts = windows.starts(rows - self._bounds[piece] + told.first)
-        starts[:, 0] -= slab.rows[0]
+        starts = self._starts(piece, field, rows)
         lengths = windows.window
         if windows.is_step:
             out = out[:, None]

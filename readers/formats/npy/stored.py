@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import DatasetError
-from penstock.cache.threads import ordered
 from penstock.readers.fields.npy import MAX_HEAD_BYTES, NpyHeader, read_npy_header
 from penstock.readers.files.names import printable
 from penstock.readers.formats.file_parts import read_parts
@@ -113,15 +112,3 @@ def header_of(head: bytes, size_bytes: int) -> NpyHeader | Rejection:
     if isinstance(found, NpyHeader) and len(found.shape) > MAX_AXES:
         return Rejection(f"an .npy file of {len(found.shape)} axes: at most {MAX_AXES} are read")
     return found
-
-
-def read_archives(origin: Origin, entries: Sequence[Entry], *, workers: int) -> list[StoredFile]:
-    """What .npz files hold, by their directories and headers. Raises as `read_arrays` does."""
-    from penstock.readers.formats.npy.archive import read_archive  # others need no zip
-
-    def read(entry: Entry) -> StoredFile:
-        return read_archive(origin, entry)
-
-    if len(entries) == 1:
-        return [read(entries[0])]
-    return list(ordered(read, entries, workers=workers, ahead=2 * workers, name="footers"))

@@ -67,7 +67,8 @@ def test_rows_of_several_files(root: Path, opened: Opened) -> None:
     for number in range(len(cuts) - 1):
         part = X[cuts[number] : cuts[number + 1]]
         np.save(root / f"{number}.npy", part.astype(">f4") if number % 2 else part)
-    check_rows(opened(), {"array": X})
+    check_rows(opened(format="npy"), {"array": X})
+    check_rows(opened(sample="row"), {"array": X})
     check_rows(opened("*.npy"), {"array": X})
     check_rows(opened("{2,4}.npy"), {"array": np.concatenate([X[1:40], X[41:]])})
 
@@ -75,7 +76,7 @@ def test_rows_of_several_files(root: Path, opened: Opened) -> None:
 def test_what_isnt_wanted_isnt_fetched(root: Path, opened: Opened) -> None:
     for number in range(20):
         np.save(root / f"{number:02}.npy", RNG.normal(size=(500, 10)))
-    dataset = opened()
+    dataset = opened("*.npy")
     assert len(dataset) == 10_000
     if dataset.remote is not None:
         assert dataset.bytes_fetched <= 20 * 512
@@ -90,22 +91,24 @@ def test_fields_of_several_files(root: Path, opened: Opened) -> None:
     np.save(root / "x.npy", X)
     np.save(root / "y.npy", labels)
     with pytest.raises(DatasetError, match=r"y.npy.*int64.*x.npy.*fields="):
-        opened().open()
+        opened("*.npy").open()
     dataset = opened(
-        fields={"image": "x.npy", "label": "y.npy"}, schema={"label": ClassLabel(tuple("abcdefg"))}
+        format="npy",
+        fields={"image": "x.npy", "label": "y.npy"},
+        schema={"label": ClassLabel(tuple("abcdefg"))},
     )
     check_rows(dataset, {"image": X, "label": labels})
     for part in (0, 1):
         np.save(root / f"a-{part}.npy", X[part * 60 : part * 60 + 60])
         np.save(root / f"b-{part}.npy", labels[part * 60 : part * 60 + 60])
-    check_rows(opened(fields={"b": "b-*", "a": "a-*"}), {"a": X, "b": labels})
+    check_rows(opened(format="npy", fields={"b": "b-*", "a": "a-*"}), {"a": X, "b": labels})
     with pytest.raises(ConfigError, match="different numbers"):
-        opened(fields={"b": "b-*", "a": "x*"}).open()
+        opened(format="npy", fields={"b": "b-*", "a": "x*"}).open()
     with pytest.raises(ConfigError, match="no file"):
-        opened(fields={"b": "c.npy"}).open()
+        opened(format="npy", fields={"b": "c.npy"}).open()
     np.save(root / "y.npy", labels[:-1])
     with pytest.raises(DatasetError, match=r"101 samples.*100"):
-        opened(fields={"image": "x.npy", "label": "y.npy"}).open()
+        opened(format="npy", fields={"image": "x.npy", "label": "y.npy"}).open()
 
 
 def windows(array: Any, window: tuple[int, ...], stride: tuple[int, ...]) -> Any:
@@ -132,7 +135,7 @@ def test_windows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     wanted = np.concatenate([windows(array, window, stride) for array in arrays])
     with Dataset(root, sample=window, stride=stride, index=root / "index") as dataset:
         check_rows(dataset, {"array": wanted})
-        shard = dataset.index.shards.open(0)
+        shard: Any = dataset.index.shards.open(0)
         first = slice(0, dataset.index.sizes[0])
         low = [data.draw(st.integers(0, length - 1)) for length in window]
         size = [data.draw(st.integers(1, w - at)) for w, at in zip(window, low, strict=True)]
@@ -140,12 +143,12 @@ def test_windows(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
         out = np.zeros((len(rows), *size), "i8")
         corners = np.tile(np.array(low, np.int64), (len(rows), 1))
         wrong: dict[int, str] = {}
-        shard._reader.gather(
+        shard.reader.gather(
             "array",
             rows,
             out,
             slice(0, len(rows)),
-            data=shard._data,
+            data=shard.data,
             wrong=wrong,
             corners=corners,
         )
@@ -177,7 +180,7 @@ def test_a_file_a_sample(root: Path, opened: Opened) -> None:
     for number, volume in enumerate(volumes):
         np.save(root / f"{number:02}.npy", np.asfortranarray(volume) if number % 2 else volume)
     with pytest.raises(DatasetError, match='sample="file"'):
-        opened().open()
+        opened("*.npy").open()
     for _ in range(2):
         dataset = opened(sample="file", again=True)
         assert dict(dataset.index.schema) == {"array": Array("float32", (None, 3, None))}
@@ -195,7 +198,7 @@ def test_samples_of_one_shape_and_numbers_in_files(root: Path, opened: Opened) -
     with pytest.raises(DatasetError, match="single numbers"):
         opened("y*.npy").open()
     check_rows(opened("[0-9]*.npy", sample="file"), {"array": X[:80]})
-    dataset = opened(fields={"x": "0*", "y": "y*"}, sample="file")
+    dataset = opened(format="npy", fields={"x": "0*", "y": "y*"}, sample="file")
     assert dataset.index.schema["y"] == Value("int64")
     check_rows(dataset, {"x": X[:80], "y": np.arange(80)})
     ragged = opened("[0-9]*.npy", sample="file", schema={"array": Array("float64", (3, 5))})
@@ -261,7 +264,7 @@ def test_a_hostile_file_is_one_named_error(root: Path, opened: Opened, what: str
     data, reason = HOSTILE[what]
     (root / "x.npy").write_bytes(data)
     np.save(root / "w.npy", X)
-    for url in ("x.npy", ""):
+    for url in ("x.npy", "*.npy"):
         with pytest.raises(DatasetError, match=f"(?s)x.npy.*{reason}"):
             opened(url).open()
 
@@ -270,12 +273,12 @@ def test_drift_is_named(root: Path, opened: Opened) -> None:
     np.save(root / "a.npy", X)
     np.save(root / "b.npy", X.astype("f8"))
     with pytest.raises(DatasetError, match=r"b.npy.*float64.*float32.*a.npy"):
-        opened().open()
+        opened("*.npy").open()
     with pytest.raises(DatasetError, match=r"b.npy.*float64.*float32.*a.npy"):
         opened(sample="file").open()
     np.save(root / "b.npy", X[:, :2])
     with pytest.raises(DatasetError, match=r"b.npy.*\(101, 2, 5\).*a.npy"):
-        opened().open()
+        opened(format="npy").open()
     np.save(root / "b.npy", X[0])
     with pytest.raises(DatasetError, match=r"b.npy.*\(3, 5\).*a.npy"):
         opened(sample="file").open()
@@ -295,7 +298,20 @@ def test_words_that_cant_be_are_refused(root: Path, opened: Opened) -> None:
         opened("x.npy", sample="sample")
     np.savez(root / "x.npz", x=X)
     with pytest.raises(ConfigError, match="of one kind"):
-        opened().open()
+        opened(format="npy").open()
+
+
+def test_a_folder_of_arrays_alone_is_one_of_samples_as_before(root: Path) -> None:
+    for number in range(3):
+        np.save(root / f"{number}.npy", X[number])
+    with Dataset(root) as dataset:
+        assert dataset.index.format.name == "folder"
+        assert len(dataset) == 3
+    with Dataset(root, sample="file") as dataset:
+        assert dataset.index.format.name == "npy"
+        check_rows(dataset, {"array": X[:3]})
+    with pytest.raises(ConfigError, match='"file"'):
+        Dataset(root, format="folder", sample="file").open()
 
 
 def test_a_file_that_changed_is_found(root: Path) -> None:

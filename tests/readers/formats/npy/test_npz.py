@@ -69,7 +69,7 @@ def test_members_without_names_and_mixed_ones(root: Path, opened: Opened) -> Non
     check_rows(opened("m.npz"), {"x": X, "y": Y})
     check_rows(opened("m.npz", fields={"z": "deep/er/z", "x": "x.npy"}), {"z": Y, "x": X})
     for name, why in {
-        "o": "header",
+        "o": "version",
         "b": "np.savez",
         "read.me": "no array",
         "more.npz": "",
@@ -237,7 +237,6 @@ def nested() -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.filterwarnings("ignore:Duplicate name")
 def twice() -> bytes:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as made:

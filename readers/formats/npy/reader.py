@@ -11,7 +11,7 @@ import numpy as np
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.fields.arrays import array_form, number_dtype
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
-from penstock.readers.formats.grid_copy import copy_parts, numbers
+from penstock.readers.formats.grid_copy import PartCopier, StepCopier, numbers
 from penstock.readers.formats.local_files import REINDEX
 from penstock.readers.formats.npy.notes import read_notes
 from penstock.readers.formats.plain import Plain
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.fields.columns import Column
-    from penstock.readers.formats.chunked import Corners, ShardData, ShardFacts
+    from penstock.readers.formats.chunked import Crops, ShardData, ShardFacts
     from penstock.readers.formats.npy.notes import Slab
     from penstock.readers.formats.shard import Places
     from penstock.readers.types import Encoded
@@ -56,33 +56,42 @@ class NpyReader:
             raise CorruptShardError(f"An index of arrays doesn't fit its extents. {REINDEX}")
         self._sizes = told
 
-    def needs(self, rows: Ints, fields: Sequence[str], corners: Corners) -> list[int]:
+    def needs(self, rows: Ints, fields: Sequence[str], crops: Crops) -> list[int]:
         """The extents that samples lie in."""
-        del corners
+        del crops
         wanted = [self._fields.index(name) for name in fields]
         pieces = np.unique(self._piece_of(rows)).tolist()
         return [self._extent(piece, field) for piece in pieces for field in wanted]
 
     def needs_parts(
-        self, rows: Ints, fields: Sequence[str], corners: Corners
+        self, rows: Ints, fields: Sequence[str], crops: Crops
     ) -> tuple[Sequence[int], Sequence[int], Sequence[int]]:
-        """The bytes that samples need; of those of which parts are wanted `gather` knows more."""
+        """The bytes that samples need, or parts of them."""
         extents: list[int] = []
         starts: list[int] = []
         ends: list[int] = []
-        wanted = [self._fields.index(name) for name in fields if name not in corners]
         for piece, here in self._by_piece(rows):
-            for field in wanted:
+            for name in fields:
+                field, crop = self._fields.index(name), crops.get(name)
                 slab, extent = self._pieces[piece].slabs[field], self._extent(piece, field)
-                if slab.packed is not None or slab.codec.is_fortran:
-                    begins, stops = [0], [self._sizes[extent]]
-                else:
-                    ranges = _Ranges(slab, slab.windows.window)
-                    begins, stops = ranges.of(self._starts(piece, field, rows[here]))
+                begins, stops = [0], [self._sizes[extent]]
+                if slab.packed is None and not slab.codec.is_fortran:
+                    first = self._starts(piece, field, rows[here])
+                    lengths = slab.windows.window
+                    if crop is not None:
+                        first[:, slab.windows.is_step :] += crop.corners[here]
+                        lengths = (*lengths[: slab.windows.is_step], *crop.shape)
+                    begins, stops = _Ranges(slab, lengths).of(first)
                 extents += [extent] * len(begins)
                 starts += begins
                 ends += stops
         return extents, starts, ends
+
+    def lengths(self, field: str, rows: Ints) -> Ints:
+        """First lengths of samples."""
+        number = self._fields.index(field)
+        of_pieces = [piece.slabs[number].windows.sample_shape[0] for piece in self._pieces]
+        return np.array(of_pieces, np.int64)[self._piece_of(rows)]
 
     def plain(self, field: str, *, data: ShardData) -> Plain | None:
         """Where samples lie that are runs of whole rows of one mapped array."""
@@ -336,15 +345,14 @@ def _copy(
 ) -> None:
     """Copy parts of an array into out[places]."""
     is_steps = lengths[0] == 1 and tuple(lengths[1:]) == array.shape[1:]
-    if is_steps and isinstance(places, slice) and array.dtype == out.dtype:
-        if out.flags.c_contiguous and array.flags.c_contiguous:
-            slots = out[places].reshape(len(starts), *array.shape[1:])
-            # Rows were checked; a mode other than "raise" writes straight into the slots.
-            np.take(array, starts[:, 0], axis=0, out=slots, mode="clip")
-        else:
-            out[places] = array[starts[:, 0]][:, None]
-    else:
-        copy_parts(array, starts, lengths, out, numbers(places, len(starts)))
+    is_native = array.dtype == out.dtype and out.flags.c_contiguous and array.flags.c_contiguous
+    if is_steps and is_native and isinstance(places, slice):
+        slots = out[places].reshape(len(starts), *array.shape[1:])
+        # Rows were checked; a mode other than "raise" writes straight into the slots.
+        np.take(array, starts[:, 0], axis=0, out=slots, mode="clip")
+        return
+    copier = StepCopier if is_steps else PartCopier
+    copier(starts, lengths, out, numbers(places, len(starts))).copy(array, 0, len(starts))
 
 
 class _Ranges:

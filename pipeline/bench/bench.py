@@ -14,7 +14,7 @@ from penstock.pipeline.bench.compare import ROUND, ROUNDS, check_comparable, com
 from penstock.pipeline.bench.play import Run, floor_au, import_all, play
 from penstock.pipeline.bench.tune import SearchResult, Setup, axes_for, tune
 from penstock.pipeline.report.diagnosis import Diagnosis, diagnose
-from penstock.readers.fields.selection import image_fields
+from penstock.readers.fields.selection import image_fields, stored_fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -197,13 +197,18 @@ def _floor(workload: Workload, setup: Setup, progress: ProgressReport) -> float:
 
 
 def _ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
+    from penstock.augment.array_crop import check_array_crops, cropped_schema, is_array_crop
     from penstock.augment.field_recipes import check_recipes
     from penstock.augment.map import check_maps, split_maps
 
     images: Mapping[str, CheckedRecipe] = {}
     if not workload.recipe.reads_only:
-        maps, operations = split_maps(workload.recipe.operations or None)
-        checked = check_maps(maps, dataset.schema)
+        schema, names = dataset.schema, dataset.fields
+        maps, operations = split_maps(
+            workload.recipe.operations or None, lambda op, of: is_array_crop(op, of, schema, names)
+        )
+        crops = check_array_crops(operations, schema, stored_fields(names))
+        checked = check_maps(maps, cropped_schema(schema, crops))
         # What a Map makes of a field isn't what the dataset holds: it can't be measured alone.
         made = {name for each in checked.maps for name in each.returns}
         fields = [name for name in dataset.fields if name not in made]

@@ -102,7 +102,7 @@ def loader(dataset: Any, **options: Any) -> DataLoader:
     return DataLoader(dataset, **{**told, "as_dict": True, "drop_last": True, **options})
 
 
-@pytest.fixture(params=["zarr local", "zarr remote", "tar", "pack", "subset"])
+@pytest.fixture(params=["zarr local", "zarr remote", "tar", "pack", "pack remote", "subset"])
 def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     kind, root = request.param, zarr_of(tmp_path / "set.zarr")
     fields = ("x", "y", "id")
@@ -111,9 +111,10 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
             yield dataset
         return
     with Dataset(root, fields=fields) as whole:
-        if kind == "pack":
+        if kind.startswith("pack"):
             pack(tar_of(tmp_path / "tars"), tmp_path / "pack", shuffle=False)
-            with Dataset(tmp_path / "pack", fields=fields) as packed:
+            place = "remote" if kind.endswith("remote") else "local"
+            with opened(tmp_path / "pack", place, tmp_path, fields=fields) as packed:
                 yield packed
         elif kind == "tar":
             with Dataset(tar_of(tmp_path / "tars"), fields=fields) as found:
@@ -183,6 +184,13 @@ def test_only_the_chunks_that_parts_touch_are_fetched(tmp_path: Path) -> None:
         with loader(dataset, augment=[op], batch_size=1, shuffle=False) as loaded:
             ids = np.concatenate([batch["id"].numpy() for batch in loaded])
         fetched = dataset.bytes_fetched - before
+        # What the cache kept of the parts isn't fetched again.
+        middle = CenterCrop((300, 200), fields="x")
+        with loader(dataset, augment=[middle], batch_size=1, shuffle=False) as loaded:
+            list(loaded)
+            before = dataset.bytes_fetched
+            list(loaded)
+        assert dataset.bytes_fetched == before
     schema: Any = {"x": Array("uint8", (1024, 1024))}
     draws = ArrayDraws(crops=check_array_crops([op], schema, ("x",)), seed=SEED)
     wanted = 0

@@ -9,7 +9,6 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.errors import CorruptShardError
-from penstock.readers.fields.crops import put_parts
 from penstock.readers.files.ipc import batch_head_end, footer_start
 from penstock.readers.files.names import printable
 from penstock.readers.files.pages import BROKEN, only_the_tail
@@ -105,6 +104,8 @@ class PackBlob(DenseFields, BlobShard):
         row = tuple(length or 0 for length in field.form.row)
         samples = (sample.view(field.form.dtype).reshape(row) for sample in found)
         if corners is not None:
+            from penstock.readers.fields.crops import put_parts  # images need none of it
+
             put_parts(samples, corners, out, slots)
             return
         for place, sample in zip(slots, samples, strict=True):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
-from penstock.readers.fields.crops import put_parts
 from penstock.readers.formats.pack.own_columns import block_bounds, block_rows
 
 if TYPE_CHECKING:
@@ -149,6 +148,8 @@ class DenseFields:
         if corners is None:
             dense.put(rows, out, places)
         else:
+            from penstock.readers.fields.crops import put_parts  # images need none of it
+
             put_parts(dense.each(rows), corners, out, places)
 
     def read_rows(

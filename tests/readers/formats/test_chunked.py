@@ -14,6 +14,7 @@ from penstock.cache.errors import IndexChangedError
 from penstock.pipeline.loader import DataLoader
 from penstock.readers import Dataset
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
+from penstock.readers.fields.crops import Crop
 from penstock.readers.fields.field_types import PRESENT
 from penstock.readers.index.manifest import check_manifest
 from tests.readers.formats import blocks
@@ -211,3 +212,12 @@ def test_who_has_a_field_is_told_with_it(dataset: Dataset, monkeypatch: pytest.M
                 for x, has in zip(batch["x"], batch["y.present"], strict=True)
             }
         assert found == {float(i): i % 5 != 0 for i in range(blocks.ROWS)}
+
+
+def test_parts_are_taken_of_what_a_format_reads_whole(dataset: Dataset) -> None:
+    rows = shuffled(dataset)
+    whole = dataset.read(rows).columns["x"].values
+    corners = np.random.default_rng(0).integers(0, 3, (len(rows), 1))
+    crop = Crop(corners, (1,))
+    found = dataset.read(rows, crops={"x": crop}).columns["x"].values
+    assert found.tolist() == whole[np.arange(len(rows))[:, None], corners].tolist()

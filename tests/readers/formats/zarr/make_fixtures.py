@@ -116,14 +116,14 @@ def tensorstore(root: Path) -> None:
         ]
     for name, codecs in chains.items():
         grid = {"name": "regular", "configuration": {"chunk_shape": list(CHUNKS)}}
-        told: dict[str, Any] = {
+        metadata: dict[str, Any] = {
             "data_type": "int32",
             "chunk_grid": grid,
             "codecs": codecs,
             "fill_value": 0,
         }
         keys: Any = {"name": "v2" if name == "plain" else "default"}
-        write(f"v3-{name}", "zarr3", {**told, "chunk_key_encoding": keys}, "i4")
+        write(f"v3-{name}", "zarr3", {**metadata, "chunk_key_encoding": keys}, "i4")
 
 
 def main() -> None:

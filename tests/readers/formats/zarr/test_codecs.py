@@ -16,6 +16,7 @@ import zarr.codecs.numcodecs as guests
 from numcodecs.abc import Codec as GuestCodec
 
 from penstock.cache.errors import DatasetError, MissingDependencyError
+from penstock.readers.formats.zarr import codecs, compressors
 from penstock.readers.formats.zarr.codecs import Chain, decoder_of
 from penstock.readers.formats.zarr.compressors import Size, lzma_codec
 from penstock.readers.formats.zarr.filters import Shuffle
@@ -270,6 +271,15 @@ def test_a_codec_that_nobody_has_is_named_with_what_to_install(
     monkeypatch.setitem(sys.modules, "zarr", None)
     with pytest.raises(MissingDependencyError, match=r"mine.*penstock\[zarr\]"):
         decoder_of(metadata_of(renamed(files, name="mine", configuration={})))
+
+
+def test_without_numcodecs_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, _ = written(np.arange(4), chunks=(4,), compressors=v3.ZstdCodec())
+    for cached in (codecs._plain, compressors._decompress):
+        cached.cache_clear()
+    monkeypatch.setitem(sys.modules, "numcodecs.zstd", None)
+    with pytest.raises(MissingDependencyError, match=r"'zstd'.*penstock\[zarr\]"):
+        decoder_of(metadata_of(files))
 
 
 class Inverted(GuestCodec):  # type: ignore[misc]

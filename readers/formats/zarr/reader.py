@@ -138,7 +138,7 @@ class _FieldReader:
         self._are_mapped = are_mapped
         self._fill, self._dtype = field.array.fill_value, field.array.dtype
         self._shape = field.array.chunk_shape
-        self._are_alone = _are_alone(field)
+        self._are_alone, self._chunk_bytes = _are_alone(field), field.array.chunk_bytes
         self._uses: list[int] | None = None
         self._decoder: Decoder | None = None
 
@@ -209,7 +209,7 @@ class _FieldReader:
         if len(stored) < len(extents):
             out[places[extents == _FILL]] = self._fill
         decode = self._get_decoder().decode
-        step = max(1, _READ_BYTES // self.field.array.chunk_bytes)
+        step = max(1, _READ_BYTES // self._chunk_bytes)
         for first in range(0, len(stored), step):
             rows = stored[first : first + step]
             found = self._encoded(extents[rows].tolist(), data)
@@ -238,7 +238,13 @@ class _FieldReader:
         uses = self._all_uses()[extent - self._extent]
         if uses <= 1:
             return self._decode(extent, data)
-        return data.decoded(extent, lambda: self._decode(extent, data), uses=uses, taken=taken)
+        return data.decoded(
+            extent,
+            lambda: self._decode(extent, data),
+            uses=uses,
+            taken=taken,
+            size_bytes=self._chunk_bytes,
+        )
 
     def _decode(self, extent: int, data: ShardData) -> NDArray[Any]:
         """A chunk; of fill values where its file is gone."""

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from benchmarks import cache, compare, demo, memory, native_arrays, overhead, resume
+from benchmarks import cache, compare, demo, memory, native_arrays, overhead, resume, tokens
 from benchmarks.data import Prepared, prepare
 from benchmarks.photographs import PHOTOGRAPHS, borrow_images, make_photographs
 from benchmarks.proof import judge
@@ -411,6 +411,15 @@ def test_native_arrays_are_played_beside_torch_and_a_loop(tmp_path: Path) -> Non
             assert case[side]["gb_per_s"] > 0
         for other in native_arrays.OTHERS:
             assert case[f"penstock files over {other}"]["median"] > 0
+
+
+def test_tokens_are_played_beside_slices_and_torch(tmp_path: Path) -> None:
+    tokens.main(["--quick", "--results", str(tmp_path)])
+    found = json.loads((tmp_path / "tokens.json").read_text())
+    for other in tokens.SIDES[1:]:
+        assert found["rates"][f"over {other}"]["median"] > 0
+        assert found["rates"][f"over {other} by CPU"]["median"] > 0
+    assert found["plan"]["sequences"] > 4_000_000
 
 
 def test_memory_tells_a_slope(tmp_path: Path) -> None:

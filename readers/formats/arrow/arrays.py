@@ -73,8 +73,11 @@ def own_buffers(arrow: Any, variadic: Callable[[], int]) -> int:
     return 3 if is_bytes or is_large or is_viewed else 2
 
 
-def skip(arrow: Any, at: Cursor, variadic: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Go over an array and those inside of it: the node, first buffer and buffers of each."""
+def skip(
+    arrow: Any, at: Cursor, variadic: Sequence[int]
+) -> Iterator[tuple[int, int, int, int | None]]:
+    """Go over an array and those inside of it: the node, first buffer and buffers of each, and of
+    an array of views how many of these the views look into."""
 
     def views() -> int:
         if at.view >= len(variadic) or not 0 <= variadic[at.view] < 2**16:
@@ -85,8 +88,9 @@ def skip(arrow: Any, at: Cursor, variadic: Sequence[int]) -> Iterator[tuple[int,
     stack = [arrow]
     while stack:
         here = stack.pop()
+        first = at.view
         count = own_buffers(here, views)
-        yield at.node, at.buffer, count
+        yield at.node, at.buffer, count, count - 2 if at.view > first else None
         at.node += 1
         at.buffer += count
         stack += reversed(children(here))
@@ -107,12 +111,12 @@ def pick(
     """Go over a column and note what its part at a path is made of, structs around it too. path:
     names below the column; into: None passes over it."""
     if into is None or not path:
-        for node, buffer, count in skip(arrow, at, variadic):
+        for node, buffer, count, views in skip(arrow, at, variadic):
             if into is not None:
                 into.nodes.append(node)
                 into.buffers += range(buffer, buffer + count)
-                if count > 2:
-                    into.views.append(count - 2)
+                if views is not None:
+                    into.views.append(views)
         return
     into.nodes.append(at.node)
     into.buffers.append(at.buffer)

@@ -72,6 +72,7 @@ def test_views_and_sliced_and_nested_dictionaries(tmp_path: Path) -> None:
     table = pa.table(
         {
             "view": pa.array(texts, pa.string_view()),
+            "short": pa.array([f"{k}" for k in range(50)], pa.string_view()),
             "inner": pa.StructArray.from_arrays(
                 [pa.array([f"c{k % 4}" for k in range(50)]).dictionary_encode()], ["category"]
             ),
@@ -81,7 +82,7 @@ def test_views_and_sliced_and_nested_dictionaries(tmp_path: Path) -> None:
     write(root / "a.arrow", table, rows=11)
     with Dataset(root) as dataset:
         assert dataset.index.schema["numbers"] == Value("int64")
-        check(dataset, table, ["view", "inner.category", "numbers"])
+        check(dataset, table, ["view", "short", "inner.category", "numbers"])
 
 
 def test_pictures_with_features_and_nulls(tmp_path: Path) -> None:

@@ -103,15 +103,13 @@ def _unit(url: str, groups: Sequence[Group], sampling: Sampling) -> tuple[Sequen
     if sampling.unit == "file":
         return groups, True
     is_told = sampling.unit == "row" or bool(sampling.sample)
-    lengths = [
-        {array.shape[0] for array in group.arrays.values() if array.shape} for group in groups
-    ]
     are_archives = len({array.entry.name for array in groups[0].arrays.values()}) == 1
-    if are_archives and not is_told and any(len(each) > 1 for each in lengths):
-        odd = next(g for g, each in zip(groups, lengths, strict=True) if len(each) > 1)
+    odd = next((group for group in groups if _has_no_rows(group, several=len(groups) > 1)), None)
+    if are_archives and not is_told and odd is not None:
         _log.warning(
-            "%s: each file is a sample, as the arrays of one differ in their first length (%s: "
-            '%s). Say sample="file", or name those that have rows in common: fields={"x": "x"}.',
+            "%s: each file is a sample, as the arrays of one have no first axis of one length in "
+            'common (%s: %s). Say sample="file"; or sample="row", and name those that have, '
+            'fields={"x": "x"}.',
             url,
             printable(odd.name),
             _shapes(odd),
@@ -127,6 +125,14 @@ def _unit(url: str, groups: Sequence[Group], sampling: Sampling) -> tuple[Sequen
                     f"np.ascontiguousarray(…); {_BY_FILE}, which can be read."
                 )
     return found, False
+
+
+def _has_no_rows(group: Group, *, several: bool) -> bool:
+    """Whether the arrays of an archive differ in their first length, or, where there are several
+    archives, some are single numbers: one of each file, as labels are."""
+    shapes = [array.shape for array in group.arrays.values()]
+    lengths = {shape[0] for shape in shapes if shape}
+    return len(lengths) > 1 or (several and bool(lengths) and () in shapes)
 
 
 def _rows_only(url: str, group: Group) -> Group:

@@ -145,6 +145,19 @@ def test_a_file_a_sample(root: Path, opened: Opened, how: str) -> None:
         opened(sample="row", fields={"x": "x", "y": "y"}).open()
 
 
+def test_single_numbers_say_that_files_are_samples(root: Path, opened: Opened) -> None:
+    np.savez(root / "0.npz", x=X[:3], scale=0.5)
+    assert list(opened("0.npz").index.schema) == ["x"]
+    assert len(opened("0.npz")) == 3
+    np.savez(root / "1.npz", x=X[:4], scale=0.25)
+    dataset = opened()
+    assert dict(dataset.index.schema) == {
+        "x": Array("float32", (None, 4, 5)),
+        "scale": Value("float64"),
+    }
+    assert len(opened(sample="row")) == 7
+
+
 def test_compressed_columns_are_right(root: Path, opened: Opened) -> None:
     np.savez_compressed(root / "x.npz", x=np.asfortranarray(X), y=Y)
     check_rows(opened("x.npz"), {"x": X, "y": Y})

@@ -65,7 +65,12 @@ def default_unit_window(contents: Contents, lanes: int, *, global_batch: int) ->
     units = unit_count(contents)
     rows = contents.samples / max(1, units)
     as_shards = default_window(
-        units, lanes, global_batch=global_batch, icc=contents.icc, shuffled=contents.shuffled
+        units,
+        lanes,
+        global_batch=global_batch,
+        icc=contents.icc,
+        shuffled=contents.shuffled,
+        rows=rows,
     )
     wanted = max(as_shards * lanes, MIXED_BATCHES * global_batch / max(rows, 1.0))
     kept_bytes = contents.unit_bytes * live_share(rows)

@@ -84,13 +84,14 @@ class ChunkData:
         uses: int,
         taken: int = 1,
         size_bytes: int = 0,
+        is_view: bool = False,
     ) -> Chunk:
         """A chunk that is kept, or decoded now."""
         if self._chunks is None:
             return decode()
         watched = partial(self._watched, chunk, decode)
         found: Chunk = self._chunks.take(
-            chunk, watched, uses=uses, taken=taken, size_bytes=size_bytes
+            chunk, watched, uses=uses, taken=taken, size_bytes=size_bytes, is_view=is_view
         )
         return found
 

@@ -75,6 +75,7 @@ class ShardData(Protocol):
         uses: int,
         taken: int = 1,
         size_bytes: int = 0,
+        is_view: bool = False,
     ) -> Chunk:
         """A chunk that was decoded, now or before: it is decoded once and kept as long as there is
         room, until it was taken `uses` times. Copy out of it what a batch needs, and let it go: a
@@ -84,7 +85,7 @@ class ShardData(Protocol):
         field); decode: makes it, on this thread or another that came first; raises ValueError where
         the bytes are damaged, in all that wait. uses: rows of the shard that need it; taken: rows
         of this call that do. size_bytes: that it will take, where metadata tell, so that room is
-        made before; 0: unknown.
+        made before; 0: unknown. is_view: it looks into a map of the file, so it takes no memory.
         """
 
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:

@@ -11,11 +11,12 @@ import logging
 import threading
 from collections import Counter
 from concurrent.futures import CancelledError
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from penstock.cache.base.limits import available_memory_bytes
+from penstock.cache.base.limits import available_memory_bytes, usable_cores
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import StalledError
 from penstock.cache.outcomes import STALL_TIMEOUT_S, Outcome
@@ -37,6 +38,10 @@ the node together: the rest is the page cache's, the batches' and the training c
 
 LEAST_BYTES = 64 * 2**20
 """The default isn't below that, however little memory a machine tells of."""
+
+LEAST_DECODERS = 4
+"""Threads that may decode at a time, or twice as many as there are cores: a remote has more reading
+threads than that, and each would have a chunk in hand beside those that are kept."""
 
 _GOLDEN = 0.6180339887498949
 
@@ -77,6 +82,7 @@ class DecodedChunks:
         self._busy: Counter[int] = Counter()  # decodings by shard
         self._reserved_bytes = self._decoded_bytes = self._chunks = self._again = 0
         self._delivered_bytes = 0.0
+        self._slots = threading.BoundedSemaphore(max(LEAST_DECODERS, 2 * usable_cores()))
         self._turns = 0
         self._closed = self._was_told = False
 
@@ -134,7 +140,14 @@ class DecodedChunks:
             return self._kept.find(key) is not None
 
     def take(
-        self, key: Key, decode: Callable[[], Any], *, uses: int, taken: int, size_bytes: int = 0
+        self,
+        key: Key,
+        decode: Callable[[], Any],
+        *,
+        uses: int,
+        taken: int,
+        size_bytes: int = 0,
+        is_view: bool = False,
     ) -> Any:
         """A chunk that is kept, or decoded now by one thread for all that want it; arguments as for
         `ShardData.decoded`. Raises what decode raises, in all these threads, and StalledError."""
@@ -148,7 +161,8 @@ class DecodedChunks:
                         return self._used(key, kept, taken)
                     outcome = self._decoding.setdefault(key, mine)
                 if outcome is mine:
-                    self._decode(key, decode, mine, uses=uses, taken=taken, size_bytes=size_bytes)
+                    add = partial(self._add, key, uses=max(1, uses), taken=taken, is_view=is_view)
+                    self._decode(key, decode, mine, add, size_bytes=size_bytes)
             finally:
                 # Whatever interrupts this thread, nobody waits for what nobody does any more.
                 if self._decoding.get(key) is mine:
@@ -198,19 +212,18 @@ class DecodedChunks:
         key: Key,
         decode: Callable[[], Any],
         outcome: Outcome[Any],
+        add: Callable[[Any], None],
         *,
-        uses: int,
-        taken: int,
         size_bytes: int,
     ) -> None:
         """Decode a chunk and keep it. size_bytes: that it will have; 0: nobody knows."""
 
-        def make(uses: int) -> Any:
+        def make(_: None) -> Any:
             value = decode()
             if isinstance(value, np.ndarray):
                 value.flags.writeable = False  # several batches are copied from it
             with self._lock:
-                self._add(key, value, uses=uses, taken=taken)
+                add(value)
             return value
 
         with self._lock:
@@ -218,7 +231,8 @@ class DecodedChunks:
             self._busy[key[0]] += 1
         try:
             self._make_room()
-            outcome.run(make, max(1, uses))
+            with self._slots:
+                outcome.run(make, None)
         finally:
             with self._lock:
                 self._reserved_bytes -= size_bytes
@@ -226,12 +240,15 @@ class DecodedChunks:
                 self._busy += Counter()  # forgets those that have none any more
         self._make_room()
 
-    def _add(self, key: Key, value: Any, *, uses: int, taken: int) -> None:
-        size_bytes = int(value.nbytes)
-        self._chunks += 1
-        self._decoded_bytes += size_bytes
-        kept, is_again = self._kept.add(key, value, size_bytes=size_bytes, uses=uses)
-        self._again += is_again
+    def _add(self, key: Key, value: Any, *, uses: int, taken: int, is_view: bool) -> None:
+        if is_view:
+            kept = self._kept.add_view(key, value, uses=uses)
+        else:
+            size_bytes = int(value.nbytes)
+            self._chunks += 1
+            self._decoded_bytes += size_bytes
+            kept, is_again = self._kept.add(key, value, size_bytes=size_bytes, uses=uses)
+            self._again += is_again
         self._used(key, kept, taken)
         self._decoding.pop(key, None)
         if self._closed:
@@ -329,10 +346,17 @@ class ShardChunks:
         uses: int,
         taken: int,
         size_bytes: int = 0,
+        is_view: bool = False,
     ) -> Any:
         """A chunk, as `DecodedChunks.take` has it."""
-        key = (self._shard, chunk)
-        return self._store.take(key, decode, uses=uses, taken=taken, size_bytes=size_bytes)
+        return self._store.take(
+            (self._shard, chunk),
+            decode,
+            uses=uses,
+            taken=taken,
+            size_bytes=size_bytes,
+            is_view=is_view,
+        )
 
     def has(self, chunk: int) -> bool:
         """Whether a chunk is kept."""

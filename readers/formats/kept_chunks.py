@@ -78,7 +78,7 @@ class KeptChunks:
 
     def __init__(self) -> None:
         self._memory: OrderedDict[Key, Kept] = OrderedDict()  # least recently used first
-        self._files: OrderedDict[Key, Kept] = OrderedDict()
+        self._files: OrderedDict[Key, Kept] = OrderedDict()  # those too that look into others' maps
         self._moving: dict[Key, Kept] = {}  # on their way into files
         self._done: OrderedDict[Key, int] = OrderedDict()  # all rows taken, and when
         self._gone: OrderedDict[Key, _Gone] = OrderedDict()
@@ -120,6 +120,12 @@ class KeptChunks:
         kept = Kept(value, gone.size_bytes, uses=gone.uses, left=gone.left)
         del self._lent[key]
         self._add(key, kept)
+        return kept
+
+    def add_view(self, key: Key, value: Any, *, uses: int) -> Kept:
+        """Keep a chunk that takes no memory, as it looks into a map."""
+        kept = self._files[key] = Kept(value, 0, uses=uses, left=uses)
+        self._count(kept.left)
         return kept
 
     def add(self, key: Key, value: Any, *, size_bytes: int, uses: int) -> tuple[Kept, bool]:
@@ -188,7 +194,7 @@ class KeptChunks:
         self._done.pop(key, None)
         if (kept := self._memory.pop(key, None)) is not None:
             self._kept_bytes -= kept.size_bytes
-        elif (kept := self._files.pop(key, None)) is not None and kept.file is not None:
+        elif (kept := self._files.pop(key, None)) is not None and kept.file is not None:  # its own
             self.disk_bytes -= kept.file.size_bytes
             self.waste.append(kept.file)
         if kept is not None:

@@ -27,6 +27,11 @@ class ArrowReader(UnitReader):
         self._fields = np.asarray(shard.extents.fields).tolist()
         super().__init__(shard, self._notes.units)
 
+    def is_plain(self, extent: int) -> bool:
+        """Whether its buffers aren't compressed, and it has no dictionary."""
+        chunk = self._notes.chunks[extent]
+        return not chunk.codec and not chunk.dictionaries
+
     def beside(self, extent: int) -> Sequence[int]:
         """The extents of its dictionary's values."""
         return self._notes.chunks[extent].dictionaries

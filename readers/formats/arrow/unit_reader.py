@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,6 +68,11 @@ class UnitReader(ABC):
     def decode(self, extent: int, type: FieldType, data: Encoded, beside: Sequence[Encoded]) -> Any:
         """A chunk's table (`values.values_table`). beside: of the extents that it needs too. Raises
         ValueError for damage."""
+
+    def is_plain(self, extent: int) -> bool:
+        """Whether a chunk's table looks into its bytes, where these are mapped."""
+        del extent
+        return False
 
     def beside(self, extent: int) -> Sequence[int]:
         """Extents that a chunk is decoded with, such as those of dictionaries."""
@@ -191,10 +197,13 @@ class UnitReader(ABC):
         there is none. there: is told which samples lack the field."""
         units, number = self._unit_of(rows), self._numbers[field]
         may_lack = field in self._units.lacking
-        for unit in np.unique(units).tolist():
+        chunks = {unit: int(self._units.chunks[unit, number]) for unit in np.unique(units).tolist()}
+        unit_of = {chunk: unit for unit, chunk in chunks.items() if chunk != NOT_THERE}
+        order = [unit for unit, chunk in chunks.items() if chunk == NOT_THERE]
+        for unit in chain(order, (unit_of[chunk] for chunk in data.in_order([*unit_of]))):
             here = np.flatnonzero(units == unit)
             local = rows[here] - self._bounds[unit]
-            chunk = int(self._units.chunks[unit, number])
+            chunk = chunks[unit]
             if chunk == NOT_THERE:
                 there[here] = False
                 yield here, local, None
@@ -228,7 +237,13 @@ class UnitReader(ABC):
             return table
 
         try:
-            return data.decoded(chunk, decode, uses=count, taken=taken)
+            return data.decoded(
+                chunk,
+                decode,
+                uses=count,
+                taken=taken,
+                is_view=self.is_plain(chunk) and data.view(chunk) is not None,
+            )
         except ValueError as error:
             from penstock.cache.errors import PenstockError
 

@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import feather
 
 from penstock.cache import DiskCache
 from penstock.pipeline import DataLoader
@@ -171,6 +173,19 @@ def test_bounds_are_shared(root: Path, tmp_path: Path) -> None:
             assert len(both.chunks) == 2
             shared = [store.counts().max_bytes for store in both.chunks]
     assert all(2 * each < 1.5 * whole for each in shared)
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zstd"])
+def test_tables_that_look_into_their_file_take_no_memory(tmp_path: Path, compression: str) -> None:
+    table = pa.table({"x": np.arange(4000, dtype=np.int64)})
+    feather.write_feather(table, str(tmp_path / "a.arrow"), compression=compression, chunksize=500)
+    with Dataset(tmp_path, format="arrow", decoded_bytes=8000) as dataset, loader(dataset) as found:
+        assert sorted(int(x) for batch in found for x in batch["x"]) == [*range(4000)]
+        counts = found.statistics()
+    is_mapped = compression == "uncompressed"
+    assert (counts.chunks_decoded == 0) == is_mapped
+    assert (counts.chunks_memory_bytes == 0) == is_mapped
+    assert (counts.chunks_again == 0) == is_mapped
 
 
 def test_threads_decode_at_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

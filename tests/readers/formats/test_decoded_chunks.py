@@ -300,6 +300,23 @@ def test_room_is_made_before_where_the_size_is_known() -> None:
     assert store.counts().most_memory_bytes == 60
 
 
+def test_what_looks_into_a_map_takes_no_memory() -> None:
+    store = DecodedChunks(max_bytes=100)
+    for number in range(5):
+        for _ in range(2):
+            store.take((0, number), lambda: chunk(1, 60), uses=4, taken=1, is_view=True)
+        store.take((1, number), lambda: chunk(1, 60), uses=4, taken=1)
+    counts = store.counts()
+    assert (counts.chunks, counts.decoded_bytes) == (5, 300)
+    assert counts.memory_bytes == 60
+    assert counts.disk_bytes == 0
+    for number in range(5):
+        store.take((0, number), lambda: chunk(2, 60), uses=4, taken=2, is_view=True)
+    assert len(store._kept) <= 1 + 1
+    store.close()
+    assert len(store._kept) == 0
+
+
 @pytest.fixture
 def cache(tmp_path: Path) -> Iterator[DiskCache]:
     found = DiskCache(tmp_path / "cache", max_bytes="64MiB")

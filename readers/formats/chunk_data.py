@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -22,6 +23,8 @@ from penstock.cache.base.blob import (
     absent_bytes,
 )
 from penstock.cache.errors import CorruptShardError
+from penstock.cache.outcomes import STALL_TIMEOUT_S
+from penstock.readers.formats.arrivals import Arrivals
 from penstock.readers.formats.blob_extents import NOWHERE, BlobExtents
 from penstock.readers.formats.chunk_parts import ChunkParts
 from penstock.readers.formats.extent_files import ExtentFiles
@@ -51,9 +54,10 @@ class ChunkData:
         self._sidecar, self._chunks, self._may_lack = sidecar, chunks, may_lack
         self._extents = sidecar.extents
         self._mode: ReadMode = READ_MODE
-        # Of each extent the chunks that were decoded of it, and in each thread the one that is.
-        self._chunks_of: dict[int, set[int]] = {}
-        self._decoding = threading.local()
+        self._arrivals: Arrivals[BroughtChunkData] = (
+            Arrivals() if chunks is None else chunks.arrivals
+        )
+        self._decoding = threading.local()  # in each thread the chunk that is decoded
 
     def in_mode(self, mode: ReadMode) -> Self:
         """The same bytes, read so: "pread" reads past any map."""
@@ -107,16 +111,13 @@ class ChunkData:
         """Note that extents are read."""
         chunk: int | None = getattr(self._decoding, "chunk", None)
         if chunk is not None:
-            for extent in extents:
-                self._chunks_of.setdefault(extent, set()).add(chunk)
+            self._arrivals.note(extents, chunk)
 
     def is_decoded(self, extent: int) -> bool:
         """Whether all that was ever decoded of an extent is kept, so that it needn't be read."""
-        chunks = self._chunks_of.get(extent)
+        chunks = self._arrivals.chunks(extent)
         return bool(
-            chunks
-            and self._chunks is not None
-            and all(self._chunks.has(chunk) for chunk in tuple(chunks))
+            chunks and self._chunks is not None and all(self._chunks.has(each) for each in chunks)
         )
 
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
@@ -177,28 +178,31 @@ class BlobChunkData(ChunkData):
         ends: Sequence[int] | None = None,
     ) -> ChunkParts | None:
         """What has to be brought before these parts of extents, or whole ones, can be read; None
-        where all of it is here. What is decoded already needn't be."""
-        left = [place for place, extent in enumerate(extents) if not self.is_decoded(extent)]
-        if len(left) < len(extents):
-            extents = [extents[place] for place in left]
-            starts = None if starts is None else [starts[place] for place in left]
-            ends = None if ends is None else [ends[place] for place in left]
+        where all of it is here. What is decoded already needn't be, and what passes and is whole is
+        fetched by one batch for all: `ChunkParts.settle` says what came of it."""
         numbers = np.array(extents, np.int64)
         elsewhere = self._begins[numbers] == NOWHERE
         if not elsewhere.any() and (self._blob.is_whole or not len(numbers)):
             return None
-        return self._parts(numbers, starts, ends)
+        first = np.zeros(len(numbers), np.int64) if starts is None else np.array(starts, np.int64)
+        last = self._extents.sizes[numbers] if ends is None else np.array(ends, np.int64)
+        left = np.array([not self.is_decoded(extent) for extent in extents], np.bool_)
+        numbers, first, last, elsewhere = (x[left] for x in (numbers, first, last, elsewhere))
+        passing = elsewhere | (not self._blob.is_cached)
+        shared = passing & (first == 0) & (last == self._extents.sizes[numbers])
+        mine, others = self._arrivals.claim(dict.fromkeys(numbers[shared].tolist()))
+        own = np.array([extent not in others for extent in numbers.tolist()], np.bool_)
+        parts = self._parts(numbers[own], first[own], last[own])
+        return replace(parts, claimed=mine, others=others)
 
     def _parts(
         self,
         numbers: np.ndarray[tuple[int], np.dtype[np.int64]],
-        starts: Sequence[int] | None,
-        ends: Sequence[int] | None,
+        first: np.ndarray[tuple[int], np.dtype[np.int64]],
+        last: np.ndarray[tuple[int], np.dtype[np.int64]],
     ) -> ChunkParts:
         """Parts of extents as parts of the blob and of what lies beside it."""
         sizes = self._extents.sizes[numbers]
-        first = np.zeros(len(numbers), np.int64) if starts is None else np.array(starts, np.int64)
-        last = sizes if ends is None else np.array(ends, np.int64)
         blobs, begins = [self._blob], self._begins
         if (begins[numbers] == NOWHERE).any():
             others = BlobExtents.of(self._sidecar, numbers[begins[numbers] == NOWHERE].tolist())
@@ -233,7 +237,7 @@ class BlobChunkData(ChunkData):
         if not len(extents):
             return []
         self._note(extents)
-        parts = self._parts(np.array(extents, np.int64), starts, ends)
+        parts = self._parts(*(np.array(each, np.int64) for each in (extents, starts, ends)))
         data = self._remote.load(parts.spans(), mode=self._mode)
         return self.brought(parts, data).read_parts(extents, starts, ends)
 
@@ -285,7 +289,7 @@ class BroughtChunkData(ChunkData):
     def __init__(self, base: BlobChunkData, parts: ChunkParts, data: Sequence[Encoded]) -> None:
         super().__init__(base._sidecar, base._chunks, may_lack=base._may_lack)
         self._base, self._parts, self._data = base, parts, data
-        self._chunks_of, self._decoding = base._chunks_of, base._decoding
+        self._arrivals, self._decoding = base._arrivals, base._decoding
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]
@@ -294,6 +298,9 @@ class BroughtChunkData(ChunkData):
         self._note(extents)
         rows = list(zip(extents, starts, ends, strict=True))
         found = [self._find(*row) for row in rows]
+        for place, row in enumerate(rows):
+            if found[place] is None:
+                found[place] = self._await(*row)
         missing = [place for place, one in enumerate(found) if one is None]
         if missing:
             some = [rows[place] for place in missing]
@@ -311,6 +318,12 @@ class BroughtChunkData(ChunkData):
         if start == end:
             return _NOTHING
         return self._parts.find(self._data, extent, start, end)
+
+    def _await(self, extent: int, start: int, end: int) -> Encoded | None:
+        """Bytes that another batch fetches; None where it doesn't."""
+        coming = self._parts.others.get(extent)
+        holder = None if coming is None else coming.wait(STALL_TIMEOUT_S)
+        return None if holder is None else holder._find(extent, start, end)
 
     def view(self, extent: int) -> Encoded | None:
         """What was brought, or a view of the blob."""

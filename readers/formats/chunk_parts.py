@@ -6,7 +6,7 @@ many cold shards waits for the remote about once.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,11 +14,13 @@ import numpy as np
 from penstock.cache.base.blob import BlobSpans
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import Blob
+    from penstock.readers.formats.arrivals import Coming
+    from penstock.readers.formats.chunk_data import BroughtChunkData
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
@@ -30,7 +32,8 @@ class ChunkParts:
 
     blobs: one or two, which lie end to end here; starts, ends: bytes of them that are wanted,
     ascending, none touching another, int64, shape (parts,); cut: how many of them are of the first.
-    begins: of each extent its first byte here, below 0 where nothing of it is wanted.
+    begins: of each extent its first byte here, below 0 where nothing of it is wanted. claimed: the
+    extents that other batches wait for; others: those that others fetch.
     """
 
     blobs: Sequence[Blob]
@@ -38,6 +41,8 @@ class ChunkParts:
     ends: Ints
     cut: int
     begins: Ints
+    claimed: Mapping[int, Coming[BroughtChunkData]] = field(default_factory=dict)
+    others: Mapping[int, Coming[BroughtChunkData]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, blobs: Sequence[Blob], begins: Ints, starts: Ints, ends: Ints) -> ChunkParts:
@@ -54,6 +59,12 @@ class ChunkParts:
         return cls(
             blobs=blobs, starts=merged, ends=reach[last[: len(first)]], cut=cut, begins=begins
         )
+
+    def settle(self, holder: BroughtChunkData | None) -> None:
+        """Tell who waits for what was claimed. holder: who has it; None: it doesn't come, unless it
+        has."""
+        for coming in self.claimed.values():
+            coming.settle(holder)
 
     def spans(self) -> list[BlobSpans]:
         """What to load, of each blob."""

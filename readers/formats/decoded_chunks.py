@@ -20,6 +20,7 @@ from penstock.cache.base.limits import available_memory_bytes, usable_cores
 from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import StalledError
 from penstock.cache.outcomes import STALL_TIMEOUT_S, Outcome
+from penstock.readers.formats.arrivals import Arrivals
 from penstock.readers.formats.decoded_counts import DecodedCounts
 from penstock.readers.formats.kept_chunks import KeptChunks
 
@@ -85,6 +86,7 @@ class DecodedChunks:
         self._slots = threading.BoundedSemaphore(max(LEAST_DECODERS, 2 * usable_cores()))
         self._turns = 0
         self._closed = self._was_told = False
+        self._arrivals: dict[int, Arrivals[Any]] = {}
 
     @property
     def max_bytes(self) -> int:
@@ -111,6 +113,11 @@ class DecodedChunks:
     def file_room_bytes(self) -> int:
         """What files may take beside memory; 0 where there is no cache folder."""
         return 0 if self._files is None else self._files.room_bytes()
+
+    def arrivals(self, shard: int) -> Arrivals[Any]:
+        """What was fetched of one shard."""
+        with self._lock:
+            return self._arrivals.setdefault(shard, Arrivals())
 
     def of(self, shard: int) -> ShardChunks:
         """The chunks of one shard."""
@@ -337,6 +344,11 @@ class ShardChunks:
 
     def __init__(self, store: DecodedChunks, shard: int) -> None:
         self._store, self._shard = store, shard
+
+    @property
+    def arrivals(self) -> Arrivals[Any]:
+        """What was fetched of the shard, whoever has it open."""
+        return self._store.arrivals(self._shard)
 
     def take(
         self,

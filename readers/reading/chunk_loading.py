@@ -65,22 +65,26 @@ def _brought(
     """By one load for all shards."""
     ready = list(shards)
     wanted: list[tuple[int, BlobChunkData, ChunkParts]] = []
-    for place, (shard, a, b) in enumerate(zip(ready, visit.bounds, visit.bounds[1:], strict=False)):
-        if not isinstance(shard, ChunkBlob) or not isinstance(shard.data, BlobChunkData):
-            continue
-        parts = _parts(shard, shard.data, visit.rows[a:b], fields, crops[place])
-        if parts is not None:
-            wanted.append((place, shard.data, parts))
-    if not wanted:
-        return ready
-    spans = [span for _, _, parts in wanted for span in parts.spans()]
-    found = iter(remote.load(spans, mode=mode))
-    for place, data, parts in wanted:
-        mine = [next(found) for _ in parts.blobs]
-        shard = ready[place]
-        assert isinstance(shard, ChunkBlob)
-        with contextlib.suppress(CorruptShardError):  # who reads it hears of it
-            ready[place] = shard.reading(data.brought(parts, mine))
+    bounds = zip(ready, visit.bounds, visit.bounds[1:], strict=False)
+    try:
+        for place, (shard, a, b) in enumerate(bounds):
+            if isinstance(shard, ChunkBlob) and isinstance(shard.data, BlobChunkData):
+                parts = _parts(shard, shard.data, visit.rows[a:b], fields, crops[place])
+                if parts is not None:
+                    wanted.append((place, shard.data, parts))
+        spans = [span for _, _, parts in wanted for span in parts.spans()]
+        found = iter(remote.load(spans, mode=mode) if spans else ())
+        for place, data, parts in wanted:
+            mine = [next(found) for _ in parts.blobs]
+            shard = ready[place]
+            assert isinstance(shard, ChunkBlob)
+            with contextlib.suppress(CorruptShardError):  # who reads it hears of it
+                brought = data.brought(parts, mine)
+                parts.settle(brought)
+                ready[place] = shard.reading(brought)
+    finally:
+        for _, _, parts in wanted:
+            parts.settle(None)
     return ready
 
 

@@ -1,0 +1,51 @@
+"""What a loader fetches of remote chunks: what its plan needs, whatever is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock import DataLoader, Dataset
+from penstock.cache import DiskCache
+from tests.readers.formats import blocks
+from tests.servers import serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+UNITS = tuple((400, 300, 500, 350) for _ in range(4))  # 8 shards, two of each file
+ROWS = sum(map(sum, UNITS))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    root = blocks.write(tmp_path_factory.mktemp("chunks") / "set", UNITS)
+    with serving(root) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(blocks.Blocks, "reader", blocks.ByParts)
+    yield from blocks.install(monkeypatch)
+
+
+@pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+@pytest.mark.parametrize("fields", [("y",), ("x",), blocks.FIELDS])
+@pytest.mark.parametrize("max_bytes", [2**26, 12_500, None])
+def test_a_cold_epoch_fetches_each_byte_of_the_fields_once(
+    server: Any, tmp_path: Path, fields: tuple[str, ...], max_bytes: int | None
+) -> None:
+    cache = DiskCache(tmp_path / "cache", max_bytes=max_bytes) if max_bytes else None
+    with Dataset(server.url, fields=(*fields, "id"), cache=cache) as dataset:
+        wanted = int(dataset.index.shard_bytes.sum())
+        assert wanted == int(dataset.index.manifest.bytes_of(fields).sum())
+        before = server.bytes_sent
+        with DataLoader(
+            dataset, batch_size=64, shuffle=True, seed=3, as_dict=True, drop_last=False
+        ) as loader:
+            seen = [i for batch in loader for i in batch["id"].tolist()]
+        assert sorted(seen) == list(range(ROWS))
+        assert server.bytes_sent - before <= 1.05 * wanted

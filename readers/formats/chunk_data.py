@@ -76,6 +76,14 @@ class ChunkData:
         """Parts of extents."""
         raise NotImplementedError
 
+    def read_into(
+        self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
+    ) -> None:
+        """Parts of extents, copied into their slots."""
+        ends = [start + len(slot) for start, slot in zip(starts, slots, strict=True)]
+        for slot, data in zip(slots, self.read_parts(extents, starts, ends), strict=True):
+            slot[:] = data
+
     def view(self, extent: int) -> Encoded | None:
         """A view of an extent."""
         raise NotImplementedError
@@ -139,6 +147,12 @@ class LocalChunkData(ChunkData):
     ) -> list[Encoded]:
         """Parts of extents, each file opened once."""
         return self._files.read(extents, starts, ends)
+
+    def read_into(
+        self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
+    ) -> None:
+        """Parts of extents, read straight into their slots."""
+        self._files.read_into(extents, starts, slots)
 
     def view(self, extent: int) -> Encoded | None:
         """A view of a map."""

@@ -63,6 +63,12 @@ class ShardData(Protocol):
     ) -> list[Encoded]:
         """Bytes [start, end) of extents, counted from the extent's first, all at once."""
 
+    def read_into(
+        self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
+    ) -> None:
+        """Read parts of extents, counted as for read_parts, into slots of their sizes: large ones,
+        as each takes a read of its own."""
+
     def view(self, extent: int) -> Encoded | None:
         """A read-only view of an extent that lies on the local disk, mapped; None where it doesn't,
         or where a map isn't wanted: read it then."""

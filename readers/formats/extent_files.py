@@ -57,7 +57,8 @@ class ExtentFiles:
             for place in order:
                 if names[place] != now:
                     self._read(fd, now, run, begins, stops, found)
-                    fd, now, run = self._reopened(fd, names[place]), names[place], []
+                    before, fd = fd, -1  # it is closed, whatever comes
+                    fd, now, run = self._reopened(before, names[place]), names[place], []
                 elif run and begins[place] > max(stops[at] for at in run[-1:]):
                     self._read(fd, now, run, begins, stops, found)
                     run = []
@@ -67,6 +68,38 @@ class ExtentFiles:
             if fd >= 0:
                 os.close(fd)
         return found
+
+    def read_into(
+        self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]
+    ) -> None:
+        """Parts of extents, each by one read into its slot. Raises as read does, and
+        IndexChangedError for a file that may lack."""
+        numbers = np.array(extents, np.int64)
+        files = self._extents.files[numbers].tolist()
+        begins = (self._extents.starts[numbers] + np.array(starts, np.int64)).tolist()
+        fd, now = -1, -1
+        try:
+            for place in np.lexsort((begins, files)).tolist():
+                file, slot = files[place], slots[place]
+                if file != now:
+                    before, fd = fd, -1
+                    fd, now = self._reopened(before, file), file
+                self._fill(fd, file, begins[place], slot)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+
+    def _fill(self, fd: int, file: int, begin: int, into: Encoded) -> None:
+        """Fill an array from a byte of a file on."""
+        name = self._files.names[file]
+        if fd < 0:
+            raise changed(name, "it is gone")
+        try:
+            got = read_up_to(fd, into, begin)
+        except OSError as error:
+            raise unreadable(name, error) from error
+        if got < len(into):
+            raise changed(name, f"it had {begin + len(into)} bytes or more and has {begin + got}")
 
     def _reopened(self, fd: int, file: int) -> int:
         """The next file's descriptor, -1 where it may lack and isn't there; closes the one
@@ -96,13 +129,7 @@ class ExtentFiles:
             return
         begin, stop = begins[run[0]], max(stops[place] for place in run)
         data = np.empty(stop - begin, np.uint8)
-        name = self._files.names[file]
-        try:
-            got = read_up_to(fd, data, begin)
-        except OSError as error:
-            raise unreadable(name, error) from error
-        if got < len(data):
-            raise changed(name, f"it had {begin + len(data)} bytes or more and has {begin + got}")
+        self._fill(fd, file, begin, data)
         data.flags.writeable = False
         for place in run:
             found[place] = data[begins[place] - begin : stops[place] - begin]

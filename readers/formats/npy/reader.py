@@ -264,6 +264,10 @@ class NpyReader:
         """Read the bytes of each sample's part, all at once, and copy them into their slots."""
         ranges = _Ranges(slab, lengths)
         begins, ends = ranges.of(starts)
+        if ranges.are_large and slab.codec.dtype == out.dtype and out.flags.c_contiguous:
+            slots = [out[place].reshape(-1).view(np.uint8) for place in places.tolist()]
+            data.read_into([extent] * len(begins), begins, slots)
+            return
         found = iter(data.read_parts([extent] * len(begins), begins, ends))
         for place in places.tolist():
             ranges.copy(found, out[place])
@@ -373,6 +377,12 @@ class _Ranges:
             steps = np.indices(self._lengths[: self._axis]).reshape(self._axis, -1)
             self._offsets = self._strides[: self._axis] @ steps
         self._inner = self._lengths[self._axis :], tuple(strides[self._axis :])
+
+    @property
+    def are_large(self) -> bool:
+        """Whether each part is one range of nothing else, and worth a read of its own."""
+        size_bytes = self._runs(len(self._lengths)) * self._dtype.itemsize
+        return not self._axis and self._run_bytes == size_bytes >= _RUN_BYTES
 
     def _runs(self, axis: int) -> int:
         return math.prod(self._lengths[:axis])

@@ -1,0 +1,94 @@
+"""Parts of arrays that are worth a read of their own: straight into their places."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from penstock.cache.errors import IndexChangedError
+from penstock.readers import Dataset
+from penstock.readers.formats import extent_files
+from penstock.readers.formats.npy import reader
+from tests.readers.formats.npy.arrays import check_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+X = np.random.default_rng(5).normal(size=(80, 3, 5)).astype("f4")
+
+
+@pytest.fixture(autouse=True)
+def sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Each part is large. What is read into slots, in bytes."""
+    monkeypatch.setattr(reader, "_RUN_BYTES", 1)
+    told: list[int] = []
+    read_into = extent_files.ExtentFiles.read_into
+
+    def counted(self: Any, extents: Any, starts: Any, slots: Any) -> None:
+        told.extend(len(slot) for slot in slots)
+        read_into(self, extents, starts, slots)
+
+    monkeypatch.setattr(extent_files.ExtentFiles, "read_into", counted)
+    return told
+
+
+def write(root: Path) -> None:
+    for number, array in enumerate(X):
+        np.save(root / f"{number:03}.npy", array)
+
+
+def test_files_are_read_into_their_slots(
+    root: Path, opened: Callable[..., Dataset], sizes: list[int], request: pytest.FixtureRequest
+) -> None:
+    write(root)
+    check_rows(opened("*.npy", sample="file"), {"array": X})
+    is_local = "local" in request.node.name
+    assert sizes == ([X[0].nbytes] * 81 if is_local else [])
+
+
+def test_windows_of_one_file_too(root: Path, sizes: list[int]) -> None:
+    np.save(root / "x.npy", X)
+    with Dataset(root / "x.npy", sample=(4,), stride=(4,)) as dataset:
+        rows = dataset.rows(np.array([7, 0, 19]))
+        found = dataset.read(rows, mode="pread").columns["array"].values
+    np.testing.assert_array_equal(found, X.reshape(20, 4, 3, 5)[[7, 0, 19]])
+    assert sizes == [4 * X[0].nbytes] * 3
+
+
+def test_what_isnt_one_range_or_of_another_byte_order_is_copied(
+    root: Path, sizes: list[int]
+) -> None:
+    np.save(root / "x.npy", X)
+    np.save(root / "y.npy", X.astype(">f4"))
+    with Dataset(root / "x.npy", sample=(4, None, 2), stride=(4, None, 2)) as dataset:
+        rows = dataset.rows(np.array([2]))
+        found = dataset.read(rows, mode="pread").columns["array"].values
+    wanted = np.lib.stride_tricks.sliding_window_view(X, (4, 3, 2))[::4, :, ::2].reshape(
+        -1, 4, 3, 2
+    )
+    np.testing.assert_array_equal(found[0], wanted[2])
+    with Dataset(root / "y.npy") as dataset:
+        found = dataset.read(dataset.rows(np.array([9])), mode="pread").columns["array"].values
+        np.testing.assert_array_equal(found[0], X[9])
+    assert not sizes
+
+
+@pytest.mark.parametrize("run_bytes", [1, 2**40])
+def test_files_that_went_or_shrank_are_named(
+    root: Path, run_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_RUN_BYTES", run_bytes)
+    write(root)
+    with Dataset(root / "*.npy", sample="file") as dataset:
+        rows = dataset.rows(np.arange(80))
+        (root / "041.npy").unlink()
+        with pytest.raises(IndexChangedError, match=r"041\.npy"):
+            dataset.read(rows)
+        np.save(root / "041.npy", X[41][:2])
+        with pytest.raises(IndexChangedError, match=r"041\.npy"):
+            dataset.read(rows)
+        np.save(root / "041.npy", X[41])
+        np.testing.assert_array_equal(dataset.read(rows).columns["array"].values, X)

@@ -168,6 +168,20 @@ def _arrow(*, compression: str | None) -> Callable[[Path], str]:
     return write
 
 
+def _write_npy(root: Path) -> str:
+    np.save(root / "movie.npy", movie())
+    return "movie.npy"
+
+
+def _npz(*, is_compressed: bool) -> Callable[[Path], str]:
+    def write(root: Path) -> str:
+        save = np.savez_compressed if is_compressed else np.savez
+        save(root / "set.npz", **{name: column(name) for name in row(0)})
+        return "set.npz"
+
+    return write
+
+
 SETS: dict[str, ChunkSet] = {
     "zarr 2": ChunkSet(write=_zarr(2), wanted=row),
     "zarr 3": ChunkSet(write=_zarr(3), wanted=row),
@@ -178,6 +192,17 @@ SETS: dict[str, ChunkSet] = {
         count=_TIMES * _BANDS,
         options={"sample": WINDOW, "stride": STRIDE},
     ),
+    "npy": ChunkSet(
+        write=_write_npy, wanted=lambda number: {"array": movie()[number]}, count=FRAMES
+    ),
+    "npy windows": ChunkSet(
+        write=_write_npy,
+        wanted=_window,
+        count=_TIMES * _BANDS,
+        options={"sample": WINDOW, "stride": STRIDE},
+    ),
+    "npz": ChunkSet(write=_npz(is_compressed=False), wanted=row),
+    "npz deflated": ChunkSet(write=_npz(is_compressed=True), wanted=row),
     "parquet": ChunkSet(write=_write_parquet, wanted=record),
     "arrow": ChunkSet(write=_arrow(compression=None), wanted=record),
     "arrow zstd": ChunkSet(write=_arrow(compression="zstd"), wanted=record),

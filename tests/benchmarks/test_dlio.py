@@ -165,7 +165,9 @@ def test_a_tiny_run_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["penstock", "torch", "floor"])
-@pytest.mark.parametrize(("kind", "work"), [("npy", "arrays"), ("parquet", "columns")])
+@pytest.mark.parametrize(
+    ("kind", "work"), [("npy", "arrays"), ("npz", "arrays"), ("parquet", "columns")]
+)
 def test_every_loader_reads_arrays(
     name: LoaderName, kind: Kind, work: Work, tmp_path: Path
 ) -> None:

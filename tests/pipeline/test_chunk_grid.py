@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 GLOBAL_BATCH = 8
-PART_MODULES = ("parts", "arrow.cutting", "zarr.format", "tokens.listing")
+PART_MODULES = ("parts", "arrow.cutting", "npy.shards", "zarr.format", "tokens.listing")
 
 pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
 
@@ -70,7 +70,7 @@ def id_of(sample: dict[str, Any]) -> int:
 def test_every_value_is_the_one_that_was_written(name: str, written: dict[str, Path]) -> None:
     each = SETS[name]
     with opened(name, written[name]) as dataset:
-        assert len(dataset.index.sizes) >= 2
+        assert len(dataset.index.sizes) >= 2 or name == "npz deflated"  # that is one chunk
         samples = [sample for batch in epoch(dataset) for sample in batch]
     assert sorted(map(id_of, samples)) == list(range(each.count))
     for sample in samples:

@@ -47,6 +47,7 @@ _PAPERS = frozenset(
 )
 _LISTS = frozenset(("csv", "tsv", "jsonl", "ndjson"))
 _READ = frozenset(("npy", "txt", "caption"))
+_OWN = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
 _TEXT = frozenset(("txt", "caption"))
 _SIDES = frozenset(("left", "right"))
 _ANYWAY = ' If they are classes all the same, say so: schema={"label": ClassLabel()}.'
@@ -70,6 +71,8 @@ def remedy_for(name: bytes) -> str:
     kind = _DATA.get(found)
     if found in _LISTS:
         return "A table of files is given as manifest=, and the folder of its files as the URL."
+    if found in _OWN:
+        return f'Say what it is: format="{_OWN[found]}".'
     if found in _READ:
         return ""
     return f"This is {kind}, which isn't read yet. {REMEDY}" if kind else ""
@@ -141,6 +144,8 @@ def _table(names: Sequence[bytes]) -> bytes | None:
 
 
 def _read_table(table: bytes) -> str:
+    if extension(table) == "parquet":
+        return 'If the rows of the tables are the samples, say so: format="parquet". '
     if extension(table) not in _LISTS:
         return f"The table isn't read. {REMEDY} "
     return (

@@ -30,10 +30,11 @@ class ArrowIndexing:
         from penstock.readers.formats.arrow.listing import ArrowListing
         from penstock.readers.formats.folder.listing import list_folder
 
+        if origin.selection is not None:  # in the order in which they are named
+            return ArrowListing(origin, origin.top(bool).entries, ())
         found = list_folder(origin)
-        is_named = origin.selection is not None
-        files = [e for e in found.files if is_named or extension(e.name) in EXTENSIONS]
-        return ArrowListing(origin, found, files)
+        files = [entry for entry in found.files if extension(entry.name) in EXTENSIONS]
+        return ArrowListing(origin, files, found.quarantined)
 
     def is_current(
         self, origin: Origin, snapshot: Snapshot, listing: Callable[[], Listing]

@@ -26,14 +26,14 @@ from penstock.readers.formats.file_parts import read_parts
 from penstock.readers.formats.format import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arrow.choice import FieldChoice
     from penstock.readers.formats.arrow.tails import ArrowFile
     from penstock.readers.formats.arrow.types import ArrowColumn
-    from penstock.readers.formats.folder.listing import FolderListing
     from penstock.readers.origin.origin import Entry, Origin
+    from penstock.readers.origin.quarantine import QuarantineEntry
 
 _log = logging.getLogger("penstock")
 _ROWS, _MOST_BYTES = 16, 2**28
@@ -42,8 +42,10 @@ _ROWS, _MOST_BYTES = 16, 2**28
 class ArrowListing:
     """The Arrow files of a dataset, by name; nothing of them was read."""
 
-    def __init__(self, origin: Origin, listing: FolderListing, files: list[Entry]) -> None:
-        self._origin, self._listing, self._files = origin, listing, files
+    def __init__(
+        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
+    ) -> None:
+        self._origin, self._files, self._quarantined = origin, files, quarantined
 
     def snapshot(self) -> Snapshot:
         """What an index notes of the files."""
@@ -98,9 +100,7 @@ class ArrowListing:
             raise DatasetNotFoundError(
                 f"{self._origin.url}: its {len(self._files)} Arrow files have no rows."
             )
-        return replace(
-            Candidates.of_chunks(schema, found), quarantined=list(self._listing.quarantined)
-        )
+        return replace(Candidates.of_chunks(schema, found), quarantined=list(self._quarantined))
 
     def _columns(
         self, entry: Entry, file: ArrowFile, columns: dict[str, ArrowColumn], choice: FieldChoice

@@ -17,13 +17,13 @@ from penstock.readers.formats.parquet.footers import read_footers, refused
 from penstock.readers.formats.parquet.shards import Shards
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arrow.choice import FieldChoice
-    from penstock.readers.formats.folder.listing import FolderListing
     from penstock.readers.formats.parquet.footer import Footer
     from penstock.readers.origin.origin import Entry, Origin
+    from penstock.readers.origin.quarantine import QuarantineEntry
 
 _MAX_FIELDS = 4096
 _SHOWN = 5
@@ -32,8 +32,10 @@ _SHOWN = 5
 class ParquetListing:
     """The Parquet files of a dataset, by name; nothing of them was read."""
 
-    def __init__(self, origin: Origin, listing: FolderListing, files: list[Entry]) -> None:
-        self._origin, self._listing, self._files = origin, listing, files
+    def __init__(
+        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
+    ) -> None:
+        self._origin, self._files, self._quarantined = origin, files, quarantined
 
     def snapshot(self) -> Snapshot:
         """What an index notes of the files."""
@@ -80,9 +82,7 @@ class ParquetListing:
             raise DatasetNotFoundError(
                 f"{self._origin.url}: its {len(self._files)} Parquet files have no rows."
             )
-        return replace(
-            Candidates.of_chunks(schema, found), quarantined=list(self._listing.quarantined)
-        )
+        return replace(Candidates.of_chunks(schema, found), quarantined=list(self._quarantined))
 
     def _schema(self, choice: FieldChoice, footers: list[Footer], fields: FileFields) -> Schema:
         """The settled types. Of binary columns of which nothing is said the first values are looked

@@ -8,6 +8,7 @@ files they lie in.
 
 from __future__ import annotations
 
+import ctypes
 import time
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 _MOST_MAPS = 2**12
 _MOST_BYTES = 2**20  # of a row: larger ones had better be read by several threads
 _MOST_SPAN = 2**62
+_LARGE_BYTES = (
+    2**13
+)  # of a row: a call each costs less than the copy that an index expression makes
 
 
 class _Noted(NamedTuple):
@@ -62,19 +66,21 @@ class PlainRows:
         if self._is_off or not len(rows):
             return None
         began = time.perf_counter()
-        raw = self._take(rows)
-        if raw is None:
+        addresses = self._addresses(rows)
+        plain = self._plain
+        if addresses is None or plain is None:
             return None
         ids = self._index.starts[rows[:, 0]] + rows[:, 1]
         parts = []
         for a, b in pairwise(bounds):
             out = blocks.array((b - a, *self._form.fixed_shape), self._form.dtype)
-            np.copyto(out, raw[a:b], casting="unsafe")
+            if not _gather(addresses[a:b], plain, out):
+                return None
             parts.append(
                 SampleBatch(
                     ids=ids[a:b].copy() if len(bounds) > 2 else ids,
                     columns={self._name: DenseColumn(out)},
-                    bytes_read=raw[a:b].nbytes,
+                    bytes_read=(b - a) * plain.row_bytes,
                 )
             )
         seconds = time.perf_counter() - began
@@ -90,8 +96,8 @@ class PlainRows:
     def _nothing(self) -> _Noted:
         return _Noted(np.zeros(len(self._index.sizes), np.int64), {})
 
-    def _take(self, rows: Ints) -> NDArray[Any] | None:
-        """The rows as they are stored, in memory of their own."""
+    def _addresses(self, rows: Ints) -> Ints | None:
+        """Where rows begin in this process's memory."""
         noted = self._noted
         begins = noted.starts[rows[:, 0]]
         if not begins.all():
@@ -101,12 +107,10 @@ class PlainRows:
             begins = noted.starts[rows[:, 0]]
         plain = self._plain
         assert plain is not None
-        addresses = begins + rows[:, 1] * plain.stride_bytes
+        addresses: Ints = begins + rows[:, 1] * plain.stride_bytes
         if self._advice.is_on:
             advise_willneed(addresses, addresses + plain.row_bytes)
-        found = _gathered(addresses, plain.row_bytes)
-        raw = found.view(plain.dtype).reshape(len(rows), *self._form.fixed_shape)
-        return raw if plain.fits(raw) else None
+        return addresses
 
     def _note(self, shards: Ints, noted: _Noted) -> _Noted:
         """Note where the rows of these shards begin; of many others that is forgotten."""
@@ -153,11 +157,32 @@ class _Memory:
         }
 
 
-def _gathered(addresses: Ints, row_bytes: int) -> NDArray[Any]:
-    """Copies of the bytes at some addresses, uint8 end to end: memory that is known to be there."""
+def _gather(addresses: Ints, plain: Plain, out: NDArray[Any]) -> bool:
+    """Copy the rows that begin there into out, which is contiguous; False where some are bad."""
+    if not len(addresses):
+        return True
+    if plain.dtype == out.dtype:
+        _copy(addresses, plain.row_bytes, out)
+        return plain.fits(out)
+    raw = np.empty(out.shape, plain.dtype)
+    _copy(addresses, plain.row_bytes, raw)
+    np.copyto(out, raw, casting="unsafe")
+    return plain.fits(raw)
+
+
+def _copy(addresses: Ints, row_bytes: int, out: NDArray[Any]) -> None:
+    """Copy the bytes at some addresses: memory that is known to be there."""
+    if row_bytes >= _LARGE_BYTES:
+        into = out.ctypes.data
+        for address in addresses.tolist():
+            ctypes.memmove(into, address, row_bytes)
+            into += row_bytes
+        return
+    rows = out.reshape(len(addresses), -1).view(f"V{row_bytes}")[:, 0]
     low = int(addresses.min())
     span = int(addresses.max()) - low + 1
     if span * row_bytes < _MOST_SPAN:
-        return np.asarray(_Memory(low, span, row_bytes))[addresses - low].view(np.uint8)
-    found = [np.asarray(_Memory(each, 1, row_bytes)) for each in addresses.tolist()]
-    return np.concatenate(found).view(np.uint8)
+        rows[:] = np.asarray(_Memory(low, span, row_bytes))[addresses - low]
+        return
+    for place, address in enumerate(addresses.tolist()):
+        rows[place] = np.asarray(_Memory(address, 1, row_bytes))[0]

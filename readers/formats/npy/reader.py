@@ -97,13 +97,10 @@ class NpyReader:
         """Where samples lie that are runs of whole rows of one mapped array."""
         number = self._fields.index(field)
         slab, windows = self._pieces[0].slabs[number], self._pieces[0].slabs[number].windows
-        form = array_form(self._types[field])
-        dtype = number_dtype(self._types[field]) if form is None else form.dtype
         if (
             len(self._pieces) > 1
             or slab.packed is not None
             or slab.codec.is_fortran
-            or slab.codec.dtype != dtype
             or windows.repeat > 1
             or windows.window[1:] != windows.shape[1:]
             or (view := data.view(number)) is None

@@ -47,7 +47,9 @@ _log = logging.getLogger("penstock")
 TOKENS, DOCUMENT, POSITION = "tokens", "document", "position"
 """The fields of a sample; the last two where documents are known."""
 
-_SHARDS, _MOST_BYTES = 2048, 2**30
+# Shards grow with the dataset so that a few thousand sidecars tell all; those with documents less
+# far, as an open one holds some 50 bytes for each.
+_SHARDS, _MOST_BYTES, _MOST_BYTES_OF_DOCUMENTS = 2048, 2**30, 2**27
 _MAX_PACKED = 2**24
 
 
@@ -95,7 +97,9 @@ class TokenListing:
         files = list(ordered(look, self._pairs, workers=workers, ahead=workers + 2, name="list"))
         self._check_dtypes(files)
         total = sum(file.entry.size_bytes for file in files)
-        target = min(_MOST_BYTES, max(PART_BYTES, total // _SHARDS))
+        has_documents = self._pairs[0].idx is not None
+        most = _MOST_BYTES_OF_DOCUMENTS if has_documents else _MOST_BYTES
+        target = min(most, max(PART_BYTES, total // _SHARDS))
         shards, first, left = list[ChunkedShard](), 0, 0
         for file in files:
             mine, rest = self._shards(file, target=target, first_document=first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -104,9 +105,6 @@ class _Stream(_Reader):
         super().__init__(notes, shard)
         if sequences(self._count, notes.cut) != shard.samples:
             raise ValueError("its sequences aren't those of its tokens")
-        # First token of each document, counted from the shard's first.
-        ends = np.cumsum(notes.lengths, dtype=np.int64)
-        self._begins = ends - notes.lengths
 
     def _wanted(self, rows: Ints) -> tuple[Ints, Ints]:
         cut = self._notes.cut
@@ -157,6 +155,12 @@ class _Stream(_Reader):
             dtype=self._dtype,
             below=self._notes.vocabulary if self._is_checked else None,
         )
+
+    @cached_property
+    def _begins(self) -> Ints:
+        """First token of each document, counted from the shard's first."""
+        begins: Ints = np.cumsum(self._notes.lengths, dtype=np.int64) - self._notes.lengths
+        return begins
 
     def _beside(self, field: str, starts: Ints, length: int) -> Ints:
         """Of each token its document's number among all, or its place in that."""

@@ -302,3 +302,28 @@ def test_tokens_are_handed_out_as_the_schema_says(tmp_path: Path) -> None:
         (first,) = next(iter(loader))
     assert first.dtype == torch.int32
     assert first.reshape(-1).tolist() == files[0][: 5 * LENGTH].tolist()
+
+
+def test_a_remote_corpus_is_fetched_once_and_not_more_than_it_is(tmp_path: Path) -> None:
+    (tmp_path / "set").mkdir()
+    corpus = draw_documents(400, mean=5.0)
+    write_megatron(tmp_path / "set" / "a", corpus)
+    memory, folder = fsspec.filesystem("memory"), f"/counted-{tmp_path.name}"
+    for path in (tmp_path / "set").iterdir():
+        memory.pipe(f"{folder}/{path.name}", path.read_bytes())
+    wanted, index_bytes = sum(map(len, corpus)) * 2, len(memory.cat(f"{folder}/a.idx"))
+    fetched = []
+    for _ in range(2):
+        with (
+            Dataset(
+                f"memory:/{folder}", documents="pack", sample=(64,), cache=tmp_path / "cache"
+            ) as dataset,
+            DataLoader(dataset, 8, shuffle=True, seed=1) as loader,
+        ):
+            for epoch in range(2):
+                count = sum(int((document >= 0).sum()) for _, document, _ in loader)
+                assert count == wanted // 2, epoch
+            fetched.append(dataset.bytes_fetched)
+    assert wanted <= fetched[0] <= 1.05 * wanted + index_bytes
+    assert fetched[1] == 0
+    memory.rm(folder, recursive=True)

@@ -158,7 +158,7 @@ def _front(operations: Any, of: str | None, is_early: Early) -> tuple[list[Map],
     for late in operations[count:]:
         if is_early(late, of):
             _check_untouched(late, of, maps)
-    others = (*operations[:early], *operations[count:])
+    others = operations[count:] if not early else (*operations[:early], *operations[count:])
     return maps, (others or None) if maps else operations
 
 

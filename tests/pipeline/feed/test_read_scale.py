@@ -109,8 +109,10 @@ def test_a_long_loop_takes_its_memory_from_a_few_blocks(
                     if len(kept) < 3:  # what a user keeps is never used again
                         kept.append(values[1])
         batches = 10 * (SAMPLES // 2)
-        # Read, waiting, in the loop's hands, and kept.
-        assert len(made) <= 2 + read_ahead.READ_AHEAD + 1 + 2 + 3 < batches // 10
+        # Read, waiting, in the loop's hands, kept; and a thread that was stopped where it had just
+        # handed its batch over still has it.
+        most = 2 + read_ahead.READ_AHEAD + 1 + 2 + 3 + READ_THREADS
+        assert len(made) <= most < batches // 10
     for view in kept:
         assert (view == view[0]).all()
 

@@ -5,8 +5,8 @@ file or in shards of 256 samples. One run, sides interleaved in turning order, w
 batches of 64:
 
 - penstock: the loader, shuffled, default settings;
-- bare: every chunk read from its file and decompressed into the same memory, on one thread: the
-  least that any reader spends; shards through a map of where their chunks lie that was made before;
+- bare: every chunk read from its file and decompressed, on a thread a core, each into the same
+  memory again: the least that any reader spends; where the chunks of shards lie is known before;
 - tensorstore: chunks in random order, those of a batch read at once and joined: samples of a chunk
   stay together, as shuffling them would need memory of its own. Left out where it isn't installed;
 - zarr: zarr-python, chunk by chunk in random order, joined to batches;
@@ -96,17 +96,28 @@ def spans(path: Path, *, samples: int, chunk: int, is_sharded: bool) -> list[Spa
 
 
 def bare(wanted: list[Span], chunk: int) -> Iterator[int]:
-    """Read and decompress every chunk into the same memory."""
+    """Read and decompress every chunk, on a thread a core, each into its own memory."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from penstock.cache.base.limits import usable_cores
+
+    order = np.random.default_rng().permutation(len(wanted)).tolist()
+    threads = usable_cores()
+    with ThreadPoolExecutor(threads) as pool:
+        parts = [[wanted[number] for number in order[place::threads]] for place in range(threads)]
+        yield from pool.map(lambda part: _decompress_all(part, chunk), parts)
+
+
+def _decompress_all(wanted: list[Span], chunk: int) -> int:
     from numcodecs.zstd import decompress
 
     memory = np.empty((chunk, *SHAPE), np.uint8)
-    for number in np.random.default_rng().permutation(len(wanted)).tolist():
-        span = wanted[number]
+    for span in wanted:
         fd = os.open(span.path, os.O_RDONLY)
         data = os.pread(fd, span.size_bytes, span.start)
         os.close(fd)
         decompress(data, memory)
-        yield chunk
+    return chunk * len(wanted)
 
 
 def by_tensorstore(path: Path, samples: int, chunk: int) -> Iterator[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.base.mapping import Map
+from penstock.cache.errors import IndexChangedError
 from penstock.readers.files.names import below
 from penstock.readers.formats.local_files import changed, open_file, read_up_to, unreadable
 
@@ -111,9 +112,12 @@ class ExtentFiles:
         if not self._is_below[file]:
             path = below(self._root, name)
             self._is_below[file] = True
-        if self._may_lack and not os.path.lexists(path):
-            return -1
-        return open_file(path, name)
+        try:
+            return open_file(path, name)
+        except IndexChangedError:
+            if self._may_lack and not os.path.lexists(path):
+                return -1
+            raise
 
     def _read(
         self,

@@ -17,7 +17,17 @@ from hypothesis import strategies as st
 from PIL import Image
 from rich.console import Console
 
-from benchmarks import cache, compare, demo, memory, native_arrays, overhead, resume, tokens
+from benchmarks import (
+    cache,
+    compare,
+    demo,
+    memory,
+    native_arrays,
+    overhead,
+    resume,
+    tokens,
+    zarr_chunks,
+)
 from benchmarks.data import Prepared, prepare
 from benchmarks.photographs import PHOTOGRAPHS, borrow_images, make_photographs
 from benchmarks.proof import judge
@@ -420,6 +430,17 @@ def test_tokens_are_played_beside_slices_and_torch(tmp_path: Path) -> None:
         assert found["rates"][f"over {other}"]["median"] > 0
         assert found["rates"][f"over {other} by CPU"]["median"] > 0
     assert found["plan"]["sequences"] > 4_000_000
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_zarr_is_played_beside_those_who_read_it_too(tmp_path: Path) -> None:
+    pytest.importorskip("zarr")
+    zarr_chunks.main(["--quick", "--chunks", "8", "--results", str(tmp_path)])
+    found = json.loads((tmp_path / "zarr_chunks.json").read_text())
+    assert set(found["arrays"]) == {"8 a chunk", "8 a chunk, in shards"}
+    for told in found["arrays"].values():
+        assert set(told) >= {"penstock", "bare", "zarr", "cpu over bare", "over zarr by sample"}
+        assert all(told[side]["samples_per_s"] > 0 for side in ("penstock", "bare", "zarr"))
 
 
 def test_memory_tells_a_slope(tmp_path: Path) -> None:

@@ -229,3 +229,30 @@ def test_an_object_that_is_gone_since_it_was_listed_is_fill_values(tmp_path: Pat
         wanted = X.copy()
         wanted[4:6] = 9
         assert (read_all(dataset)["x"] == wanted).all()
+
+
+def test_a_local_file_that_is_gone_since_it_was_listed_is_fill_values(tmp_path: Path) -> None:
+    options = {"chunks": {"x": (1, 3, 8, 8)}, "fill_value": {"x": 9}}
+    root = write_group(tmp_path / "set.zarr", {"x": X}, **options)
+    with Dataset(root) as dataset:
+        dataset.open()
+        (root / "x/c/2/0/0/0").unlink()
+        wanted = X.copy()
+        wanted[2] = 9
+        assert (read_all(dataset)["x"] == wanted).all()
+
+
+def test_a_file_that_can_t_be_opened_closes_no_other(tmp_path: Path) -> None:
+    import os
+
+    root = write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (1, 3, 8, 8)})
+    with Dataset(root) as dataset:
+        dataset.open()
+        path = root / "x/c/2/0/0/0"
+        path.unlink()
+        path.symlink_to("nowhere")
+        rows = dataset.contents.rows(np.arange(8))
+        before = set(os.listdir("/proc/self/fd"))
+        with pytest.raises(IndexChangedError, match="x/c/2/0/0/0"):
+            dataset.read(rows)
+        assert set(os.listdir("/proc/self/fd")) == before

@@ -89,9 +89,10 @@ class ShardData(Protocol):
 
         chunk: a number of the shard's own, for each part that is decoded as a whole (of each
         field); decode: makes it, on this thread or another that came first; raises ValueError where
-        the bytes are damaged, in all that wait. uses: rows of the shard that need it; taken: rows
-        of this call that do. size_bytes: that it will take, where metadata tell, so that room is
-        made before; 0: unknown. is_view: it looks into a map of the file, so it takes no memory.
+        the bytes are damaged, in all that wait; takes no other chunk. uses: rows of the shard that
+        need it; taken: rows of this call that do. size_bytes: that it will take, where metadata
+        tell, so that room is made before; 0: unknown. is_view: it looks into a map of the file, so
+        it takes no memory.
         """
 
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:

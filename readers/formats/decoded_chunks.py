@@ -8,6 +8,7 @@ mapped file where there is a cache folder with room, else it is decoded again: n
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from collections import Counter
 from concurrent.futures import CancelledError
@@ -83,7 +84,10 @@ class DecodedChunks:
         self._busy: Counter[int] = Counter()  # decodings by shard
         self._reserved_bytes = self._decoded_bytes = self._chunks = self._again = 0
         self._delivered_bytes = 0.0
-        self._slots = threading.BoundedSemaphore(max(LEAST_DECODERS, 2 * usable_cores()))
+        # Of which a thread that decodes has one. In C whole, so that a Ctrl-C can't break it.
+        self._slots: queue.SimpleQueue[None] = queue.SimpleQueue()
+        for _ in range(max(LEAST_DECODERS, 2 * usable_cores())):
+            self._slots.put(None)
         self._turns = 0
         self._closed = self._was_told = False
         self._arrivals: dict[int, Arrivals[Any]] = {}
@@ -238,14 +242,27 @@ class DecodedChunks:
             self._busy[key[0]] += 1
         try:
             self._make_room()
-            with self._slots:
+            self._take_slot(key)
+            try:
                 outcome.run(make, None)
+            finally:
+                self._slots.put(None)
         finally:
             with self._lock:
                 self._reserved_bytes -= size_bytes
                 self._busy[key[0]] -= 1
                 self._busy += Counter()  # forgets those that have none any more
         self._make_room()
+
+    def _take_slot(self, key: Key) -> None:
+        try:
+            self._slots.get(timeout=STALL_TIMEOUT_S)
+        except queue.Empty:
+            raise StalledError(
+                f"{self._url}: chunk {key[1]} of shard {key[0]} waited for {STALL_TIMEOUT_S:.0f} s "
+                "until other threads had decoded theirs. The disk or the network mount under the "
+                "dataset may hang; look at it with `ls`."
+            ) from None
 
     def _add(self, key: Key, value: Any, *, uses: int, taken: int, is_view: bool) -> None:
         if is_view:

@@ -232,6 +232,31 @@ def test_a_wait_that_is_too_long_says_for_what(monkeypatch: pytest.MonkeyPatch) 
     pool.close()
 
 
+def test_so_many_threads_decode_at_a_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoded_chunks, "usable_cores", lambda: 1)
+    store, at_work, most = DecodedChunks(max_bytes=2**20), list[int](), list[int]()
+    full, lock = threading.Event(), threading.Lock()
+
+    def decode() -> Any:
+        with lock:
+            at_work.append(1)
+            most.append(len(at_work))
+            if len(at_work) == decoded_chunks.LEAST_DECODERS:
+                full.set()
+        assert full.wait(PATIENCE_S)
+        with lock:
+            at_work.pop()
+        return chunk(1)
+
+    pool = Workers(9, name="test")
+    outcomes = [
+        pool.submit(lambda n: store.take((0, n), decode, uses=1, taken=1), n) for n in range(18)
+    ]
+    assert all(outcome.result(PATIENCE_S)[0] == 1 for outcome in outcomes)
+    assert max(most) == decoded_chunks.LEAST_DECODERS
+    pool.close()
+
+
 def test_many_threads_decode_each_chunk_once_within_the_bound() -> None:
     chunks, size = 24, 4096
     store, decoder = DecodedChunks(max_bytes=size * chunks), Decoder(size)

@@ -7,7 +7,7 @@ many cold shards waits for the remote about once.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
     from penstock.cache.base.blob import Blob
     from penstock.readers.formats.arrivals import Coming
-    from penstock.readers.formats.chunk_data import BroughtChunkData
     from penstock.readers.types import Encoded
 
     Ints = NDArray[np.int64]
@@ -41,8 +40,8 @@ class ChunkParts:
     ends: Ints
     cut: int
     begins: Ints
-    claimed: Mapping[int, Coming[BroughtChunkData]] = field(default_factory=dict)
-    others: Mapping[int, Coming[BroughtChunkData]] = field(default_factory=dict)
+    claimed: Mapping[int, Coming[Any]] = field(default_factory=dict)
+    others: Mapping[int, Coming[Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, blobs: Sequence[Blob], begins: Ints, starts: Ints, ends: Ints) -> ChunkParts:
@@ -60,7 +59,7 @@ class ChunkParts:
             blobs=blobs, starts=merged, ends=reach[last[: len(first)]], cut=cut, begins=begins
         )
 
-    def settle(self, holder: BroughtChunkData | None) -> None:
+    def settle(self, holder: object) -> None:
         """Tell who waits for what was claimed. holder: who has it; None: it doesn't come, unless it
         has."""
         for coming in self.claimed.values():

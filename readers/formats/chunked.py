@@ -43,6 +43,9 @@ if TYPE_CHECKING:
 _WHOLE_BYTES = 64 * 2**20
 """Of whole samples that are read at once for parts of them."""
 
+_LOOKED_AT = 4096
+"""Samples of a shard that tell which share of it parts of samples need."""
+
 Chunk = TypeVar("Chunk")
 """A decoded chunk: a numpy array; an Arrow table, record batch or array."""
 
@@ -210,11 +213,11 @@ class _ChunkOpener:
     def wanted_share(
         self, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, Crop]]
     ) -> float:
-        """Which share of the bytes of these fields is needed for parts of all samples, which a
-        function draws of as many numbers."""
+        """Which share of the bytes of these fields is needed for parts of samples, which a function
+        draws of their numbers; of the first ones of a shard that has many."""
         reader, extents = self._reader(), self.sidecar.extents
         assert extents is not None
-        rows = np.arange(self.entry.samples, dtype=np.int64)
+        rows = np.arange(min(self.entry.samples, _LOOKED_AT), dtype=np.int64)
         some, all = (reader.needs(rows, fields, crops) for crops in (draw(rows), {}))
         return float(extents.sizes[some].sum() / max(1, extents.sizes[all].sum()))
 

@@ -102,7 +102,7 @@ def loader(dataset: Any, **options: Any) -> DataLoader:
     return DataLoader(dataset, **{**told, "as_dict": True, "drop_last": True, **options})
 
 
-@pytest.fixture(params=["zarr local", "zarr remote", "tar", "pack", "pack remote", "subset"])
+@pytest.fixture(params=["zarr local", "zarr remote", "tar", "pack", "pack remote", "npy", "subset"])
 def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     kind, root = request.param, zarr_of(tmp_path / "set.zarr")
     fields = ("x", "y", "id")
@@ -116,6 +116,13 @@ def dataset(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
             place = "remote" if kind.endswith("remote") else "local"
             with opened(tmp_path / "pack", place, tmp_path, fields=fields) as packed:
                 yield packed
+        elif kind == "npy":
+            (tmp_path / "npy").mkdir()
+            for name, values in (("x", X), ("y", Y)):
+                np.save(tmp_path / "npy" / f"{name}.npy", values)
+            told: Any = {"x": "x.npy", "y": "y.npy"}
+            with Dataset(tmp_path / "npy", format="npy", fields=told) as found:
+                yield found.select(*fields)
         elif kind == "tar":
             with Dataset(tar_of(tmp_path / "tars"), fields=fields) as found:
                 yield found
@@ -287,3 +294,25 @@ def test_what_cant_be_is_told_at_the_start(recipe: Any, why: str, tmp_path: Path
         pytest.raises(ConfigError, match=why),
     ):
         loader(dataset, augment=recipe)
+
+
+def test_a_damaged_chunk_is_bad_for_the_parts_that_touch_it(tmp_path: Path) -> None:
+    root = write_group(tmp_path / "set.zarr", {"x": X}, chunks={"x": (1, 2, 10, 12)})
+    damaged = root / "x" / "c" / "3" / "0" / "1" / "1"
+    with Dataset(root, fields=("x", "id")) as dataset:
+        dataset.open()
+        damaged.write_bytes(bytes(damaged.stat().st_size))
+        op, touched = RandomCrop((4, 4), fields="x"), 0
+        with loader(dataset, augment=[op], batch_size=7, max_bad=1.0) as loaded:
+            for epoch in range(8):
+                schema: Any = {"x": Array("int32", X.shape[1:])}
+                draws = ArrayDraws(crops=check_array_crops([op], schema, ("x",)), seed=SEED)
+                found = {int(i): x for b in loaded for i, x in zip(b["id"], b["x"], strict=True)}
+                own = draws.before(np.arange(N), epoch)["x"].corners
+                touches = bool((own[3, 1:] + 4 > (10, 12)).all())
+                touched += touches
+                assert (3 in found) != touches
+                for i, part in found.items():
+                    at = tuple(slice(a, a + n) for a, n in zip(own[i], (2, 4, 4), strict=True))
+                    assert (part.numpy() == X[i][at]).all()
+        assert 0 < touched < 8

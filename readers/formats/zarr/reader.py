@@ -10,7 +10,7 @@ import numpy as np
 from penstock.cache.errors import CorruptShardError, PenstockError
 from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.formats.grid_copy import PartCopier, StepCopier, numbers
-from penstock.readers.formats.zarr.codecs import decoder_of
+from penstock.readers.formats.zarr.codecs import Chain, decoder_of
 from penstock.readers.formats.zarr.notes import read_notes
 
 if TYPE_CHECKING:
@@ -34,6 +34,9 @@ _FILL = -1
 _MOST_MAPS = 16
 """Files of a shard that are mapped: a process may have 65,530 maps, of all its shards."""
 
+_DIRECT_BYTES = 2**14
+"""Steps from here on are read each by itself where nothing has to be decoded."""
+
 _READ_BYTES = 4 * 2**20
 """What is read before it is decoded, decoded."""
 
@@ -55,6 +58,7 @@ class ZarrReader:
                 first=notes.first,
                 samples=shard.samples,
                 are_mapped=are_mapped,
+                sizes=self._sizes,
             )
             extent += len(chunks)
         if extent != len(shard.extents) or list(self._fields) != list(shard.schema):
@@ -119,7 +123,7 @@ class ZarrReader:
 
 class _FieldReader:
     """One field of a shard. chunks: numbers of those that are stored; the first is that extent.
-    are_mapped: they lie in few files, which a process can hold maps of."""
+    are_mapped: they lie in few files, which a process can hold maps of. sizes: of all extents."""
 
     def __init__(
         self,
@@ -130,12 +134,13 @@ class _FieldReader:
         first: int,
         samples: int,
         are_mapped: bool,
+        sizes: Ints,
     ) -> None:
         self.field = field
         self._grid, self._windows = field.grid, field.windows
         self._chunks, self._extent = chunks, extent
         self._first, self._samples = first, samples
-        self._are_mapped = are_mapped
+        self._are_mapped, self._sizes = are_mapped, sizes
         self._fill, self._dtype = field.array.fill_value, field.array.dtype
         self._shape = field.array.chunk_shape
         self._are_alone, self._chunk_bytes = _are_alone(field), field.array.chunk_bytes
@@ -170,7 +175,8 @@ class _FieldReader:
             starts[:, self._windows.is_step :] += corners
             lengths = out.shape[1:]
         touched = self._grid.touched(starts, lengths)
-        if self._are_alone and corners is None and out.dtype == self._dtype:
+        is_bare = lengths[0] == 1 and _is_bare(self._get_decoder())
+        if self._are_alone and corners is None and out.dtype == self._dtype and not is_bare:
             self._gather_alone(self._extents(touched.chunks), out, places, data, wrong)
             return
         order = np.argsort(touched.chunks, kind="stable")
@@ -179,6 +185,12 @@ class _FieldReader:
         corner = self._corners(found).repeat(np.diff(bounds), axis=0)
         begins, into = starts[rows] - corner, places[rows]
         are_steps = lengths == (1, *self._shape[1:]) and not begins[:, 1:].any()
+        if (
+            are_steps
+            and is_bare
+            and self._read_steps(self._extents(found), bounds, begins, out, into, data)
+        ):
+            return
         copier = StepCopier if are_steps else PartCopier
         copy = copier(begins, lengths, out, into).copy
         extents = self._extents(found).tolist()
@@ -225,6 +237,38 @@ class _FieldReader:
                 except ValueError as error:
                     slot[...] = 0
                     wrong.setdefault(row, self._reason(error))
+
+    def _read_steps(
+        self,
+        extents: Ints,
+        bounds: list[int],
+        begins: Ints,
+        out: NDArray[Any],
+        places: Ints,
+        data: ShardData,
+    ) -> bool:
+        """Read steps of chunks that aren't encoded straight into their slots; False where that
+        can't be, and nothing was noted. extents: of the chunks, whose steps are [bounds[i],
+        bounds[i + 1])."""
+        step_bytes = out[:1].nbytes
+        if (
+            step_bytes < _DIRECT_BYTES
+            or out.dtype != self._dtype
+            or not _is_bare(self._get_decoder())
+        ):
+            return False
+        if (extents == _FILL).any() or not out[:1].flags.c_contiguous:
+            return False
+        if (self._sizes[extents] != self._chunk_bytes).any():
+            return False
+        flat = out.reshape(len(out), -1).view(np.uint8)
+        wanted = np.repeat(extents, np.diff(bounds)).tolist()
+        slots = [flat[place] for place in places.tolist()]
+        try:
+            data.read_into(wanted, (begins[:, 0] * step_bytes).tolist(), slots)
+        except ValueError:  # a file is gone or changed: who reads it whole says what that means
+            return False
+        return True
 
     def _corners(self, chunks: Ints) -> Ints:
         """Where chunks begin in the array, int64, shape (n, dimensions)."""
@@ -287,6 +331,11 @@ class _FieldReader:
         if isinstance(error, PenstockError):
             raise error
         return f"{self.field.name}: a chunk is damaged: {error}"
+
+
+def _is_bare(decoder: Decoder) -> bool:
+    """Whether chunks are stored as they are handed out."""
+    return isinstance(decoder, Chain) and decoder.is_plain and not decoder.steps
 
 
 def _are_alone(field: NotedField) -> bool:

@@ -282,3 +282,29 @@ def test_a_hierarchy_is_opened_by_few_requests(
         asked.clear()
         dataset.read(dataset.contents.rows(np.arange(1)))
         assert len(asked) < 100  # the chunks of one sample, or of the part that is filled
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("chunk", [1, 5])
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_large_samples_that_aren_t_encoded(
+    is_sharded: bool, chunk: int, place: str, tmp_path: Path
+) -> None:
+    large = values((12, 3, 80, 80))
+    more: dict[str, Any] = {"shards": {"x": (10, 3, 80, 80)}} if is_sharded else {}
+    options = {"chunks": {"x": (chunk, 3, 80, 80)}, "compressors": {"x": None}, **more}
+    root = write_group(tmp_path / "set.zarr", {"x": large}, **options)
+    with opened(root, place, tmp_path) as dataset:
+        assert (read_all(dataset, batch=4)["x"] == large).all()
+    with opened(root, place, tmp_path / "other", schema={"x": Array("int16")}) as dataset:
+        assert (read_all(dataset, batch=4)["x"] == large).all()
+    if is_sharded or place == "remote":
+        return
+    with Dataset(root) as dataset:
+        dataset.open()
+        shutil.rmtree(root / "x/c/1")
+        wanted = large.copy()
+        wanted[chunk : 2 * chunk] = 0
+        assert (read_all(dataset, batch=4)["x"] == wanted).all()
+    with Dataset(root) as dataset:
+        assert (read_all(dataset, batch=4)["x"] == wanted).all()

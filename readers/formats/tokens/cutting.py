@@ -40,6 +40,14 @@ class Part(NamedTuple):
     sequences: int
 
 
+def ranges(firsts: Ints, counts: Ints) -> Ints:
+    """The numbers [first, first + count) of each, end to end."""
+    ends = np.cumsum(counts)
+    return np.repeat(firsts - (ends - counts), counts) + np.arange(
+        int(ends[-1]) if len(ends) else 0
+    )
+
+
 def sequences(tokens: int, cut: Cut) -> int:
     """Whole sequences of so many tokens."""
     return 0 if tokens < cut.length else (tokens - cut.length) // cut.stride + 1

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.readers.formats.tokens.cutting import ranges
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -90,7 +92,7 @@ class _Runs:
             self._open(-(-more // (room // length)), room)
             each = np.append(each, room // length)
         used = np.flatnonzero(each[: here + 1])
-        bins = _ranges(self._firsts[used], self._counts[used])
+        bins = ranges(self._firsts[used], self._counts[used])
         taken = np.repeat(bins, np.repeat(each[used], self._counts[used]))[:count]
         full, last = int(taken[-1]) if count else 0, here
         in_last = count - int(np.searchsorted(taken, full))
@@ -118,14 +120,6 @@ class _Runs:
         for name, place in (("_firsts", 0), ("_counts", 1), ("_rooms", 2)):
             old, new = getattr(self, name), [part[place] for part in parts]
             setattr(self, name, np.concatenate((old[:run], new, old[run + 1 :])).astype(np.int64))
-
-
-def _ranges(firsts: Ints, counts: Ints) -> Ints:
-    """The numbers [first, first + count) of each, end to end."""
-    ends = np.cumsum(counts)
-    return np.repeat(firsts - (ends - counts), counts) + np.arange(
-        int(ends[-1]) if len(ends) else 0
-    )
 
 
 def _hashes(count: int) -> NDArray[np.uint64]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from penstock.readers.fields.columns import RaggedColumn
 from penstock.readers.formats.plain import Plain
-from penstock.readers.formats.tokens.cutting import pieces, sequences
+from penstock.readers.formats.tokens.cutting import pieces, ranges, sequences
 from penstock.readers.formats.tokens.packing import pack
 
 if TYPE_CHECKING:
@@ -164,13 +164,20 @@ class _Stream(_Reader):
 
     def _beside(self, field: str, starts: Ints, length: int) -> Ints:
         """Of each token its document's number among all, or its place in that."""
-        at = starts[:, None] + np.arange(length)
-        numbers = np.searchsorted(self._begins, at, side="right") - 1
+        begins = self._begins
+        first = np.searchsorted(begins, starts, side="right") - 1
+        counts = np.searchsorted(begins, starts + length, side="left") - first
+        # Each sequence's documents, and how much of each is in it: none of an empty one.
+        numbers = ranges(first, counts)
+        low = np.maximum(begins[numbers], np.repeat(starts, counts))
+        ends = begins[numbers] + self._notes.lengths[numbers].astype(np.int64)
+        lengths = np.minimum(ends, np.repeat(starts + length, counts)) - low
         if field == _DOCUMENT:
-            return numbers + self._notes.first_document
-        begins = self._begins.copy()
-        begins[0] -= self._notes.skip
-        return at - begins[numbers]
+            return np.repeat(numbers + self._notes.first_document, lengths).reshape(-1, length)
+        places = begins[numbers] - np.where(numbers == 0, self._notes.skip, 0)
+        at = starts[:, None] + np.arange(length)
+        found: Ints = at - np.repeat(places, lengths).reshape(-1, length)
+        return found
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
@@ -274,17 +281,20 @@ class _Packed(_Cut):
         if len(self._packing) != shard.samples:
             raise ValueError("its sequences aren't those of its documents")
 
-    def _members(self, row: int) -> Ints:
-        a, b = self._packing.bounds[row : row + 2]
-        return self._packing.pieces[a:b]
+    def _members(self, rows: Ints) -> tuple[Ints, Ints]:
+        """The pieces of some sequences, one after the other, and how many each has."""
+        bounds = self._packing.bounds
+        counts = bounds[rows + 1] - bounds[rows]
+        return self._packing.pieces[ranges(bounds[rows], counts)], counts
 
     def _wanted(self, rows: Ints) -> tuple[Ints, Ints]:
-        members = np.concatenate([self._members(row) for row in rows.tolist()])
+        members, _ = self._members(rows)
         return self._pieces.starts[members], self._pieces.lengths[members]
 
     def name(self, row: int) -> str:
         """The file, and the documents."""
-        first, *others = self._members(row).tolist()
+        a, b = self._packing.bounds[row : row + 2].tolist()
+        first, *others = self._packing.pieces[a:b].tolist()
         more = f" and {len(others)} more" if others else ""
         return f"{self._piece_name(first)}{more}"
 
@@ -302,34 +312,23 @@ class _Packed(_Cut):
         """Fill sequences with their documents, with the numbers of these in the sequence (-1 behind
         the last), or with places in them."""
         del corners
-        spots = range(*places.indices(len(out))) if isinstance(places, slice) else places.tolist()
-        members = [self._members(row) for row in rows.tolist()]
-        if not members:
+        if not len(rows):
             return
-        lengths = [self._pieces.lengths[some].tolist() for some in members]
+        members, counts = self._members(rows)
+        lengths = self._pieces.lengths[members]
         if field != _TOKENS:
-            self._beside(field, spots, lengths, out)
+            out[places] = _beside(field, lengths, counts, out.shape[1])
             return
-        parts = iter(self._read_pieces(np.concatenate(members), data))
-        for nth, (place, some) in enumerate(zip(spots, lengths, strict=True)):
+        spots = range(*places.indices(len(out))) if isinstance(places, slice) else places.tolist()
+        parts = iter(self._read_pieces(members, data))
+        for nth, (place, count) in enumerate(zip(spots, counts.tolist(), strict=True)):
             sequence, at = out[place], 0
-            for length, part in zip(some, parts, strict=False):
-                sequence[at : at + length] = part
-                at += length
+            for part in islice(parts, count):
+                sequence[at : at + len(part)] = part
+                at += len(part)
                 if self._is_checked and (reason := self._judge(part)):
                     wrong.setdefault(nth, reason)
             sequence[at:] = 0
-
-    def _beside(
-        self, field: str, spots: Sequence[int], lengths: list[list[int]], out: NDArray[Any]
-    ) -> None:
-        places = np.arange(out.shape[1])
-        for place, some in zip(spots, lengths, strict=True):
-            sequence, at = out[place], 0
-            for number, length in enumerate(some):
-                sequence[at : at + length] = number if field == _DOCUMENT else places[:length]
-                at += length
-            sequence[at:] = -1 if field == _DOCUMENT else 0
 
     def read_rows(
         self, rows: Ints, fields: Sequence[str], *, data: ShardData, wrong: dict[int, str]
@@ -337,3 +336,21 @@ class _Packed(_Cut):
         """Nothing: all fields have one shape."""
         del rows, fields, data, wrong
         return {}
+
+
+def _beside(field: str, lengths: Ints, counts: Ints, room: int) -> Ints:
+    """Of each token of packed sequences the number of its piece, -1 behind the last, or its place
+    in that. lengths: of the pieces, sequence by sequence; counts: pieces of each sequence."""
+    ends = np.cumsum(counts)
+    used = np.add.reduceat(lengths, ends - counts)
+    # What a sequence is filled up with is one more piece.
+    every = np.insert(lengths, ends, room - used)
+    begins = np.cumsum(every) - every
+    lasts = ends + np.arange(len(ends))
+    if field == _DOCUMENT:
+        numbers = ranges(np.zeros_like(counts), counts + 1)
+        numbers[lasts] = -1
+        return np.repeat(numbers, every).reshape(-1, room)
+    places = np.arange(len(counts) * room) - np.repeat(begins, every)
+    is_there = np.arange(room) < used[:, None]
+    return np.where(is_there, places.reshape(-1, room), 0)

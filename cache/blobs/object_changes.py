@@ -10,16 +10,19 @@ from penstock.cache.errors import ObjectChangedError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from penstock.cache.base.blob import BlobSource
+    from penstock.cache.base.blob import BlobSource, Segment
     from penstock.cache.blobs.cached_blob import CachedBlob
     from penstock.cache.blobs.dataset_cache import DatasetCache
     from penstock.cache.blobs.upstream import Upstream
 
 
-def object_changed(source: BlobSource) -> ObjectChangedError:
-    """Make the error of a blob whose bytes came from another object than was indexed."""
+def object_changed(source: BlobSource, segment: Segment) -> ObjectChangedError:
+    """Make the error of a blob whose bytes came from another object than was indexed. segment: of
+    that object."""
+    is_blob = segment.object_bytes is None and len(source.segments) == 1
+    shown = source.uri if is_blob else f"{source.uri} ({segment.path})"
     return ObjectChangedError(
-        f"{source.uri}: the object was replaced while it was being read, or isn't the one that was "
+        f"{shown}: the object was replaced while it was being read, or isn't the one that was "
         "indexed. No versions were mixed: run the job again, and don't write to a dataset while "
         "jobs read it.",
         uri=source.uri,

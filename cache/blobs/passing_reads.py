@@ -114,6 +114,6 @@ class PassingReads:
             same = not version or version == blob.version
         if not same or answer.object_bytes != wanted.segment.whole_bytes:
             blob.version = None
-            raise object_changed(blob.source)
+            raise object_changed(blob.source, wanted.segment)
         self._meter.add(bytes_passed=len(memoryview(answer.data)))
         return answer.data

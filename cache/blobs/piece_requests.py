@@ -93,7 +93,7 @@ class PieceRequests:
                 return
             same = not fill.pieces.is_of_one_object or fill.agree(answer.version)
             if not same or answer.object_bytes != wanted.segment.whole_bytes:
-                raise object_changed(wanted.blob)
+                raise object_changed(wanted.blob, wanted.segment)
             data = memoryview(answer.data)
             fill.write(pieces, data)
             self._meter.add(bytes_filled=len(data))

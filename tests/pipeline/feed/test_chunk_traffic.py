@@ -49,3 +49,14 @@ def test_a_cold_epoch_fetches_each_byte_of_the_fields_once(
             seen = [i for batch in loader for i in batch["id"].tolist()]
         assert sorted(seen) == list(range(ROWS))
         assert server.bytes_sent - before <= 1.05 * wanted
+
+
+def test_ids_alone_need_no_bytes_of_samples(server: Any, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", max_bytes=2**26)
+    with Dataset(server.url, fields=("id",), cache=cache) as dataset:
+        assert not dataset.index.shard_bytes.any()
+        before = server.bytes_sent
+        with DataLoader(dataset, batch_size=64, shuffle=True, seed=3) as loader:
+            seen = [i for (ids,) in loader for i in ids.tolist()]
+        assert sorted(seen) == list(range(ROWS))
+        assert server.bytes_sent == before

@@ -345,6 +345,9 @@ def _copy(
     places: Places,
 ) -> None:
     """Copy parts of an array into out[places]."""
+    if not array.flags.aligned and array.dtype == out.dtype and out.flags.c_contiguous:
+        # In an archive numbers begin anywhere. As bare bytes they are copied as they lie.
+        array, out = array.view(f"V{out.itemsize}"), out.view(f"V{out.itemsize}")
     is_steps = lengths[0] == 1 and tuple(lengths[1:]) == array.shape[1:]
     is_native = array.dtype == out.dtype and out.flags.c_contiguous and array.flags.c_contiguous
     if is_steps and is_native and isinstance(places, slice):
@@ -400,5 +403,9 @@ class _Ranges:
     def copy(self, found: Iterator[Encoded], slot: NDArray[Any]) -> None:
         """Copy the next part's ranges into its slot."""
         inner, strides = self._inner
+        dtype = self._dtype
+        if slot.dtype == dtype and slot.flags.c_contiguous:  # wherever they begin, see `_copy`
+            dtype = np.dtype(f"V{dtype.itemsize}")
+            slot = slot.view(dtype)
         for place in np.ndindex(self._lengths[: self._axis]):
-            slot[place] = np.ndarray(inner, self._dtype, next(found).data, 0, strides)
+            slot[place] = np.ndarray(inner, dtype, next(found).data, 0, strides)

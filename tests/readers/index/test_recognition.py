@@ -1,0 +1,79 @@
+"""Which format a dataset is of, by the names at its root."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.cache.errors import ConfigError
+from penstock.readers import Dataset
+from tests import images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+TABLE = pa.table({"a": [1, 2, 3]})
+
+
+def kind_of(root: Path | str) -> str:
+    with Dataset(root) as dataset:
+        return dataset.open(verify=images.verify).format.name
+
+
+def test_files_of_several_kinds_say_format(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", x=np.arange(3))
+    pq.write_table(TABLE, tmp_path / "y.parquet")
+    with pytest.raises(ConfigError, match='format="parquet" or format="npy"'):
+        kind_of(tmp_path)
+    assert kind_of(tmp_path / "x.npz") == "npy"
+    assert kind_of(f"{tmp_path}/*.parquet") == "parquet"
+    with Dataset(tmp_path, format="npy") as dataset:
+        assert len(dataset) == 3
+    with pytest.raises(ConfigError, match=r"several kinds.*1 \.npz"):
+        kind_of(f"{tmp_path}/*.*")
+    with pytest.raises(ConfigError, match="npy files"):
+        Dataset(tmp_path / "x.npz", format="folder").open()
+
+
+@pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
+def test_a_folder_of_images_is_one_whatever_lies_beside_them(tmp_path: Path) -> None:
+    root = images.write_folder(tmp_path / "set", {"1.jpg": images.jpeg(1), "2.jpg": images.jpeg(2)})
+    np.savez(root / "x.npz", x=np.arange(3))
+    pq.write_table(TABLE, root / "y.parquet")
+    assert kind_of(root) == "folder"
+    classes = images.write_folder(tmp_path / "c", {"a/1.jpg": images.jpeg(1)})
+    np.savez(classes / "x.npz", x=np.arange(3))
+    assert kind_of(classes) == "folder"
+
+
+def test_images_by_name_are_a_folder_of_them(tmp_path: Path) -> None:
+    files = {f"{k}/{n}.jpg": images.jpeg(n) for n, k in enumerate(("cat", "dog", "cow"))}
+    root = images.write_folder(tmp_path / "set", files)
+    for url in (f"{root}/c*/*.jpg", [f"{root}/cow/2.jpg", root / "cat" / "0.jpg"]):
+        with Dataset(url) as dataset:
+            index = dataset.open(verify=images.verify)
+            assert (index.format.name, len(dataset)) == ("folder", 2)
+            assert dataset.names([0, 1]) == ["cat/0.jpg", "cow/2.jpg"]
+            assert list(index.schema["label"].names) == ["cat", "cow"]
+
+
+def test_a_folder_of_images_loads_no_other_format(tmp_path: Path) -> None:
+    root = images.write_folder(tmp_path / "set", {"a/1.jpg": images.jpeg(1)})
+    code = (
+        "import json, sys\n"
+        "from penstock.readers import Dataset\n"
+        f"Dataset({str(root)!r}).open(verify=lambda samples: [None for _ in samples])\n"
+        "print(json.dumps([n for n in sys.modules if '.formats.' in n]))"
+    )
+    kind_of(root)  # its index is there then
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    loaded = json.loads(told.stdout)
+    others = ("npy", "zarr", "parquet", "arrow", "tokens")
+    assert not [name for name in loaded if name.split(".formats.")[1].split(".")[0] in others]

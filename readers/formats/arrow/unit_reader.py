@@ -79,6 +79,11 @@ class UnitReader(ABC):
         del extent
         return ()
 
+    def decoded_bytes(self, extent: int) -> int:
+        """What a chunk takes decoded, about; 0 where nobody knows."""
+        del extent
+        return 0
+
     def needs(self, rows: Ints, fields: Sequence[str], crops: Mapping[str, Crop]) -> list[int]:
         """The chunks of these rows, in the order of the file."""
         del crops
@@ -222,6 +227,16 @@ class UnitReader(ABC):
                 if not may_lack:
                     _mark(wrong, gone.tolist(), f"{field}: {_NULL}")
             yield here, local, table
+
+    def _in_order(self, units: Ints, number: int, data: ShardData) -> list[int]:
+        """Units in the order in which to take their chunks of a field."""
+        if len(units) < 2:
+            return [int(unit) for unit in units]
+        of = {int(self._units.chunks[unit, number]): int(unit) for unit in units.tolist()}
+        there = [chunk for chunk in of if chunk != NOT_THERE]
+        is_there = self._units.chunks[units, number] != NOT_THERE
+        lacking: list[int] = units[~is_there].tolist()
+        return lacking + [of[chunk] for chunk in data.in_order(there)]
 
     def _table(self, chunk: int, field: str, data: ShardData, unit: int, taken: int) -> Any:
         """A chunk's table, or why it can't be had."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from penstock.readers.formats.chunked import ShardFacts
     from penstock.readers.types import Encoded
 
+_MOST_BYTES = 2**31  # whatever a footer claims
+
 
 class ParquetReader(UnitReader):
     """Decodes column chunks. Several threads may call it."""
@@ -43,3 +45,7 @@ class ParquetReader(UnitReader):
             decoded=decoded,
             nulls=nulls,
         )
+
+    def decoded_bytes(self, extent: int) -> int:
+        """As the footer says."""
+        return int(min(self._notes.chunks[extent, 2], _MOST_BYTES))

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 MAX_DOCUMENT_BYTES = 4 * 2**20
 """Of one node's metadata."""
 
-MAX_CONSOLIDATED_BYTES = 32 * 2**20
-"""Of the metadata of a whole hierarchy in one document: about 50,000 arrays. Python's values take
+MAX_CONSOLIDATED_BYTES = 24 * 2**20
+"""Of the metadata of a whole hierarchy in one document: about 40,000 arrays. Python's values take
 up to 24 times that."""
 
 _MAX_DEPTH = 64

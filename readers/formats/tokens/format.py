@@ -28,13 +28,20 @@ class TokenFormat(ChunkFormat):
         return TokenIndexing()
 
     def recognises(self, origin: Origin) -> bool:
-        """Whether there are Megatron's files at the root; others don't say what they are."""
-        found = origin.top(lambda name: name.endswith(b".idx")).entries
+        """Whether there are Megatron's files at the root, or flat ones of which the user says what
+        numbers they are; others don't say what they are."""
+        found = origin.top(lambda name: name.endswith((b".bin", b".idx"))).entries
         if not found:
             return False
+        from penstock.readers.formats.sampling import Sampling
         from penstock.readers.formats.tokens.megatron import has_magic
 
-        return has_magic(origin, found[0])
+        idx = next((entry for entry in found if entry.name.endswith(b".idx")), None)
+        if idx is None and origin.selection is not None:  # what lies beside a file that was named
+            idx = origin.entry(found[0].name.removesuffix(b".bin") + b".idx")
+        if idx is not None:
+            return has_magic(origin, idx)
+        return Sampling.of(origin.arrangement).dtype is not None
 
     def default_fields(self, schema: Schema) -> tuple[str, ...] | None:
         """The tokens alone; of packed documents all, as a sequence isn't one without."""

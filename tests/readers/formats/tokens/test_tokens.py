@@ -327,3 +327,23 @@ def test_a_remote_corpus_is_fetched_once_and_not_more_than_it_is(tmp_path: Path)
     assert wanted <= fetched[0] <= 1.05 * wanted + index_bytes
     assert fetched[1] == 0
     memory.rm(folder, recursive=True)
+
+
+def test_files_are_named_one_by_one_by_a_pattern_or_as_a_folder(tmp_path: Path) -> None:
+    files = write_flat(tmp_path / "flat")
+    (tmp_path / "set").mkdir()
+    write_megatron(tmp_path / "set" / "a", draw_documents(40))
+    told: dict[str, Any] = {"dtype": "uint16", "sample": (LENGTH,)}
+    each = [len(tokens) // LENGTH for tokens in files]
+    flat = tmp_path / "flat"
+    for url, wanted in (
+        (flat, sum(each)),
+        (flat / "3.bin", each[3]),
+        (f"{flat}/*.bin", sum(each)),
+        ([f"{flat}/0.bin", f"{flat}/3.bin"], each[0] + each[3]),
+    ):
+        with Dataset(url, **told) as dataset:
+            assert len(dataset) == wanted
+    for url in (tmp_path / "set" / "a.bin", f"{tmp_path}/set/*.bin", tmp_path / "set"):
+        with Dataset(url, documents="pack", sample=(LENGTH,)) as dataset:
+            assert dataset.fields == ("tokens", "document", "position")

@@ -34,7 +34,8 @@ def nothing_there(url: str) -> str:
 def not_a_folder(url: str) -> str:
     """The message for a file where a folder should be."""
     return (
-        f"{url}: this is a file, wanted the folder that holds the dataset. Give its folder."
+        f"{url}: this is a file whose name tells no format that is read alone (.npy, .parquet, "
+        ".tar, …). Give the folder that holds the dataset, or say what it is: format=."
         + _remedy(url)
     )
 

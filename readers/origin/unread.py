@@ -46,7 +46,9 @@ _PAPERS = frozenset(
     ("md", "rst", "html", "pdf", "log", "yaml", "yml", "toml", "ini", "cfg", "py", "sh", "zip")
 )
 _LISTS = frozenset(("csv", "tsv", "jsonl", "ndjson"))
-_READ = frozenset(("npy", "txt", "caption"))
+_READ = frozenset(("npy", "npz", "parquet", "arrow", "feather", "txt", "caption")) | frozenset(
+    ("zarr", "zarray", "zgroup", "zattrs")
+)
 _OWN = {"parquet": "parquet", "arrow": "arrow", "feather": "arrow"}
 _TEXT = frozenset(("txt", "caption"))
 _SIDES = frozenset(("left", "right"))

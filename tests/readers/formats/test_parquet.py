@@ -361,3 +361,27 @@ def test_remote_files_are_read_through_the_cache(tmp_path: Path) -> None:
             check(dataset, table, ["int8", "text", "ragged", "fixed", "boxes", "point.x"])
     finally:
         memory.rm(place, recursive=True)
+
+
+def test_only_the_bytes_of_wanted_columns_and_row_groups_are_fetched(tmp_path: Path) -> None:
+    memory, place = fsspec.filesystem("memory"), f"/parquet-bytes-{tmp_path.name}"
+    file = io.BytesIO()
+    pq.write_table(many_types(600), file, row_group_size=100, compression="none")
+    memory.pipe(f"{place}/a.parquet", file.getvalue())
+    told = pq.read_metadata(file)
+    columns = {told.row_group(0).column(c).path_in_schema: c for c in range(told.num_columns)}
+    try:
+        with Dataset(
+            f"memory:/{place}", cache=tmp_path / "cache", fields=("float64", "text")
+        ) as dataset:
+            dataset.open()
+            before = dataset.bytes_fetched
+            dataset.read(dataset.contents.rows(np.arange(150, 350)))
+            needed = sum(
+                told.row_group(group).column(columns[name]).total_compressed_size
+                for group in (1, 2, 3)
+                for name in ("float64", "text")
+            )
+            assert needed <= dataset.bytes_fetched - before <= 1.05 * needed
+    finally:
+        memory.rm(place, recursive=True)

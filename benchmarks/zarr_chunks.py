@@ -231,7 +231,13 @@ def _rounds(path: Path, samples: int, chunk: int, *, is_sharded: bool, rounds: i
         for number in range(rounds):
             for side in sides if number % 2 == 0 else sides[::-1]:
                 played[side].append(_play(plays[side]))
-    return _figures(played)
+        counted = loader.statistics()
+    told = _figures(played)
+    if counted.chunks_decoded:
+        # Below 1 where an epoch found chunks that the one before had left.
+        share = counted.decoded_bytes / counted.delivered_bytes
+        told["decoded over delivered"] = round(share, 3)
+    return told
 
 
 def _figures(played: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:

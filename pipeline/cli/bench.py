@@ -80,7 +80,6 @@ def bench(
     is used; each stage's own ceiling; the one change that would help most. docs/bench.md explains
     every figure.
     """
-    from penstock.pipeline.bench.plot import plot as draw
     from penstock.pipeline.bench.recipes import recipe_named
     from penstock.pipeline.bench.workload import Workload, step_of
     from penstock.pipeline.options.device import parse_device
@@ -109,12 +108,7 @@ def bench(
         format=format,
         sampling=sampling,
     )
-    result = _measured(workload, search=tune, peers=peers)
-    _report(result, as_json=as_json, plot=plot)
-    if plot is not None:  # last: a disk that is full must not cost the figures
-        draw(result, plot)
-    if result.peers_error is not None:
-        raise result.peers_error
+    _report(_measured(workload, search=tune, peers=peers), as_json=as_json, plot=plot)
 
 
 def _check(*, seconds: float, step_ms: float | None, plot: Path | None) -> None:
@@ -137,16 +131,20 @@ def _measured(workload: Workload, *, search: bool, peers: list[str]) -> BenchRes
 
 
 def _report(result: BenchResult, *, as_json: bool, plot: Path | None) -> None:
+    from penstock.pipeline.bench.plot import plot as draw
     from penstock.pipeline.bench.report import as_json as values
     from penstock.pipeline.bench.report import show
 
     if as_json:
         typer.echo(json.dumps({**values(result), "plot": None if plot is None else str(plot)}))
-        return
-    console = Console()
-    show(result, console)
-    if plot is not None:
-        console.print("\nPicture:", str(plot), markup=False, soft_wrap=True)
+    else:
+        show(result, Console())
+    if plot is not None:  # last: a disk that is full must not cost the figures
+        draw(result, plot)
+        if not as_json:
+            Console().print("\nPicture:", str(plot), markup=False, soft_wrap=True)
+    if result.peers_error is not None:
+        raise result.peers_error
 
 
 def _peers(against: str | None, *, recipe: NamedRecipe, device: str) -> list[str]:

@@ -53,7 +53,7 @@ class Segment:
 
 _ABSENT = bytes.fromhex("9c41f7d20be86a3315c0d95e7ba28f64")
 LEAST_ABSENT_BYTES = len(_ABSENT)
-"""A range of fewer bytes can't say that its object isn't there."""
+"""So many of its first bytes tell whether the object that a range is of isn't there."""
 
 
 def absent_bytes(start: int, end: int) -> bytes:
@@ -61,16 +61,6 @@ def absent_bytes(start: int, end: int) -> bytes:
     cache needs no note of it; by chance 16 bytes are these once in 10^38."""
     first = start % len(_ABSENT)
     return (_ABSENT * ((end - start + first) // len(_ABSENT) + 1))[first : first + end - start]
-
-
-def is_absent(data: Bytes, start: int) -> bool:
-    """Whether bytes of a blob from `start` on say that their object isn't there."""
-    if len(data) < LEAST_ABSENT_BYTES:
-        return False
-    head = data[:LEAST_ABSENT_BYTES].tobytes()
-    if head != absent_bytes(start, start + len(head)):
-        return False
-    return data.tobytes() == absent_bytes(start, start + len(data))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 
 
 class PassingReads:
-    """Reads blobs that pass. meter: counts what came."""
+    """Reads blobs that pass. range_bytes: of one request at most; meter: counts what came."""
 
-    def __init__(self, requester: Requester, *, meter: TrafficMeter) -> None:
+    def __init__(self, requester: Requester, *, range_bytes: int, meter: TrafficMeter) -> None:
         self._requester, self._meter = requester, meter
+        self._range_bytes = range_bytes
 
     def open(self, source: BlobSource) -> PassingBlob:
         """Open a blob that isn't kept; fetches nothing."""
@@ -43,11 +45,11 @@ class PassingReads:
         found: list[Bytes] = [np.empty(0, np.uint8)] * len(starts)
         requests: list[BlobRequest] = []
         for place, (start, end) in enumerate(zip(starts, ends, strict=True)):
-            ranges = list(blob.ranges(start, end))
+            ranges = self._ranges(blob, start, end)
             if len(ranges) == 1:
                 (one,) = ranges
                 requests.append(BlobRequest(one, self._take_one(blob, one, found, place)))
-            elif ranges:  # a sample over several objects
+            elif ranges:  # over several objects, or a large one
                 room = np.empty(end - start, np.uint8)
                 found[place] = room.view()
                 found[place].flags.writeable = False
@@ -68,13 +70,19 @@ class PassingReads:
         self._requester.send(requests)
         return found
 
+    def _ranges(self, blob: PassingBlob, start: int, end: int) -> list[BlobRange]:
+        """What to ask for, as much at a time as is best."""
+        count = max(1, -(-(end - start) // self._range_bytes))
+        cuts = pairwise(start + (end - start) * i // count for i in range(count + 1))
+        return [one for low, high in cuts for one in blob.ranges(low, high)]
+
     def _fill_buffer(self, blob: PassingBlob, spans: Sequence[tuple[int, int]]) -> None:
         """Bring spans into a blob's buffer."""
         self._requester.send(
             [
                 BlobRequest(one, self._take_buffer(blob, one))
                 for start, end in spans
-                for one in blob.ranges(start, end)
+                for one in self._ranges(blob, start, end)
             ]
         )
 

@@ -73,7 +73,7 @@ class Remote:
         demand_fills = DemandFills(
             upstream, requester, pieces, cache=dataset_cache, failures=failures, meter=meter
         )
-        self._passing = PassingReads(requester, meter=meter)
+        self._passing = PassingReads(requester, range_bytes=upstream.range_bytes, meter=meter)
         self._opener = BlobOpener(dataset_cache, self._memberships, ensure=demand_fills.ensure)
         self._reader = BlobReader(demand_fills, self._passing, cache=dataset_cache, meter=meter)
         self._whole_fills = WholeFills(

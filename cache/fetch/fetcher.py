@@ -13,7 +13,6 @@ from collections import deque
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache.base.blob import LEAST_ABSENT_BYTES
 from penstock.cache.base.counters import TrafficMeter
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.store import ABSENT, Answer, ObjectInfo, RequestError, Store
@@ -97,11 +96,7 @@ class Fetcher:
         try:
             return self.store.read(one.path, (one.start, one.end), version=one.version)
         except RequestError as error:
-            if (
-                one.may_lack
-                and error.kind == "missing"
-                and one.end - one.start >= LEAST_ABSENT_BYTES
-            ):
+            if one.may_lack and error.kind == "missing":
                 return ABSENT
             raise
 

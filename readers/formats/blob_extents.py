@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from penstock.cache.base.blob import LEAST_ABSENT_BYTES
 from penstock.readers.origin.remote import segment
 
 if TYPE_CHECKING:
@@ -74,6 +75,9 @@ class BlobExtents:
         object that isn't there is no error."""
         extents, files = self._extents, self._files
         versions = files.versions
+        # Too few bytes of one can't tell that it isn't there: then it is an error after all.
+        small = extents.sizes[self._chosen] < LEAST_ABSENT_BYTES
+        surely = set(extents.files[self._chosen][small].tolist())
         found: list[tuple[int, int, int]] = []
         rows = zip(
             extents.files[self._chosen].tolist(),
@@ -97,7 +101,7 @@ class BlobExtents:
                 versions[file],
                 start=start,
                 object_bytes=int(files.sizes[file]),
-                may_lack=may_lack,
+                may_lack=may_lack and file not in surely,
             )
             for file, start, end in found
         )

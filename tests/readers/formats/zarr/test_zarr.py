@@ -11,7 +11,7 @@ import pytest
 import zarr
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
-from penstock.readers import Dataset
+from penstock.readers import Dataset, pack
 from penstock.readers.fields.field_types import Array, ClassLabel, Value
 from penstock.readers.formats.zarr import format as zarr_format
 from tests.readers.formats.zarr.hierarchies import (
@@ -308,3 +308,15 @@ def test_large_samples_that_aren_t_encoded(
         assert (read_all(dataset, batch=4)["x"] == wanted).all()
     with Dataset(root) as dataset:
         assert (read_all(dataset, batch=4)["x"] == wanted).all()
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_hierarchy_is_packed(place: str, tmp_path: Path) -> None:
+    root = group(tmp_path / "set.zarr")
+    with opened(root, place, tmp_path) as dataset:
+        pack(dataset.url, tmp_path / "pack", shuffle=False)
+    with Dataset(tmp_path / "pack") as packed:
+        found = read_all(packed)
+        assert (found["x"] == X).all()
+        assert (found["y"] == Y).all()
+        assert packed.names([7]) == ["x[7]"]

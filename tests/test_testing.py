@@ -14,6 +14,7 @@ import pytest
 from penstock.cache.errors import PenstockError
 from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.fields.field_types import PRESENT
+from penstock.readers.formats.chunked_shard import Extents
 from penstock.testing import FormatConformance
 from tests import field_sets, images, tars
 from tests.house import ROOT
@@ -188,11 +189,9 @@ def test_a_format_that_breaks_its_word_fails(
 def test_extents_that_are_one_byte_off_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = blocks.Extents
-
     def shifted(**columns: Any) -> Any:
         columns["starts"] = columns["starts"] + 1
-        return whole(**columns)
+        return Extents(**columns)
 
     monkeypatch.setattr(blocks, "Extents", shifted)
     root = blocks.write(tmp_path / "data")

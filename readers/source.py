@@ -17,7 +17,6 @@ from penstock.cache.base.blob import READ_MODE
 from penstock.cache.errors import ConfigError, IndexChangedError
 from penstock.readers.contents import selected
 from penstock.readers.fields.field_types import ClassLabel, Text, Value
-from penstock.readers.whole_columns import lengths_of, runs, whole_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -142,6 +141,8 @@ class Source(ABC):
         """The first length of each sample of a field whose samples differ in it, int64, shape (n,):
         from what is noted of samples, where a source knows how. Raises ConfigError for other
         fields."""
+        from penstock.readers.whole_columns import lengths_of  # most loaders need none of it
+
         return lengths_of(self.values(name, rows).columns[name], name, url=self.url)
 
     def column(self, name: str) -> NDArray[Any] | list[Any]:
@@ -154,6 +155,8 @@ class Source(ABC):
         (images, masks, sounds) is refused with ConfigError; texts in files of their own are read.
         Raises ConfigError also for a field that some lack.
         """
+        from penstock.readers.whole_columns import whole_column
+
         return whole_column(self, name)
 
     # -- parts
@@ -217,6 +220,8 @@ class Source(ABC):
     ) -> object:
         """A group's key for each sample."""
         if callable(by):
+            from penstock.readers.whole_columns import runs
+
             return [by(name) for run in runs(len(ids)) for name in self.names(ids[run])]
         if not isinstance(by, str):
             return by

@@ -16,9 +16,7 @@ from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.files.atomic import write_whole
 from penstock.readers.files.ipc import LazyColumn, write_batch
 from penstock.readers.files.pages import BROKEN
-from penstock.readers.formats.blob_extents import BlobExtents
 from penstock.readers.formats.candidates import MISSING
-from penstock.readers.formats.chunked_shard import Extents
 from penstock.readers.formats.limits import MAX_SHARD_BYTES, MAX_SHARD_SAMPLES, VERSION
 from penstock.readers.formats.noted import as_noted, notes_of
 from penstock.readers.formats.shard_files import ShardFiles
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.facts import Facts
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.formats.chunked_shard import ChunkedShard
+    from penstock.readers.formats.chunked_shard import ChunkedShard, Extents
     from penstock.readers.formats.layout import Layout
     from penstock.readers.formats.shard import OpenShard
     from penstock.readers.formats.summary import FieldNotes, ShardSummary
@@ -103,6 +101,8 @@ class Sidecar:
         whose bytes alone are wanted; may_lack: an object of it that isn't there is no error."""
         if self.extents is None:
             return self.files.segments()
+        from penstock.readers.formats.blob_extents import BlobExtents  # spans need none of it
+
         return BlobExtents(self, fields).segments(may_lack=may_lack)
 
     def field_notes(self, progressive: Mapping[str, int]) -> dict[str, FieldNotes]:
@@ -311,6 +311,8 @@ def _extents(lists: Lists, files: ShardFiles, *, fields: int) -> Extents:
     """The extents of a shard of chunks, which lie in its files. Raises ValueError."""
     count = len(lists.arrow(next(iter(EXTENTS))))
     columns = [lists.numbers(name, length=count).astype(np.int64) for name in EXTENTS]
+    from penstock.readers.formats.chunked_shard import Extents
+
     extents = Extents(**dict(zip(("files", "starts", "sizes", "fields"), columns, strict=True)))
     if not count:
         return extents

@@ -359,11 +359,19 @@ class SampleReader:
                     raise self.corruption(number, int(spans.rows[span]))
                 marks[span] = WRONG_CRC
 
-    def corruption(self, number: int, row: int) -> Exception:
-        """The error for a sample whose bytes aren't those that were indexed."""
+    def corruption(self, number: int, row: int, reason: str = WRONG_CRC) -> Exception:
+        """The error for a sample that can't be had, such as one whose bytes aren't those that were
+        indexed."""
         index = self.index
         sample_id = int(index.starts[number]) + row
         (shard,) = self.shards.get([number])
+        if reason != WRONG_CRC:
+            return CorruptSampleError(
+                f"Sample {sample_id} of {self._url} ({shard.name(row)}): {reason}. Get that file "
+                "again, or leave the sample out; a loader replaces and counts such samples, up to "
+                "max_bad=.",
+                sample_id=sample_id,
+            )
         if not index.is_self_contained:
             return IndexChangedError(
                 f"{shard.name(row)} (sample {sample_id} of {self._url}): its bytes aren't those "

@@ -49,8 +49,8 @@ class Reader(Protocol):
     def movers(self) -> Movers:
         """The threads that help with large arrays."""
 
-    def corruption(self, number: int, row: int) -> Exception:
-        """The error for a sample whose bytes are wrong."""
+    def corruption(self, number: int, row: int, reason: str) -> Exception:
+        """The error for a sample that can't be had."""
 
 
 def read_by_rows(
@@ -93,7 +93,7 @@ def read_by_rows(
             wrong = large_wrong[piece] | wrong
         for place, reason in wrong.items():
             if marks is None:
-                raise reader.corruption(visit.numbers[piece], int(visit.rows[a + place]))
+                raise reader.corruption(visit.numbers[piece], int(visit.rows[a + place]), reason)
             marks.setdefault(a + place, reason)
         everyone = DenseColumn(np.ones(b - a, np.bool_))
         for name, some in parts.items():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from penstock.cache import DiskCache
-from penstock.cache.errors import IndexChangedError
+from penstock.cache.errors import CorruptSampleError
 from penstock.pipeline.loader import DataLoader
 from penstock.readers import Dataset
 from penstock.readers.fields.columns import DenseColumn, RaggedColumn
@@ -95,7 +95,7 @@ def test_a_damaged_chunk_marks_its_rows(tmp_path: Path) -> None:
         batch = dataset.read(rows, bad=bad)
         ids = batch.ids.tolist()
         assert sorted(ids[place] for place in bad) == [0, 1, 2, 3]
-        with pytest.raises(IndexChangedError, match="row"):
+        with pytest.raises(CorruptSampleError, match=r"row \d\): Error -3 while decompressing"):
             dataset.read(rows)
 
 

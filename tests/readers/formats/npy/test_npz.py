@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock.cache.errors import ConfigError, DatasetError, IndexChangedError
+from penstock.cache.errors import ConfigError, CorruptSampleError, DatasetError
 from penstock.readers import Dataset
 from penstock.readers.fields.field_types import Array, ClassLabel, Value
 from penstock.readers.formats.npy import archive, shards
@@ -304,7 +304,7 @@ def test_damage_that_decoding_shows_makes_samples_bad(root: Path, how: str) -> N
         assert sorted(bad) == list(range(60))
         assert "damaged" in bad[0]
         np.testing.assert_array_equal(batch.columns["x"].values[60:], X)
-        with pytest.raises(IndexChangedError, match=r"0\.npz"):
+        with pytest.raises(CorruptSampleError, match=r"0\.npz"):
             dataset.read(rows[:3], fields=("x",))
 
 

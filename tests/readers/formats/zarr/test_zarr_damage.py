@@ -11,6 +11,7 @@ import zarr
 from crc32c import crc32c
 
 from penstock.cache.errors import (
+    CorruptSampleError,
     DatasetError,
     DatasetNotFoundError,
     IndexChangedError,
@@ -104,7 +105,7 @@ def test_a_damaged_chunk_marks_its_samples(damage: Callable[[Path], None], tmp_p
         assert all("array: a chunk is damaged" in reason for reason in bad.values())
         good = np.array([0, 1, 4, 5, 6, 7])
         assert (batch.columns["array"].values[good] == X[good]).all()
-        with pytest.raises(IndexChangedError, match=r"array\[2\]"):
+        with pytest.raises(CorruptSampleError, match=r"array\[2\]"):
             dataset.read(dataset.contents.rows(np.arange(8)))
 
 

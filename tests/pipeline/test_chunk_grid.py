@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from penstock import DataLoader, Dataset, DiskCache, World
+from penstock import DataLoader, Dataset, DiskCache, World, pack
+from penstock.readers.formats.sampling import check_sampling
 from tests.chunk_sets import SETS
 from tests.field_sets import plain
 from tests.readers.remote_sets import upload
@@ -161,3 +162,29 @@ def test_a_remote_and_its_cache_give_the_same(
                 assert epoch(dataset) == wanted
     finally:
         memory.rm(f"/chunks-{tmp_path.name}", recursive=True)
+
+
+def samples_of_pack(folder: Path) -> dict[int, Any]:
+    with Dataset(folder) as packed, packed.select(*packed.fields, "id") as dataset:
+        return {id_of(s): s for batch in epoch(dataset, shuffle=False) for s in batch}
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_pack_of_it_has_the_same_samples(
+    name: str, written: dict[str, Path], tmp_path: Path
+) -> None:
+    with opened(name, written[name]) as dataset:
+        wanted = {id_of(s): s for batch in epoch(dataset, shuffle=False) for s in batch}
+    options = dict(SETS[name].options)
+    format = options.pop("format", "auto")
+    sampling = check_sampling(**options)
+    for workers in (1, 3):
+        folder = tmp_path / f"pack-{workers}"
+        pack(
+            written[name], folder, shuffle=False, workers=workers, format=format, sampling=sampling
+        )
+        assert samples_of_pack(folder) == wanted
+    pack(written[name], tmp_path / "shuffled", format=format, sampling=sampling)
+    plain_values = sorted(repr({k: v for k, v in s.items() if k != "id"}) for s in wanted.values())
+    shuffled = samples_of_pack(tmp_path / "shuffled").values()
+    assert sorted(repr({k: v for k, v in s.items() if k != "id"}) for s in shuffled) == plain_values

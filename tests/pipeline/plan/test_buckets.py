@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -63,7 +65,7 @@ def made(
     object.__setattr__(told, "pool", max(2 * ranks, told.pool // smaller))
     first = np.cumsum([0, *map(len, lengths)])
 
-    def look_up(rows: np.ndarray) -> np.ndarray:
+    def look_up(rows: Any) -> Any:
         return flat[first[rows[:, 0]] + rows[:, 1]]
 
     buckets = Buckets(plan, told, look_up, seed=seed)

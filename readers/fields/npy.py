@@ -23,6 +23,9 @@ _MAX_HEADER_BYTES = 10_000  # numpy's own limit for files that it doesn't trust
 MAX_HEAD_BYTES = 12 + _MAX_HEADER_BYTES
 """An .npy file's header ends before."""
 
+OF_OTHERS = "an .npy file of"
+"""How the reason begins where a header is sound, and says what isn't read."""
+
 _MAX_DIMENSIONS, _MAX_LENGTH = 32, 2**40
 _KEYS = {"descr", "fortran_order", "shape"}
 
@@ -89,17 +92,17 @@ def _header_text(data: Encoded) -> tuple[dict[str, object], int] | Rejection:
 def _codec(descr: object) -> ArrayCodec | Rejection:
     if not isinstance(descr, str):
         return Rejection(
-            "an .npy file of named fields (a structured dtype): save one file for each field"
+            f"{OF_OTHERS} named fields (a structured dtype): save one file for each field"
         )
     if descr.lstrip("|<>=").startswith("O"):
         return Rejection(
-            "an .npy file of Python objects (dtype object), which is pickled and never opened: "
+            f"{OF_OTHERS} Python objects (dtype object), which is pickled and never opened: "
             "save numbers"
         )
     codec = array_codec(descr)
     if codec is None:
         return Rejection(
-            f"an .npy file of dtype {_short(descr)}: save booleans, integers, floats or complex "
+            f"{OF_OTHERS} dtype {_short(descr)}: save booleans, integers, floats or complex "
             "numbers of 16 bytes at most"
         )
     return codec

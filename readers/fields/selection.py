@@ -37,7 +37,7 @@ def default_fields(schema: Schema, lacking: Mapping[str, int]) -> tuple[str, ...
     too must not break `for images, labels in loader`. Else all that can be handed out. What some
     samples lack isn't chosen. lacking: how many samples lack a field, of those that some lack.
     """
-    whole = [name for name in schema if not lacking.get(name)]
+    whole = dict.fromkeys(name for name in schema if not lacking.get(name))  # in order
     image = next((name for name in whole if isinstance(schema[name], Image)), None)
     if image is not None and LABEL in whole and isinstance(schema[LABEL], ClassLabel):
         return image, LABEL

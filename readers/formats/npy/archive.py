@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from penstock.cache.errors import DatasetError
 from penstock.cache.threads import ordered
-from penstock.readers.fields.npy import MAX_HEAD_BYTES
+from penstock.readers.fields.npy import MAX_HEAD_BYTES, OF_OTHERS
 from penstock.readers.files.names import printable
 from penstock.readers.formats.file_parts import read_parts
 from penstock.readers.formats.npy.stored import (
@@ -55,6 +55,7 @@ _DAMAGE = (
     KeyError,
 )
 _ENCRYPTED = 0x1
+_UTF_8 = 0x800
 
 
 class _Place(NamedTuple):
@@ -137,11 +138,17 @@ class _Archive:
         for member, end in zip(order, ends, strict=True):
             if not 0 <= member.header_offset <= min(end, size) - _LOCAL.size - member.compress_size:
                 raise ValueError(f"{member.filename!r} overlaps others, or lies outside")
-        spans = [(m.header_offset, m.header_offset + _LOCAL.size) for m in members]
+        names = [_stored_name(member) for member in members]
+        spans = [
+            (member.header_offset, min(member.header_offset + _LOCAL.size + len(name), size))
+            for member, name in zip(members, names, strict=True)
+        ]
         before = {member.header_offset: end for member, end in zip(order, ends, strict=True)}
         found = []
-        for member, data in zip(members, self._read(spans), strict=True):
-            magic, *_, name_bytes, extra_bytes = _LOCAL.unpack(data)
+        for member, name, data in zip(members, names, self._read(spans), strict=True):
+            magic, *_, name_bytes, extra_bytes = _LOCAL.unpack(data[: _LOCAL.size])
+            if data[_LOCAL.size :] != name or name_bytes != len(name):
+                raise ValueError(f"{member.filename!r} has another name where its bytes lie")
             start = member.header_offset + _LOCAL.size + name_bytes + extra_bytes
             end = start + member.compress_size
             if magic != b"PK\3\4" or end > before[member.header_offset]:
@@ -179,6 +186,8 @@ class _Archive:
     ) -> StoredArray | Rejection:
         header = header_of(head, member.file_size)
         if isinstance(header, Rejection):
+            if not header.reason.startswith(OF_OTHERS):
+                raise ValueError(f"{member.filename!r}: {header.reason}")
             return header
         packed = None
         start = place.start
@@ -194,6 +203,11 @@ class _Archive:
             shape=header.shape,
             packed=packed,
         )
+
+
+def _stored_name(member: zipfile.ZipInfo) -> bytes:
+    """A member's name as the directory has it."""
+    return member.orig_filename.encode("utf-8" if member.flag_bits & _UTF_8 else "cp437")
 
 
 def _why_not(member: zipfile.ZipInfo) -> str | None:

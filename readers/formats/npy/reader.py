@@ -143,7 +143,9 @@ class NpyReader:
         for name in fields:
             form = array_form(self._types[name])
             if form is not None and form.is_ragged:
-                samples = self._samples(name, rows, data, wrong, form.dtype, len(form.shape))
+                none = (0,) * len(form.shape) if form.rest is None else (0, *form.rest)
+                nothing = np.empty(none, form.dtype)
+                samples = self._samples(name, rows, data, wrong, nothing)
                 shapes = None if form.rest is not None else np.empty((0, len(form.shape)), np.int64)
                 like = RaggedColumn(
                     np.empty((0, *(form.rest or ())), form.dtype), np.zeros(1, np.int64), shapes
@@ -275,10 +277,9 @@ class NpyReader:
         rows: Ints,
         data: ShardData,
         wrong: dict[int, str],
-        dtype: np.dtype[Any],
-        axes: int,
+        nothing: NDArray[Any],
     ) -> list[NDArray[Any]]:
-        """Whole files' arrays, whose shapes differ."""
+        """Whole files' arrays, whose shapes differ. nothing: what a damaged one is."""
         field = self._fields.index(name)
         pieces = self._piece_of(rows).tolist()
         arrays: dict[int, NDArray[Any]] = {}
@@ -288,7 +289,7 @@ class NpyReader:
             try:
                 array = self._array(slab, extent, 1, 1, data)
             except ValueError as error:
-                array = np.empty((0,) * axes, dtype)
+                array = nothing
                 for row, where in enumerate(pieces):
                     if where == piece:
                         wrong.setdefault(row, self._reason(field, error))
@@ -299,7 +300,7 @@ class NpyReader:
         found = data.read([self._extent(piece, field) for piece in unread]) if unread else []
         for piece, encoded in zip(unread, found, strict=True):
             arrays[piece] = _as_array(self._pieces[piece].slabs[field], encoded)
-        return [arrays[piece].astype(dtype, copy=False) for piece in pieces]
+        return [arrays[piece].astype(nothing.dtype, copy=False) for piece in pieces]
 
     def _reason(self, field: int, error: ValueError) -> str:
         """Why samples are bad. Raises the error again where it isn't the bytes' fault."""

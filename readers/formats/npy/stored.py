@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import DatasetError
-from penstock.readers.fields.npy import MAX_HEAD_BYTES, NpyHeader, read_npy_header
+from penstock.readers.fields.npy import MAX_HEAD_BYTES, OF_OTHERS, NpyHeader, read_npy_header
 from penstock.readers.files.names import printable
 from penstock.readers.formats.file_parts import read_parts
 from penstock.readers.types import Rejection
@@ -110,5 +110,5 @@ def header_of(head: bytes, size_bytes: int) -> NpyHeader | Rejection:
     """The header of an .npy file of that size, by its first bytes."""
     found = read_npy_header(np.frombuffer(head, np.uint8), size_bytes=size_bytes)
     if isinstance(found, NpyHeader) and len(found.shape) > MAX_AXES:
-        return Rejection(f"an .npy file of {len(found.shape)} axes: at most {MAX_AXES} are read")
+        return Rejection(f"{OF_OTHERS} {len(found.shape)} axes: at most {MAX_AXES} are read")
     return found

@@ -230,7 +230,7 @@ class _FieldReader:
             ):
                 slot = out[place]
                 try:
-                    if len(encoded):
+                    if self._is_stored(int(extents[row]), encoded):
                         decode(encoded, slot)
                     else:
                         slot[...] = self._fill
@@ -293,9 +293,16 @@ class _FieldReader:
     def _decode(self, extent: int, data: ShardData) -> NDArray[Any]:
         """A chunk; of fill values where its file is gone."""
         (encoded,) = self._encoded([extent], data)
-        if len(encoded):
+        if self._is_stored(extent, encoded):
             return self._get_decoder().decode(encoded)
         return np.full(self._shape, self._fill, self._dtype)
+
+    def _is_stored(self, extent: int, encoded: Encoded) -> bool:
+        """Whether a chunk has bytes; its file may have gone since it was listed. Raises ValueError
+        where there was nothing in it then: no codec makes no bytes of numbers."""
+        if not self._sizes[extent]:
+            raise ValueError("it has no bytes: truncated, or never written to its end")
+        return len(encoded) > 0
 
     def _encoded(self, extents: list[int], data: ShardData) -> list[Encoded]:
         """The bytes of chunks, mapped where that costs less than to read them."""

@@ -230,8 +230,16 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     "overlapping": bomb,
     "nested": lambda: nested(),
     "twice": lambda: twice(),
+    "a member's header": lambda: damaged_header(),
+    "another name": lambda: patched(46, b"z"),
     "objects": lambda: objects(),
 }
+
+
+def damaged_header() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, x=X, y=Y)
+    return file.getvalue().replace(b"'descr'", b"'desCr'", 1)
 
 
 def encrypted() -> bytes:
@@ -306,6 +314,21 @@ def test_damage_that_decoding_shows_makes_samples_bad(root: Path, how: str) -> N
         np.testing.assert_array_equal(batch.columns["x"].values[60:], X)
         with pytest.raises(CorruptSampleError, match=r"0\.npz"):
             dataset.read(rows[:3], fields=("x",))
+
+
+def test_a_damaged_file_among_those_of_other_lengths_is_a_bad_sample(root: Path) -> None:
+    for number in range(4):
+        np.savez_compressed(root / f"{number}.npz", x=X[: number + 1])
+    data = bytearray((root / "2.npz").read_bytes())
+    data[data.index(b"PK\1\2") + 16] ^= 255  # of its CRC-32
+    (root / "2.npz").write_bytes(bytes(data))
+    with Dataset(root, sample="file") as dataset:
+        bad: dict[int, str] = {}
+        batch = dataset.read(dataset.rows(np.arange(4)), bad=bad)
+        x: Any = batch.columns["x"]
+        assert list(bad) == [2]
+        for place, length in enumerate((1, 2, 0, 4)):
+            np.testing.assert_array_equal(x.sample(place), X[:length])
 
 
 def outcome(path: Path, index: Path) -> str:

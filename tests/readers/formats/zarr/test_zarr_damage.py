@@ -257,3 +257,17 @@ def test_a_file_that_can_t_be_opened_closes_no_other(tmp_path: Path) -> None:
         with pytest.raises(IndexChangedError, match="x/c/2/0/0/0"):
             dataset.read(rows)
         assert set(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("steps", "lost"), [(1, [1]), (2, [2, 3])])
+@pytest.mark.parametrize("where", ["local", "remote"])
+def test_a_chunk_of_no_bytes_is_damage_and_no_fill_values(
+    where: str, steps: int, lost: list[int], tmp_path: Path
+) -> None:
+    options = {"chunks": {"x": (steps, 3, 8, 8)}, "fill_value": {"x": 9}}
+    root = write_group(tmp_path / "set.zarr", {"x": X}, **options)
+    (root / "x/c/1/0/0/0").write_bytes(b"")
+    with opened(root, where, tmp_path) as dataset:
+        _, bad = bad_of(dataset)
+        assert sorted(bad) == lost
+        assert all("it has no bytes" in reason for reason in bad.values())

@@ -75,7 +75,6 @@ def pack(
     any moment, the same command goes on after the last finished shard. Under torchrun or Slurm each
     rank packs its share.
     """
-    from penstock.readers import open_index
     from penstock.readers import pack as pack_dataset
 
     sampling = parse_sampling(
@@ -106,9 +105,14 @@ def pack(
         )
     _report(asdict(summary), as_json=as_json, place=f"{dst.rstrip('/')}/_penstock")
     if summary.complete:
-        from penstock.pipeline.cli.index_report import warn_of_labels
+        _warn_of_labels(dst)
 
-        warn_of_labels(open_index(dst))
+
+def _warn_of_labels(dst: str) -> None:
+    from penstock.pipeline.cli.index_report import warn_of_labels
+    from penstock.readers import open_index
+
+    warn_of_labels(open_index(dst))
 
 
 def index(
@@ -127,7 +131,8 @@ def index(
     storage_option: StorageOption = None,
     as_json: Json = False,
 ) -> None:
-    """Index a folder or tar files where they lie: sizes, checksums, fields; samples checked once.
+    """Index a dataset where it lies: sizes, checksums, fields; samples of folders and tar files are
+    checked once, of formats with chunks (Zarr, Parquet, …) metadata alone are read.
 
     A Dataset does the same on first use; here it can be done before the job, with a progress bar.
     """

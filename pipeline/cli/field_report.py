@@ -48,7 +48,7 @@ def field_table(values: Mapping[str, Mapping[str, Any]]) -> Table:
     """The same for people."""
     table = Table("field", "type", "of one sample", "values", "missing", box=None, pad_edge=False)
     for name, field in values.items():
-        share = f"{field['missing_share']:.2%}" if field["missing"] else "-"
+        share = f"{field['missing_share']:.2%}" if field["missing"] else "0"
         table.add_row(escape(name), escape(_type(field)), _shape(field), _range(field), share)
     return table
 
@@ -70,7 +70,11 @@ def _shape(field: Mapping[str, Any]) -> str:
         wide = _between(sides["min_width"], sides["max_width"])
         channels = _joined(field["channels"])
         return f"{high} x {wide} px, {channels} channel{'s' * (channels != '1')}"
-    return " x ".join(_between(low, high) for low, high in field["lengths"]) or "-"
+    if field["lengths"]:
+        return " x ".join(_between(low, high) for low, high in field["lengths"])
+    # Of chunks no sample was looked at: the type tells what is known of them all.
+    shape = field.get("shape", (None,) if field["kind"] == "tokens" else ())
+    return " x ".join("any" if n is None else f"{n:,}" for n in shape) or "-"
 
 
 def _range(field: Mapping[str, Any]) -> str:

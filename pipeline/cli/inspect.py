@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -32,6 +35,11 @@ from penstock.pipeline.cli.options import (
     parse_storage_options,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.readers.formats.sampling import Sampling
+
 
 def inspect(
     url: Source,
@@ -60,39 +68,48 @@ def inspect(
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )
-    # Here, as everywhere in the command line: no command waits for what another one imports.
-    if batch is not None:
+    arguments = {
+        "format": format,
+        "manifest": manifest,
+        "fields": parse_places(fields),
+        "index": index_folder,
+        "cache": cache,
+        "storage_options": parse_storage_options(storage_option),
+    }
+    with _talkative():
+        if batch is None:
+            _show_index(url, sampling, arguments, batch_size=batch_size, as_json=as_json)
+            return
+        # Here, as everywhere in the command line: no command waits for what another one imports.
         from penstock.pipeline.cli.inspect_batch import look, open_with_all_fields, show
 
-        with open_with_all_fields(
-            url,
-            format=format,
-            index=index_folder,
-            cache=cache,
-            manifest=manifest,
-            fields=parse_places(fields),
-            storage_options=parse_storage_options(storage_option),
-            **sampling.arguments(),
-        ) as dataset:
+        with open_with_all_fields(url, **arguments, **sampling.arguments()) as dataset:
             report, pictures = look(dataset, size=batch, recipe=augment, seed=seed, epoch=epoch)
-        show(url, report, pictures, out=out, as_json=as_json)
-        return
+    show(url, report, pictures, out=out, as_json=as_json)
+
+
+def _show_index(
+    url: str, sampling: Sampling, arguments: dict[str, Any], *, batch_size: int, as_json: bool
+) -> None:
     from penstock.pipeline.cli.index_report import index_values, show_index, warn_of_labels
     from penstock.readers import open_index
 
-    found = open_index(
-        url,
-        format=format,
-        manifest=manifest,
-        fields=parse_places(fields),
-        index=index_folder,
-        cache=cache,
-        storage_options=parse_storage_options(storage_option),
-        sampling=sampling,
-    )
+    found = open_index(url, sampling=sampling, **arguments)
     values = index_values(found, batch_size=batch_size)
     warn_of_labels(found)
     if as_json:
         typer.echo(json.dumps(values))
     else:
         show_index(url, values)
+
+
+@contextmanager
+def _talkative() -> Iterator[None]:
+    """Also what the log says at INFO: what a sample is, and what of the files is no field."""
+    log = logging.getLogger("penstock")
+    before = log.level
+    log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Annotated, TextIO
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -22,6 +23,9 @@ from penstock.pipeline.cli.doctor import doctor
 from penstock.pipeline.cli.examples import epilog
 from penstock.pipeline.cli.inspect import inspect
 from penstock.pipeline.cli.warm import warm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 INTERRUPTED = 130
 
@@ -75,10 +79,19 @@ def _tell(label: str, message: str) -> None:
     stderr.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
+@contextmanager
+def _log_to_stderr() -> Iterator[None]:
+    log, handler = logging.getLogger("penstock"), logging.StreamHandler()
+    log.addHandler(handler)
+    try:
+        yield
+    finally:  # whoever calls main() from a program keeps his log as it was
+        log.removeHandler(handler)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; returns the exit code (the console script passes it to sys.exit)."""
-    logging.getLogger("penstock").addHandler(logging.StreamHandler())
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _log_to_stderr():
         warnings.showwarning = _show_warning
         try:
             app(args=arguments, prog_name="penstock")

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from penstock.readers.formats.sampling import Sampling, Windows
+    from penstock.readers.formats.sampling import Sampling, Unit, Windows
 
 Recipe = Literal["imagenet", "imagenet-eval", "none"]
 """A recipe that has a name."""
@@ -43,7 +43,8 @@ Format = Annotated[
     str,
     typer.Option(
         "--format",
-        help="What to read where a folder holds more than one kind of data, such as folder or tar.",
+        help="What the data are where their names don't tell: folder, tar, pack, zarr, npy (.npz "
+        "too), parquet, arrow (Feather too), tokens.",
     ),
 ]
 ManifestFile = Annotated[
@@ -58,7 +59,8 @@ FieldPlaces = Annotated[
     str | None,
     typer.Option(
         "--fields",
-        help="Which sub-folder, pattern or column holds which field: image=images,mask=masks.",
+        help="Where each field lies: a sub-folder, pattern, column, member, or an array's path: "
+        "image=images,mask=masks.",
     ),
 ]
 SampleWindow = Annotated[
@@ -66,7 +68,8 @@ SampleWindow = Annotated[
     typer.Option(
         "--sample",
         help="What of arrays or tokens is one sample, lengths by axis, - is all of it: 2048, "
-        "8,-,256,256, or image=8,-,256,256 for one array; repeatable.",
+        "8,-,256,256, or image=8,-,256,256 for one array (repeatable); file: each file of arrays; "
+        "row: a step along the first axis.",
     ),
 ]
 SampleStride = Annotated[
@@ -149,7 +152,7 @@ Baseline = Annotated[
 
 # --- index ---------------------------------------------------------------------------------------
 
-IndexedSource = Annotated[str, typer.Argument(help="Folder or tar files: a path or an fsspec URL.")]
+IndexedSource = Annotated[str, typer.Argument(help="What holds the data: a path or an fsspec URL.")]
 IndexOut = Annotated[
     str | None,
     typer.Option(
@@ -177,7 +180,7 @@ ContactSheet = Annotated[
 # --- warm: of the job that will read -------------------------------------------------------------
 
 WarmSource = Annotated[
-    str, typer.Argument(help="Folder, tar files or pack: any URL that a Dataset takes.")
+    str, typer.Argument(help="What holds the data: any URL that a Dataset takes.")
 ]
 MaxBytes = Annotated[
     str | None,
@@ -318,7 +321,9 @@ def parse_sampling(
 
 
 def _windows(option: str, told: list[str] | None) -> Windows | None:
-    """`8,-,256` for all arrays, or `image=8,-,256` for each that is named."""
+    """`8,-,256` for all arrays, or `image=8,-,256` for each that is named; `file` or `row`."""
+    if option == "--sample" and told in (["file"], ["row"]):
+        return cast("Unit", told[0])
     named: dict[str, tuple[int | None, ...]] = {}
     for text in told or ():
         name, equals, lengths = text.rpartition("=")
@@ -338,7 +343,8 @@ def _length(option: str, text: str) -> int | None:
         return int(text)
     except ValueError:
         raise ConfigError(
-            f"{option} got {text!r}, wanted a whole number, or - for all of an axis."
+            f"{option} got {text!r}, wanted a whole number, or - for all of an axis"
+            f"{'; or file, or row' if option == '--sample' else ''}."
         ) from None
 
 

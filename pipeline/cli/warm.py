@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.feed.share_fills import WarmResult, WarmState
+    from penstock.readers import Dataset
 
 _FAILURES_SHOWN = 20
 
@@ -87,7 +88,6 @@ def warm(
     Under torchrun or srun each node fetches its share, and a node's processes share that out.
     Interrupted, the same command goes on from there. It may run beside the job: they share fills.
     """
-    from penstock.pipeline.feed.warm import warm as warm_dataset
     from penstock.readers import Dataset
 
     sampling = parse_sampling(
@@ -104,24 +104,45 @@ def warm(
         storage_options=parse_storage_options(storage_option),
         **sampling.arguments(),
     )
-    with dataset, ByteProgress("warm") as bar:
-        result = warm_dataset(
+    order: dict[str, Any] = {
+        "epoch": epoch,
+        "seed": seed,
+        "shuffle": shuffle,
+        "reshuffle": reshuffle,
+    }
+    order |= {"lanes": lanes, "window": window, "global_batch_size": global_batch_size}
+    world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
+    process = (launched.local_rank, launched.local_size)
+    with dataset:
+        result = _fetched(
+            dataset, order, world=world, process=process, workers=workers, dry_run=dry_run
+        )
+    _report(result, as_json=as_json, dry_run=dry_run)
+    raise typer.Exit(bool(result.failed))
+
+
+def _fetched(
+    dataset: Dataset,
+    order: dict[str, Any],
+    *,
+    world: World,
+    process: tuple[int, int],
+    workers: int,
+    dry_run: bool,
+) -> WarmResult:
+    """order: what the job passes of order, by the names of `feed.warm`."""
+    from penstock.pipeline.feed.warm import warm as warm_dataset
+
+    with ByteProgress("warm") as bar:
+        return warm_dataset(
             dataset,
-            world=_node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank),
-            epoch=epoch,
-            seed=seed,
-            global_batch_size=global_batch_size,
-            shuffle=shuffle,
-            lanes=lanes,
-            window=window,
-            reshuffle=reshuffle,
-            process=(launched.local_rank, launched.local_size),
+            **order,
+            world=world,
+            process=process,
             workers=workers,
             dry_run=dry_run,
             progress=lambda state: _show_progress(bar, state),
         )
-    _report(result, as_json=as_json, dry_run=dry_run)
-    raise typer.Exit(bool(result.failed))
 
 
 def _cache(folder: Path, max_bytes: str | None) -> DiskCache:

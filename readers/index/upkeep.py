@@ -181,7 +181,7 @@ class Upkeep:
         *,
         prior: PriorFacts | None = None,
     ) -> Manifest:
-        if prior is None:
+        if prior is None and not candidates.chunked:
             _log.info(
                 "Indexing %s: each of %d samples is checked once",
                 self._origin.url,

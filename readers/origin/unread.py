@@ -77,6 +77,12 @@ def remedy_for(name: bytes) -> str:
         return f'Say what it is: format="{_OWN[found]}".'
     if found in _READ:
         return ""
+    if found == "bin":
+        return (
+            "Token ids (nanoGPT's train.bin) are read where you say what they are: "
+            'format="tokens", dtype="uint16", sample=(2048,) (docs/tokens.md). '
+            f"{REMEDY.replace('on it', 'on anything else', 1)}"
+        )
     return f"This is {kind}, which isn't read yet. {REMEDY}" if kind else ""
 
 

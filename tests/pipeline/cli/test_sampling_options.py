@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.cli.main import app
+from penstock.pipeline.cli.main import app, main
 from penstock.pipeline.cli.options import parse_sampling
 
 if TYPE_CHECKING:
@@ -32,6 +33,27 @@ def test_lengths_by_axis_for_all_arrays_or_by_name() -> None:
     two = parse_sampling(**{**NOTHING, "sample": ["a=8,-", "b=8"], "dtype": "uint16"})
     assert (two.window("a"), two.window("b"), two.window("c")) == ((8, None), (8,), None)
     assert parse_sampling(**NOTHING).to_json() == ""
+
+
+def test_a_word_says_whether_files_or_steps_are_samples() -> None:
+    for word in ("file", "row"):
+        assert parse_sampling(**{**NOTHING, "sample": [word]}).unit == word
+    with pytest.raises(ConfigError, match="--stride"):
+        parse_sampling(**{**NOTHING, "stride": ["file"]})
+
+
+def test_inspect_tells_shapes_and_what_is_no_field(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No sample is looked at, but the types tell what is known of all; so does the log."""
+    for number, depth in enumerate((3, 5)):
+        volume = np.zeros((1, depth, 4), np.float32)
+        np.savez(tmp_path / f"{number}.npz", x=volume, names=np.array(["a"] * 1))
+    assert main(["inspect", str(tmp_path), "--sample", "file"]) == 0
+    told = capsys.readouterr()
+    assert "1 x any x 4" in told.out
+    assert "2 samples, which are files" in told.err
+    assert logging.getLogger("penstock").level == logging.NOTSET
 
 
 @pytest.mark.parametrize(

@@ -219,3 +219,10 @@ def test_plain_folders_are_told_nothing(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert open_index(root, verify=images.verify).samples == 6
+
+
+def test_a_bin_that_nobody_described_names_the_format_of_tokens(tmp_path: Path) -> None:
+    """nanoGPT's train.bin is the usual one."""
+    np.arange(64, dtype=np.uint16).tofile(tmp_path / "train.bin")
+    with pytest.raises(ConfigError, match='format="tokens", dtype="uint16"'):
+        open_index(tmp_path / "train.bin", verify=images.verify)

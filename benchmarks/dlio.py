@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.dlio_child import LOADERS, LoaderName, Task
+from benchmarks.dlio_child import LOADERS, LoaderName
 from benchmarks.dlio_data import GeneratedSet, forget, make
 from benchmarks.dlio_jobs import (
     DISK_SHARE,
@@ -34,6 +34,7 @@ from benchmarks.dlio_jobs import (
     measured_seconds,
     pace_of,
 )
+from benchmarks.dlio_task import Task
 from benchmarks.record import RESULTS, write_result
 from penstock.pipeline.bench.children import Child
 from penstock.pipeline.bench.figures import Figure

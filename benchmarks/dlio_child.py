@@ -11,13 +11,14 @@ import json
 import os
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from benchmarks.dlio_data import Kind, files_below
+from benchmarks.dlio_data import files_below
+from benchmarks.dlio_task import Task, Work
 from benchmarks.dlio_torch import CROP, DETECT, GroupOrder, RowGroups, torch_dataset
 from penstock.pipeline.bench.children import tell
 from penstock.pipeline.bench.play import play
@@ -28,24 +29,9 @@ if TYPE_CHECKING:
     from penstock import Statistics
 
 LoaderName = Literal["penstock", "torch", "floor"]
-Work = Literal["bytes", "decode", "detect", "arrays", "columns"]
 
 _RAW_THREADS = 4  # keeps the disk here busy; the mapped pack's read-ahead keeps as much in flight
 _RAW_MOST_BYTES = 8 * 2**20  # a request; larger samples are read in several, as everybody does
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """What a loader is built for."""
-
-    work: Work
-    files: str
-    pack: str
-    sample_bytes: int
-    batch_size: int
-    workers: int
-    kind: Kind
-    seed: int = 7
 
 
 class WithStatistics:

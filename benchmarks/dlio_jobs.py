@@ -11,8 +11,8 @@ from penstock.pipeline.bench.accelerators import Accelerator, accelerator
 from penstock.pipeline.bench.play import SETTLE_BATCHES
 
 if TYPE_CHECKING:
-    from benchmarks.dlio_child import Work
     from benchmarks.dlio_data import Kind
+    from benchmarks.dlio_task import Work
 
 # The job asks for so much of what the disk was measured to give, k times slower if need be.
 DISK_SHARE = 0.5

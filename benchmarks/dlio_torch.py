@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from benchmarks.dlio_child import Task
+    from benchmarks.dlio_task import Task
 
 CROP, DETECT = 224, 800
 """Pixels of a square that images are cropped, and resized, to."""

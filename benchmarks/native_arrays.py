@@ -116,7 +116,7 @@ def readinto(folder: Path, case: Case) -> Iterator[Any]:
         for place, row in enumerate(rows.tolist()):
             with open(folder / f"{row:06d}.npy", "rb", buffering=0) as file:
                 file.seek(128)  # numpy's header of one dimension
-                file.readinto(values[place].numpy())  # type: ignore[attr-defined]
+                file.readinto(values[place].numpy().data)
         yield values, torch.from_numpy(rows)
 
 

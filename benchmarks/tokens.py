@@ -174,7 +174,9 @@ def plan(folder: Path, *, files: int, tokens: int, batch: int) -> dict[str, Any]
         )
         found.append(json.loads(child.stdout))
     built, opened = found
-    return {"files": files, "tokens": tokens, "batch": batch, "index_s": built["open_s"]} | opened
+    planned: dict[str, Any] = {"files": files, "tokens": tokens, "batch": batch}
+    planned |= {"index_s": built["open_s"], **opened}
+    return planned
 
 
 def measure(

@@ -14,8 +14,9 @@ from PIL import Image
 from rich.console import Console
 
 from benchmarks import dlio, dlio_jobs
-from benchmarks.dlio_child import LoaderName, Task, Work, raw_read, run
+from benchmarks.dlio_child import LoaderName, raw_read, run
 from benchmarks.dlio_data import Kind, files_below, filled, forget, jpeg_of, make
+from benchmarks.dlio_task import Task, Work
 from benchmarks.dlio_torch import GroupOrder, RowGroups
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.play import SETTLE_BATCHES

@@ -170,14 +170,14 @@ def _figures(result: BenchResult) -> Table:
     table.add_column(style="dim")
     table.add_column(style="bold", justify="right")
     table.add_column()
-    table.add_row("samples", f"{raw.samples_per_s:,.0f}/s", f"{raw.bytes_per_s / 1e6:,.1f} MB/s")
+    table.add_row("samples", f"{raw.samples_per_s:,.0f}/s", _megabytes(raw))
     table.add_row("CPU", f"{raw.cpu_s_per_1000:.2f} s", "per 1,000 samples")
     table.add_row("first batch", f"{raw.first_batch_s:.2f} s", "imports not counted")
     if result.stepped is None:
         table.add_row("a batch every", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
     else:
         fed = f"{main.samples_per_s:,.0f}/s"
-        table.add_row("with the step", fed, f"{main.bytes_per_s / 1e6:,.1f} MB/s")
+        table.add_row("with the step", fed, _megabytes(main))
         step = f"{1000 * workload.step_s:,.4g} ms a step of {result.setup.batch_size}"
         step += f", {workload.accelerator}" if workload.accelerator else ""
         table.add_row("waits for a batch", f"{1000 * main.wait_p50_s:,.1f} ms", _p99(result))
@@ -191,9 +191,16 @@ def _figures(result: BenchResult) -> Table:
     return table
 
 
+def _megabytes(figures: RunFigures) -> str:
+    """Empty where what was read isn't counted by sample: tables, chunks that are decoded whole."""
+    return f"{figures.bytes_per_s / 1e6:,.1f} MB/s" if any(figures.bytes_by_tier.values()) else ""
+
+
 def _tiers(figures: RunFigures) -> tuple[str, str]:
     """What was read in all, and where from."""
     tiers = {tier: size for tier, size in figures.bytes_by_tier.items() if size}
+    if not tiers:
+        return "-", "not counted of tables, nor of chunks that are decoded whole"
     parts = [f"{format_size(size)} from {tier}" for tier, size in tiers.items()]
     where = ", ".join(parts) if len(parts) > 1 else "".join(f"from {tier}" for tier in tiers)
     return format_size(sum(tiers.values())), where

@@ -150,6 +150,7 @@ class Workload:
             parts.append(f"manifest={self.manifest!r}")
         if self.format != ANY_FORMAT:
             parts.append(f"format={self.format!r}")
+        parts += [f"{name}={value!r}" for name, value in self.sampling.arguments().items() if value]
         if self.index is not None:
             parts.append(f"index={str(self.index)!r}")
         if self.cache is not None:

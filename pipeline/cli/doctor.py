@@ -48,7 +48,7 @@ def doctor(
     storage_option: StorageOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check this machine: Python, torch, DALI, GPU, cores, threads, memory, limits, launcher.
+    """Check this machine: Python, torch, DALI, Zarr, GPU, cores, threads, memory, limits, launcher.
 
     With DIR also its disk, and a cache's limit, owner, leftovers and jobs; with --url a store.
     Each line says ok, warn or fail, and what to do. Leaves with 1 if a check fails.

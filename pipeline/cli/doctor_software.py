@@ -1,4 +1,4 @@
-"""The doctor judges what is installed: Python, torch, DALI, decoding, GPU."""
+"""The doctor judges what is installed: Python, torch, DALI, decoding, Zarr, GPU."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 4)
+OLDEST_ZARR = (3, 0, 8)
 
 
 def software_checks(facts: MachineFacts) -> Iterator[Check]:
@@ -21,6 +22,7 @@ def software_checks(facts: MachineFacts) -> Iterator[Check]:
     yield _torch(facts)
     yield _dali(facts)
     yield _decoding(facts)
+    yield _zarr(facts)
     yield _gpu(facts)
 
 
@@ -117,6 +119,21 @@ def _decoding(facts: MachineFacts) -> Check:
         found=facts.decode_error,
         remedy=f"pip install --force-reinstall 'penstock[{_extra(facts)}]'",
     )
+
+
+def _zarr(facts: MachineFacts) -> Check:
+    zarr, install = facts.zarr, "pip install -U 'penstock[zarr]'"
+    if zarr.version is None:  # few need it
+        found = f"not installed; datasets in Zarr need it: {install}"
+        return Check(name="zarr", status="ok", found=found)
+    if zarr.error is not None:
+        found = f"{zarr.version}, but doesn't import: {zarr.error}"
+        return Check(name="zarr", status="warn", found=found, remedy=install)
+    if _numbers(zarr.version) < OLDEST_ZARR:
+        wanted = ".".join(map(str, OLDEST_ZARR))
+        found = f"{zarr.version}: codecs that Penstock doesn't know itself need {wanted} or newer"
+        return Check(name="zarr", status="warn", found=found, remedy=install)
+    return Check(name="zarr", status="ok", found=f"{zarr.version}, with numcodecs")
 
 
 def _gpu(facts: MachineFacts) -> Check:

@@ -14,26 +14,26 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "pack": (
             "penstock pack photos photos-pack",
             "penstock pack photos photos-small --short-side 256 --quality 90",
-            "penstock pack s3://bucket/photos photos-pack --cache cached",
+            "penstock pack s3://bucket/cells.zarr cells-pack --cache cached",
         ),
         "index": (
             "penstock index photos",
             "penstock index photos --out photos-index",
-            "penstock index s3://bucket/photos --out s3://bucket/photos.penstock",
+            "penstock index s3://bucket/era5.zarr --out s3://bucket/era5.penstock",
         ),
         "inspect": (
-            "penstock inspect photos-pack",
             "penstock inspect photos --index photos-index --json",
+            "penstock inspect s3://bucket/gpt --dtype uint16 --sample 2048",
             "penstock inspect photos --batch 8 --augment imagenet --out sheet.png",
         ),
         "warm": (
             "penstock warm s3://bucket/photos-pack --cache cached --dry-run",
-            "penstock warm s3://bucket/photos-pack --cache cached --max-bytes 500GB",
+            "penstock warm 's3://bucket/web/*.parquet' --cache cached --max-bytes 500GB",
             "penstock warm s3://bucket/photos-pack --cache cached --nodes 4 --node-rank 0",
         ),
         "bench": (
             "penstock bench photos-pack",
-            "penstock bench photos-pack --accelerator h100-resnet50 --tune",
+            "penstock bench s3://bucket/scan.zarr --sample 8,-,256,256 --cache cached",
             "penstock bench photos --against torch,dali --plot bench.png",
         ),
         "doctor": (

@@ -69,7 +69,7 @@ class MachineFacts:
     cpus: processors of the machine; affinity: of them this process's; usable: after quotas.
     omp_threads: OMP_NUM_THREADS; torch_threads: what torch would start for CPU operations.
     world: or the reason why it isn't known. shm: (total, free) bytes of /dev/shm.
-    open_files: (soft, hard) limit. cache: None if the folder isn't one.
+    open_files: (soft, hard) limit. cache: None if the folder isn't one. zarr: with numcodecs.
     """
 
     python: tuple[int, int, int]
@@ -96,6 +96,7 @@ class MachineFacts:
     open_files: tuple[int, int]
     folder: FolderFacts | None
     cache: CacheFacts | None = None
+    zarr: Module = Module()
 
 
 def gather(folder: Path | None = None) -> MachineFacts:
@@ -111,6 +112,7 @@ def gather(folder: Path | None = None) -> MachineFacts:
         torch=torch_module,
         dali=dali,
         dali_builds=dali_builds,
+        zarr=_zarr(),
         decoded=decoded,
         decode_error=decode_error,
         gpus=_gpus(torch),
@@ -155,6 +157,19 @@ def _dali() -> tuple[tuple[str, ...], Module]:
     except Exception as error:
         return tuple(builds), Module(version=version, error=_line(error), cuda=cuda)
     return tuple(builds), Module(version=version, cuda=cuda)
+
+
+def _zarr() -> Module:
+    version = _version("zarr")
+    if version is None:
+        return Module()
+    try:
+        importlib.import_module("numcodecs")
+        importlib.import_module("zarr")
+    # As above.
+    except Exception as error:
+        return Module(version=version, error=_line(error))
+    return Module(version=version)
 
 
 def _decode() -> tuple[bool, str | None]:

@@ -40,6 +40,7 @@ from penstock.pipeline.report.ceilings import Ceilings, Rate
 from penstock.pipeline.report.diagnosis import Diagnosis
 from penstock.pipeline.report.facts import LoaderFacts
 from penstock.readers import Dataset
+from penstock.readers.formats.sampling import check_sampling
 from tests.conftest import SAMPLES
 from tests.watchdog import PATIENCE_S
 
@@ -252,6 +253,22 @@ def test_secrets_stay_out_of_the_line() -> None:
     line = workload.line(Setup(batch_size=8, num_workers=2))
     assert "secret@" not in line
     assert "hush" not in line
+
+
+def test_what_a_sample_is_stands_in_the_line() -> None:
+    told = check_sampling(sample=(64,), stride=(32,), dtype="uint16")
+    line = a_workload("corpus", sampling=told).line(Setup(batch_size=8, num_workers=2))
+    assert "Dataset('corpus', sample=(64,), stride=(32,), dtype='uint16')" in line
+
+
+def test_bytes_that_nobody_counts_are_no_zero() -> None:
+    played = a_result().raw
+    uncounted = replace(played, figures=replace(played.figures, bytes=0, bytes_by_tier={"disk": 0}))
+    result = a_result(raw=uncounted)
+    console = Console(record=True, width=120)
+    show(result, console)
+    assert "0.0 MB/s" not in (text := console.export_text())
+    assert "not counted" in text
 
 
 # --- reports -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import threading
 from copy import copy
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 
@@ -32,6 +32,8 @@ from penstock.readers.formats.local_files import REINDEX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from numpy.typing import NDArray
 
     from penstock.cache.base.blob import Blob
     from penstock.cache.blobs.block_sums import BlockSums
@@ -107,6 +109,16 @@ class ChunkData:
         )
         return found
 
+    def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
+        """Those of some chunks that are kept."""
+        return {} if self._chunks is None else self._chunks.kept(chunks, taken)
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Memory for a chunk."""
+        if self._chunks is None:
+            return np.empty(shape, dtype)
+        return self._chunks.memory.array(shape, dtype)
+
     def _watched(self, chunk: int, decode: Callable[[], Chunk]) -> Chunk:
         """Decode a chunk, and note what it is made of."""
         before, self._decoding.chunk = getattr(self._decoding, "chunk", None), chunk
@@ -140,7 +152,13 @@ class LocalChunkData(ChunkData):
         self, root: bytes, sidecar: Sidecar, chunks: ShardChunks | None, *, may_lack: bool
     ) -> None:
         super().__init__(sidecar, chunks, may_lack=may_lack)
-        self._files = ExtentFiles(root, sidecar.files, self._extents, may_lack=may_lack)
+        self._files = ExtentFiles(
+            root,
+            sidecar.files,
+            self._extents,
+            may_lack=may_lack,
+            memory=None if chunks is None else chunks.memory,
+        )
 
     def read_parts(
         self, extents: Sequence[int], starts: Sequence[int], ends: Sequence[int]

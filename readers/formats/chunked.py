@@ -98,6 +98,14 @@ class ShardData(Protocol):
         it takes no memory.
         """
 
+    def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> Mapping[int, Any]:
+        """Those of some chunks that are kept, by number, at once: cheaper than a `decoded` each,
+        whose rules hold. taken: rows of this call that need each. Take the others by `decoded`."""
+
+    def room(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+        """Writable memory to decode a chunk into, its numbers anything: that of chunks that nobody
+        looks into any more."""
+
     def in_order(self, chunks: Sequence[int]) -> Iterator[int]:
         """The same chunks in the order in which to take them: those that another thread decodes at
         this moment come last, so that threads share the work rather than wait for one another."""

@@ -22,6 +22,7 @@ from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import StalledError
 from penstock.cache.outcomes import STALL_TIMEOUT_S, Outcome
 from penstock.readers.formats.arrivals import Arrivals
+from penstock.readers.formats.chunk_memory import ChunkMemory
 from penstock.readers.formats.decoded_counts import DecodedCounts
 from penstock.readers.formats.kept_chunks import KeptChunks
 
@@ -78,6 +79,7 @@ class DecodedChunks:
     ) -> None:
         self._max_bytes, self._files, self._url = max_bytes, files, url
         self._parts = 1
+        self.memory = ChunkMemory()
         self._lock = threading.Lock()
         self._kept = KeptChunks()
         self._decoding: dict[Key, Outcome[Any]] = {}
@@ -184,6 +186,18 @@ class DecodedChunks:
             if self._came_to_something(key, outcome):
                 found = self._kept_already(key, taken)
                 return outcome.result() if found is None else found
+
+    def take_kept(self, shard: int, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
+        """Those of a shard's chunks that are kept, by number. taken: rows of each."""
+        found: dict[int, Any] = {}
+        with self._lock:
+            for chunk, count in zip(chunks, taken, strict=True):
+                if (kept := self._kept.find((shard, chunk))) is not None:
+                    found[chunk] = self._used((shard, chunk), kept, count)
+            is_over = self._kept.staying_bytes > self.max_bytes  # some may have come back
+        if is_over:
+            self._make_room()
+        return found
 
     def _kept_already(self, key: Key, taken: int) -> Any:
         """A chunk that is kept, or None."""
@@ -300,7 +314,9 @@ class DecodedChunks:
                 for key, kept in leaving:
                     self._kept.lost(key, kept)
                 waste, self._kept.waste = self._kept.waste, []
+            most_free = -1 if self._closed else self.max_bytes - self._kept.staying_bytes
             was_told, self._was_told = self._was_told, self._was_told or self._again > 0
+        self.memory.limit(most_free)
         for file in waste:
             file.remove()
         if self._was_told and not was_told:
@@ -363,6 +379,11 @@ class ShardChunks:
         self._store, self._shard = store, shard
 
     @property
+    def memory(self) -> ChunkMemory:
+        """Where chunks of the dataset may lie."""
+        return self._store.memory
+
+    @property
     def arrivals(self) -> Arrivals[Any]:
         """What was fetched of the shard, whoever has it open."""
         return self._store.arrivals(self._shard)
@@ -386,6 +407,10 @@ class ShardChunks:
             size_bytes=size_bytes,
             is_view=is_view,
         )
+
+    def kept(self, chunks: Sequence[int], taken: Sequence[int]) -> dict[int, Any]:
+        """Those of some chunks that are kept, as `DecodedChunks.take_kept` has it."""
+        return self._store.take_kept(self._shard, chunks, taken)
 
     def has(self, chunk: int) -> bool:
         """Whether a chunk is kept."""

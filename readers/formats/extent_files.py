@@ -15,6 +15,7 @@ from penstock.readers.formats.local_files import changed, open_file, read_up_to,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.readers.formats.chunk_memory import ChunkMemory
     from penstock.readers.formats.chunked_shard import Extents
     from penstock.readers.formats.shard import Ints
     from penstock.readers.formats.shard_files import ShardFiles
@@ -29,13 +30,19 @@ _NOTHING: Encoded = np.frombuffer(b"", np.uint8)
 
 class ExtentFiles:
     """The files of one shard in a local folder. may_lack: a file that isn't there is no error, its
-    extents are empty. Safe for several threads."""
+    extents are empty. memory: for what is read. Safe for several threads."""
 
     def __init__(
-        self, root: bytes, files: ShardFiles, extents: Extents, *, may_lack: bool = False
+        self,
+        root: bytes,
+        files: ShardFiles,
+        extents: Extents,
+        *,
+        may_lack: bool = False,
+        memory: ChunkMemory | None = None,
     ) -> None:
         self._root, self._files, self._extents = root, files, extents
-        self._may_lack = may_lack
+        self._may_lack, self._memory = may_lack, memory
         self._maps: dict[int, tuple[int, Encoded] | None] = {}
         self._spans: dict[int, tuple[int, int]] | None = None
         # Whether a link leads out of root is looked at once a file: it costs as much as a read.
@@ -132,7 +139,8 @@ class ExtentFiles:
         if not run or fd < 0:
             return
         begin, stop = begins[run[0]], max(stops[place] for place in run)
-        data = np.empty(stop - begin, np.uint8)
+        size, dtype = (stop - begin,), np.dtype(np.uint8)
+        data = np.empty(size, dtype) if self._memory is None else self._memory.array(size, dtype)
         self._fill(fd, file, begin, data)
         data.flags.writeable = False
         for place in run:

@@ -197,6 +197,12 @@ class _FieldReader:
         number_of = dict(zip(extents, range(len(extents)), strict=True))
         missing = [number for number, extent in enumerate(extents) if extent == _FILL]
         number_of.pop(_FILL, None)
+        kept = data.kept(
+            list(number_of), [bounds[at + 1] - bounds[at] for at in number_of.values()]
+        )
+        for extent, chunk in kept.items():
+            number = number_of.pop(extent)
+            copy(chunk, bounds[number], bounds[number + 1])
         stored = (number_of[extent] for extent in data.in_order(list(number_of)))
         for number in chain(missing, stored):
             low, high = bounds[number], bounds[number + 1]
@@ -294,7 +300,11 @@ class _FieldReader:
         """A chunk; of fill values where its file is gone."""
         (encoded,) = self._encoded([extent], data)
         if self._is_stored(extent, encoded):
-            return self._get_decoder().decode(encoded)
+            decoder = self._get_decoder()
+            is_direct = isinstance(decoder, Chain) and decoder.is_plain and decoder.steps
+            return decoder.decode(
+                encoded, data.room(self._shape, self._dtype) if is_direct else None
+            )
         return np.full(self._shape, self._fill, self._dtype)
 
     def _is_stored(self, extent: int, encoded: Encoded) -> bool:

@@ -86,10 +86,28 @@ def remedy_for(name: bytes) -> str:
     return f"This is {kind}, which isn't read yet. {REMEDY}" if kind else ""
 
 
+def _check_rows(url: str, folder: str, table: bytes) -> None:
+    """A clone of a dataset of the hub, or what `datasets` saved of several splits: rows are meant.
+    Raises DatasetError."""
+    inside = f"{url.rstrip('/')}/{folder}"
+    if table == b"dataset_dict.json":
+        raise DatasetError(
+            f"{url}: dataset_dict.json says that the folders are splits, each a dataset of its "
+            f"own. Give one of them: {inside}."
+        )
+    if b"/" in table and extension(table) in _OWN:
+        raise DatasetError(
+            f"{url}: the tables lie in the one folder {folder!r} (such as {printable(table)}). If "
+            f"their rows are the samples, give that folder, {inside}, or say "
+            f'format="{_OWN[extension(table)]}".'
+        )
+
+
 def check_layout(url: str, names: Sequence[bytes]) -> None:
     """Refuse folders that can't be classes. names: of all files. Raises DatasetError."""
     folders = _folders(names)
     if len(folders) == 1 and (table := _table(names)) is not None:
+        _check_rows(url, folders[0], table)
         raise DatasetError(
             f"{url}: {printable(table)} lies beside the one folder {folders[0]!r}: read as "
             f"classes, every label would be 0. {_read_table(table)}For the images alone give "

@@ -226,3 +226,21 @@ def test_a_bin_that_nobody_described_names_the_format_of_tokens(tmp_path: Path) 
     np.arange(64, dtype=np.uint16).tofile(tmp_path / "train.bin")
     with pytest.raises(ConfigError, match='format="tokens", dtype="uint16"'):
         open_index(tmp_path / "train.bin", verify=images.verify)
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"data/train-0.parquet": b"", "README.md": b""}, r'/set/data, or say format="parquet"'),
+        (
+            {"dataset_dict.json": b"{}", "train/data.arrow": b"", "train/state.json": b"{}"},
+            "one of them: .*/set/train",
+        ),
+    ],
+)
+def test_a_clone_of_the_hub_and_saved_splits_are_told_which_folder(
+    tmp_path: Path, files: dict[str, bytes], words: str
+) -> None:
+    images.write_folder(tmp_path / "set", files)
+    with pytest.raises(DatasetError, match=words):
+        open_index(tmp_path / "set", verify=images.verify)

@@ -34,6 +34,8 @@ class ChunkMemory:
     def __init__(self) -> None:
         self._free: dict[int, deque[Encoded]] = {}  # by size
         self._most_bytes = FREE_BYTES
+        # As threads count that may come between one another; counted anew with each new memory.
+        self._counted_bytes = 0
 
     @property
     def free_bytes(self) -> int:
@@ -50,8 +52,10 @@ class ChunkMemory:
         room_bytes = -(-size_bytes // step) * step
         try:
             memory = self._free[room_bytes].pop()
+            self._counted_bytes -= room_bytes
         except (KeyError, IndexError):
             memory = np.empty(room_bytes, np.uint8)
+            self._counted_bytes = self.free_bytes
         lent: Encoded = np.asarray(_Lease(memory, self))
         return lent[:size_bytes].view(dtype).reshape(shape)
 
@@ -59,12 +63,13 @@ class ChunkMemory:
         """Let what is free take at most so many bytes from now on, and no more than `FREE_BYTES`;
         below 0: nothing."""
         self._most_bytes = min(FREE_BYTES, most_bytes)
-        if self.free_bytes > self._most_bytes:
-            self._free = {}
+        if self._counted_bytes > self._most_bytes:
+            self._free, self._counted_bytes = {}, 0
 
     def give_back(self, memory: Encoded) -> None:
         """Take memory that nobody sees any more."""
-        if self.free_bytes + len(memory) <= self._most_bytes:
+        if self._counted_bytes + len(memory) <= self._most_bytes:
+            self._counted_bytes += len(memory)
             self._free.setdefault(len(memory), deque()).append(memory)
 
 

@@ -192,8 +192,12 @@ class DecodedChunks:
         found: dict[int, Any] = {}
         with self._lock:
             for chunk, count in zip(chunks, taken, strict=True):
-                if (kept := self._kept.find((shard, chunk))) is not None:
-                    found[chunk] = self._used((shard, chunk), kept, count)
+                key = (shard, chunk)
+                if (kept := self._kept.find(key)) is not None:
+                    self._delivered_bytes += kept.size_bytes * count / kept.uses
+                    found[chunk] = kept.value
+                    self._kept.count_use(key, kept, count)
+            self._kept.expire()
             is_over = self._kept.staying_bytes > self.max_bytes  # some may have come back
         if is_over:
             self._make_room()
@@ -265,7 +269,8 @@ class DecodedChunks:
             with self._lock:
                 self._reserved_bytes -= size_bytes
                 self._busy[key[0]] -= 1
-                self._busy += Counter()  # forgets those that have none any more
+                if not self._busy[key[0]]:
+                    del self._busy[key[0]]
         self._make_room()
 
     def _take_slot(self, key: Key) -> None:

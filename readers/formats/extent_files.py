@@ -53,6 +53,8 @@ class ExtentFiles:
     ) -> list[Encoded]:
         """Parts of extents: what lies side by side in a file is read as one. Read-only. Raises
         IndexChangedError (gone, too short), DatasetError."""
+        if len(extents) == 1:
+            return [self._read_one(extents[0], starts[0], ends[0])]
         numbers = np.array(extents, np.int64)
         files = self._extents.files[numbers]
         low = self._extents.starts[numbers] + np.array(starts, np.int64)
@@ -76,6 +78,17 @@ class ExtentFiles:
             if fd >= 0:
                 os.close(fd)
         return found
+
+    def _read_one(self, extent: int, start: int, end: int) -> Encoded:
+        """Part of one extent."""
+        file, begin = int(self._extents.files[extent]), int(self._extents.starts[extent])
+        found, fd = [_NOTHING], self._reopened(-1, file)
+        try:
+            self._read(fd, file, (0,), (begin + start,), (begin + end,), found)
+        finally:
+            if fd >= 0:
+                os.close(fd)
+        return found[0]
 
     def read_into(
         self, extents: Sequence[int], starts: Sequence[int], slots: Sequence[Encoded]

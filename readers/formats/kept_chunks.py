@@ -101,6 +101,8 @@ class KeptChunks:
     @property
     def staying_bytes(self) -> int:
         """The same without those that are on their way into files."""
+        if not self._lent:
+            return self._kept_bytes
         for key, gone in list(self._lent.items()):
             if gone.memory is None or gone.memory() is None:
                 del self._lent[key]
@@ -146,6 +148,11 @@ class KeptChunks:
 
     def use(self, key: Key, kept: Kept, taken: int) -> None:
         """Count rows of a chunk that are taken, and let go what nobody needs by now."""
+        self.count_use(key, kept, taken)
+        self.expire()
+
+    def count_use(self, key: Key, kept: Kept, taken: int) -> None:
+        """Count rows of a chunk that are taken; `expire` behind those of a batch."""
         self._taken += taken
         if self._taken >= self._peak_ends:
             self._peak_before, self._peak = self._peak, self._left
@@ -157,17 +164,18 @@ class KeptChunks:
         kept.left += more
         if key not in self._moving:
             self._count(more)
-        for place in (self._memory, self._files):
-            if key in place:
-                place.move_to_end(key)
+        if key in self._memory:
+            self._memory.move_to_end(key)
+        if key in self._files:
+            self._files.move_to_end(key)
         if kept.left <= 0:
             self._done[key] = self._taken
-        self._expire()
 
     def _count(self, rows: int) -> None:
         """Count rows that kept chunks are still to give."""
         self._left += rows
-        self._peak = max(self._peak, self._left)
+        if self._left > self._peak:
+            self._peak = self._left
 
     @property
     def _most(self) -> int:
@@ -176,7 +184,8 @@ class KeptChunks:
 
     # -- leaving
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
+        """Let go what nobody needs by now."""
         while self._done:
             key, at = next(iter(self._done.items()))
             if self._taken - at < int(self._most * _GRACE):

@@ -21,7 +21,6 @@ benchmarks/results/parquet.json.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import tempfile
 import time
@@ -36,6 +35,7 @@ from rich.console import Console
 from benchmarks.record import RESULTS, write_result
 from penstock.pipeline.bench.cpu import tree_cpu_s
 from penstock.pipeline.bench.figures import Figure
+from penstock.pipeline.bench.machine import machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -235,7 +235,12 @@ def measure(
             console.print(work, found[work], highlight=False)
         size = sum(path.stat().st_size for path in files.iterdir())
     settings = {"rounds": rounds, "batch": BATCH, "row_group": ROWS, "pool": POOL}
-    told = settings | {"samples": samples, "bytes": size, "cores": os.cpu_count(), "works": found}
+    told = settings | {
+        "samples": samples,
+        "bytes": size,
+        "cores": machine()["cores"],
+        "works": found,
+    }
     return write_result(
         "parquet", told, folder=results, distributions=("pyarrow", "datasets", "litdata")
     )

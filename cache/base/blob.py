@@ -118,9 +118,11 @@ class Blob(Protocol):
 class BlobSpans:
     """Blob spans are what a reader wants of one blob.
 
-    starts, ends: bytes in the blob, end exclusive, of equal length.
+    starts, ends: bytes in the blob, end exclusive, of equal length. touched_bytes: that will be
+    looked at of a view; None: all.
     """
 
     blob: Blob
     starts: Sequence[int]
     ends: Sequence[int]
+    touched_bytes: int | None = None

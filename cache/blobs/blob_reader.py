@@ -61,8 +61,9 @@ class BlobReader:
                 assert isinstance(blob, CachedBlob)
                 read = blob.copies if mode == "pread" else blob.views
                 found = read(want.starts, want.ends)
-                disk_bytes += sum(want.ends) - sum(want.starts)
-                hits += len(found)
+                size_bytes = sum(want.ends) - sum(want.starts)
+                disk_bytes += size_bytes if want.touched_bytes is None else want.touched_bytes
+                hits += len(found) if want.touched_bytes != 0 else 0
             loaded.append(found)
         self._meter.add(bytes_disk=disk_bytes, hits=hits)
         return loaded

@@ -257,15 +257,17 @@ def _meter(
     dataset: Source, options: NativeOptions, recipes: FieldRecipes, *, threads: int
 ) -> Meter:
     contents, image = dataset.contents, next(iter(recipes.images.values()), None)
+    # A shard of chunks may be a part of a file, or many files that are asked for side by side.
+    shards = len(contents.shard_bytes) if dataset.chunks else contents.files
     return Meter(
         decode_threads=threads,
         device=str(options.device),
         usable_cores=options.world.threads(usable_cores()),
         url=dataset.url,
         shards=ShardFacts(
-            count=contents.files,
-            mean_bytes=float(contents.shard_bytes.sum()) / max(1, contents.files),
-            are_files=contents.is_file_per_sample,
+            count=shards,
+            mean_bytes=float(contents.shard_bytes.sum()) / max(1, shards),
+            are_files=contents.is_file_per_sample and not dataset.chunks,
         ),
         output=image.shape[1:] if image is not None else None,
         decodes=image is not None,

@@ -29,6 +29,7 @@ from penstock.readers.formats.blob_extents import NOWHERE, BlobExtents
 from penstock.readers.formats.chunk_parts import ChunkParts
 from penstock.readers.formats.extent_files import ExtentFiles
 from penstock.readers.formats.local_files import REINDEX
+from penstock.readers.formats.read_tally import ReadTally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -59,6 +60,7 @@ class ChunkData:
         self._arrivals: Arrivals[BroughtChunkData] = (
             Arrivals() if chunks is None else chunks.arrivals
         )
+        self._reads = ReadTally() if chunks is None else chunks.reads
         self._decoding = threading.local()  # in each thread the chunk that is decoded
 
     def in_mode(self, mode: ReadMode) -> Self:
@@ -86,9 +88,13 @@ class ChunkData:
         for slot, data in zip(slots, self.read_parts(extents, starts, ends), strict=True):
             slot[:] = data
 
-    def view(self, extent: int) -> Encoded | None:
+    def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
         """A view of an extent."""
         raise NotImplementedError
+
+    def _touched(self, extent: int, size_bytes: int | None) -> int:
+        """How much of a view is looked at."""
+        return int(self._extents.sizes[extent]) if size_bytes is None else size_bytes
 
     def decoded(
         self,
@@ -158,6 +164,7 @@ class LocalChunkData(ChunkData):
             self._extents,
             may_lack=may_lack,
             memory=None if chunks is None else chunks.memory,
+            on_read=self._reads.add,
         )
 
     def read_parts(
@@ -172,9 +179,12 @@ class LocalChunkData(ChunkData):
         """Parts of extents, read straight into their slots."""
         self._files.read_into(extents, starts, slots)
 
-    def view(self, extent: int) -> Encoded | None:
+    def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
         """A view of a map."""
-        return self._files.view(extent) if self._mode != "pread" else None
+        found = self._files.view(extent) if self._mode != "pread" else None
+        if found is not None:
+            self._reads.add(self._touched(extent, size_bytes))
+        return found
 
 
 class BlobChunkData(ChunkData):
@@ -277,6 +287,7 @@ class BlobChunkData(ChunkData):
         """The same data when these parts are here. data: of each of `parts.spans()`. Raises
         CorruptShardError: the local disk has other bytes than came."""
         self._check(parts.starts[: parts.cut], parts.ends[: parts.cut])
+        self._reads.add(int((parts.ends - parts.starts).sum()))
         return BroughtChunkData(self, parts, [one for some in data for one in some])
 
     def is_absent(self, head: Encoded, begin: int) -> bool:
@@ -289,12 +300,16 @@ class BlobChunkData(ChunkData):
             and head[:size].tobytes() == absent_bytes(begin, begin + size)
         )
 
-    def view(self, extent: int) -> Encoded | None:
+    def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
         """A view of the blob's map, where the blob is whole."""
         begin, size = int(self._begins[extent]), int(self._extents.sizes[extent])
         if self._mode == "pread" or begin == NOWHERE or not self._blob.is_whole:
             return None
-        spans = BlobSpans(blob=self._blob, starts=[begin], ends=[begin + size])
+        touched = self._touched(extent, size_bytes)
+        self._reads.add(touched)
+        spans = BlobSpans(
+            blob=self._blob, starts=[begin], ends=[begin + size], touched_bytes=touched
+        )
         ((data,),) = self._remote.load([spans])
         self._check(np.array([begin]), np.array([begin + size]))
         return _NOTHING if self.is_absent(data, begin) else data
@@ -357,9 +372,9 @@ class BroughtChunkData(ChunkData):
         holder = None if coming is None else coming.wait(STALL_TIMEOUT_S)
         return None if holder is None else holder._find(extent, start, end)
 
-    def view(self, extent: int) -> Encoded | None:
+    def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
         """What was brought, or a view of the blob."""
         self._note([extent])
         size = int(self._extents.sizes[extent])
         found = self._find(extent, 0, size)
-        return self._base.view(extent) if found is None else found
+        return self._base.view(extent, size_bytes=size_bytes) if found is None else found

@@ -72,9 +72,10 @@ class ShardData(Protocol):
         """Read parts of extents, counted as for read_parts, into slots of their sizes: large ones,
         as each takes a read of its own."""
 
-    def view(self, extent: int) -> Encoded | None:
+    def view(self, extent: int, *, size_bytes: int | None = None) -> Encoded | None:
         """A read-only view of an extent that lies on the local disk, mapped; None where it doesn't,
-        or where a map isn't wanted: read it then."""
+        or where a map isn't wanted: read it then. size_bytes: that will be looked at now, for the
+        statistics; None: all."""
 
     def decoded(
         self,

@@ -25,6 +25,7 @@ from penstock.readers.formats.arrivals import Arrivals
 from penstock.readers.formats.chunk_memory import ChunkMemory
 from penstock.readers.formats.decoded_counts import DecodedCounts
 from penstock.readers.formats.kept_chunks import KeptChunks
+from penstock.readers.formats.read_tally import ReadTally
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -91,6 +92,7 @@ class DecodedChunks:
         for _ in range(max(LEAST_DECODERS, 2 * usable_cores())):
             self._slots.put(None)
         self._turns = 0
+        self.reads = ReadTally()
         self._closed = self._was_told = False
         self._arrivals: dict[int, Arrivals[Any]] = {}
 
@@ -392,6 +394,11 @@ class ShardChunks:
     def arrivals(self) -> Arrivals[Any]:
         """What was fetched of the shard, whoever has it open."""
         return self._store.arrivals(self._shard)
+
+    @property
+    def reads(self) -> ReadTally:
+        """Counts what is read of the dataset."""
+        return self._store.reads
 
     def take(
         self,

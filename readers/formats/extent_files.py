@@ -13,7 +13,7 @@ from penstock.readers.files.names import below
 from penstock.readers.formats.local_files import changed, open_file, read_up_to, unreadable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.readers.formats.chunk_memory import ChunkMemory
     from penstock.readers.formats.chunked_shard import Extents
@@ -40,9 +40,11 @@ class ExtentFiles:
         *,
         may_lack: bool = False,
         memory: ChunkMemory | None = None,
+        on_read: Callable[[int], None] | None = None,
     ) -> None:
+        """on_read: is told the bytes of each read; of views it hears nothing."""
         self._root, self._files, self._extents = root, files, extents
-        self._may_lack, self._memory = may_lack, memory
+        self._may_lack, self._memory, self._on_read = may_lack, memory, on_read
         self._maps: dict[int, tuple[int, Encoded] | None] = {}
         self._spans: dict[int, tuple[int, int]] | None = None
         # Whether a link leads out of root is looked at once a file: it costs as much as a read.
@@ -121,6 +123,8 @@ class ExtentFiles:
             raise unreadable(name, error) from error
         if got < len(into):
             raise changed(name, f"it had {begin + len(into)} bytes or more and has {begin + got}")
+        if self._on_read is not None:
+            self._on_read(got)
 
     def _reopened(self, fd: int, file: int) -> int:
         """The next file's descriptor, -1 where it may lack and isn't there; closes the one

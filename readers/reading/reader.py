@@ -113,6 +113,8 @@ class SampleReader:
                 rows_bytes = sum(column.size_bytes for column in by_rows.values())
                 self._local.add(bytes_disk=rows_bytes)
                 size_bytes += rows_bytes
+            elif choice.has_chunks:
+                size_bytes += self._chunk_bytes()
         table = visit.table if back is None else visit.table[back]
         if marks:
             assert bad is not None
@@ -157,6 +159,14 @@ class SampleReader:
             return found
         batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
         return batch.parts(bounds, array=blocks.array)
+
+    def _chunk_bytes(self) -> int:
+        """What was read of chunks since somebody asked last, by the bytes that are stored."""
+        chunks = self.index.shards.chunks
+        size_bytes = 0 if chunks is None else chunks.reads.take()
+        if self.index.remote is None:  # else it counts by tier
+            self._local.add(bytes_disk=size_bytes)
+        return size_bytes
 
     def _plain_parts(
         self,

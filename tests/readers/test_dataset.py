@@ -168,6 +168,7 @@ def test_batches_are_read_ahead_while_the_last_ones_were_cold(
 
     calls: list[int] = []
     monkeypatch.setattr(page_advice, "_COLD_FACTOR", factor)
+    monkeypatch.setattr(page_advice.PageAdvice, "_has_read", lambda _: True)
     monkeypatch.setattr(page_advice, "ADVISED_BATCHES", 2)
     real = PackShard.advise
     monkeypatch.setattr(

@@ -257,7 +257,7 @@ class UnitReader(ABC):
                 decode,
                 uses=count,
                 taken=taken,
-                is_view=self.is_plain(chunk) and data.view(chunk) is not None,
+                is_view=self.is_plain(chunk) and data.view(chunk, size_bytes=0) is not None,
             )
         except ValueError as error:
             from penstock.cache.errors import PenstockError

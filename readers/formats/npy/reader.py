@@ -103,7 +103,7 @@ class NpyReader:
             or slab.codec.is_fortran
             or windows.repeat > 1
             or windows.window[1:] != windows.shape[1:]
-            or (view := data.view(number)) is None
+            or (view := data.view(number, size_bytes=0)) is None
         ):
             return None
         row_bytes = math.prod(windows.shape[1:]) * slab.codec.dtype.itemsize
@@ -220,7 +220,9 @@ class NpyReader:
             starts[:, windows.is_step :] += corners
             lengths = out.shape[1:]
         try:
-            array = self._array(slab, extent, told.samples, len(rows), data)
+            array = self._array(
+                slab, extent, lengths, uses=told.samples, taken=len(rows), data=data
+            )
         except ValueError as error:
             where = numbers(places, len(rows))
             out[where] = 0
@@ -233,7 +235,14 @@ class NpyReader:
             _copy(array, starts, lengths, out, places)
 
     def _array(
-        self, slab: Slab, extent: int, uses: int, taken: int, data: ShardData
+        self,
+        slab: Slab,
+        extent: int,
+        lengths: Sequence[int],
+        *,
+        uses: int,
+        taken: int,
+        data: ShardData,
     ) -> NDArray[Any] | None:
         """What an extent holds as an array; None where it isn't mapped. Raises ValueError for a
         member that is damaged."""
@@ -245,7 +254,12 @@ class NpyReader:
                 taken=taken,
                 size_bytes=slab.packed.size_bytes,
             )
-        view = data.view(extent) if self._are_mapped else None
+        touched = taken * math.prod(lengths) * slab.codec.dtype.itemsize
+        view = (
+            data.view(extent, size_bytes=min(touched, self._sizes[extent]))
+            if self._are_mapped
+            else None
+        )
         if view is None and slab.codec.is_fortran:
             (view,) = data.read([extent])
         return None if view is None else _as_array(slab, view)
@@ -287,7 +301,7 @@ class NpyReader:
         for piece in dict.fromkeys(pieces):
             slab, extent = self._pieces[piece].slabs[field], self._extent(piece, field)
             try:
-                array = self._array(slab, extent, 1, 1, data)
+                array = self._array(slab, extent, slab.windows.window, uses=1, taken=1, data=data)
             except ValueError as error:
                 array = nothing
                 for row, where in enumerate(pieces):

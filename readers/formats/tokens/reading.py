@@ -75,7 +75,9 @@ class _Reader:
 
     def _parts(self, data: ShardData, starts: list[int], ends: list[int]) -> list[NDArray[Any]]:
         """Tokens [start, end) of the shard, each an array in the file's dtype."""
-        view, itemsize = data.view(0), self._dtype.itemsize
+        itemsize = self._dtype.itemsize
+        touched = (sum(ends) - sum(starts)) * itemsize
+        view = data.view(0, size_bytes=touched)
         if view is not None:
             tokens = view.view(self._dtype)
             return [tokens[a:b] for a, b in zip(starts, ends, strict=True)]
@@ -144,7 +146,7 @@ class _Stream(_Reader):
 
     def plain(self, field: str, *, data: ShardData) -> Plain | None:
         """Where the sequences lie, of a local shard."""
-        view = data.view(0) if field == _TOKENS else None
+        view = data.view(0, size_bytes=0) if field == _TOKENS else None
         if view is None:
             return None
         itemsize, cut = self._dtype.itemsize, self._notes.cut

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from penstock.readers.reading.page_advice import ADVISED_BATCHES, PageAdvice
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from penstock.readers.reading.page_advice import ADVISED_BATCHES, PageAdvice, disk_reads
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def warm(advice: PageAdvice) -> None:
     advice.note(samples=256, size_bytes=256 * 100_000, seconds=0.004)
+
+
+def slow(advice: PageAdvice) -> None:
+    advice.note(samples=256, size_bytes=256 * 100_000, seconds=0.4)
 
 
 def test_the_first_batches_are_read_ahead() -> None:
@@ -18,14 +29,56 @@ def test_the_first_batches_are_read_ahead() -> None:
 
 
 def test_a_cold_batch_switches_it_on_for_some() -> None:
-    advice = PageAdvice()
+    reads = [0]
+    advice = PageAdvice(reads=lambda: reads[0])
     for _ in range(2 * ADVISED_BATCHES):
         warm(advice)
-    advice.note(samples=256, size_bytes=256 * 100_000, seconds=0.4)
+    reads[0] += 3
+    slow(advice)
     for _ in range(ADVISED_BATCHES):
         assert advice.is_on
         warm(advice)
     assert not advice.is_on
+
+
+def test_a_batch_that_waits_for_a_core_isnt_cold() -> None:
+    """On a loaded machine batches are slow without having read anything."""
+    advice = PageAdvice(reads=lambda: 7)
+    slow(advice)  # what the thread had read before it came here isn't known
+    for _ in range(ADVISED_BATCHES):
+        assert advice.is_on
+        slow(advice)
+    assert not advice.is_on
+
+
+def test_each_thread_counts_its_own_reads() -> None:
+    counts = {threading.get_ident(): 5}
+    advice = PageAdvice(reads=lambda: counts.get(threading.get_ident(), 0))
+    slow(advice)
+    for _ in range(ADVISED_BATCHES):
+        warm(advice)
+    other = threading.Thread(target=slow, args=(advice,))
+    other.start()
+    other.join()
+    assert not advice.is_on
+
+
+def test_warm_batches_ask_nothing_of_the_system() -> None:
+    def never() -> int:
+        raise AssertionError("asked")
+
+    warm(PageAdvice(reads=never))
+
+
+def test_what_is_dropped_from_memory_counts_as_read(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(2**20))
+    before = disk_reads()
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.read()
+    assert disk_reads() >= before  # more, where tmp_path isn't memory itself
 
 
 def test_small_samples_may_take_their_time_each() -> None:

@@ -192,7 +192,7 @@ def _figures(result: BenchResult) -> Table:
 
 
 def _megabytes(figures: RunFigures) -> str:
-    """Empty where what was read isn't counted by sample: tables, chunks that are decoded whole."""
+    """Empty where what was read isn't counted: numbers of tables."""
     return f"{figures.bytes_per_s / 1e6:,.1f} MB/s" if any(figures.bytes_by_tier.values()) else ""
 
 
@@ -200,7 +200,7 @@ def _tiers(figures: RunFigures) -> tuple[str, str]:
     """What was read in all, and where from."""
     tiers = {tier: size for tier, size in figures.bytes_by_tier.items() if size}
     if not tiers:
-        return "-", "not counted of tables, nor of chunks that are decoded whole"
+        return "-", "not counted of tables"
     parts = [f"{format_size(size)} from {tier}" for tier, size in tiers.items()]
     where = ", ".join(parts) if len(parts) > 1 else "".join(f"from {tier}" for tier in tiers)
     return format_size(sum(tiers.values())), where

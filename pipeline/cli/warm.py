@@ -104,12 +104,7 @@ def warm(
         storage_options=parse_storage_options(storage_option),
         **sampling.arguments(),
     )
-    order: dict[str, Any] = {
-        "epoch": epoch,
-        "seed": seed,
-        "shuffle": shuffle,
-        "reshuffle": reshuffle,
-    }
+    order: dict[str, Any] = dict(epoch=epoch, seed=seed, shuffle=shuffle, reshuffle=reshuffle)
     order |= {"lanes": lanes, "window": window, "global_batch_size": global_batch_size}
     world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
     process = (launched.local_rank, launched.local_size)

@@ -192,8 +192,15 @@ class Dataset(OpenSource):
                 )
                 try:
                     index = opener.open(self._format)
+                    self._sampling.check_used(index.format.name, url=self.url)
                     names = self._names or chosen_by(index.format, index.schema)
-                    fields = check_selection(names, index.schema, index.lacking, url=self.url)
+                    fields = check_selection(
+                        names,
+                        index.schema,
+                        index.lacking,
+                        url=self.url,
+                        says_why=index.format.name in ("parquet", "arrow", "zarr", "npy"),
+                    )
                 except BaseException:
                     origin.close()
                     raise

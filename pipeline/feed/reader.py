@@ -132,8 +132,9 @@ class BatchReader:
         bounds: Sequence[int],
     ) -> list[SampleBatch]:
         """As `_read_once`, of several batches."""
-        is_all = self.payloads.are_none and self.transform is None and not self.recipes
-        if not is_all or self.resident is not None:
+        is_all = self.payloads.are_none and not self.recipes
+        is_plain = self.transform is None and self.crops is None and self.resident is None
+        if not (is_all and is_plain):
             content = self._read_once(ids, epoch, bad, rows)
             return content.parts(bounds, array=self.blocks.array)
         return self.dataset.read_parts(

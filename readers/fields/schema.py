@@ -21,7 +21,7 @@ from penstock.readers.fields.field_types import (
     to_json,
 )
 
-_MAX_FIELDS = 4096
+MAX_FIELDS = 4096
 _Type = TypeVar("_Type")
 
 
@@ -106,7 +106,7 @@ class Schema(Mapping[str, FieldType]):
     @classmethod
     def from_json(cls, values: Any) -> Schema:
         """What a manifest says, which may come from anybody. Raises ValueError."""
-        if not isinstance(values, list) or not 1 <= len(values) <= _MAX_FIELDS:
+        if not isinstance(values, list) or not 1 <= len(values) <= MAX_FIELDS:
             raise ValueError("its schema isn't a list of fields")
         fields: dict[str, FieldType] = {}
         for value in values:

@@ -101,11 +101,17 @@ def check_names(fields: Sequence[str] | str | None) -> tuple[str, ...] | None:
 
 
 def check_selection(
-    fields: tuple[str, ...] | None, schema: Schema, lacking: Mapping[str, int], *, url: str
+    fields: tuple[str, ...] | None,
+    schema: Schema,
+    lacking: Mapping[str, int],
+    *,
+    url: str,
+    says_why: bool = False,
 ) -> tuple[str, ...]:
     """The fields of a batch, in order.
 
-    fields: as `check_names` gives them. lacking: as for `default_fields`. Raises ConfigError for
+    fields: as `check_names` gives them. lacking: as for `default_fields`. says_why: its format
+    tells of what is no field why, where a mapping asks for it. Raises ConfigError for
     those that the dataset hasn't, that nothing decodes, and that some samples lack where nobody
     asked which; and where there is nothing that can be chosen.
     """
@@ -122,6 +128,8 @@ def check_selection(
         name = base_name(field)
         if name not in schema and field != ID:
             hint = "; labels need one sub-folder a class" if field == LABEL else ""
+            if says_why:
+                hint = f', or see why it was left out: fields={{"{field}": "{field}"}}'
             raise ConfigError(f"fields: got {field!r}, and {url} has {there}. Ask for those{hint}.")
         if field == ID or field.endswith(PRESENT):
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, get_args
 
 import numpy as np
 
@@ -29,6 +29,15 @@ Windows = Unit | Sequence[int | None] | Mapping[str, Sequence[int | None]]
 
 EVERY = ""
 """In a field's place: what is said holds for all arrays."""
+
+
+_USED: Final[Mapping[str, tuple[str, ...]]] = {
+    "zarr": ("sample", "stride"),
+    "npy": ("sample", "stride"),
+    "tokens": ("sample", "stride", "dtype", "documents", "vocabulary"),
+    **dict.fromkeys(("parquet", "arrow", "folder", "tar", "pack"), ()),
+}
+"""What of it formats of ours use; other people's know for themselves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +75,33 @@ class Sampling:
             "documents": self.documents,
             "vocabulary": self.vocabulary,
         }
+
+    def check_used(self, format: str, *, url: str) -> None:
+        """Raises ConfigError where a format of ours would pass over what was said."""
+        used = _USED.get(format)
+        said = {
+            "sample": bool(self.sample),
+            "stride": bool(self.stride),
+            "dtype": self.dtype is not None,
+            "documents": self.documents is not None,
+            "vocabulary": self.vocabulary is not None,
+        }
+        for name, is_said in said.items():
+            if is_said and used is not None and name not in used:
+                takers = ", ".join(other for other, names in _USED.items() if name in names)
+                raise ConfigError(
+                    f"{name}: {url} is of the format {format!r}, which has no use for it. Leave it "
+                    f"out, or say format= where it is another (it goes with {takers})."
+                )
+
+    def check_axes(self, axes: int, *, url: str) -> None:
+        """Raises ConfigError for a window of more axes than any array has. axes: the most."""
+        window = self.sample.get(EVERY, ())
+        if len(window) > axes:
+            raise ConfigError(
+                f"sample: got {window}, of {len(window)} axes, and the arrays of {url} have {axes} "
+                "at most. Give a length for each axis, the first one's too."
+            )
 
     def to_json(self) -> str:
         """What tells it from others; "" where nothing is said."""

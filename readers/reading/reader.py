@@ -79,7 +79,8 @@ class SampleReader:
         index = self.index
         choice = self._choice if fields is None else Choice(self._layout, fields)
         _check_rows(rows, index, mode, self._url)
-        plain = self._plain_parts(rows, [0, len(rows)], mode, fields, blocks)
+        whole = not crops  # a part of a sample is read by who knows its shape
+        plain = self._plain_parts(rows, [0, len(rows)], mode, fields, blocks) if whole else None
         if plain is not None:
             return plain[0]
         visit = self._visit(rows, choice)

@@ -12,7 +12,7 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fields.field_types import Array, ClassLabel, FieldType, Value
-from penstock.readers.fields.schema import Schema
+from penstock.readers.fields.schema import MAX_FIELDS, Schema
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.grid import Windows, windows_of
@@ -59,12 +59,19 @@ def choose(origin: Origin, groups: Sequence[Group]) -> ChosenArrays:
     sampling = Sampling.of(origin.arrangement)
     groups, is_by_file = _unit(origin.url, groups, sampling)
     fields = list(groups[0].arrays)
+    if len(fields) > MAX_FIELDS:
+        raise DatasetError(
+            f"{origin.url}: it has {len(fields):,} arrays that can be fields, wanted at most "
+            f"{MAX_FIELDS:,}. Name those that you want: fields={{name: member}}."
+        )
     said = {*sampling.sample, *sampling.stride, *given_types(origin.arrangement)} - {EVERY}
     if unknown := sorted(said - set(fields)):
         raise ConfigError(
             f"{origin.url}: sample=, stride= or schema= names {unknown[0]!r}, and its arrays are "
             f"{fields}."
         )
+    axes = max(len(array.shape) for array in groups[0].arrays.values())
+    sampling.check_axes(axes, url=origin.url)
     check = _same_files if is_by_file else _same_rows
     for group in groups[1:]:
         check(groups[0], group)

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers.fields.arrays import array_form, number_dtype
 from penstock.readers.fields.field_types import Array, Value, is_field_name
+from penstock.readers.fields.schema import MAX_FIELDS
 from penstock.readers.formats.arranging import given_types
 from penstock.readers.formats.grid import ChunkGrid, Windows, windows_of
 from penstock.readers.formats.limits import MAX_SAMPLES
@@ -150,7 +151,14 @@ class _Chooser:
         """The arrays that have samples in common, as fields."""
         if not arrays:
             raise self._nothing(hierarchy)
+        if len(arrays) > MAX_FIELDS:
+            raise DatasetError(
+                f"{self._url}: it has {len(arrays):,} arrays that can be fields, wanted at most "
+                f"{MAX_FIELDS:,}. Name those that you want: fields={{name: path}}."
+            )
         self._check_names(arrays)
+        axes = max(len(array.shape) for array in arrays.values())
+        self._sampling.check_axes(axes, url=self._url)
         lead = max(arrays, key=lambda name: (_is_variable(arrays[name]), _bytes(arrays[name])))
         dimensions = arrays[lead].dimension_names
         along = dimensions[0] if dimensions else None

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.lib.stride_tricks import sliding_window_view
 
+from penstock import DataLoader, RandomCrop
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
 from penstock.readers import Dataset
 from penstock.readers.fields.field_types import Array, ClassLabel, Value
@@ -322,3 +323,27 @@ def test_a_file_that_changed_is_found(root: Path) -> None:
     np.save(root / "x.npy", X[:50])
     with Dataset(root / "x.npy") as dataset:
         check_rows(dataset, {"array": X[:50]})
+
+
+def test_a_crop_of_a_mapped_array_is_read_as_one(root: Path, opened: Opened) -> None:
+    np.save(root / "x.npy", X)
+    with (
+        opened("x.npy") as dataset,
+        DataLoader(dataset, 8, augment=[RandomCrop((2, 3), fields="array")], seed=1) as loader,
+    ):
+        crops = np.concatenate([batch[0].numpy() for batch in loader])
+    assert crops.shape == (101, 2, 3)
+    every = sliding_window_view(X, (2, 3), axis=(1, 2)).reshape(101, -1, 2, 3)
+    assert (every == crops[:, None]).all(axis=(2, 3)).any(axis=1).all()
+
+
+def test_what_a_format_has_no_use_for_is_refused(root: Path, opened: Opened) -> None:
+    np.save(root / "x.npy", X)
+    for options, why in (
+        ({"dtype": "float32"}, "dtype: .*no use for it.*tokens"),
+        ({"documents": "across"}, "documents: "),
+        ({"vocabulary": 5}, "vocabulary: "),
+        ({"sample": (1, 1, 1, 1)}, "4 axes, and the arrays of .* have 3"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            opened("x.npy", **options).open()

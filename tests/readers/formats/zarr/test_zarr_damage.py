@@ -11,6 +11,7 @@ import zarr
 from crc32c import crc32c
 
 from penstock.cache.errors import (
+    ConfigError,
     CorruptSampleError,
     DatasetError,
     DatasetNotFoundError,
@@ -18,7 +19,7 @@ from penstock.cache.errors import (
     MissingDependencyError,
 )
 from penstock.readers import Dataset
-from penstock.readers.formats.zarr import compressors
+from penstock.readers.formats.zarr import compressors, fields
 from tests.readers.formats.zarr.hierarchies import bad_of, opened, read_all, values, write_group
 
 if TYPE_CHECKING:
@@ -271,3 +272,13 @@ def test_a_chunk_of_no_bytes_is_damage_and_no_fill_values(
         _, bad = bad_of(dataset)
         assert sorted(bad) == lost
         assert all("it has no bytes" in reason for reason in bad.values())
+
+
+def test_more_axes_or_fields_than_can_be_are_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"5 axes, and the arrays of .* have 4 at most"):
+        Dataset(root, sample=(1, 1, 1, 1, 1)).open()
+    monkeypatch.setattr(fields, "MAX_FIELDS", 0)
+    with pytest.raises(DatasetError, match="1 arrays that can be fields, wanted at most 0"):
+        Dataset(root).open()

@@ -71,7 +71,7 @@ class ExtentFiles:
                     self._read(fd, now, run, begins, stops, found)
                     before, fd = fd, -1  # it is closed, whatever comes
                     fd, now, run = self._reopened(before, names[place]), names[place], []
-                elif run and begins[place] > max(stops[at] for at in run[-1:]):
+                elif run and begins[place] > stops[run[-1]]:
                     self._read(fd, now, run, begins, stops, found)
                     run = []
                 run.append(place)
@@ -155,11 +155,15 @@ class ExtentFiles:
         """Read parts that lie side by side or overlap."""
         if not run or fd < 0:
             return
-        begin, stop = begins[run[0]], max(stops[place] for place in run)
+        begin = begins[run[0]]
+        stop = stops[run[0]] if len(run) == 1 else max(stops[place] for place in run)
         size, dtype = (stop - begin,), np.dtype(np.uint8)
         data = np.empty(size, dtype) if self._memory is None else self._memory.array(size, dtype)
         self._fill(fd, file, begin, data)
         data.flags.writeable = False
+        if len(run) == 1:
+            found[run[0]] = data
+            return
         for place in run:
             found[place] = data[begins[place] - begin : stops[place] - begin]
 

@@ -92,12 +92,7 @@ def build(
         raise
     if prefetch is not None:
         meter.remote = prefetch.facts
-    if dataset.chunks:
-        from penstock.pipeline.feed.chunk_room import watch_chunks  # others need none of it
-
-        meter.chunks = watch_chunks(
-            dataset, order.settings, options.world, batch_size=options.sizes.per_rank
-        )
+    _watch_chunks(meter, dataset, options, order)
     scale = ReadScale.of(
         dataset,
         options,
@@ -122,6 +117,15 @@ def build(
         timeout_s=options.timeout_s or STALL_TIMEOUT_S,
     )
     return Assembly(order=order, fingerprint=fingerprint, feed=feed, road=road)
+
+
+def _watch_chunks(meter: Meter, dataset: Source, options: NativeOptions, order: JobOrder) -> None:
+    if dataset.chunks:
+        from penstock.pipeline.feed.chunk_room import watch_chunks  # others need none of it
+
+        meter.chunks = watch_chunks(
+            dataset, order.settings, options.world, batch_size=options.sizes.per_rank
+        )
 
 
 def _road(

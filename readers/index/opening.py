@@ -130,14 +130,12 @@ def build_index(
     """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
     index says.
 
-    format: "folder" or "tar", where a folder holds images and tar files. out: folder for the index,
-    of remote data also a URL of the same store; None is beside local data, else the cache folder,
-    else the user's cache directory. progress: called as progress(done samples, total samples, done
-    bytes). The rest, and what is raised, as for open_index. A pack has its index already:
-    ConfigError.
+    format: as for Dataset. out: folder for the index, of remote data also a URL of the same store;
+    None is beside local data, else the cache folder, else the user's cache directory. progress:
+    called as progress(done samples, total samples, done bytes). The rest, and what is raised, as
+    for open_index. A pack has its index already: ConfigError.
     """
-    began = time.monotonic()
-    scratch = Scratch(cache)
+    began, scratch = time.monotonic(), Scratch(cache)
     origin = locate(
         url,
         storage_options=storage_options,

@@ -75,11 +75,10 @@ def pack(
 ) -> PackSummary:
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
-    src: what a Dataset takes; or a dataset, a part of one, several end to end. format: which kind
-    ("folder", "tar", "pack") where src holds several. fields: those that are packed, None is all;
-    it, manifest, schema and sampling say how src lies, as for `open_index`. shuffle: False keeps
-    the ids of the source's index. shard_bytes: mean bytes of a shard, counted before images are
-    rewritten.
+    src: what a Dataset takes; or a dataset, a part of one, several end to end. fields: those that
+    are packed, None is all; it, format, manifest, schema and sampling say how src lies, as for
+    `open_index`. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a
+    shard, counted before images are rewritten.
     short_side: images with a longer one become baseline JPEGs of this short side (pixels, upright,
     quality 92 by default), their masks, boxes and keypoints follow. quality: of what is rewritten,
     1 to 100; without short_side every image is, at its size. baseline: other progressive JPEGs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +27,10 @@ pytestmark = pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockW
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sets of some kB have several shards."""
-    for module in PART_MODULES:
-        monkeypatch.setattr(f"penstock.readers.formats.{module}.PART_BYTES", 600)
+    # All are loaded before one is changed: each takes the constant when it is.
+    modules = [import_module(f"penstock.readers.formats.{name}") for name in PART_MODULES]
+    for module in modules:
+        monkeypatch.setattr(module, "PART_BYTES", 600)
 
 
 @pytest.fixture(scope="module")

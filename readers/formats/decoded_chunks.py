@@ -260,8 +260,10 @@ class DecodedChunks:
         with self._lock:
             self._reserved_bytes += size_bytes
             self._busy[key[0]] += 1
+            is_over = self._kept.staying_bytes + self._reserved_bytes > self.max_bytes
         try:
-            self._make_room()
+            if is_over:
+                self._make_room()
             self._take_slot(key)
             try:
                 outcome.run(make, None)

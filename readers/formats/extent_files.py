@@ -44,6 +44,7 @@ class ExtentFiles:
     ) -> None:
         """on_read: is told the bytes of each read; of views it hears nothing."""
         self._root, self._files, self._extents = root, files, extents
+        self._folder = os.path.join(root, b"")
         self._may_lack, self._memory, self._on_read = may_lack, memory, on_read
         self._maps: dict[int, tuple[int, Encoded] | None] = {}
         self._spans: dict[int, tuple[int, int]] | None = None
@@ -132,8 +133,9 @@ class ExtentFiles:
         if fd >= 0:
             os.close(fd)
         name = self._files.names[file]
-        path = os.path.join(self._root, name)
-        if not self._is_below[file]:
+        if self._is_below[file]:
+            path = self._folder + name
+        else:
             path = below(self._root, name)
             self._is_below[file] = True
         try:

@@ -200,6 +200,7 @@ class Dataset(OpenSource):
                         index.lacking,
                         url=self.url,
                         says_why=index.format.name in ("parquet", "arrow", "zarr", "npy"),
+                        left_out=index.about.left_out,
                     )
                 except BaseException:
                     origin.close()

@@ -107,13 +107,14 @@ def check_selection(
     *,
     url: str,
     says_why: bool = False,
+    left_out: Mapping[str, str] | None = None,
 ) -> tuple[str, ...]:
     """The fields of a batch, in order.
 
-    fields: as `check_names` gives them. lacking: as for `default_fields`. says_why: its format
-    tells of what is no field why, where a mapping asks for it. Raises ConfigError for
-    those that the dataset hasn't, that nothing decodes, and that some samples lack where nobody
-    asked which; and where there is nothing that can be chosen.
+    fields: as `check_names` gives them. lacking: as for `default_fields`. left_out: what is there
+    and no field, and why; says_why: its format tells more where a mapping asks for it. Raises
+    ConfigError for those that the dataset hasn't, that nothing decodes, and that some samples lack
+    where nobody asked which; and where there is nothing that can be chosen.
     """
     there = [*schema, ID]
     if fields is None:
@@ -127,6 +128,8 @@ def check_selection(
     for field in fields:
         name = base_name(field)
         if name not in schema and field != ID:
+            if why := (left_out or {}).get(name):
+                raise ConfigError(f"fields: {field!r} of {url} can't be a field: {why}.")
             hint = "; labels need one sub-folder a class" if field == LABEL else ""
             if says_why:
                 hint = f', or see why it was left out: fields={{"{field}": "{field}"}}'

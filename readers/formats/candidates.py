@@ -56,7 +56,8 @@ class Candidates:
     (n,). shards: which candidates make up which shard, empty ones too. shard_bytes: the mean size
     that these were cut to, None where they lie as the data have them. quarantined: what can't be a
     candidate; passed_over: what is no part of a sample, by extension. chunked: shards of chunks,
-    which metadata tell: there are no candidates then, as no sample is looked at.
+    which metadata tell: there are no candidates then, as no sample is looked at. left_out: what
+    is there and no field, by the name that it would have, and why.
     """
 
     schema: Schema
@@ -70,9 +71,16 @@ class Candidates:
     passed_over: dict[str, int]
     present: Mapping[str, NDArray[np.bool_]] = field(default_factory=dict)
     chunked: Sequence[ChunkedShard] = ()
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of_chunks(cls, schema: Schema, shards: Sequence[ChunkedShard]) -> Candidates:
+    def of_chunks(
+        cls,
+        schema: Schema,
+        shards: Sequence[ChunkedShard],
+        *,
+        left_out: Mapping[str, str] | None = None,
+    ) -> Candidates:
         """What metadata say of data in chunks. schema: settled."""
         nothing = np.empty(0, np.int64)
         return cls(
@@ -86,6 +94,7 @@ class Candidates:
             quarantined=[],
             passed_over={},
             chunked=shards,
+            left_out=dict(left_out or {}),
         )
 
     def __len__(self) -> int:

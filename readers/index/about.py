@@ -64,6 +64,7 @@ class About:
     listing: str = ""
     passed_over: dict[str, int] = field(default_factory=dict)
     overhead_bytes: int | None = None
+    left_out: dict[str, str] = field(default_factory=dict)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -96,6 +97,8 @@ class About:
         values = {each.name: getattr(self, each.name) for each in dataclass_fields(self)}
         values["schema"] = self.schema.to_json()
         values["fields"] = {name: asdict(each) for name, each in self.fields.items()}
+        if not self.left_out:
+            del values["left_out"]
         return values
 
 
@@ -187,4 +190,5 @@ _RIGHT: dict[str, Callable[[Any], bool]] = {
     "listing": lambda value: _is_text(value) and bool(_LISTING.fullmatch(value)),
     "passed_over": _is_counts,
     "overhead_bytes": lambda value: value is None or _is_count(value),
+    "left_out": lambda value: isinstance(value, dict) and all(map(_is_text, value.values())),
 }

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("penstock")
 
 _WRITERS = 8
+_NOTED = 1000  # columns that are no field, and characters of why
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +202,7 @@ class IndexBuilder:
             directories=noted_directories(snapshot),
             listing=snapshot.fingerprint,
             passed_over=candidates.passed_over,
+            left_out=_shortened(candidates.left_out),
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
         sweep_sidecars(folder, keep=set(draft.names))
@@ -355,3 +357,9 @@ def _count_progressive(
             sample = chunk.contents[name][row] if name in chunk.contents else None
             if isinstance(sample, np.ndarray):
                 counts[name] += is_progressive(sample)
+
+
+def _shortened(left_out: Mapping[str, str]) -> dict[str, str]:
+    """What a manifest notes of them: a file may have any number of columns."""
+    some = list(left_out.items())[:_NOTED]
+    return {name[:_NOTED]: why[:_NOTED] for name, why in some}

@@ -100,7 +100,8 @@ class ArrowListing:
             raise DatasetNotFoundError(
                 f"{self._origin.url}: its {len(self._files)} Arrow files have no rows."
             )
-        return replace(Candidates.of_chunks(schema, found), quarantined=list(self._quarantined))
+        made = Candidates.of_chunks(schema, found, left_out=choice.left_out)
+        return replace(made, quarantined=list(self._quarantined))
 
     def _columns(
         self, entry: Entry, file: ArrowFile, columns: dict[str, ArrowColumn], choice: FieldChoice

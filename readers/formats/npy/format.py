@@ -36,8 +36,10 @@ class NpyListing:
         from penstock.readers.formats.npy.groups import read_groups
         from penstock.readers.formats.npy.shards import cut_shards
 
-        chosen = choose(self._origin, read_groups(self._origin, self._entries, workers=workers))
-        return Candidates.of_chunks(chosen.schema, list(cut_shards(chosen)))
+        groups = read_groups(self._origin, self._entries, workers=workers)
+        chosen = choose(self._origin, groups)
+        left_out = groups[0].left_out
+        return Candidates.of_chunks(chosen.schema, list(cut_shards(chosen)), left_out=left_out)
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int

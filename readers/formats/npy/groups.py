@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import ConfigError, DatasetError, DatasetNotFoundError
@@ -31,10 +31,12 @@ EXTENSIONS = frozenset(("npy", "npz"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Arrays of the same samples, by field. name: of their file, the first of several."""
+    """Arrays of the same samples, by field. name: of their file, the first of several. left_out:
+    what else is there, and why it is no field."""
 
     name: bytes
     arrays: Mapping[str, StoredArray]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
 
 def list_entries(origin: Origin) -> list[Entry]:
@@ -134,4 +136,4 @@ def _members(stored: StoredFile, places: Mapping[str, str], *, url: str) -> Grou
         )
     for name, why in refused.items():
         _log.info("%s: %s of %s isn't a field: %s", url, name, shown, why)
-    return Group(name=stored.entry.name, arrays=arrays)
+    return Group(name=stored.entry.name, arrays=arrays, left_out=refused)

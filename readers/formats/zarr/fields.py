@@ -67,10 +67,11 @@ class ArrayField:
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChosenFields:
     """The fields of a dataset, at least one, all with as many samples, and the documents that say
-    so."""
+    so. left_out: other arrays, and why."""
 
     fields: list[ArrayField]
     hierarchy: Hierarchy
+    left_out: dict[str, str]
 
     @property
     def samples(self) -> int:
@@ -90,7 +91,8 @@ def choose_fields(origin: Origin, store: Store) -> ChosenFields:
     else:
         hierarchy = reader.read()
         found = chooser.all(hierarchy)
-    return ChosenFields(fields=chooser.fields(found, hierarchy), hierarchy=hierarchy)
+    fields = chooser.fields(found, hierarchy)
+    return ChosenFields(fields=fields, hierarchy=hierarchy, left_out=chooser.left_out)
 
 
 class _Chooser:
@@ -101,6 +103,11 @@ class _Chooser:
         self._sampling = Sampling.of(origin.arrangement)
         self._types = given_types(origin.arrangement)
         self._left: dict[str, str] = {}
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Arrays that are no field, by the name that they would have, and why."""
+        return {path.replace("/", ".") or ROOT_FIELD: why for path, why in self._left.items()}
 
     # -- arrays
 

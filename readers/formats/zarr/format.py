@@ -54,7 +54,7 @@ class ZarrListing:
         schema = Schema({field.name: field.type for field in chosen.fields})
         stored = self._stored(chosen)
         shards = cut_shards(chosen, stored, part_bytes=PART_BYTES, url=self._url)
-        return Candidates.of_chunks(schema, list(shards))
+        return Candidates.of_chunks(schema, list(shards), left_out=chosen.left_out)
 
     def counterparts(
         self, number: int, name: bytes, *, total: int, workers: int

@@ -100,8 +100,8 @@ class ArrowListing:
             raise DatasetNotFoundError(
                 f"{self._origin.url}: its {len(self._files)} Arrow files have no rows."
             )
-        made = Candidates.of_chunks(schema, found, left_out=choice.left_out)
-        return replace(made, quarantined=list(self._quarantined))
+        candidates = Candidates.of_chunks(schema, found, left_out=choice.left_out)
+        return replace(candidates, quarantined=list(self._quarantined))
 
     def _columns(
         self, entry: Entry, file: ArrowFile, columns: dict[str, ArrowColumn], choice: FieldChoice

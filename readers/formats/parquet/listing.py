@@ -82,8 +82,8 @@ class ParquetListing:
             raise DatasetNotFoundError(
                 f"{self._origin.url}: its {len(self._files)} Parquet files have no rows."
             )
-        made = Candidates.of_chunks(schema, found, left_out=choice.left_out)
-        return replace(made, quarantined=list(self._quarantined))
+        candidates = Candidates.of_chunks(schema, found, left_out=choice.left_out)
+        return replace(candidates, quarantined=list(self._quarantined))
 
     def _schema(self, choice: FieldChoice, footers: list[Footer], fields: FileFields) -> Schema:
         """The settled types. Of binary columns of which nothing is said the first values are looked

@@ -34,8 +34,9 @@ _LEAST_BYTES = 16
 """A sample counts as much at least, so that no shard has too many."""
 
 
-def cut_shards(chosen: ChosenArrays, *, part_bytes: int = PART_BYTES) -> Iterator[ChunkedShard]:
+def cut_shards(chosen: ChosenArrays) -> Iterator[ChunkedShard]:
     """The shards of a dataset, in order."""
+    part_bytes = PART_BYTES
     placed = [
         (piece, group) for group in chosen.groups for piece in _pieces(group, part_bytes=part_bytes)
     ]

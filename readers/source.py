@@ -204,7 +204,7 @@ class Source(ABC):
             parts = by_sample(ids, wanted, seed=seed, classes=np.asarray(self.column(by)))
             _log.info('split: stratified by the classes of "%s"', by)
         else:
-            parts = by_group(self._keys(by, ids), len(ids), wanted, seed=seed)
+            parts = by_group(_keys(self, by, ids), len(ids), wanted, seed=seed)
         found = [np.flatnonzero(parts == number) for number in range(len(shares))]
         for share, places in zip(shares, found, strict=True):
             if not len(places):
@@ -214,28 +214,6 @@ class Source(ABC):
                     "shares, or for fewer parts."
                 )
         return tuple(Selection.of(self, places) for places in found)
-
-    def _keys(
-        self, by: str | Callable[[str], object] | Sequence[object] | NDArray[Any], ids: Ints
-    ) -> object:
-        """A group's key for each sample."""
-        if callable(by):
-            from penstock.readers.whole_columns import runs
-
-            return [by(name) for run in runs(len(ids)) for name in self.names(ids[run])]
-        if not isinstance(by, str):
-            return by
-        type = self.schema.get(by)
-        if not isinstance(type, Text) and not (
-            isinstance(type, Value) and np.dtype(type.dtype).kind in "biu"
-        ):
-            said = f"a field of {type!r}" if type is not None else "no field"
-            raise ConfigError(
-                f'split: by="{by}" is {said} of {self.url}, wanted a field of classes (each part '
-                "has its share of every class), or of texts or whole numbers (those of one value "
-                f"stay together). Fields: {dict(self.schema)}."
-            )
-        return self.column(by)
 
     @abstractmethod
     def image_dims(self, shard: int, name: str) -> NDArray[np.int32]:
@@ -418,6 +396,29 @@ class Selection(Source):
 
     def close(self) -> None:
         """Close nothing: what it was taken from is its user's to close."""
+
+
+def _keys(
+    source: Source, by: str | Callable[[str], object] | Sequence[object] | NDArray[Any], ids: Ints
+) -> object:
+    """A group's key for each sample."""
+    if callable(by):
+        from penstock.readers.whole_columns import runs
+
+        return [by(name) for run in runs(len(ids)) for name in source.names(ids[run])]
+    if not isinstance(by, str):
+        return by
+    type = source.schema.get(by)
+    if not isinstance(type, Text) and not (
+        isinstance(type, Value) and np.dtype(type.dtype).kind in "biu"
+    ):
+        said = f"a field of {type!r}" if type is not None else "no field"
+        raise ConfigError(
+            f'split: by="{by}" is {said} of {source.url}, wanted a field of classes (each part '
+            "has its share of every class), or of texts or whole numbers (those of one value "
+            f"stay together). Fields: {dict(source.schema)}."
+        )
+    return source.column(by)
 
 
 def _chosen(source: Source, which: Iterable[int] | Iterable[bool] | NDArray[Any]) -> Ints:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, cast, get_args
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import numpy as np
 
@@ -88,34 +88,13 @@ class SampleReader:
         payloads: list[Encoded] = []
         slots, size_bytes = None, 0
         if choice.places:
-            spans = SpanVisit.of(visit, choice)
-            size_bytes = int((spans.ends - spans.starts).sum())
-            if choice.has_arrays:
-                from penstock.readers.reading.slots import Slots  # images need none of it
-
-                slots = Slots.of(visit, choice, spans, blocks)
-            payloads = self._payloads(
-                spans, choice, mode, marks, slots, blocks=blocks, size_bytes=size_bytes
-            )
+            payloads, slots, size_bytes = self._read_spans(visit, choice, mode, marks, blocks)
         by_rows: dict[str, Column] = {}
         back = visit.back()
         if choice.dense or choice.rows:
-            by_rows = read_by_rows(
-                visit,
-                choice,
-                back,
-                mode=mode,
-                reader=self,
-                blocks=blocks,
-                marks=marks,
-                crops=crops or {},
-            )
-            if index.is_self_contained:  # else they were noted, and lie in memory
-                rows_bytes = sum(column.size_bytes for column in by_rows.values())
-                self._local.add(bytes_disk=rows_bytes)
-                size_bytes += rows_bytes
-            elif choice.has_chunks:
-                size_bytes += self._chunk_bytes()
+            arguments: dict[str, Any] = {"mode": mode, "blocks": blocks, "crops": crops or {}}
+            by_rows = read_by_rows(visit, choice, back, reader=self, marks=marks, **arguments)
+            size_bytes += self._count_rows(by_rows, choice)
         table = visit.table if back is None else visit.table[back]
         if marks:
             assert bad is not None
@@ -161,8 +140,35 @@ class SampleReader:
         batch = self.read(rows, mode=mode, bad=bad, fields=fields, blocks=blocks)
         return batch.parts(bounds, array=blocks.array)
 
-    def _chunk_bytes(self) -> int:
-        """What was read of chunks since somebody asked last, by the bytes that are stored."""
+    def _read_spans(
+        self,
+        visit: Visit,
+        choice: Choice,
+        mode: ReadMode,
+        marks: dict[int, str] | None,
+        blocks: Blocks,
+    ) -> tuple[list[Encoded], Slots | None, int]:
+        """The payloads of spans, where arrays were read to, and the bytes of all."""
+        spans, slots = SpanVisit.of(visit, choice), None
+        size_bytes = int((spans.ends - spans.starts).sum())
+        if choice.has_arrays:
+            from penstock.readers.reading.slots import Slots  # images need none of it
+
+            slots = Slots.of(visit, choice, spans, blocks)
+        payloads = self._payloads(
+            spans, choice, mode, marks, slots, blocks=blocks, size_bytes=size_bytes
+        )
+        return payloads, slots, size_bytes
+
+    def _count_rows(self, columns: Mapping[str, Column], choice: Choice) -> int:
+        """Count what was read by rows; the bytes. What was noted lies in memory and isn't counted,
+        chunks are by the bytes that are stored, since somebody asked last."""
+        if self.index.is_self_contained:
+            size_bytes = sum(column.size_bytes for column in columns.values())
+            self._local.add(bytes_disk=size_bytes)
+            return size_bytes
+        if not choice.has_chunks:
+            return 0
         chunks = self.index.shards.chunks
         size_bytes = 0 if chunks is None else chunks.reads.take()
         if self.index.remote is None:  # else it counts by tier

@@ -30,7 +30,7 @@ X = RNG.normal(size=(101, 3, 5)).astype("f4")
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards.cut_shards, "__kwdefaults__", {"part_bytes": 1500})
+    monkeypatch.setattr(shards, "PART_BYTES", 1500)
 
 
 def written(path: Path, array: Any, version: tuple[int, int] | None = None) -> None:

@@ -32,7 +32,7 @@ SAVES = {"stored": np.savez, "compressed": np.savez_compressed}
 
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards.cut_shards, "__kwdefaults__", {"part_bytes": 1000})
+    monkeypatch.setattr(shards, "PART_BYTES", 1000)
 
 
 def npy(array: Any) -> bytes:

@@ -87,7 +87,7 @@ def test_every_value_is_the_one_that_was_written(name: str, written: dict[str, P
             assert np.array_equal(np.frombuffer(data, dtype).reshape(shape), value), field
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.grid), 3, 5])
 @pytest.mark.parametrize("name", SETS)
 def test_a_global_batch_is_the_same_in_every_world(
     name: str, size: int, written: dict[str, Path]

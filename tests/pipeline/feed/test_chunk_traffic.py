@@ -33,7 +33,9 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.filterwarnings("ignore::penstock.cache.errors.PenstockWarning")
-@pytest.mark.parametrize("fields", [("y",), ("x",), blocks.FIELDS])
+@pytest.mark.parametrize(
+    "fields", [("y",), pytest.param(("x",), marks=pytest.mark.grid), blocks.FIELDS]
+)
 @pytest.mark.parametrize("max_bytes", [2**26, 12_500, None])
 def test_a_cold_epoch_fetches_each_byte_of_the_fields_once(
     server: Any, tmp_path: Path, fields: tuple[str, ...], max_bytes: int | None

@@ -286,6 +286,7 @@ def _joined(each: Sequence[Contents]) -> Contents:
         is_file_per_sample=any(c.is_file_per_sample for c in each),
         units=units,
         unit_bytes=_mean_unit_bytes(each),
+        is_encoded=any(c.is_encoded for c in each),
         longest={
             name: max(c.longest[name] for c in each)
             for name in each[0].longest

@@ -32,7 +32,7 @@ class Contents:
     the samples lie in; is_file_per_sample: in one each. units: rows of each decode unit, by shard;
     None where a sample can be had alone. unit_bytes: of all fields of one, decoded, on average and
     as far as metadata tell. longest: largest first length of fields whose samples differ in it, as
-    far as known.
+    far as known. is_encoded: numbers are decoded when they are read.
     """
 
     schema: Schema
@@ -48,6 +48,7 @@ class Contents:
     units: Sequence[Ints] | None = None
     unit_bytes: float = 0.0
     longest: Mapping[str, int] = field(default_factory=dict)
+    is_encoded: bool = False
 
     @cached_property
     def samples(self) -> int:

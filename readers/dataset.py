@@ -424,4 +424,5 @@ def contents_of(index: Index) -> Contents:
         units=index.units,
         unit_bytes=_unit_bytes(index),
         longest=index.longest,
+        is_encoded=getattr(index.format, "is_encoded", False),
     )

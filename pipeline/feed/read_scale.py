@@ -68,7 +68,7 @@ class ReadScale:
         turn, threads = 1, READ_THREADS
         if dataset.remote_shards is not None:
             threads = REMOTE_READ_THREADS
-        elif contents.units is not None:
+        elif contents.units is not None or contents.is_encoded:
             most = MOST_UNIT_THREADS if is_plain else UNIT_THREADS_BESIDE
             threads = min(most, options.world.threads(usable_cores()))
             if is_plain:

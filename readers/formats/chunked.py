@@ -169,10 +169,12 @@ class ChunkFormat(SpanFormat, ABC):
 
     may_lack_objects: a file that isn't there stands for fill values (Zarr). takes_corners: its
     readers take parts of samples, and need less for them; else these are taken of whole samples.
+    is_encoded: samples that can be had alone are decoded too, which takes a core.
     """
 
     may_lack_objects: ClassVar[bool] = False
     takes_corners: ClassVar[bool] = False
+    is_encoded: ClassVar[bool] = False
 
     @abstractmethod
     def open_chunks(self, shard: ShardFacts) -> ChunkReader:

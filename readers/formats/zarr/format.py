@@ -110,6 +110,7 @@ class ZarrFormat(ChunkFormat):
     least_sample_bytes: ClassVar[int] = 0
     indexing: ClassVar[Indexing | None] = ZarrIndexing()
     may_lack_objects: ClassVar[bool] = True
+    is_encoded: ClassVar[bool] = True
     takes_corners: ClassVar[bool] = True
 
     def recognises(self, origin: Origin) -> bool:

@@ -23,46 +23,21 @@ from penstock.readers.formats.arrow.tails import read_files, refused
 from penstock.readers.formats.arrow.types import arrow_columns
 from penstock.readers.formats.candidates import Candidates
 from penstock.readers.formats.file_parts import read_parts
-from penstock.readers.formats.format import Snapshot
+from penstock.readers.formats.table_listing import TableListing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arrow.choice import FieldChoice
     from penstock.readers.formats.arrow.tails import ArrowFile
     from penstock.readers.formats.arrow.types import ArrowColumn
-    from penstock.readers.origin.origin import Entry, Origin
-    from penstock.readers.origin.quarantine import QuarantineEntry
+    from penstock.readers.origin.origin import Entry
 
 _log = logging.getLogger("penstock")
 _ROWS, _MOST_BYTES = 16, 2**28
 
 
-class ArrowListing:
+class ArrowListing(TableListing):
     """The Arrow files of a dataset, by name; nothing of them was read."""
-
-    def __init__(
-        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
-    ) -> None:
-        self._origin, self._files, self._quarantined = origin, files, quarantined
-
-    def snapshot(self) -> Snapshot:
-        """What an index notes of the files."""
-        return Snapshot.of(self._files, {})
-
-    def candidates(self, *, workers: int) -> Candidates:
-        """Read all footers and heads. Raises DatasetError with the file's name."""
-        return self._candidates(workers=workers, warns=True)
-
-    def counterparts(
-        self, number: int, name: bytes, *, total: int, workers: int
-    ) -> Iterator[tuple[Candidates, int]]:
-        """The same shard, made anew."""
-        del name
-        found = self._candidates(workers=workers, warns=False)
-        if len(found.chunked) == total:
-            yield found, number
 
     def _candidates(self, *, workers: int, warns: bool) -> Candidates:
         if not self._files:

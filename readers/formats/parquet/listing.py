@@ -10,49 +10,25 @@ from penstock.readers.fields.schema import Schema
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arrow.choice import kind_of, tell_left_out
 from penstock.readers.formats.candidates import Candidates
-from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.parquet.fields import FileFields
 from penstock.readers.formats.parquet.first_values import first_values
 from penstock.readers.formats.parquet.footers import read_footers, refused
 from penstock.readers.formats.parquet.shards import Shards
+from penstock.readers.formats.table_listing import TableListing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping
 
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arrow.choice import FieldChoice
     from penstock.readers.formats.parquet.footer import Footer
-    from penstock.readers.origin.origin import Entry, Origin
-    from penstock.readers.origin.quarantine import QuarantineEntry
 
 _MAX_FIELDS = 4096
 _SHOWN = 5
 
 
-class ParquetListing:
+class ParquetListing(TableListing):
     """The Parquet files of a dataset, by name; nothing of them was read."""
-
-    def __init__(
-        self, origin: Origin, files: Sequence[Entry], quarantined: Sequence[QuarantineEntry]
-    ) -> None:
-        self._origin, self._files, self._quarantined = origin, files, quarantined
-
-    def snapshot(self) -> Snapshot:
-        """What an index notes of the files."""
-        return Snapshot.of(self._files, {})
-
-    def candidates(self, *, workers: int) -> Candidates:
-        """Read all footers. Raises DatasetError with the file's name."""
-        return self._candidates(workers=workers, warns=True)
-
-    def counterparts(
-        self, number: int, name: bytes, *, total: int, workers: int
-    ) -> Iterator[tuple[Candidates, int]]:
-        """The same shard, made anew."""
-        del name
-        found = self._candidates(workers=workers, warns=False)
-        if len(found.chunked) == total:
-            yield found, number
 
     def _candidates(self, *, workers: int, warns: bool) -> Candidates:
         if not self._files:

@@ -197,6 +197,10 @@ class RankFailedError(PenstockError, RuntimeError):
         self.rank = rank
 
 
+class JobStoreError(PenstockError, RuntimeError):
+    """The store through which the processes of a job tell one another things doesn't answer."""
+
+
 class ClosedError(PenstockError, RuntimeError):
     """The object was used after close()."""
 

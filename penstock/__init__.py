@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from penstock.augment.presets import imagenet_train as imagenet_train
     from penstock.augment.sanitize import SanitizeBoxes as SanitizeBoxes
     from penstock.augment.unpack import Unpack as Unpack
+    from penstock.cache.base.peer_settings import Peers as Peers
+    from penstock.cache.base.peer_settings import TlsFiles as TlsFiles
     from penstock.cache.disk.disk_cache import DiskCache as DiskCache
     from penstock.cache.errors import BadSampleError as BadSampleError
     from penstock.cache.errors import PenstockError as PenstockError
@@ -95,6 +97,7 @@ __all__ = [
     "Normalize",
     "Operation",
     "Pad",
+    "Peers",
     "PenstockError",
     "Ragged",
     "RandAugment",
@@ -109,6 +112,7 @@ __all__ = [
     "SanitizeBoxes",
     "Statistics",
     "Text",
+    "TlsFiles",
     "Tokens",
     "TrivialAugmentWide",
     "Unpack",
@@ -155,6 +159,7 @@ _HOME = {
     "Normalize": "penstock.augment.ops",
     "Operation": "penstock.augment.ops",
     "Pad": "penstock.augment.pad",
+    "Peers": "penstock.cache.base.peer_settings",
     "PenstockError": "penstock.cache.errors",
     "Ragged": "penstock.pipeline.feed.ragged",
     "RandAugment": "penstock.augment.ops",
@@ -168,6 +173,7 @@ _HOME = {
     "Resize": "penstock.augment.geometric_ops",
     "SanitizeBoxes": "penstock.augment.sanitize",
     "Statistics": "penstock.pipeline.report.statistics",
+    "TlsFiles": "penstock.cache.base.peer_settings",
     "Text": "penstock.readers.fields.field_types",
     "Tokens": "penstock.readers.fields.field_types",
     "TrivialAugmentWide": "penstock.augment.ops",

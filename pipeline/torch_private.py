@@ -1,4 +1,5 @@
-"""Every name that torch doesn't document and this library leans on; no other module uses one.
+"""Every name that torch doesn't document and this library leans on; no other module uses one, but
+for the process group's store (`cache.job_store`).
 
 Each stands in a function of its own, and `tests/pipeline/test_torch_private.py` says of each what
 breaks when a release of torch changes it. torch is imported where it is needed.
@@ -113,13 +114,3 @@ def pinned(batch: Any) -> Any:
     from torch.utils.data._utils.pin_memory import pin_memory
 
     return pin_memory(batch)  # type: ignore[no-untyped-call]
-
-
-# -- the process group
-
-
-def group_store() -> Any:
-    """The key-value store of torch's default process group, which must stand."""
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    return _get_default_store()

@@ -107,12 +107,13 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"types"}),),
     ),
     "cache": (
+        (frozenset({"peers"}),),
         (frozenset({"blobs"}),),
         (frozenset({"disk"}),),
         (frozenset({"fetch"}),),
         (frozenset({"stores"}),),
         (frozenset({"base"}),),
-        (frozenset({"processes", "threads", "outcomes", "forks"}),),
+        (frozenset({"processes", "threads", "outcomes", "forks", "job_store"}),),
         (frozenset({"errors", "secrets"}),),
     ),
 }

@@ -11,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.folders import remove_own_folder
+from penstock.cache.base.peer_settings import Peers
 from penstock.cache.base.sizes import format_size, parse_size
 from penstock.cache.disk.access import FolderAccess
 from penstock.cache.disk.membership import Membership
@@ -28,17 +29,25 @@ class DiskCache:
 
     path: the folder; it is made (mode) when it is first used. max_bytes: int or such as "1.5TB";
     never passed, by any number of processes and jobs. Several datasets and jobs may share one
-    folder; all give the same limit.
+    folder; all give the same limit. peers: has the nodes of a job serve one another what they hold.
 
     Raises ConfigError here for arguments that can't be; at first use for a folder on a network
     file system, of a newer format, or in use with another limit.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, max_bytes: int | str, mode: int = 0o700
+        self,
+        path: str | os.PathLike[str],
+        *,
+        max_bytes: int | str,
+        mode: int = 0o700,
+        peers: Peers | None = None,
     ) -> None:
         if not isinstance(path, str | os.PathLike) or not os.fspath(path):
             raise ConfigError(f"cache: got {path!r}, wanted the path of a folder on a local disk.")
+        if not isinstance(peers, Peers | None):
+            raise ConfigError(f'peers: got {peers!r}, wanted Peers("HOST:PORT") or None.')
+        self.peers = peers
         self._begin(os.path.abspath(os.fspath(path)), parse_size(max_bytes, what="max_bytes"), mode)
 
     def _begin(self, path: str, max_bytes: int | None, mode: int) -> None:
@@ -78,7 +87,7 @@ class DiskCache:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A spawned worker opens the folder anew."""
-        return _again, (self.path, self._max_bytes, self._mode)
+        return _again, (self.path, self._max_bytes, self._mode, self.peers)
 
     def open(self) -> None:
         """Open the folder now instead of at first use. Raises ConfigError; a disk that fails is one
@@ -135,8 +144,8 @@ class DiskCache:
             self._remove()
 
 
-def _again(path: str, max_bytes: int | None, mode: int) -> DiskCache:
-    cache = DiskCache(path, max_bytes=max_bytes or 1, mode=mode)
+def _again(path: str, max_bytes: int | None, mode: int, peers: Peers | None) -> DiskCache:
+    cache = DiskCache(path, max_bytes=max_bytes or 1, mode=mode, peers=peers)
     return cache if max_bytes is not None else _unlimited(cache)
 
 

@@ -15,14 +15,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.errors import PenstockWarning, PlanError
-from penstock.pipeline.torch_private import group_store
+from penstock.cache.job_store import STORE_TIMEOUT_S, group_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
 
-STORE_TIMEOUT_S = 20.0
 # How long a rank that stops waits for those that are still in the step before: as long as one step
 # may take, and no longer than somebody would look at a job that has ended.
 ENDING_TIMEOUT_S = 30

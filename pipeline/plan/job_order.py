@@ -13,13 +13,16 @@ if TYPE_CHECKING:
 
     from penstock.pipeline.plan.buckets import Buckets
     from penstock.pipeline.plan.job_plan import JobPlan
+    from penstock.pipeline.plan.lane_order import LaneOrder
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.steps import Walk
     from penstock.pipeline.plan.world import World
     from penstock.readers.source import Source
 
 
-def buckets_of(source: Source, settings: PlanSettings) -> Buckets | None:
+def buckets_of(
+    source: Source, settings: PlanSettings, lane_order: LaneOrder | None = None
+) -> Buckets | None:
     """The pools of one walker, where batches are cut by tokens."""
     told = settings.buckets
     if told is None:
@@ -27,7 +30,7 @@ def buckets_of(source: Source, settings: PlanSettings) -> Buckets | None:
     from penstock.pipeline.plan.buckets import Buckets  # other jobs need none of it
 
     return Buckets(
-        make_plan(source.contents, settings),
+        make_plan(source.contents, settings, lane_order),
         told,
         lambda rows: source.lengths(told.field, rows),
         seed=settings.seed if settings.shuffle else None,
@@ -36,17 +39,21 @@ def buckets_of(source: Source, settings: PlanSettings) -> Buckets | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class JobOrder:
-    """Which samples a job reads in which steps, on any rank. Walkers take a plan each."""
+    """Which samples a job reads in which steps, on any rank. Walkers take a plan each.
+
+    lane_order: which rank reads what of a global batch; None for the identity.
+    """
 
     source: Source
     settings: PlanSettings
     walk: Walk
+    lane_order: LaneOrder | None = None
 
     def plan(self) -> JobPlan:
         """A plan for one walker."""
-        buckets = buckets_of(self.source, self.settings)
+        buckets = buckets_of(self.source, self.settings, self.lane_order)
         if buckets is None:
-            return make_plan(self.source.contents, self.settings)
+            return make_plan(self.source.contents, self.settings, self.lane_order)
         from penstock.pipeline.plan.buckets import BucketPlan
 
         return BucketPlan(buckets)

@@ -37,6 +37,7 @@ import numpy as np
 from penstock.cache.base.hashing import keyed_hash, unit
 from penstock.cache.errors import PlanError
 from penstock.pipeline.plan.job_plan import Places
+from penstock.pipeline.plan.lane_order import ordered_slots
 from penstock.pipeline.plan.lanes import LaneLayout, StrandPieces, cut, deal, lanes_of_slots, lay
 from penstock.pipeline.plan.units import units_of
 from penstock.pipeline.plan.windows import UnitBorders, Windows, window_count
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import ArrayLike, NDArray
+
+    from penstock.pipeline.plan.lane_order import LaneOrder
 
     Ints = NDArray[np.int64]
 
@@ -76,6 +79,8 @@ class Plan:
     one number where all have as many: what lanes permute and windows mix are then the units, W of
     them at a time, and a unit lies in one window, unless two strands share it. None: each shard is
     one unit, which windows may cut.
+    lane_order: which lane has which place among the slots of a batch, so which rank reads it; what
+    is in a batch stays the same. None: lane 0 first.
 
     Memory is O(shards + units + lanes), plus 9 bytes for each sample of W·L mean shards. Layouts of
     two epochs and two windows a strand are kept: walkers that are further apart in the stream
@@ -95,6 +100,7 @@ class Plan:
         window: int,
         reshuffle: float = 0.0,
         units: Sequence[ArrayLike] | None = None,
+        lane_order: LaneOrder | None = None,
     ) -> None:
         lanes = _whole("lanes", lanes, at_least=1)
         window = _whole("window", window, at_least=1)
@@ -113,6 +119,8 @@ class Plan:
         split = not ordered and self._filled >= SHARDS_PER_LANE * self.lanes
         self._lanes = np.array(self.lanes, dtype=np.int64)
         self.strands = 2 * self.lanes if split else self.lanes
+        self.lane_order = None if ordered else lane_order
+        self._lane_at = None if self.lane_order is None else self.lane_order.lanes_of(self.lanes)
         self._first_id = np.cumsum(self.sizes) - self.sizes
         self._cut = self._cut_shards(None)
         self._epochs: dict[int, _Epoch] = {}
@@ -149,9 +157,9 @@ class Plan:
 
         size: of the global batch over all ranks, at least world. At the end of the epoch the batch
         is clipped to what is left (at position == samples to nothing; ranks may then get none).
-        Rank r takes slots [r·n // world, (r + 1)·n // world) of its n samples sorted by lane and
-        place. Returns int64, shape (slots, 2), the caller's own. Raises PlanError for a position
-        beyond the end, negative values, size < world, and a rank outside [0, world).
+        Rank r takes slots [r·n // world, (r + 1)·n // world) of its n samples sorted by the lane's
+        place and the offset. Returns int64, shape (slots, 2), the caller's own. Raises PlanError
+        for a position beyond the end, negative values, size < world, and a rank outside [0, world).
         """
         world = _whole("world", world, at_least=1)
         rank = _whole("rank", rank, at_least=0)
@@ -176,7 +184,10 @@ class Plan:
         count = self._count(position, size)
         if not 0 <= low <= high <= count:
             raise PlanError(f"slots [{low}, {high}): wanted some within [0, {count}).")
-        lane, offset = _lane_slots(position, count, self.lanes, low=low, high=high)
+        if self._lane_at is None:
+            lane, offset = _lane_slots(position, count, self.lanes, low=low, high=high)
+        else:
+            lane, offset = ordered_slots(position, count, self._lane_at, low=low, high=high)
         if not len(lane):
             return Places(rows=np.empty((0, 2), dtype=np.int64))
         strand = lane
@@ -216,8 +227,14 @@ class Plan:
         begin, stop = lanes_of_slots(low, high, count=count, lanes=self.lanes)
         bounds = np.concatenate([[0], np.cumsum(self._cut.strand_pieces)])
         strands = range(0, self.strands, self.lanes)
-        runs = [self._cut.shard[bounds[begin + s] : bounds[stop + s]] for s in strands]
-        return np.unique(np.concatenate(runs))
+        if self._lane_at is None:
+            runs = [self._cut.shard[bounds[begin + s] : bounds[stop + s]] for s in strands]
+        else:
+            own = self._lane_at[begin:stop]
+            runs = [
+                self._cut.shard[bounds[x + s] : bounds[x + s + 1]] for s in strands for x in own
+            ]
+        return np.unique(np.concatenate(runs)) if runs else np.empty(0, dtype=np.int64)
 
     def _count(self, position: int, size: int) -> int:
         """Slots of a global batch: fewer than its size at the end of the epoch."""

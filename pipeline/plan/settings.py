@@ -12,6 +12,7 @@ from penstock.pipeline.plan.order import Plan, default_lanes, default_window
 
 if TYPE_CHECKING:
     from penstock.pipeline.plan.buckets import BucketSettings
+    from penstock.pipeline.plan.lane_order import LaneOrder
     from penstock.readers.contents import Contents
 
 
@@ -63,7 +64,9 @@ def shuffled_settings(
     return PlanSettings(seed=seed, shuffle=True, lanes=lanes, window=window, reshuffle=reshuffle)
 
 
-def make_plan(contents: Contents, settings: PlanSettings) -> Plan:
+def make_plan(
+    contents: Contents, settings: PlanSettings, lane_order: LaneOrder | None = None
+) -> Plan:
     """Make a plan from its settings, for one walker.
 
     Each takes a plan of its own: a plan remembers the windows of one place only, and two places on
@@ -76,6 +79,7 @@ def make_plan(contents: Contents, settings: PlanSettings) -> Plan:
         window=settings.window,
         reshuffle=settings.reshuffle,
         units=contents.units,
+        lane_order=lane_order,
     )
 
 

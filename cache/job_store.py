@@ -1,0 +1,126 @@
+"""What the processes of a job tell one another: through the store of torch's process group.
+
+Never a collective, as rank 0 alone may build a loader: who asks gets what was told so far, or waits
+for it with a time limit. Nothing is initialised here; without a process group there is no store.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.cache.errors import JobStoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+
+STORE_TIMEOUT_S = 20.0
+"""Of one question. The store of a job whose server died doesn't answer."""
+
+_PREFIX = "penstock"
+_HEARD_EVERY_S = 1.0  # an interrupt is heard between two waits
+
+
+class JobStore:
+    """A key-value store that all processes of a job reach. Safe for several threads.
+
+    Every method raises JobStoreError where the store doesn't answer. Values are short texts.
+    """
+
+    def __init__(self, store: Any, *, prefix: str = _PREFIX) -> None:
+        """store: one of torch's. prefix: before every key."""
+        self._store = store
+        self._prefix = prefix
+
+    @classmethod
+    def of_group(cls) -> JobStore | None:
+        """The store of torch's default process group; None where no group stands.
+
+        It is a connection of our own where the kind of store allows: no other question waits behind
+        ours, and ours have a time limit of their own.
+        """
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available():
+            return None
+        return cls.of(group_store()) if distributed.is_initialized() else None
+
+    @classmethod
+    def of(cls, store: Any) -> JobStore:
+        """A connection of our own to a store of torch's, as `of_group`."""
+        try:
+            store = store.clone()
+        except (RuntimeError, NotImplementedError):
+            return cls(store)  # one that can't be cloned: its owner's time limit holds
+        store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+        return cls(store)
+
+    def under(self, name: str) -> JobStore:
+        """The same store, every key below a name."""
+        return JobStore(self._store, prefix=f"{self._prefix}/{name}")
+
+    def tell(self, key: str, value: str) -> None:
+        """Write a value, over an older one."""
+        self._ask(lambda store: store.set(self._key(key), value))
+
+    def heard(self, key: str) -> str | None:
+        """Read a value that was told; None where nobody has told it yet."""
+        name = self._key(key)
+        found = self._ask(lambda store: store.get(name) if store.check([name]) else None)
+        return None if found is None else _text(found)
+
+    def first(self, key: str, value: str) -> str:
+        """Write a value unless somebody else was first; returns what stands there now."""
+        return _text(self._ask(lambda store: store.compare_set(self._key(key), "", value)))
+
+    def add(self, key: str, count: int) -> int:
+        """Add to a counter of all processes; its new value."""
+        return int(self._ask(lambda store: store.add(self._key(key), count)))
+
+    def wait(self, keys: Sequence[str], *, timeout_s: float) -> list[str]:
+        """Wait until all of these are told; those that still aren't when the time is over."""
+        names = [self._key(key) for key in keys]
+        until = time.monotonic() + timeout_s
+        while (left_s := until - time.monotonic()) > 0:
+            try:
+                self._store.wait(names, timedelta(seconds=min(left_s, _HEARD_EVERY_S)))
+            except RuntimeError as error:
+                if "imeout" not in str(error):
+                    raise _gone(error) from error
+            else:
+                return []
+        return [key for key in keys if self.heard(key) is None]
+
+    def _key(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _ask(self, question: Callable[[Any], T]) -> T:
+        try:
+            return question(self._store)
+        except RuntimeError as error:  # each kind of store has its own errors, all of this kind
+            raise _gone(error) from error
+
+
+def _gone(error: RuntimeError) -> JobStoreError:
+    return JobStoreError(
+        f"The process group's store doesn't answer ({str(error).splitlines()[0]}). The process "
+        "that holds it may have ended: look at rank 0."
+    )
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def group_store() -> Any:
+    """The key-value store of torch's default process group, which must stand.
+
+    torch doesn't document it; of such names this is the one outside of `pipeline.torch_private`,
+    whose test watches this one, too.
+    """
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    return _get_default_store()

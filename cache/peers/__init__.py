@@ -1,0 +1,1 @@
+"""The nodes of a job serve one another what their caches hold."""

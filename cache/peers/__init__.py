@@ -1,1 +1,1 @@
-"""The nodes of a job serve one another what their caches hold."""
+"""How the caches of a job's nodes serve one another: protocol, tokens, server, and who asks."""

@@ -123,6 +123,14 @@ def _process_group() -> tuple[int, int] | None:
     return distributed.get_rank(), distributed.get_world_size()
 
 
+def peer_token(environ: Mapping[str, str] | None = None) -> str | None:
+    """The secret that the nodes of a job share, where the environment holds it: Peers' own text.
+
+    environ: instead of os.environ.
+    """
+    return (os.environ if environ is None else environ).get("PENSTOCK_PEER_TOKEN") or None
+
+
 def _with_place(environ: Mapping[str, str], rank: int, size: int) -> World:
     """A group's rank, with its place on the node where a launcher told that and no rank.
 

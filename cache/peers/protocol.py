@@ -1,0 +1,202 @@
+"""What the nodes of a job say to one another: paths, headers, ranges and limits. Pure.
+
+    GET /v1/blobs/<key>     Range: bytes=a-b   206  bytes of a blob, with their CRC-32C
+                                               404  not held
+                                               416  not these: Held says which bytes are there
+    GET /v1/held/<group>                       200  keys of a dataset's whole blobs, 8 bytes each
+    GET /v1/alive                              200  nothing
+
+It is HTTP/1.1, and nothing of it but this: no other methods, no bodies of requests, one range a
+request. Every request is signed (tokens.py); whoever isn't of the job learns nothing but the time.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from email.utils import formatdate, parsedate_to_datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+ALIVE = "/v1/alive"
+_BLOBS, _HELD = "/v1/blobs/", "/v1/held/"
+
+CRC_HEADER = "Penstock-CRC32C"
+"""CRC-32C of the body, eight hex digits."""
+HELD_HEADER = "Penstock-Held"
+"""Of an answer 416: what bytes of the blob are there, as "0-4095,8192-12287" (both ends
+included, as in Range)."""
+FAULT_HEADER = "Penstock-Fault"
+"""Of an answer 401 to a request that is rightly signed: "expired"."""
+PROOF_HEADER = "Penstock-Proof"
+"""What only one who knows the secret can answer to this request, over the answer's Date."""
+
+MOST_RANGE_BYTES = 2**26
+"""Of one request: a client asks for more by several."""
+MOST_HELD_RANGES = 256
+"""In one answer 416; of more the longest are told."""
+MOST_HELD_KEYS = 2**22
+"""In one answer: more aren't told."""
+MOST_HEAD_BYTES = 4096
+"""Of a request, all lines of its head."""
+HELD_KEY_BYTES = 8
+
+_KEY = re.compile(r"[0-9a-f]{40}")
+_GROUP = re.compile(r"[0-9a-f]{32}")
+_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_SIZE = re.compile(r"bytes \*/([0-9]{1,18})")
+_HELD_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
+_CRC = re.compile(r"[0-9a-f]{8}")
+
+Span = tuple[int, int]
+"""Bytes [start, end)."""
+
+
+def blob_path(key: str) -> str:
+    """The path of a blob. Raises ValueError for what is no key."""
+    if not _KEY.fullmatch(key):
+        raise ValueError(f"{key!r} is no key of a blob")
+    return _BLOBS + key
+
+
+def held_path(group: str) -> str:
+    """The path of what is held of a dataset. Raises ValueError for what names none."""
+    if not _GROUP.fullmatch(group):
+        raise ValueError(f"{group!r} is no group of blobs")
+    return _HELD + group
+
+
+def key_of(path: str) -> str | None:
+    """The key that a request's path asks for; None for any other path, however it is written."""
+    return _rest(path, _BLOBS, _KEY)
+
+
+def group_of(path: str) -> str | None:
+    """The group whose keys a request's path asks for; None for any other path."""
+    return _rest(path, _HELD, _GROUP)
+
+
+def _rest(path: str, prefix: str, wanted: re.Pattern[str]) -> str | None:
+    if not path.startswith(prefix):
+        return None
+    found = wanted.fullmatch(path, len(prefix))
+    return None if found is None else found[0]
+
+
+def range_text(span: Span) -> str:
+    """The value of Range that asks for a span."""
+    return f"bytes={span[0]}-{span[1] - 1}"
+
+
+def range_of(text: str) -> Span | None:
+    """The span that a Range asks for; None if it isn't one that this protocol has."""
+    found = _RANGE.fullmatch(text)
+    return None if found is None else _span(found[1], found[2], most=MOST_RANGE_BYTES)
+
+
+def _span(first: str, last: str, *, most: int) -> Span | None:
+    start, end = int(first), int(last) + 1
+    return (start, end) if 0 < end - start <= most else None
+
+
+def content_range(span: Span, size_bytes: int) -> str:
+    """The value of Content-Range for a span of a blob."""
+    return f"bytes {span[0]}-{span[1] - 1}/{size_bytes}"
+
+
+def size_text(size_bytes: int) -> str:
+    """The value of Content-Range of an answer 416."""
+    return f"bytes */{size_bytes}"
+
+
+def held_text(spans: Iterable[Span]) -> str:
+    """The value of `HELD_HEADER` for spans that are there; of too many the longest."""
+    found = sorted(spans, key=lambda span: (span[0] - span[1], span))[:MOST_HELD_RANGES]
+    return ",".join(f"{start}-{end - 1}" for start, end in sorted(found))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlobPart:
+    """The head of an answer 206, as far as it is one: what bytes come, and their checksum."""
+
+    span: Span
+    size_bytes: int
+    crc: int
+
+
+def blob_part(headers: Mapping[str, str]) -> BlobPart | None:
+    """Read the head of an answer 206; None for one that isn't as it must be. headers: by lower-case
+    name."""
+    found = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
+    crc = headers.get(CRC_HEADER.lower(), "")
+    if found is None or not _CRC.fullmatch(crc):
+        return None
+    span, size_bytes = _span(found[1], found[2], most=MOST_RANGE_BYTES), int(found[3])
+    if span is None or span[1] > size_bytes:
+        return None
+    return BlobPart(span=span, size_bytes=size_bytes, crc=int(crc, 16))
+
+
+def held_part(headers: Mapping[str, str]) -> tuple[int, list[Span]] | None:
+    """Read the head of an answer 416: the blob's size and the spans that are there, sorted; None
+    for one that isn't as it must be."""
+    size = _SIZE.fullmatch(headers.get("content-range", ""))
+    text = headers.get(HELD_HEADER.lower(), "")
+    if size is None:
+        return None
+    spans: list[Span] = []
+    for part in text.split(",", MOST_HELD_RANGES) if text else ():
+        found = _HELD_RANGE.fullmatch(part)
+        span = None if found is None else _span(found[1], found[2], most=int(size[1]))
+        if span is None or span[1] > int(size[1]) or (spans and span[0] < spans[-1][1]):
+            return None
+        spans.append(span)
+    return int(size[1]), spans
+
+
+def crc_text(crc: int) -> str:
+    """The value of `CRC_HEADER`."""
+    return f"{crc:08x}"
+
+
+def held_keys(keys: Sequence[str]) -> bytes:
+    """The body that tells the keys of whole blobs: the first 8 bytes of each, sorted, big-endian.
+
+    Two keys of a dataset share them by chance once in 10^19, and then a request is answered 404.
+    """
+    parts = (bytes.fromhex(key[: 2 * HELD_KEY_BYTES]) for key in keys[:MOST_HELD_KEYS])
+    return b"".join(sorted(parts))
+
+
+def held_prefixes(body: bytes | memoryview) -> NDArray[np.uint64] | None:
+    """What `held_keys` told: the first 64 bits of each key, sorted; None for any other body."""
+    import numpy as np  # the server's process does without
+
+    if len(body) % HELD_KEY_BYTES or len(body) > HELD_KEY_BYTES * MOST_HELD_KEYS:
+        return None
+    found = np.frombuffer(body, ">u8").astype(np.uint64)
+    return found if bool(np.all(found[1:] >= found[:-1])) else None
+
+
+def key_prefix(key: str) -> int:
+    """The first 64 bits of a key, as `held_prefixes` has them."""
+    return int(key[: 2 * HELD_KEY_BYTES], 16)
+
+
+def date_text(now_s: float) -> str:
+    """The value of Date."""
+    return formatdate(now_s, usegmt=True)
+
+
+def date_of(text: str) -> float | None:
+    """The seconds since the epoch that a Date says; None for one that says nothing."""
+    try:
+        return parsedate_to_datetime(text).timestamp() if len(text) < 64 else None
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,200 @@
+"""Who may ask: signed tokens that say what is asked for and end within minutes, and their secret.
+
+A token is an HMAC-SHA256 by the job's secret over the method, the path, the range and the time at
+which it expires, so one that is overheard asks for nothing else, and soon for nothing. Clocks of
+nodes may differ: an answer's Date says the server's, and a proof that the server knows the secret,
+so that nobody else sets a client's clock. Tokens and secrets are in no message and no log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import re
+import secrets
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from penstock.cache.base.trust import OTHERS_WRITE
+from penstock.cache.errors import ConfigError
+from penstock.cache.peers.protocol import date_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.base.peer_settings import Peers
+    from penstock.cache.job_store import JobStore
+
+TOKEN_LIFE_S = 120
+"""So long a token holds after it was signed."""
+MOST_LIFE_S = 300
+"""A token that expires later than this from now is refused: nobody signs for next week."""
+LEAST_SECRET_BYTES, MOST_SECRET_BYTES = 16, 4096
+SECRET_VARIABLE = "PENSTOCK_PEER_TOKEN"
+"""Of the environment; `pipeline.plan.world` reads it."""
+
+_STORED = "peers/secret"
+_SCHEME = "Penstock"
+_TOKEN = re.compile(_SCHEME + r" ([0-9a-f]{16})\.([0-9]{1,12})\.([0-9a-f]{64})")
+_REMEDY = (
+    "Make one with `python -c 'import secrets; print(secrets.token_hex(32))' > FILE; chmod 600 "
+    "FILE`, the same on every node."
+)
+
+Refusal = Literal["unknown", "expired"]
+"""unknown: no secret of ours signed exactly this. expired: one did, and the time is over, or too
+far away."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerSecret:
+    """What the nodes of a job share and nobody else knows. job: names it without telling it."""
+
+    value: bytes = field(repr=False)
+    job: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "job", self.derive("job").hex()[:16])
+
+    @classmethod
+    def draw(cls) -> PeerSecret:
+        """A new one, that nobody can guess."""
+        return cls(secrets.token_hex(32).encode())
+
+    @classmethod
+    def of_text(cls, text: str | bytes, *, what: str) -> PeerSecret:
+        """The secret that a user gives. what: where it stood, for errors. Raises ConfigError."""
+        value = (text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text).strip()
+        if not LEAST_SECRET_BYTES <= len(value) <= MOST_SECRET_BYTES:
+            raise ConfigError(
+                f"peers: the token in {what} has {len(value)} bytes, wanted at least "
+                f"{LEAST_SECRET_BYTES} that nobody can guess, and at most {MOST_SECRET_BYTES}. "
+                + _REMEDY
+            )
+        return cls(value)
+
+    @classmethod
+    def of_file(cls, path: str | os.PathLike[str]) -> PeerSecret:
+        """The secret in a file that only its owner may read. Raises ConfigError."""
+        place = os.fspath(path)
+        try:
+            fd = os.open(place, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise ConfigError(f"peers: the token_file {place} can't be read ({reason}).") from None
+        try:
+            _check_private(os.fstat(fd), place)
+            text = os.read(fd, MOST_SECRET_BYTES + 64)
+        except OSError as error:
+            raise ConfigError(
+                f"peers: the token_file {place} can't be read ({error.strerror})."
+            ) from None
+        finally:
+            os.close(fd)
+        return cls.of_text(text, what=place)
+
+    def derive(self, purpose: str) -> bytes:
+        """Another secret of 32 bytes that follows from this one, for one purpose."""
+        return _signed(self.value, "derive", purpose)
+
+    @property
+    def text(self) -> str:
+        """It, for the job's own store and nobody else. Raises UnicodeDecodeError."""
+        return self.value.decode()
+
+
+def find_secret(peers: Peers, *, environment: str | None, store: JobStore | None) -> PeerSecret:
+    """The secret of a job's nodes: from its file, else the environment's, else one that the job
+    draws and tells its own processes.
+
+    environment: the value of SECRET_VARIABLE. store: the job's; without one nobody else learns what
+    is drawn. Raises ConfigError, JobStoreError.
+    """
+    if peers.token_file is not None:
+        return PeerSecret.of_file(peers.token_file)
+    if environment is not None:
+        return PeerSecret.of_text(environment, what=f"the environment's {SECRET_VARIABLE}")
+    drawn = PeerSecret.draw()
+    if store is None:
+        return drawn
+    return PeerSecret.of_text(store.first(_STORED, drawn.text), what="the job's store")
+
+
+def _check_private(found: os.stat_result, place: str) -> None:
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"peers: the token_file {place} is no file.")
+    if found.st_uid not in (0, os.geteuid()):
+        raise ConfigError(
+            f"peers: the token_file {place} belongs to another user (uid {found.st_uid}), who "
+            "knows it and may change it. Make one of your own."
+        )
+    # A mounted secret is root's, and the job's group reads it.
+    group_reads = found.st_mode & stat.S_IRGRP and found.st_uid != 0
+    if found.st_mode & (stat.S_IROTH | OTHERS_WRITE) or group_reads:
+        raise ConfigError(
+            f"peers: other users may read or write the token_file {place} (mode "
+            f"{stat.S_IMODE(found.st_mode):04o}), so it is no secret. `chmod 600` it, and make a "
+            "new one if others use this machine."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked for, as a token stands for it. range: the value of Range, "" without one."""
+
+    method: str
+    path: str
+    range: str = ""
+
+
+def authorize(secret: PeerSecret, question: Question, *, now_s: float) -> str:
+    """The value of Authorization that a question needs. now_s: by the clock of who is asked."""
+    expiry = str(int(now_s) + TOKEN_LIFE_S)
+    return f"{_SCHEME} {secret.job}.{expiry}.{_signature(secret, question, expiry)}"
+
+
+def check(
+    find: Callable[[str], PeerSecret | None], question: Question, token: str, *, now_s: float
+) -> PeerSecret | Refusal:
+    """The secret that rightly signed a question; why not, else. find: a secret by its job's name.
+    token: the value of Authorization, "" without one."""
+    found = _TOKEN.fullmatch(token)
+    secret = None if found is None else find(found[1])
+    if found is None or secret is None:
+        return "unknown"
+    if not hmac.compare_digest(_signature(secret, question, found[2]), found[3]):
+        return "unknown"
+    return secret if now_s < int(found[2]) <= now_s + MOST_LIFE_S else "expired"
+
+
+def job_of(token: str) -> str | None:
+    """The name of the job that a token says it is of; nothing is checked."""
+    found = _TOKEN.fullmatch(token)
+    return None if found is None else found[1]
+
+
+def prove(secret: PeerSecret, token: str, date: str) -> str:
+    """What stands in an answer's `PROOF_HEADER`. token: of the request. date: the answer's Date."""
+    return _signed(secret.value, "proof", token, date).hex()
+
+
+def server_time(secret: PeerSecret, token: str, date: str, proof: str) -> float | None:
+    """The server's clock, seconds since the epoch, where the answer proves that it is the job's;
+    None where it doesn't. date, proof: of the answer, "" where they are missing."""
+    if not proof.isascii() or not hmac.compare_digest(prove(secret, token, date), proof):
+        return None
+    return date_of(date)
+
+
+def _signature(secret: PeerSecret, question: Question, expiry: str) -> str:
+    asked = (question.method, question.path, question.range)
+    return _signed(secret.value, "token", *asked, expiry, secret.job).hex()
+
+
+def _signed(key: bytes, *parts: str) -> bytes:
+    # Each part behind its length: no two lists of parts are one text.
+    texts = (part.encode("utf-8", "surrogateescape") for part in ("penstock-peers-1", *parts))
+    message = b"".join(len(text).to_bytes(4, "big") + text for text in texts)
+    return hmac.digest(key, message, hashlib.sha256)

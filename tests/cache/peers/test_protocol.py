@@ -1,0 +1,164 @@
+"""What nodes say to one another: every text is read as it was written, and nothing else is."""
+
+from __future__ import annotations
+
+import string
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from penstock.cache.peers import protocol
+
+KEYS = st.text("0123456789abcdef", min_size=40, max_size=40)
+SPANS = st.tuples(st.integers(0, 10**12), st.integers(1, protocol.MOST_RANGE_BYTES)).map(
+    lambda found: (found[0], found[0] + found[1])
+)
+A_KEY = "0123456789abcdef0123456789abcdef01234567"
+
+
+@given(KEYS)
+def test_a_key_is_what_its_path_asks_for(key: str) -> None:
+    assert protocol.key_of(protocol.blob_path(key)) == key
+    assert protocol.group_of(protocol.blob_path(key)) is None
+    assert protocol.group_of(protocol.held_path(key[:32])) == key[:32]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "/",
+        "/v1/blobs/",
+        f"/v1/blobs/{A_KEY}/",
+        f"/v1/blobs/{A_KEY}\n",
+        f"/v1/blobs/{A_KEY}?x=1",
+        f"/v1/blobs/{A_KEY[:-1]}",
+        f"/v1/blobs/{A_KEY}0",
+        f"/v1/blobs/{A_KEY.upper()}",
+        f"/v1/blobs/../{A_KEY}",
+        f"/v1/blobs/%2e%2e/{A_KEY}",
+        f"//v1/blobs/{A_KEY}",
+        f"/v2/blobs/{A_KEY}",
+        f"/v1/blobs/{A_KEY[:-1]}\0",
+        f"/v1/blobs/{A_KEY[:-1]}\N{FULLWIDTH DIGIT ONE}",  # a digit of another alphabet
+        f"http://there/v1/blobs/{A_KEY}",
+        "/v1/blobs/" + "0" * 100_000,
+        "/v1/held/catalogue.db",
+    ],
+)
+def test_any_other_path_asks_for_nothing(path: str) -> None:
+    assert protocol.key_of(path) is None
+    assert protocol.group_of(path) is None
+
+
+@given(st.text(string.printable, max_size=60))
+def test_what_is_no_key_has_no_path(key: str) -> None:
+    for path in (protocol.blob_path, protocol.held_path):
+        with pytest.raises(ValueError, match="is no"):
+            path(key)
+
+
+@given(SPANS)
+def test_a_range_is_read_as_it_was_written(span: tuple[int, int]) -> None:
+    assert protocol.range_of(protocol.range_text(span)) == span
+    headers = {
+        "content-range": protocol.content_range(span, span[1]),
+        protocol.CRC_HEADER.lower(): protocol.crc_text(17),
+    }
+    assert protocol.blob_part(headers) == protocol.BlobPart(span=span, size_bytes=span[1], crc=17)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "bytes=",
+        "bytes=0-",
+        "bytes=-5",
+        "bytes=5-4",
+        "bytes=0-1,3-4",
+        "bytes= 0-1",
+        "bytes=0-1 ",
+        "bytes=0-1\n",
+        "bytes=+0-1",
+        "bytes=0x0-1",
+        "bits=0-1",
+        f"bytes=0-{protocol.MOST_RANGE_BYTES}",
+        f"bytes=0-{10**18}",
+        f"bytes=0-{'9' * 5000}",
+        "bytes=\N{ARABIC-INDIC DIGIT ZERO}-\N{ARABIC-INDIC DIGIT ONE}",
+    ],
+)
+def test_any_other_range_is_none(text: str) -> None:
+    assert protocol.range_of(text) is None
+
+
+@given(st.lists(st.tuples(st.integers(1, 100), st.integers(1, 100)), max_size=400))
+@example([(1, 1)] * 400)
+def test_what_is_held_is_read_as_it_was_written(steps: list[tuple[int, int]]) -> None:
+    spans, at = [], 0
+    for gap, length in steps:
+        spans.append((at + gap, at + gap + length))
+        at = spans[-1][1]
+    headers = {
+        "content-range": protocol.size_text(at),
+        protocol.HELD_HEADER.lower(): protocol.held_text(spans),
+    }
+    found = protocol.held_part(headers)
+    assert found is not None
+    size_bytes, told = found
+    assert size_bytes == at
+    assert set(told) <= set(spans)
+    assert len(told) == min(len(spans), protocol.MOST_HELD_RANGES)
+    left = sorted((end - start for start, end in set(spans) - set(told)), reverse=True)
+    assert not left or left[0] <= min(end - start for start, end in told)
+
+
+@pytest.mark.parametrize(
+    "text", ["5-4", "0-10", "3-4,0-1", "0-2,1-3", "x", "0-1,", ",0-1", "0-1;2-3"]
+)
+def test_what_is_held_must_be_a_sorted_list_inside_of_the_blob(text: str) -> None:
+    headers = {"content-range": "bytes */10", protocol.HELD_HEADER.lower(): text}
+    assert protocol.held_part(headers) is None
+
+
+@pytest.mark.parametrize(
+    ("content_range", "crc"),
+    [
+        ("bytes 0-9/5", "00000000"),
+        ("bytes 0-9", "00000000"),
+        ("bytes 0-9/*", "00000000"),
+        ("bytes 0-9/10", ""),
+        ("bytes 0-9/10", "0000000g"),
+        ("bytes 0-9/10", "000000000"),
+    ],
+)
+def test_a_head_that_says_less_than_it_must_is_none(content_range: str, crc: str) -> None:
+    headers = {"content-range": content_range, protocol.CRC_HEADER.lower(): crc}
+    assert protocol.blob_part(headers) is None
+
+
+@given(st.lists(KEYS, max_size=50))
+def test_keys_that_are_held_are_told_by_their_beginnings(keys: list[str]) -> None:
+    body = protocol.held_keys(keys)
+    assert len(body) == 8 * len(keys)
+    found = protocol.held_prefixes(body)
+    assert found is not None
+    assert found.tolist() == sorted(map(protocol.key_prefix, keys))
+
+
+def test_a_body_that_is_no_list_of_keys_is_none() -> None:
+    assert protocol.held_prefixes(b"1234567") is None
+    assert protocol.held_prefixes(np.array([2, 1], ">u8").tobytes()) is None
+
+
+@given(st.integers(0, 2**33))
+def test_a_date_says_its_second(now_s: int) -> None:
+    assert protocol.date_of(protocol.date_text(now_s + 0.5)) == now_s
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "x" * 10_000, "Mon, 99 Foo 2026 99:99:99 GMT"])
+def test_what_is_no_date_says_nothing(text: str) -> None:
+    assert protocol.date_of(text) is None

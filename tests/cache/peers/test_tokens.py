@@ -1,0 +1,180 @@
+"""Tokens: one asks for exactly what it was signed for, for minutes, by the job's secret alone."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.base.peer_settings import Peers
+from penstock.cache.errors import ConfigError
+from penstock.cache.peers.protocol import date_text
+from penstock.cache.peers.tokens import (
+    MOST_LIFE_S,
+    SECRET_VARIABLE,
+    TOKEN_LIFE_S,
+    PeerSecret,
+    Question,
+    authorize,
+    check,
+    find_secret,
+    job_of,
+    prove,
+    server_time,
+)
+from penstock.pipeline.plan.world import peer_token
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OURS, OTHERS = PeerSecret(b"ours-" * 8), PeerSecret(b"theirs" * 8)
+ASKED = Question("GET", "/v1/blobs/" + "0" * 40, "bytes=0-9")
+NOW_S = 1.75e9
+
+
+def known(job: str) -> PeerSecret | None:
+    return {OURS.job: OURS}.get(job)
+
+
+def test_a_token_holds_for_what_it_was_signed_for_and_not_for_ever() -> None:
+    token = authorize(OURS, ASKED, now_s=NOW_S)
+    assert check(known, ASKED, token, now_s=NOW_S) == OURS
+    assert check(known, ASKED, token, now_s=NOW_S + TOKEN_LIFE_S - 1) == OURS
+    assert check(known, ASKED, token, now_s=NOW_S + TOKEN_LIFE_S) == "expired"
+    assert check(known, ASKED, token, now_s=NOW_S + 3600) == "expired"
+
+
+def test_a_token_of_a_clock_that_runs_ahead_is_expired_too() -> None:
+    token = authorize(OURS, ASKED, now_s=NOW_S + MOST_LIFE_S)
+    assert check(known, ASKED, token, now_s=NOW_S) == "expired"
+
+
+@given(
+    st.sampled_from(["GET", "HEAD", "PUT"]),
+    st.sampled_from([ASKED.path, ASKED.path[:-1] + "1", "/v1/alive", ""]),
+    st.sampled_from(["bytes=0-9", "bytes=0-99", "", "0-9"]),
+)
+def test_a_token_asks_for_nothing_else(method: str, path: str, range_: str) -> None:
+    other = Question(method, path, range_)
+    found = check(known, other, authorize(OURS, ASKED, now_s=NOW_S), now_s=NOW_S)
+    assert found == (OURS if other == ASKED else "unknown")
+
+
+def test_parts_of_a_question_cant_change_places() -> None:
+    token = authorize(OURS, Question("GET", "/a", "b"), now_s=NOW_S)
+    assert check(known, Question("GET", "/ab", ""), token, now_s=NOW_S) == "unknown"
+    assert check(known, Question("GET/a", "", "b"), token, now_s=NOW_S) == "unknown"
+
+
+def test_another_jobs_token_is_none() -> None:
+    assert check(known, ASKED, authorize(OTHERS, ASKED, now_s=NOW_S), now_s=NOW_S) == "unknown"
+    forged = authorize(OTHERS, ASKED, now_s=NOW_S).replace(OTHERS.job, OURS.job)
+    assert check(known, ASKED, forged, now_s=NOW_S) == "unknown"
+
+
+@given(st.text(max_size=120))
+def test_any_other_text_is_none(text: str) -> None:
+    assert check(known, ASKED, text, now_s=NOW_S) == "unknown"
+    assert job_of(text) is None
+
+
+@given(st.integers(0, 104), st.sampled_from("0f. Zé"))
+def test_a_token_with_one_letter_changed_is_none(place: int, letter: str) -> None:
+    token = authorize(OURS, ASKED, now_s=NOW_S)
+    changed = token[:place] + letter + token[place + 1 :]
+    found = check(known, ASKED, changed, now_s=NOW_S)
+    assert found == (OURS if changed == token else "unknown")
+
+
+def test_only_who_knows_the_secret_sets_a_clients_clock() -> None:
+    token, date = authorize(OURS, ASKED, now_s=NOW_S), date_text(NOW_S + 3600)
+    proof = prove(OURS, token, date)
+    assert server_time(OURS, token, date, proof) == NOW_S + 3600
+    assert server_time(OURS, token, date_text(NOW_S), proof) is None
+    assert server_time(OURS, token + "0", date, proof) is None
+    assert server_time(OURS, token, date, prove(OTHERS, token, date)) is None
+    for wrong in ("", "é", proof[:-1]):
+        assert server_time(OURS, token, date, wrong) is None
+
+
+def test_a_secret_is_in_no_words() -> None:
+    secret = PeerSecret.draw()
+    for shown in (repr(secret), str(secret), f"{secret}"):
+        assert secret.text not in shown
+        assert secret.job in shown
+    assert secret.text not in authorize(secret, ASKED, now_s=NOW_S)
+    assert PeerSecret.draw() != secret
+
+
+def test_a_file_that_only_its_owner_reads_has_the_secret(tmp_path: Path) -> None:
+    place = tmp_path / "token"
+    place.write_bytes(b"\n " + b"x" * 32 + b" \n")
+    place.chmod(0o600)
+    assert PeerSecret.of_file(place) == PeerSecret.of_text("x" * 32, what="a test")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o606, 0o622])
+def test_a_file_that_others_reach_is_refused(tmp_path: Path, mode: int) -> None:
+    place = tmp_path / "token"
+    place.write_text("x" * 32)
+    place.chmod(mode)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        PeerSecret.of_file(place)
+
+
+def test_a_file_that_ones_group_reads_is_refused_unless_it_is_roots(tmp_path: Path) -> None:
+    place = tmp_path / "token"
+    place.write_text("x" * 32)
+    place.chmod(0o640)
+    if os.geteuid() == 0:  # as a mounted secret of Kubernetes is
+        assert PeerSecret.of_file(place).value == b"x" * 32
+    else:
+        with pytest.raises(ConfigError, match="chmod 600"):
+            PeerSecret.of_file(place)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"short", b"x" * 5000])
+def test_a_secret_that_can_be_guessed_is_refused(tmp_path: Path, content: bytes) -> None:
+    place = tmp_path / "token"
+    place.write_bytes(content)
+    place.chmod(0o600)
+    with pytest.raises(ConfigError, match="token_hex") as found:
+        PeerSecret.of_file(place)
+    assert "short" not in str(found.value)
+
+
+class Store:
+    """The job's store, as far as a secret needs it."""
+
+    def __init__(self) -> None:
+        self.told: dict[str, str] = {}
+
+    def first(self, key: str, value: str) -> str:
+        return self.told.setdefault(key, value)
+
+
+def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(tmp_path: Path) -> None:
+    place, store = tmp_path / "token", Store()
+    place.write_text("f" * 32)
+    place.chmod(0o600)
+    filed, bare = Peers("127.0.0.1:0", token_file=place), Peers("127.0.0.1:0")
+    assert find_secret(filed, environment="e" * 32, store=store).value == b"f" * 32
+    assert find_secret(bare, environment="e" * 32, store=store).value == b"e" * 32
+    assert not store.told
+    drawn = find_secret(bare, environment=None, store=store)
+    assert find_secret(bare, environment=None, store=store) == drawn
+    assert find_secret(bare, environment=None, store=None) != drawn
+    assert peer_token({}) is None
+    assert peer_token({SECRET_VARIABLE: "e" * 32}) == "e" * 32
+    with pytest.raises(ConfigError, match=SECRET_VARIABLE):
+        find_secret(bare, environment="short", store=store)
+
+
+def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    for place in (tmp_path, tmp_path / "nothing", tmp_path / "pipe", "a\0b"):
+        with pytest.raises(ConfigError, match="token_file"):
+            PeerSecret.of_file(place)

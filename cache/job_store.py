@@ -22,7 +22,9 @@ STORE_TIMEOUT_S = 20.0
 """Of one question. The store of a job whose server died doesn't answer."""
 
 _PREFIX = "penstock"
-_HEARD_EVERY_S = 1.0  # an interrupt is heard between two waits
+# An interrupt is heard between two waits, and a TCPStore complains on stderr of each that ended
+# without an answer: so they get longer.
+_FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
 
 
 class JobStore:
@@ -72,6 +74,11 @@ class JobStore:
         found = self._ask(lambda store: store.get(name) if store.check([name]) else None)
         return None if found is None else _text(found)
 
+    def all_heard(self, keys: Sequence[str]) -> list[str]:
+        """Read values that all were told, by one question."""
+        names = [self._key(key) for key in keys]
+        return [_text(value) for value in self._ask(lambda store: store.multi_get(names))]
+
     def first(self, key: str, value: str) -> str:
         """Write a value unless somebody else was first; returns what stands there now."""
         return _text(self._ask(lambda store: store.compare_set(self._key(key), "", value)))
@@ -83,10 +90,11 @@ class JobStore:
     def wait(self, keys: Sequence[str], *, timeout_s: float) -> list[str]:
         """Wait until all of these are told; those that still aren't when the time is over."""
         names = [self._key(key) for key in keys]
-        until = time.monotonic() + timeout_s
+        until, wait_s = time.monotonic() + timeout_s, _FIRST_WAIT_S
         while (left_s := until - time.monotonic()) > 0:
+            wait_s, now_s = min(2 * wait_s, _LONGEST_WAIT_S), min(left_s, wait_s)
             try:
-                self._store.wait(names, timedelta(seconds=min(left_s, _HEARD_EVERY_S)))
+                self._store.wait(names, timedelta(seconds=now_s))
             except RuntimeError as error:
                 if "imeout" not in str(error):
                     raise _gone(error) from error

@@ -8,14 +8,13 @@ collectives will fail at that moment anyway.
 
 from __future__ import annotations
 
+import contextlib
 import json
-import sys
 import warnings
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache.errors import PenstockWarning, PlanError
-from penstock.cache.job_store import STORE_TIMEOUT_S, group_store
+from penstock.cache.errors import JobStoreError, PenstockWarning, PlanError
+from penstock.cache.job_store import JobStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,8 +23,7 @@ T = TypeVar("T")
 
 # How long a rank that stops waits for those that are still in the step before: as long as one step
 # may take, and no longer than somebody would look at a job that has ended.
-ENDING_TIMEOUT_S = 30
-_PREFIX = "penstock"
+ENDING_TIMEOUT_S = 30.0
 
 
 class Agreement:
@@ -34,10 +32,10 @@ class Agreement:
     Several loaders of a job don't mix: each has its own keys, by dataset and number.
     """
 
-    def __init__(self, store: Any = None, *, name: str = "", rank: int = 0, size: int = 1) -> None:
-        """size: ranks of the job, whether or not there is a store to reach them by."""
+    def __init__(self, store: JobStore | None = None, *, rank: int = 0, size: int = 1) -> None:
+        """store: this loader's part of it. size: ranks of the job, whether or not there is a store
+        to reach them by."""
         self._store = store
-        self._name = name
         self.rank = rank
         self.size = size
         self._counts: dict[str, int] = {}
@@ -57,15 +55,13 @@ class Agreement:
     def compare(self, facts: dict[str, Any]) -> dict[str, Any]:
         """What the first rank that came here said; this rank's own facts if it is the first."""
         mine = json.dumps(facts, sort_keys=True)
-        first = self._ask(lambda store: store.compare_set(self._key("plan"), "", mine), mine)
-        text = first.decode() if isinstance(first, bytes) else first
-        theirs = json.loads(text)
+        theirs = json.loads(self._ask(lambda store: store.first(self._key("plan"), mine), mine))
         return theirs if isinstance(theirs, dict) else facts
 
     def add(self, name: str, count: int) -> int:
         """Add to a counter of all ranks; its new value."""
         own = self._counts[name] = self._counts.get(name, 0) + count
-        return int(self._ask(lambda store: store.add(self._key(name), count), own))
+        return self._ask(lambda store: store.add(self._key(name), count), own)
 
     def count_at(self, place: str, name: str) -> int | None:
         """A counter's value at a place of the stream, the same on every rank whenever it asks.
@@ -76,25 +72,25 @@ class Agreement:
         if not self.is_shared:
             return self._counts.get(name, 0) if self.size == 1 else None
         mine = str(self.add(name, 0))
-        first = self._ask(lambda store: store.compare_set(self._key(f"at-{place}"), "", mine), None)
-        return None if first is None else int(first)
+        first = self._ask(lambda store: store.first(self._key(f"at-{place}"), mine), "")
+        return int(first) if first else None
 
     def stop(self, notice: dict[str, Any]) -> None:
         """Tell every rank to stop when it asks for its next batch; the first notice stays."""
         self._notice = self._notice or notice
         text = json.dumps(notice)
-        self._ask(lambda store: store.compare_set(self._key("stop"), "", text), b"")
+        self._ask(lambda store: store.first(self._key("stop"), text), "")
 
     def stop_notice(self) -> dict[str, Any] | None:
         """The notice, if a rank told all to stop."""
-        if self._notice is None and self._ask(lambda s: s.check([self._key("stop")]), False):
-            text = self._ask(lambda store: store.get(self._key("stop")), b"null")
-            self._notice = json.loads(text)
+        if self._notice is None:
+            text = self._ask(lambda store: store.heard(self._key("stop")), None)
+            self._notice = None if text is None else json.loads(text)
         return self._notice
 
     def join(self) -> None:
         """Count this rank among those that `end_together` waits for."""
-        self._ask(lambda store: store.add(f"{self._name}/members", 1), 0)
+        self._ask(lambda store: store.add("members", 1), 0)
 
     def end_together(self) -> None:
         """Wait until every rank that joined comes here too, or for half a minute.
@@ -103,38 +99,28 @@ class Agreement:
         connections: one that is still in its last step would end with a network's error in place
         of the reason why all stop.
         """
-        members = self._ask(lambda store: store.add(f"{self._name}/members", 0), 0)
+        members = self._ask(lambda store: store.add("members", 0), 0)
         here = self._ask(lambda store: store.add(self._key("ended"), 1), members)
         key = self._key("all-ended")
         if here >= members:
-            self._ask(lambda store: store.set(key, "1"), None)
-            return
-        for _ in range(ENDING_TIMEOUT_S):  # a second each: an interrupt is heard between them
-            if self._store is None:
-                return
-            try:
-                self._store.wait([key], timedelta(seconds=1))
-            except RuntimeError as error:
-                if "imeout" not in str(error):  # the store is gone, so its rank has ended
-                    return
-            else:
-                return
+            self._ask(lambda store: store.tell(key, "1"), None)
+        elif self._store is not None:
+            with contextlib.suppress(JobStoreError):  # the store is gone, so its rank has ended
+                self._store.wait([key], timeout_s=ENDING_TIMEOUT_S)
 
     def _key(self, what: str) -> str:
-        return f"{self._name}/{self._round}/{what}"
+        return f"{self._round}/{what}"
 
-    def _ask(self, question: Callable[[Any], T], otherwise: T) -> T:
+    def _ask(self, question: Callable[[JobStore], T], otherwise: T) -> T:
         if self._store is None:
             return otherwise
         try:
             return question(self._store)
-        # Each kind of store has its own errors (all RuntimeErrors); it is given up, with a warning.
-        except RuntimeError as error:
+        except JobStoreError as error:
             self._store = None
             warnings.warn(
-                f"The process group's store doesn't answer ({str(error).splitlines()[0]}): ranks "
-                "can't tell one another of bad samples any more, and each counts its own. The "
-                "process that holds the store may have ended; look at rank 0.",
+                f"{error} Ranks can't tell one another of bad samples any more, and each counts "
+                "its own.",
                 PenstockWarning,
                 stacklevel=2,
             )
@@ -147,12 +133,12 @@ def join(*, dataset: str, shuffle: bool, rank: int, size: int) -> Agreement:
     dataset: fingerprint. A rank's k-th loader of a dataset and kind of order belongs to the other
     ranks' k-th, so that those that one rank builds of another dataset don't count.
     """
-    store = _group_store()
+    store = JobStore.of_group()
     if store is None:
         return Agreement(rank=rank, size=size)
-    kind = f"{_PREFIX}/{dataset[:32]}/{'shuffled' if shuffle else 'in-order'}"
-    number = Agreement(store, name=kind, rank=rank).add(f"loaders-{rank}", 1)
-    agreement = Agreement(store, name=f"{kind}/{number}", rank=rank, size=size)
+    kind = store.under(f"{dataset[:32]}/{'shuffled' if shuffle else 'in-order'}")
+    number = Agreement(kind, rank=rank).add(f"loaders-{rank}", 1)
+    agreement = Agreement(kind.under(str(number)), rank=rank, size=size)
     agreement.join()
     return agreement
 
@@ -173,17 +159,3 @@ def check_same_plan(agreement: Agreement, *, plan: str, seed: int, size: int) ->
         "twice. Pass the same seed=, lanes=, window= and batch on every rank; for a loader that "
         f"is this rank's own, world=World({agreement.rank}, {size}) or World(0, 1)."
     )
-
-
-def _group_store() -> Any:
-    """A connection of our own to the default group's store; None where no group stands."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return None
-    store = group_store()
-    try:
-        store = store.clone()
-    except (RuntimeError, NotImplementedError):
-        return store  # one that can't be cloned: its owner's time limit holds
-    store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
-    return store

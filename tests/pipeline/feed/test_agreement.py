@@ -17,14 +17,15 @@ import pytest
 import torch.distributed as dist
 
 from penstock.cache.errors import PenstockWarning, PlanError
+from penstock.cache.job_store import JobStore
 from penstock.pipeline.feed.agreement import ENDING_TIMEOUT_S, Agreement, check_same_plan, join
 from tests.pipeline.feed.test_bad_samples import build
 from tests.watchdog import PATIENCE_S
 
 
 def pair(store: Any = None) -> tuple[Agreement, Agreement]:
-    store = store or dist.HashStore()  # type: ignore[attr-defined]
-    first, second = (Agreement(store, name="x", rank=rank, size=2) for rank in range(2))
+    kept = JobStore(store or dist.HashStore()).under("x")  # type: ignore[attr-defined]
+    first, second = (Agreement(kept, rank=rank, size=2) for rank in range(2))
     return first, second
 
 
@@ -79,7 +80,7 @@ class TestAgreement:
         second.stop({"rank": 1})
         first.stop({"rank": 0})
         assert first.stop_notice() is not None
-        assert Agreement(second._store, name="x").stop_notice() == {"rank": 1}
+        assert Agreement(second._store).stop_notice() == {"rank": 1}
 
     def test_a_restored_job_forgets_the_notice(self) -> None:
         first, second = pair()

@@ -1,7 +1,9 @@
-"""`python -m benchmarks.store_server FOLDER LATENCY_S BYTES_PER_S`: a slow store, in a process.
+"""`python -m benchmarks.store_server FOLDER LATENCY_S BYTES_PER_S [ADDRESS]`: a slow store, in a
+process.
 
 Answers GET and HEAD with single ranges and etags. Every answer waits for the latency; all of them
-share the bandwidth. Prints its port; ends when its standard input does.
+share the bandwidth. Prints its port; for each line on its standard input how many bytes of bodies
+it has sent so far; ends when that ends.
 """
 
 from __future__ import annotations
@@ -26,10 +28,12 @@ class Bandwidth:
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
         self._lock = threading.Lock()
+        self.sent_bytes = 0
 
     def pause_s(self, size_bytes: int) -> float:
         """How long to wait before so many bytes are sent."""
         with self._lock:
+            self.sent_bytes += size_bytes
             now = time.monotonic()
             begin = max(self._free_at, now)
             self._free_at = begin + size_bytes / self._bytes_per_s
@@ -84,15 +88,18 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    """Serve until standard input ends."""
+    """Serve until standard input ends. A line on it asks for the bytes that were sent so far."""
     folder, latency_s, bytes_per_s = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-    handler = partial(Handler, folder=folder, latency_s=latency_s, bandwidth=Bandwidth(bytes_per_s))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    address = sys.argv[4] if len(sys.argv) > 4 else "127.0.0.1"
+    bandwidth = Bandwidth(bytes_per_s)
+    handler = partial(Handler, folder=folder, latency_s=latency_s, bandwidth=bandwidth)
+    server = ThreadingHTTPServer((address, 0), handler)
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, name="store")
     thread.start()
     print(server.server_address[1], flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:
+        print(bandwidth.sent_bytes, flush=True)
     server.shutdown()
     thread.join(10)
 

@@ -189,9 +189,9 @@ def cluster(
         _make_data(data)
         size = sum(path.stat().st_size for path in data.rglob("*.arrow"))
         made[-1].set_rate(store_link)
+        words = [str(data), "0.005", "1e12", made[-1].address]
         store = made[-1].start(
-            [*(sys.executable, "-m", "benchmarks.store_server"), str(data), "0.005", "1e12"]
-            + [made[-1].address],
+            [sys.executable, "-m", "benchmarks.store_server", *words],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 import torch
 import torch.distributed as dist
@@ -21,12 +22,32 @@ def main() -> None:
     """Train for some epochs, from a state if there is one."""
     options = _options()
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    rank, out, state = dist.get_rank(), Path(options.out), Path(options.state)
+    loader = _loader(options)
+    epochs: list[dict[str, float]] = []
+    with loader, (out / f"ids-{rank}.jsonl").open("a", buffering=1) as ids:
+        if state.is_file():
+            loader.load_state_dict(json.loads(state.read_text()))
+        while loader.epoch < options.epochs and sum(e["steps"] for e in epochs) != options.steps:
+            before = loader.statistics()
+            told = _epoch(loader, options, ids, done=int(sum(e["steps"] for e in epochs)))
+            after = loader.statistics()
+            told["bytes_remote"] = after.bytes_remote - before.bytes_remote
+            told["bytes_peers"] = _from_peers(after) - _from_peers(before)
+            epochs.append(told)
+        if rank == 0:
+            _write(state, loader.state_dict())
+        measured = {"rank": rank, "epochs": epochs, "verdict": loader.statistics().verdict}
+        _write(out / f"rank-{rank}.json", measured)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _loader(options: argparse.Namespace) -> DataLoader:
     peers = Peers(options.peers, tls=False) if options.peers else None
     cache = DiskCache(options.cache, max_bytes=options.max_bytes, peers=peers)
-    dataset = Dataset(options.url, cache=cache, fields=("array", "id"))
-    loader = DataLoader(
-        dataset,
+    return DataLoader(
+        Dataset(options.url, cache=cache, fields=("array", "id")),
         global_batch_size=options.batch,
         shuffle=True,
         drop_last=True,
@@ -34,51 +55,31 @@ def main() -> None:
         reshuffle=options.reshuffle,
         **({"slots": options.slots} if options.slots != "data" else {}),
     )
-    out = Path(options.out)
-    state = Path(options.state)
-    with loader, (out / f"ids-{rank}.jsonl").open("a", buffering=1) as ids:
-        if state.is_file():
-            loader.load_state_dict(json.loads(state.read_text()))
-        epochs = []
-        steps = 0
-        while loader.epoch < options.epochs:
-            epoch, began, compute_s, fed = loader.epoch, time.perf_counter(), 0.0, 0
-            before = loader.statistics()
-            for data, id in loader:
-                if fed == 0:
-                    began = time.perf_counter()  # the first step is left out, as DLIO does
-                else:
-                    compute_s += options.step_s
-                assert len(data) == len(id)
-                time.sleep(options.step_s)
-                ids.write(json.dumps({"epoch": epoch, "ids": id.tolist()}) + "\n")
-                dist.all_reduce(torch.zeros(1))
-                fed += 1
-                steps += 1
-                if rank == 0 and options.state_every and steps % options.state_every == 0:
-                    _write(state, loader.state_dict())
-                if steps == options.steps:
-                    break
-            elapsed_s = max(1e-9, time.perf_counter() - began - options.step_s)
-            after = loader.statistics()
-            epochs.append(
-                {
-                    "epoch": epoch,
-                    "steps": fed,
-                    "elapsed_s": elapsed_s,
-                    "au": 100 * compute_s / elapsed_s,
-                    "bytes_remote": after.bytes_remote - before.bytes_remote,
-                    "bytes_peers": _from_peers(after) - _from_peers(before),
-                }
-            )
-            if steps == options.steps:
-                break
-        if rank == 0:
-            _write(state, loader.state_dict())
-        told = {"rank": rank, "epochs": epochs, "verdict": loader.statistics().verdict}
-        _write(out / f"rank-{rank}.json", told)
-    dist.barrier()
-    dist.destroy_process_group()
+
+
+def _epoch(
+    loader: DataLoader, options: argparse.Namespace, ids: TextIO, *, done: int
+) -> dict[str, float]:
+    """Train to the end of the epoch, or of the steps. done: steps before."""
+    epoch, began, compute_s, fed = loader.epoch, time.perf_counter(), 0.0, 0
+    for data, id in loader:
+        if fed == 0:
+            began = time.perf_counter()  # the first step is left out, as DLIO does
+        else:
+            compute_s += options.step_s
+        assert len(data) == len(id)
+        time.sleep(options.step_s)
+        ids.write(json.dumps({"epoch": epoch, "ids": id.tolist()}) + "\n")
+        dist.all_reduce(torch.zeros(1))
+        fed += 1
+        every = options.state_every
+        if every and (done + fed) % every == 0 and dist.get_rank() == 0:
+            _write(Path(options.state), loader.state_dict())
+        if done + fed == options.steps:
+            break
+    elapsed_s = max(1e-9, time.perf_counter() - began - options.step_s)
+    au = 100 * compute_s / elapsed_s
+    return {"epoch": epoch, "steps": fed, "elapsed_s": elapsed_s, "au": au}
 
 
 def _from_peers(statistics: object) -> int:

@@ -140,6 +140,20 @@ class RemoteShards:
         """What the caches may hold together; 0 without one that stays."""
         return sum(c.max_bytes or 0 for c in self.caches if not c.is_temporary)
 
+    def held_shares(self) -> NDArray[np.float64]:
+        """Which share of each shard's bytes the node's caches hold, 0 to 1, float64, shape
+        (shards of the source,). Lists each cache's folder once."""
+        shares = np.zeros(len(self._of))
+        for remote in self.remotes:
+            held = remote.held()
+            for provider in self._providers if held else ():
+                if provider.remote is remote:
+                    mine = np.flatnonzero(provider.numbers != _ABSENT)
+                    keys = provider.shards.keys()
+                    names = (keys[number] for number in provider.numbers[mine].tolist())
+                    shares[mine] = [held.get(name, 0.0) for name in names]
+        return shares
+
     def traffic(self) -> Traffic:
         """The traffic of all remotes, whoever caused it."""
         return joined_traffic([remote.traffic() for remote in self.remotes])

@@ -45,6 +45,11 @@ class DatasetCache:
         """Whether a blob is on the local disk, all of it."""
         return bool(self.look(lambda lookup: lookup.has(source.key)))
 
+    def held(self) -> dict[str, float]:
+        """What is on the local disk of each blob of the folder, by key: 1.0 is all of it."""
+        found: dict[str, float] | None = self.look(lambda lookup: lookup.held())
+        return found or {}
+
     def drop(self, source: BlobSource, *, inode: int | None = None) -> bool:
         """Forget a blob; False if it wasn't there. inode: of the file that was wrong, so that
         another's fresh one stays."""

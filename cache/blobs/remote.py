@@ -96,6 +96,11 @@ class Remote:
         """Whether a blob is on the local disk, all of it."""
         return not source.size_bytes or self._dataset_cache.has(source)
 
+    def held(self) -> dict[str, float]:
+        """What the cache has of each of its blobs, by key: 1.0 is all of it. Lists the folder's
+        names."""
+        return self._dataset_cache.held()
+
     def keeps(self, key: str) -> bool:
         """Whether the cache would keep a blob of this key for one of the jobs here."""
         return self._memberships.keeps(key)

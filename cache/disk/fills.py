@@ -18,7 +18,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.base.locks import ByteLocks
-from penstock.cache.disk.layout import disk_bytes
+from penstock.cache.disk.layout import FILL_HEADER, disk_bytes
 from penstock.cache.disk.pieces import PIECE_BYTES
 
 if TYPE_CHECKING:
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from penstock.cache.base.folders import Folder
     from penstock.cache.disk.pieces import Pieces, PieceSpan
 
-_HEADER, _TEXT = 512, 6  # 2 bytes of length, 4 of CRC-32C, and the version that all pieces are of
+_HEADER, _TEXT = (
+    FILL_HEADER,
+    6,
+)  # 2 bytes of length, 4 of CRC-32C, and the version that all pieces are of
 _VERSION_LOCK = 2**62
 
 

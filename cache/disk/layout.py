@@ -33,6 +33,10 @@ FORMAT = 1
 """Version of the layout. A higher one is refused."""
 
 BLOCK = 4096
+FILL_HEADER = 512
+"""Bytes of a fill's map before its marks, of which each piece has one."""
+
+_MOST_MARKS = 2**24
 _FOLDERS = ("blobs", "fills", "trash", "unverified")
 _CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
 _FILES = ("format.json", "boot", *_CATALOGUE, *(f"{n}.lock" for n in ("catalogue", "jobs")))
@@ -142,6 +146,20 @@ class Layout:
         """Names of our own files in one of the folders; whatever else lies there is left alone."""
         ours = _OURS[folder]
         return [name for name in getattr(self, folder).names() if ours.fullmatch(name)]
+
+    def filling_keys(self) -> list[str]:
+        """Keys of the blobs that are being filled."""
+        suffix = ".map"
+        return [n.removesuffix(suffix) for n in self.names("fills") if n.endswith(suffix)]
+
+    def fill_share(self, key: str) -> float:
+        """Which share of a blob's pieces is there, while it is being filled; 0 where it can't be
+        told."""
+        try:
+            marks = self.fills.read(f"{key}.map", _MOST_MARKS)[FILL_HEADER:]
+        except (FileNotFoundError, StrangeFileError, PermissionError):
+            return 0.0
+        return marks.count(1) / max(1, len(marks))
 
     def blob_bytes(self) -> dict[str, int]:
         """What each whole blob takes of the disk."""

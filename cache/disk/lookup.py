@@ -50,6 +50,14 @@ class Lookup:
         """Whether a whole blob is there."""
         return self.layout.blobs.has(key)
 
+    def held(self) -> dict[str, float]:
+        """What is here of each blob, by key: 1.0 is all of it; blobs of before a reboot count, as
+        most of them are still right. Lists names, and opens what is being filled alone."""
+        layout = self.layout
+        found = {key: layout.fill_share(key) for key in layout.filling_keys()}
+        found |= dict.fromkeys(layout.names("unverified"), 1.0)
+        return found | dict.fromkeys(layout.names("blobs"), 1.0)
+
     def find(self, key: str, size_bytes: int | None) -> Map | None:
         """Map a whole blob; None if it isn't there. One of another size isn't that blob."""
         try:

@@ -1,0 +1,153 @@
+"""How the ranks of a job learn who the nodes are, and one answer that all of them go by.
+
+Every rank says its word through the job's store; rank 0 waits for all of them, makes one answer of
+that and publishes it once; all go by what is published. Nobody goes on alone: a rank that went its
+own way after a while would read other samples than the rest think. So a rank that doesn't come is
+an error on all of them, which names it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.errors import JobStoreError, PenstockError, PlanError, StalledError
+from penstock.pipeline.plan.nodes import Nodes, RankWord
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.cache.job_store import JobStore
+    from penstock.pipeline.plan.world import World
+
+log = logging.getLogger("penstock")
+
+EXCHANGE_TIMEOUT_S = 600.0
+"""How long a rank waits for the others at its first batch: as long as NCCL lets a collective wait
+unless told, so whoever comes later than that would have ended the job anyway."""
+
+_TOLD_AFTER_S = 60.0  # then a rank says what it waits for
+_ANSWER_SPARE_S = 30.0  # beyond rank 0's own limit, so that its reason is heard
+
+_ALL, _ANSWER = "all", "answer"
+_MOST_RUNS = 12  # of missing ranks, that a message names
+_REMEDY = (
+    "All ranks decide together which of them reads what of each batch, when the first pass over a "
+    "loader begins: build and iterate the same loaders on every rank, and load the same state; for "
+    "a loader that is one rank's own pass world=World(0, 1). Where ranks start that far apart, "
+    'raise timeout=; slots="rank" asks nobody.'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Answer:
+    """What the ranks go by. nodes: None where the ranks of a node aren't numbered in a row.
+    decision: what rank 0 made of that, as JSON types."""
+
+    nodes: Nodes | None
+    decision: dict[str, Any]
+
+
+def exchange(
+    store: JobStore,
+    world: World,
+    word: RankWord,
+    *,
+    groups: int,
+    decide: Callable[[Nodes | None], dict[str, Any]],
+    timeout_s: float = EXCHANGE_TIMEOUT_S,
+) -> Answer:
+    """Say this rank's word, and wait for the answer.
+
+    store: for this one exchange. groups: of lanes. decide: called on rank 0 alone.
+
+    Raises StalledError on each rank that waits where some don't come within the time limit, naming
+    them; JobStoreError where the store doesn't answer; PlanError for a word that can't be read.
+    """
+    store.tell(_word(world.rank), word.text())
+    if store.add("came", 1) == world.size:
+        store.tell(_ALL, "1")
+    if world.rank == 0:
+        store.first(_ANSWER, _answer(store, world, groups, decide, timeout_s=timeout_s))
+    elif not _wait(store, _ANSWER, world, timeout_s=timeout_s + _ANSWER_SPARE_S):
+        missing = _missing(store, world)
+        raise _stalled(world, missing or [0], timeout_s=timeout_s + _ANSWER_SPARE_S)
+    told = json.loads(store.heard(_ANSWER) or "{}")
+    if (missing := told.get("missing")) is not None:
+        raise _stalled(world, missing, timeout_s=timeout_s)
+    if "failed" in told:
+        raise PlanError(f"Rank 0 can't decide who reads what: {told['failed']}")
+    if "decision" not in told:
+        raise JobStoreError("The process group's store lost what rank 0 told: look at rank 0.")
+    nodes = told["nodes"] and Nodes.from_dict(told["nodes"], groups=groups)
+    return Answer(nodes=nodes, decision=told["decision"])
+
+
+def _answer(
+    store: JobStore,
+    world: World,
+    groups: int,
+    decide: Callable[[Nodes | None], dict[str, Any]],
+    *,
+    timeout_s: float,
+) -> str:
+    """What rank 0 publishes: the decision, or who is missing."""
+    if not _wait(store, _ALL, world, timeout_s=timeout_s):
+        missing = _missing(store, world)
+        if missing:
+            return json.dumps({"missing": missing})
+    texts = store.all_heard([_word(rank) for rank in range(world.size)])
+    try:
+        words = [RankWord.parse(text, groups=groups) for text in texts]
+        nodes = Nodes.of_words(words, groups=groups)
+        return json.dumps({"nodes": nodes and nodes.to_dict(), "decision": decide(nodes)})
+    except PenstockError as error:  # told to all, and raised on all
+        return json.dumps({"failed": str(error)})
+
+
+def _wait(store: JobStore, key: str, world: World, *, timeout_s: float) -> bool:
+    """Whether a key was told within the time limit; says after a while who is waited for."""
+    first_s = min(_TOLD_AFTER_S, timeout_s)
+    if not store.wait([key], timeout_s=first_s):
+        return True
+    if timeout_s > first_s:
+        missing = _missing(store, world)
+        log.warning(
+            "rank %d has waited %.0f s for %s to begin a pass; it waits %.0f s more",
+            world.rank,
+            first_s,
+            ranks_words(missing) if missing else "rank 0 to decide who reads what, and not",
+            timeout_s - first_s,
+        )
+    return not store.wait([key], timeout_s=timeout_s - first_s)
+
+
+def _missing(store: JobStore, world: World) -> list[int]:
+    return [rank for rank in range(world.size) if store.heard(_word(rank)) is None]
+
+
+def _word(rank: int) -> str:
+    return f"word-{rank}"
+
+
+def _stalled(world: World, missing: Sequence[int], *, timeout_s: float) -> StalledError:
+    return StalledError(
+        f"Rank {world.rank} of {world.size} waited {timeout_s:.0f} s for {ranks_words(missing)} to "
+        f"begin the first pass over this loader. {_REMEDY}"
+    )
+
+
+def ranks_words(ranks: Sequence[int]) -> str:
+    """Some ranks for people: "ranks 0, 4 to 7 and 12"."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    words = [str(low) if low == high else f"{low} to {high}" for low, high in runs]
+    shown = words if len(words) <= _MOST_RUNS else [*words[: _MOST_RUNS - 1], "others"]
+    listed = ", ".join(shown[:-1]) + (" and " if len(shown) > 1 else "") + shown[-1]
+    return f"rank{'s' * (len(ranks) > 1)} {listed}"

@@ -1,0 +1,164 @@
+"""Ranks learn who the nodes are and go by one answer, or end by an error naming who is missing."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from penstock.cache.errors import JobStoreError, PlanError, StalledError
+from penstock.cache.job_store import JobStore
+from penstock.pipeline.feed.node_exchange import exchange, ranks_words
+from penstock.pipeline.plan.nodes import Nodes, RankWord
+from penstock.pipeline.plan.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+GROUPS = 4
+
+
+def hash_store() -> JobStore:
+    return JobStore(dist.HashStore())  # type: ignore[attr-defined]
+
+
+def word(cache: str, held: Sequence[int] | None = None, about: str = "") -> RankWord:
+    array = None if held is None else np.array(held, dtype=np.int64)
+    return RankWord(cache=cache, held=array, about=about)
+
+
+def meet(
+    words: dict[int, RankWord],
+    size: int,
+    *,
+    store: JobStore | None = None,
+    decide: Callable[[Nodes | None], dict[str, Any]] = lambda nodes: {"nodes": len(nodes or ())},
+    timeout_s: float = 30.0,
+) -> dict[int, Any]:
+    """What each rank that comes gets: an answer, or the error."""
+    store = store or hash_store()
+
+    def one(rank: int) -> Any:
+        try:
+            return exchange(
+                store,
+                World(rank, size),
+                words[rank],
+                groups=GROUPS,
+                decide=decide,
+                timeout_s=timeout_s,
+            )
+        except (StalledError, PlanError, JobStoreError) as error:
+            return error
+
+    with ThreadPoolExecutor(len(words)) as pool:
+        return dict(zip(words, pool.map(one, words), strict=True))
+
+
+def test_all_ranks_get_what_rank_0_decides_once() -> None:
+    asked: list[Nodes | None] = []
+
+    def decide(nodes: Nodes | None) -> dict[str, Any]:
+        asked.append(nodes)
+        return {"text": "x"}
+
+    words = {
+        0: word("a", [1, 2, 0, 0], "at a"),
+        1: word("a"),
+        2: word("b", [0, 0, 3, 2**40], "at b"),
+        3: word("b"),
+        4: word("c", [0, 0, 0, 0]),
+    }
+    found = meet(words, 5, decide=decide)
+    assert len(asked) == 1
+    for rank, answer in found.items():
+        assert answer.decision == {"text": "x"}
+        nodes = answer.nodes
+        assert nodes.first_ranks == (0, 2, 4)
+        assert nodes.about == ("at a", "at b", "")
+        assert nodes.held.tolist() == [[1, 2, 0, 0], [0, 0, 3, 2**40], [0, 0, 0, 0]]
+        assert nodes.node_of(rank) == rank // 2
+    assert [nodes.ranks_of(node) for node in range(3)] == [(0, 2), (2, 4), (4, 5)]
+
+
+def test_ranks_that_are_dealt_round_over_the_nodes_have_no_nodes_in_a_row() -> None:
+    found = meet({rank: word("ab"[rank % 2], [1] * GROUPS) for rank in range(4)}, 4)
+    assert all(answer.nodes is None for answer in found.values())
+
+
+def test_who_does_not_come_is_named_on_each_rank_and_late_ones_hear_it_too() -> None:
+    store = hash_store()
+    words = {rank: word("a", [0] * GROUPS) for rank in (0, 1, 4)}
+    found = meet(words, 6, store=store, timeout_s=0.05)
+    for rank, error in found.items():
+        assert isinstance(error, StalledError)
+        assert f"Rank {rank} of 6 waited" in str(error)
+        assert "ranks 2 to 3 and 5" in str(error)
+    late = meet({5: word("a")}, 6, store=store, timeout_s=0.05)[5]
+    assert isinstance(late, StalledError)
+    assert "ranks 2 to 3 and 5" in str(late)
+
+
+def test_rank_0_that_does_not_come_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.feed.node_exchange._ANSWER_SPARE_S", 0.0)
+    error = meet({1: word("a", [0] * GROUPS)}, 2, timeout_s=0.05)[1]
+    assert isinstance(error, StalledError)
+    assert "for rank 0 to begin" in str(error)
+
+
+def test_what_rank_0_fails_at_is_told_to_all() -> None:
+    found = meet({0: word("a", [1, 2]), 1: word("a")}, 2)
+    assert all("2 groups" in str(error) for error in found.values())
+    assert all(isinstance(error, PlanError) for error in found.values())
+
+
+def test_a_store_that_is_gone_is_an_error_and_no_order_of_its_own() -> None:
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            def fail(*_: object) -> None:
+                raise RuntimeError("Connection reset by peer")
+
+            return fail
+
+    error = meet({0: word("a")}, 2, store=JobStore(Gone()))[0]
+    assert isinstance(error, JobStoreError)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"cache": "a", "held": "AAAA", "about": ""}', "x" * 99]
+)
+def test_a_word_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(PlanError):
+        RankWord.parse(text, groups=GROUPS)
+    with pytest.raises(PlanError):
+        Nodes.from_dict({"first": [0], "held": [text]}, groups=GROUPS)
+
+
+def test_a_word_of_another_number_of_groups_is_refused() -> None:
+    text = word("a", [1, 2, 3]).text()
+    with pytest.raises(PlanError, match="3 groups"):
+        RankWord.parse(text, groups=GROUPS)
+
+
+def test_words_are_short() -> None:
+    """A node of 512 that holds its part of 2,048 groups."""
+    held = np.zeros(2048, dtype=np.int64)
+    held[100:104] = 2**36 + np.arange(4)
+    assert len(RankWord(cache="x" * 40, held=held, about="").text()) < 300
+    nodes = Nodes(
+        first_ranks=tuple(range(0, 4096, 8)),
+        ranks=4096,
+        held=np.zeros((512, 4), dtype=np.int64),
+        about=("",) * 512,
+    )
+    assert len(json.dumps(nodes.to_dict())) < 8000
+
+
+def test_ranks_are_listed_in_runs() -> None:
+    assert ranks_words([3]) == "rank 3"
+    assert ranks_words([0, 1, 2, 5]) == "ranks 0 to 2 and 5"
+    assert ranks_words(range(0, 100, 2)).endswith("and others")

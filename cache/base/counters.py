@@ -22,6 +22,8 @@ class Traffic:
     the first was late; throttled: answered with 429 or 503; failed: requests that failed.
     remote_wait_s: thread time that readers waited for bytes of the remote; request_s: mean time of
     a request, 0.0 without one.
+    bytes_peers: received from other nodes' caches; peer_requests: to them; peer_failed: of those,
+    without an answer or with a wrong one.
     refetched: blobs dropped and fetched again because their bytes were wrong.
     evicted: blobs that this process took out of the cache.
     """
@@ -39,6 +41,9 @@ class Traffic:
     failed: int = 0
     remote_wait_s: float = 0.0
     request_s: float = 0.0
+    bytes_peers: int = 0
+    peer_requests: int = 0
+    peer_failed: int = 0
     refetched: int = 0
     evicted: int = 0
 

@@ -49,7 +49,7 @@ class Remote:
 
     fetcher: owned, closed with this. cache: None keeps nothing. group: names the dataset in the
     cache; label: the same for people. upstream: where bytes of blobs come from, the store unless
-    told; small objects and names are the store's in any case.
+    told; small objects and names are the store's in any case. It is closed with this.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Remote:
         meter, failures = fetcher.meter, FillFailures()
         self._dataset_cache = dataset_cache = DatasetCache(cache, group=group, label=label)
         self._memberships = Memberships(cache, group=group, label=label)
-        upstream = upstream or StoreUpstream(fetcher)
+        self.upstream = upstream = upstream or StoreUpstream(fetcher)
         requester = Requester(upstream, failures)
         pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=meter)
         demand_fills = DemandFills(
@@ -147,6 +147,7 @@ class Remote:
         that was wrong (CachedBlob.inode)."""
         if self._dataset_cache.drop(source, inode=inode):
             self.fetcher.meter.add(refetched=1)
+        self.upstream.doubt(source.key)
 
     # -- small objects and names
 
@@ -192,5 +193,6 @@ class Remote:
         self._closed = True
         self._memberships.close()
         self._dataset_cache.close()
+        self.upstream.close()
         self.fetcher.close()
         self._small_objects.close()

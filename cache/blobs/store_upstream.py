@@ -46,3 +46,9 @@ class StoreUpstream:
     def uri(self, path: str) -> str:
         """Name an object as the errors of `fetch` do."""
         return self._fetcher.uri(path)
+
+    def doubt(self, key: str) -> None:
+        """The store is the origin of all."""
+
+    def close(self) -> None:
+        """The fetcher is its owner's to close."""

@@ -68,3 +68,9 @@ class Upstream(Protocol):
 
     def uri(self, path: str) -> str:
         """Name an object as the errors of `fetch` do. path: of a segment."""
+
+    def doubt(self, key: str) -> None:
+        """Note that bytes of a blob were wrong: whoever isn't its origin isn't asked for it."""
+
+    def close(self) -> None:
+        """End threads of its own. Safe to call twice."""

@@ -80,6 +80,12 @@ class FolderUpstream:
     def uri(self, path: str) -> str:
         return self._other.uri(path)
 
+    def doubt(self, key: str) -> None:
+        self._other.doubt(key)
+
+    def close(self) -> None:
+        self._other.close()
+
 
 def keep(folder: Path, store: MemoryStore, source: BlobSource) -> None:
     folder.mkdir(exist_ok=True)

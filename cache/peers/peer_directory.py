@@ -1,0 +1,173 @@
+"""Which peers to ask for a blob: those that said they hold it, then those that the plan names.
+
+What each peer holds of a dataset is a sorted array of 64 bits of each key, so that a million shards
+take 8 MB; two keys that share them cost a request that is answered with a no.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.peers.peer_health import PeerHealth
+from penstock.cache.peers.protocol import key_prefix
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    Marks = NDArray[np.uint64]
+
+log = logging.getLogger("penstock")
+
+_MOST_CANDIDATES = 3
+_LACK_S = 2.0
+"""A peer that hasn't some bytes of a blob isn't asked for others of it for so long."""
+_MOST_LACKS, _MOST_KNOWN = 65_536, 262_144
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """A peer is another node of the job, whose cache may be asked.
+
+    node: its number in the job. address: "HOST:PORT" where its server listens.
+    """
+
+    node: int
+    address: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a peer said it holds of a dataset, and when."""
+
+    marks: Marks
+    at_s: float
+
+
+class PeerDirectory:
+    """Knows the job's other nodes, how well they are, and what each said it holds. Asks nobody.
+
+    Safe for several threads. Times are seconds of one monotonic clock that the caller reads.
+    likely: nodes that may hold a key, by the plan, the best first.
+    """
+
+    def __init__(self, *, group: str) -> None:
+        """group: of the dataset, as caches name it."""
+        self.group = group
+        self._lock = threading.Lock()
+        self._peers: dict[int, Peer] = {}
+        self._health: dict[Peer, PeerHealth] = {}
+        self._told: dict[Peer, _Told] = {}
+        self._lacks: dict[tuple[Peer, str], float] = {}
+        self._known: dict[str, tuple[Peer, ...]] = {}
+        self._likely: Callable[[str], Sequence[int]] = lambda _key: ()
+
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """All that are known."""
+        return tuple(self._peers.values())
+
+    def peer(self, node: int) -> Peer | None:
+        """The peer of a number; None of one that isn't known any more."""
+        return self._peers.get(node)
+
+    def know(
+        self, peers: Sequence[Peer], *, likely: Callable[[str], Sequence[int]] | None = None
+    ) -> None:
+        """Take over the job's other nodes; what is known of those that stay, stays."""
+        with self._lock:
+            self._peers = {peer.node: peer for peer in peers}
+            self._health = {peer: self._health.get(peer) or PeerHealth() for peer in peers}
+            self._told = {peer: told for peer, told in self._told.items() if peer in self._health}
+            if likely is not None:
+                self._likely = likely
+            self._lacks.clear()
+            self._known.clear()
+
+    def candidates(self, key: str, now_s: float) -> list[Peer]:
+        """The peers to ask for a blob, in this order; empty: nobody."""
+        known = self._known.get(key)
+        if known is None:
+            with self._lock:
+                known = self._look(key)
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = known
+        found = []
+        for peer in known:
+            health = self._health.get(peer)
+            may = health is not None and not health.rests(now_s)
+            if may and self._lacks.get((peer, key), 0.0) <= now_s:
+                found.append(peer)
+        return found[:_MOST_CANDIDATES]
+
+    def _look(self, key: str) -> tuple[Peer, ...]:
+        holders = [peer for peer, told in self._told.items() if _has(told.marks, key)]
+        # Where several hold it, who asks which is spread by the key.
+        holders.sort(key=lambda peer: hash((key, peer.node)))
+        named = [self._peers[node] for node in self._likely(key) if node in self._peers]
+        return tuple(dict.fromkeys([*holders, *named]))
+
+    def holds(self, key: str) -> bool:
+        """Whether a peer said that it holds a whole blob."""
+        with self._lock:
+            return any(_has(told.marks, key) for told in self._told.values())
+
+    # -- what peers say
+
+    def tell(self, peer: Peer, marks: Marks, now_s: float) -> None:
+        """Take over what a peer says it holds."""
+        with self._lock:
+            if peer in self._health:
+                self._told[peer] = _Told(marks, now_s)
+                self._known.clear()
+
+    def unheard(self, now_s: float, *, older_s: float, most: int) -> list[Peer]:
+        """Peers to ask what they hold: those that never said it, then the oldest lists."""
+        with self._lock:
+            said = {peer: told.at_s for peer, told in self._told.items()}
+            well = [peer for peer, health in self._health.items() if not health.rests(now_s)]
+        due = [peer for peer in well if now_s - said.get(peer, -np.inf) >= older_s]
+        return sorted(due, key=lambda peer: said.get(peer, -np.inf))[:most]
+
+    def has_heard(self, peer: Peer) -> bool:
+        """Whether a peer has said what it holds."""
+        return peer in self._told
+
+    # -- what became of requests
+
+    def answered(self, peer: Peer) -> None:
+        """Note that a peer gave what it was asked for."""
+        with self._lock:
+            if (health := self._health.get(peer)) is not None:
+                health.answered()
+
+    def lacks(self, peer: Peer, key: str, now_s: float) -> None:
+        """Note that a peer hasn't some bytes of a blob."""
+        with self._lock:
+            if (health := self._health.get(peer)) is not None:
+                health.answered()
+            if len(self._lacks) >= _MOST_LACKS:
+                self._lacks.clear()
+            self._lacks[peer, key] = now_s + _LACK_S
+
+    def failed(self, peer: Peer, now_s: float, *, reason: str, is_wrong: bool = False) -> None:
+        """Note that a peer gave no answer, or a wrong one: it is left alone for a while."""
+        with self._lock:
+            health = self._health.get(peer)
+            if health is None or (health.rests(now_s) and not is_wrong):
+                return
+            rest_s = health.failed(now_s, is_wrong=is_wrong)
+        log.info("node %d (%s) isn't asked for %.0f s: %s", peer.node, peer.address, rest_s, reason)
+
+
+def _has(marks: Marks, key: str) -> bool:
+    mark = np.uint64(key_prefix(key))
+    at = int(np.searchsorted(marks, mark))
+    return at < len(marks) and bool(marks[at] == mark)

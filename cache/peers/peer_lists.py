@@ -1,0 +1,69 @@
+"""When peers are asked what they hold: before the first range, and again behind misses."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import PenstockError
+from penstock.cache.fetch.object_range import ObjectRange
+from penstock.cache.peers.peer_store import list_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.fetch.fetcher import Fetcher
+    from penstock.cache.outcomes import Outcome
+    from penstock.cache.peers.peer_directory import PeerDirectory
+    from penstock.cache.threads import Workers
+
+_FIRST_S = 4.0
+"""So long the first ranges wait for what peers say they hold."""
+_AGAIN_S = 10.0
+_MOST = 64
+"""Peers that are asked at a time."""
+
+
+class PeerLists:
+    """Keeps a directory's lists of what peers hold. Safe for several threads.
+
+    pool: asks beside the threads that read.
+    """
+
+    def __init__(
+        self,
+        directory: PeerDirectory,
+        fetcher: Fetcher,
+        pool: Workers,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory, self._fetcher, self._pool = directory, fetcher, pool
+        self._clock = clock
+        self._first: Outcome[None] | None = None
+        self._wait_until_s = 0.0
+        self._due_s = 0.0
+        self._has_missed = False
+
+    def missed(self) -> None:
+        """Note that a range had to be fetched from the remote: somebody may hold more by now."""
+        self._has_missed = True
+
+    def hear(self) -> None:
+        """Have the lists asked for where that is due; the first time wait for them, a while."""
+        now_s = self._clock()
+        if self._first is None:
+            self._due_s, self._wait_until_s = now_s + _AGAIN_S, now_s + _FIRST_S
+            self._first = self._pool.submit(self._ask, None)
+        elif self._has_missed and now_s >= self._due_s:
+            self._due_s, self._has_missed = now_s + _AGAIN_S, False
+            self._pool.submit(self._ask, None)
+        if not self._first.done():
+            self._first.wait(self._wait_until_s - now_s)
+
+    def _ask(self, _: None) -> None:
+        due = self._directory.unheard(self._clock(), older_s=_AGAIN_S / 2, most=_MOST)
+        wanted = [ObjectRange(path=list_name(peer), start=0, end=1, version=None) for peer in due]
+        with contextlib.suppress(PenstockError):  # closed, or late; who is asked notes the rest
+            self._fetcher.fetch(wanted, lambda *_: None)

@@ -1,0 +1,227 @@
+"""The other nodes' caches as an upstream: asked before the store, which has what they haven't.
+
+Ranges that nobody is known to hold go to the store at once, beside those that peers are asked for;
+what peers don't give follows. Whatever a peer does costs its ranges a request to the store and a
+bounded time, and never fails a call.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from penstock.cache.base.counters import TrafficMeter
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.cache.base.store import Answer
+from penstock.cache.errors import PenstockError
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.fetch.object_range import ObjectRange
+from penstock.cache.peers.deliveries import Deliveries
+from penstock.cache.peers.peer_lists import PeerLists
+from penstock.cache.peers.peer_store import NOT_THERE, PeerStore, blob_name
+from penstock.cache.threads import Workers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from penstock.cache.blobs.upstream import BlobRange, Upstream
+    from penstock.cache.peers.peer_client import PeerClient
+    from penstock.cache.peers.peer_directory import Peer, PeerDirectory
+
+log = logging.getLogger("penstock")
+
+_POLICY = FetchPolicy(
+    retry_timeout_s=60.0,
+    max_attempts=1,
+    hedge_least=2**30,
+    hedge_floor_s=3600.0,
+    max_hedge_share=0.0,
+    min_connections=4,
+    standing_connections=8,
+    start_connections=8,
+    max_connections=16,
+)
+"""Of requests to all peers. Few connections: a link between nodes is full with few, and each more
+makes an answer of 8 MiB later."""
+_SIDE_CALLS = 8
+"""Calls whose peers are asked beside the store; others ask one behind the other."""
+_MOST_DOUBTED = 65_536
+
+
+class PeerUpstream:
+    """Asks peers for ranges, and another upstream for what they don't give.
+
+    Nobody is asked before `know`. store: of the rest. meter: counts what came from peers. Owns its
+    threads (penstock-fetch, penstock-peers), started when needed.
+    """
+
+    def __init__(self, store: Upstream, directory: PeerDirectory, *, meter: TrafficMeter) -> None:
+        self._store, self.directory, self._meter = store, directory, meter
+        self._client: PeerClient | None = None
+        self._peer_store: PeerStore | None = None
+        self._fetcher: Fetcher | None = None
+        self._side = Workers(_SIDE_CALLS, name="peers")
+        self._lists: PeerLists | None = None
+        self._doubted: dict[str, None] = {}
+        self._is_closed = False
+
+    @property
+    def range_bytes(self) -> int:
+        """How many bytes are best asked for at a time."""
+        return self._store.range_bytes
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a range may take until it has failed."""
+        return self._store.timeout_s + _POLICY.retry_timeout_s
+
+    def know(
+        self,
+        peers: Sequence[Peer],
+        client: PeerClient,
+        *,
+        likely: Callable[[str], Sequence[int]] | None = None,
+    ) -> None:
+        """Ask these peers from now on. client: this one's own, closed with it. likely: nodes that
+        may hold a key, the best first."""
+        self.directory.know(peers, likely=likely)
+        fetcher = self._fetcher
+        if client is not self._client or fetcher is None:
+            self._client = client
+            store = self._peer_store = PeerStore(self.directory, client, meter=self._meter)
+            before, self._fetcher = fetcher, Fetcher(store, policy=_POLICY, meter=TrafficMeter())
+            fetcher = self._fetcher
+            if before is not None:
+                before.close()
+        self._lists = PeerLists(self.directory, fetcher, self._side)
+
+    def fetch(
+        self,
+        ranges: Sequence[BlobRange],
+        deliver: Callable[[int, Answer], None],
+        *,
+        urgent: bool = True,
+    ) -> None:
+        """Fetch ranges, as `Upstream.fetch` says."""
+        fetcher, lists = self._fetcher, self._lists
+        if fetcher is None or lists is None or not ranges or not self.directory.peers:
+            self._store.fetch(ranges, deliver, urgent=urgent)
+            return
+        lists.hear()
+        now_s = time.monotonic()
+        asked: list[int] = []
+        others: list[int] = []
+        for number, one in enumerate(ranges):
+            (asked if self._may_ask(one, now_s) else others).append(number)
+        if not asked:
+            lists.missed()
+            self._store.fetch(ranges, deliver, urgent=urgent)
+            return
+        gate = Deliveries(deliver)
+        try:
+            self._fetch_both(fetcher, ranges, asked, others, gate, urgent=urgent)
+        finally:
+            gate.end()
+
+    def room_for_fills(self) -> AbstractContextManager[int]:
+        """Grant ranges that aren't urgent, as `Upstream.room_for_fills` says."""
+        return self._store.room_for_fills()
+
+    def uri(self, path: str) -> str:
+        """Name an object as the errors of `fetch` do."""
+        return self._store.uri(path)
+
+    def doubt(self, key: str) -> None:
+        """Ask no peer any more for a blob whose bytes were wrong."""
+        if len(self._doubted) >= _MOST_DOUBTED:
+            self._doubted.clear()
+        self._doubted[key] = None
+        giver = self._peer_store.giver(key) if self._peer_store is not None else None
+        if giver is not None:
+            self.directory.failed(
+                giver, time.monotonic(), reason="what it gave had wrong checksums", is_wrong=True
+            )
+
+    def close(self) -> None:
+        """End the threads. Safe to call twice."""
+        self._is_closed = True
+        if self._fetcher is not None:
+            self._fetcher.close()
+        self._side.close(timeout_s=1.0)
+        self._store.close()
+
+    # -- ranges
+
+    def _may_ask(self, one: BlobRange, now_s: float) -> bool:
+        key = one.blob.key  # it tells the blob's bytes, whoever has them
+        return key not in self._doubted and bool(self.directory.candidates(key, now_s))
+
+    def _fetch_both(
+        self,
+        fetcher: Fetcher,
+        ranges: Sequence[BlobRange],
+        asked: list[int],
+        others: list[int],
+        gate: Deliveries,
+        *,
+        urgent: bool,
+    ) -> None:
+        if not others:
+            self._ask_peers(fetcher, ranges, asked, gate, urgent=urgent)
+        else:
+            side = self._side.submit(
+                lambda _: self._ask_peers(fetcher, ranges, asked, gate, urgent=urgent), None
+            )
+            self._ask_store(ranges, others, gate, urgent=urgent)
+            side.result(timeout=_POLICY.retry_timeout_s + 1.0)
+        if gate.error is not None:
+            raise gate.error
+        self._ask_store(ranges, gate.left(asked), gate, urgent=urgent)
+
+    def _ask_store(
+        self, ranges: Sequence[BlobRange], numbers: list[int], gate: Deliveries, *, urgent: bool
+    ) -> None:
+        if numbers:
+            if self._lists is not None:
+                self._lists.missed()
+            self._store.fetch(
+                [ranges[number] for number in numbers],
+                lambda place, answer: gate.give(numbers[place], answer),
+                urgent=urgent,
+            )
+
+    def _ask_peers(
+        self,
+        fetcher: Fetcher,
+        ranges: Sequence[BlobRange],
+        numbers: list[int],
+        gate: Deliveries,
+        *,
+        urgent: bool,
+    ) -> None:
+        """Deliver what peers have of some ranges. Raises what delivering raises, nothing else."""
+
+        def deliver(place: int, answer: Answer) -> None:
+            if answer is NOT_THERE:
+                return
+            number = numbers[place]
+            whole_bytes = ranges[number].segment.whole_bytes
+            gate.give(number, Answer(data=answer.data, version="", object_bytes=whole_bytes))
+
+        wanted = [
+            ObjectRange(
+                path=blob_name(one.blob.key, one.blob.size_bytes),
+                start=one.start,
+                end=one.end,
+                version=None,
+            )
+            for one in (ranges[number] for number in numbers)
+        ]
+        try:
+            fetcher.fetch(wanted, deliver, urgent=urgent)
+        except PenstockError as error:
+            if gate.error is not None or self._is_closed:
+                raise
+            log.info("Peers gave no answer in time, the remote is asked: %s", error)

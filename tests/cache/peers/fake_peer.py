@@ -1,0 +1,103 @@
+"""A peer that answers as the protocol says, or as a test wants it to."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from penstock.cache.peers import protocol, tokens
+from penstock.cache.peers.peer_directory import Peer
+from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SECRET = tokens.PeerSecret(b"0123456789abcdef" * 2)
+GROUP = hashlib.sha256(b"set").hexdigest()[:32]
+
+
+@dataclass
+class FakePeer:
+    """blobs: whole, by key; parts: what is there of others: (size, {start: bytes}). ahead_s: its
+    clock. act: answers in its place where it isn't None and returns True. said: keys that it says
+    it holds, None: those of its blobs."""
+
+    server: ScriptedServer
+    blobs: dict[str, bytes] = field(default_factory=dict)
+    parts: dict[str, tuple[bytes, list[tuple[int, int]]]] = field(default_factory=dict)
+    ahead_s: float = 0.0
+    act: Callable[[Talk, Asked], bool] | None = None
+    said: list[str] | None = None
+
+    def peer(self, node: int) -> Peer:
+        return Peer(node, self.server.url.removeprefix("http://"))
+
+    def asked_for(self, path: str = "/v1/blobs/") -> int:
+        """How many requests it had below a path."""
+        return sum(asked.path.startswith(path) for asked in self.server.asked)
+
+    def answer(self, talk: Talk, asked: Asked) -> None:
+        if self.act is not None and self.act(talk, asked):
+            return
+        now_s = time.time() + self.ahead_s
+        token = asked.headers.get("authorization", "")
+        question = tokens.Question("GET", asked.target, asked.headers.get("range", ""))
+        found = tokens.check(lambda _: SECRET, question, token, now_s=now_s)
+        if isinstance(found, str):
+            date = protocol.date_text(now_s)
+            more = {"Date": date, protocol.PROOF_HEADER: tokens.prove(SECRET, token, date)}
+            if found == "expired":
+                more[protocol.FAULT_HEADER] = "expired"
+            self._refuse(talk, more)
+        elif protocol.group_of(asked.target) == GROUP:
+            keys = list(self.blobs) if self.said is None else self.said
+            talk.answer(200, protocol.held_keys(keys))
+        else:
+            self._blob(talk, asked)
+
+    def _refuse(self, talk: Talk, more: dict[str, str]) -> None:
+        # Not by send_response, which has a Date of its own.
+        lines = "".join(f"{name}: {text}\r\n" for name, text in more.items())
+        talk.write(f"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n{lines}\r\n".encode())
+
+    def _blob(self, talk: Talk, asked: Asked) -> None:
+        key, span = protocol.key_of(asked.target), asked.span()
+        assert key is not None
+        assert span is not None
+        whole = self.blobs.get(key)
+        if whole is None and key in self.parts:
+            data, there = self.parts[key]
+            if any(low <= span[0] and span[1] <= high for low, high in there):
+                whole = data
+            else:
+                more = {
+                    "Content-Range": protocol.size_text(len(data)),
+                    protocol.HELD_HEADER: protocol.held_text(there),
+                }
+                talk.answer(416, b"", more)
+                return
+        if whole is None:
+            talk.answer(404)
+        else:
+            talk.answer(206, whole[span[0] : span[1]], head_of(whole, span))
+
+
+def head_of(whole: bytes, span: tuple[int, int]) -> dict[str, str]:
+    """The headers of an answer 206."""
+    return {
+        "Content-Range": protocol.content_range(span, len(whole)),
+        protocol.CRC_HEADER: protocol.crc_text(crc32c(whole[span[0] : span[1]])),
+    }
+
+
+@contextlib.contextmanager
+def fake_peer(blobs: dict[str, bytes] | None = None) -> Iterator[FakePeer]:
+    made: list[FakePeer] = []
+    with scripted(lambda talk, asked: made[0].answer(talk, asked)) as server:
+        made.append(FakePeer(server, blobs=blobs or {}))
+        yield made[0]

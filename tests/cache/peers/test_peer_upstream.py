@@ -1,0 +1,388 @@
+"""Peers as an upstream: the same bytes whatever they do, and the store for what they lack."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.cache.base.counters import TrafficMeter
+from penstock.cache.blobs.store_upstream import StoreUpstream
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.peers import protocol
+from penstock.cache.peers.peer_client import PeerClient, PeerLimits
+from penstock.cache.peers.peer_directory import Peer, PeerDirectory
+from penstock.cache.peers.peer_upstream import PeerUpstream
+from penstock.cache.peers.tokens import PeerSecret
+from tests.cache.blobs.remotes import SIZES, content, joined, single
+from tests.cache.blobs.upstream_contract import UpstreamTests, range_of
+from tests.cache.peers.fake_peer import GROUP, SECRET, FakePeer, fake_peer, head_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from penstock.cache.base.store import Answer
+    from penstock.cache.blobs.upstream import BlobRange, Upstream
+    from tests.servers.scripted import Asked, Talk
+    from tests.stores import MemoryStore
+
+LIMITS = PeerLimits(connect_s=0.3, silent_s=0.3, least_rate=10 * 2**20)
+
+
+class Asking:
+    """An upstream over peers and a store, and what it counted."""
+
+    def __init__(self, store: MemoryStore, *, secret: PeerSecret = SECRET) -> None:
+        self.store, self.secret = store, secret
+        self.fetcher = Fetcher(store)
+        self.meter = TrafficMeter()
+        self.directory = PeerDirectory(group=GROUP)
+        other = StoreUpstream(self.fetcher)
+        self.upstream = PeerUpstream(other, self.directory, meter=self.meter)
+
+    def know(
+        self, peers: Sequence[Peer], likely: Callable[[str], Sequence[int]] | None = None
+    ) -> None:
+        self.upstream.know(peers, PeerClient(self.secret, limits=LIMITS), likely=likely)
+
+    def fetch(self, wanted: Sequence[BlobRange], *, urgent: bool = True) -> None:
+        """Fetch ranges, and check each one's bytes."""
+        found: dict[int, bytes] = {}
+
+        def deliver(number: int, answer: Answer) -> None:
+            assert number not in found
+            found[number] = bytes(answer.data)
+
+        self.upstream.fetch(wanted, deliver, urgent=urgent)
+        for number, one in enumerate(wanted):
+            assert found[number] == content(self.store, one.blob)[one.start : one.end]
+
+    def close(self) -> None:
+        self.upstream.close()
+        self.fetcher.close()
+
+
+@pytest.fixture
+def asking(store: MemoryStore) -> Iterator[Asking]:
+    made = Asking(store)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def peers() -> Iterator[list[FakePeer]]:
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(fake_peer()) for _ in range(2)]
+
+
+def hold(peer: FakePeer, store: MemoryStore, *numbers: int) -> None:
+    for number in numbers:
+        source = single(store, number)
+        peer.blobs[source.key] = content(store, source)
+
+
+class TestPeers(UpstreamTests):
+    """One peer has two blobs, another says it has a third, and is wrong."""
+
+    @pytest.fixture
+    def upstream(self, store: MemoryStore, asking: Asking, peers: list[FakePeer]) -> Upstream:
+        hold(peers[0], store, 0, 4)
+        peers[1].said = [single(store, 3).key]
+        asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+        return asking.upstream
+
+
+class TestNobodyKnown(UpstreamTests):
+    @pytest.fixture
+    def upstream(self, asking: Asking) -> Upstream:
+        return asking.upstream
+
+
+def ranges(store: MemoryStore, number: int, *, step: int = 30_000) -> list[BlobRange]:
+    size = SIZES[number]
+    source = single(store, number)
+    return [range_of(source, 0, at, min(at + step, size)) for at in range(0, size, step)]
+
+
+def test_what_peers_hold_comes_from_them_alone(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    hold(peers[0], store, 0)
+    hold(peers[1], store, 4)
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.fetch([*ranges(store, 0), *ranges(store, 4), *ranges(store, 5)])
+    assert store.bytes_read == SIZES[5]
+    traffic = asking.meter.snapshot()
+    assert traffic.bytes_peers == SIZES[0] + SIZES[4]
+    assert traffic.peer_requests == peers[0].asked_for() + peers[1].asked_for() == 17
+    assert peers[0].asked_for("/v1/held/") == peers[1].asked_for("/v1/held/") == 1
+
+
+def test_likely_nodes_are_asked_for_what_they_have_of_a_blob(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    source = single(store, 0)
+    peers[1].parts[source.key] = content(store, source), [(0, 60_000), (90_000, 120_000)]
+    asking.know(
+        [peer.peer(node) for node, peer in enumerate(peers)],
+        lambda key: [1] if key == source.key else [],
+    )
+    asking.fetch(ranges(store, 0)[:2])
+    assert store.reads == []
+    assert not peers[0].asked_for()
+    asking.fetch(ranges(store, 0)[2:3])
+    before, once = peers[1].asked_for(), store.bytes_read
+    assert once == 30_000
+    asking.fetch(ranges(store, 0)[3:])  # for a moment it isn't asked for this blob again
+    assert peers[1].asked_for() == before
+    assert asking.meter.snapshot().peer_failed == 0
+
+
+def test_a_clock_that_differs_by_an_hour_is_no_matter(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    hold(peers[0], store, 0)
+    hold(peers[1], store, 4)
+    peers[0].ahead_s, peers[1].ahead_s = 3600.0, -3600.0
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.fetch([*ranges(store, 0), *ranges(store, 4)])
+    assert not store.bytes_read
+    assert asking.meter.snapshot().peer_failed == 0
+
+
+def test_another_jobs_token_gets_nothing_and_costs_little(
+    store: MemoryStore, peers: list[FakePeer]
+) -> None:
+    asking = Asking(store, secret=PeerSecret(b"another secret of another job"))
+    hold(peers[0], store, 0)
+    asking.know([peers[0].peer(0)], lambda _key: [0])
+    asking.fetch(ranges(store, 0))
+    asking.close()
+    assert store.bytes_read == SIZES[0]
+    assert asking.meter.snapshot().bytes_peers == 0
+    assert asking.meter.snapshot().peer_failed >= 1
+
+
+# -- peers that misbehave
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request for a range of a blob, to be answered."""
+
+    talk: Talk
+    whole: bytes
+    span: tuple[int, int]
+
+    @property
+    def head(self) -> dict[str, str]:
+        """As it should be."""
+        return head_of(self.whole, self.span)
+
+    @property
+    def size(self) -> int:
+        return self.span[1] - self.span[0]
+
+
+def drop(talk: Talk) -> None:
+    talk._handler.close_connection = True
+
+
+def short(to: Request) -> None:
+    """It dies in the middle of the body."""
+    to.talk.head(206, {**to.head, "Content-Length": str(to.size)})
+    to.talk.write(to.whole[to.span[0] : to.span[0] + to.size // 2])
+    drop(to.talk)
+
+
+def shorter(to: Request) -> None:
+    to.talk.answer(206, to.whole[to.span[0] : to.span[1] - 7], to.head)
+
+
+def longer(to: Request) -> None:
+    to.talk.answer(206, to.whole[to.span[0] : to.span[1]] + b"more", to.head)
+
+
+def endless(to: Request) -> None:
+    to.talk.endless(206, to.head)
+
+
+def elsewhere(to: Request) -> None:
+    other = (
+        (to.span[0] + 1, to.span[1] + 1)
+        if to.span[1] < len(to.whole)
+        else (to.span[0] - 1, to.span[1] - 1)
+    )
+    to.talk.answer(206, to.whole[other[0] : other[1]], head_of(to.whole, other))
+
+
+def all_of_it(to: Request) -> None:
+    to.talk.answer(200, to.whole, head_of(to.whole, (0, len(to.whole))))
+
+
+def flipped(to: Request) -> None:
+    body = bytearray(to.whole[to.span[0] : to.span[1]])
+    body[len(body) // 2] ^= 1
+    to.talk.answer(206, bytes(body), to.head)
+
+
+def of_another_size(to: Request) -> None:
+    more = {**to.head, "Content-Range": protocol.content_range(to.span, 2**40)}
+    to.talk.answer(206, to.whole[to.span[0] : to.span[1]], more)
+
+
+def without_checksum(to: Request) -> None:
+    head = to.head
+    del head[protocol.CRC_HEADER]
+    to.talk.answer(206, to.whole[to.span[0] : to.span[1]], head)
+
+
+def redirect(to: Request) -> None:
+    to.talk.redirect("http://169.254.169.254/latest/meta-data")
+
+
+def refuse(to: Request) -> None:
+    to.talk.answer(401)
+
+
+def broken(to: Request) -> None:
+    to.talk.answer(500, b"no")
+
+
+def garbage(to: Request) -> None:
+    to.talk.write(b"\x00\xff not HTTP at all\r\n\r\n" * 10)
+    drop(to.talk)
+
+
+def endless_head(to: Request) -> None:
+    to.talk.write(b"HTTP/1.1 206 Partial\r\n")
+    while not to.talk.closing.is_set() and to.talk.write(b"A: " + b"a" * 8000 + b"\r\n"):
+        pass
+    drop(to.talk)
+
+
+def stall(to: Request) -> None:
+    """Nothing of an answer comes."""
+    to.talk.closing.wait(20)
+    drop(to.talk)
+
+
+def stall_in_body(to: Request) -> None:
+    to.talk.head(206, {**to.head, "Content-Length": str(to.size)})
+    to.talk.write(to.whole[to.span[0] : to.span[0] + 100])
+    to.talk.closing.wait(20)
+    drop(to.talk)
+
+
+def drip(to: Request) -> None:
+    """Never silent for long, and never done."""
+    to.talk.head(206, {**to.head, "Content-Length": str(to.size)})
+    for at in range(to.span[0], to.span[1]):
+        if to.talk.closing.wait(0.05) or not to.talk.write(to.whole[at : at + 1]):
+            break
+    drop(to.talk)
+
+
+FAULTS = [
+    short,
+    shorter,
+    longer,
+    endless,
+    elsewhere,
+    all_of_it,
+    flipped,
+    of_another_size,
+    without_checksum,
+    redirect,
+    refuse,
+    broken,
+    garbage,
+    endless_head,
+    stall,
+    stall_in_body,
+    drip,
+]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_a_peer_that_misbehaves_costs_requests_and_never_a_byte(
+    store: MemoryStore,
+    asking: Asking,
+    peers: list[FakePeer],
+    fault: Callable[[Request], None],
+) -> None:
+    hold(peers[0], store, 0, 4)
+    hold(peers[1], store, 4)
+
+    def act(talk: Talk, asked: Asked) -> bool:
+        key, span = protocol.key_of(asked.target), asked.span()
+        if key is None or span is None:
+            return False
+        fault(Request(talk, peers[0].blobs[key], span))
+        return True
+
+    peers[0].act = act
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.fetch([*ranges(store, 0), *ranges(store, 4)])
+    assert store.bytes_read >= SIZES[0]
+    traffic = asking.meter.snapshot()
+    assert traffic.peer_failed >= 1
+    assert traffic.bytes_peers <= SIZES[4]
+    before = peers[0].asked_for()
+    asking.fetch([*ranges(store, 0), *ranges(store, 4)])  # it is left alone for a while
+    assert peers[0].asked_for() == before
+    assert asking.meter.snapshot().bytes_peers >= SIZES[4]  # of the other one
+
+
+def test_peers_that_are_gone_or_never_were_cost_little(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    hold(peers[0], store, 0)
+    gone = [Peer(1, "127.0.0.1:9"), Peer(2, "localhost.invalid:80"), Peer(3, "no address")]
+    asking.know([peers[0].peer(0), *gone], lambda _key: [1, 2, 3])
+    asking.fetch([*ranges(store, 0), *ranges(store, 4)])
+    assert store.bytes_read == SIZES[4]
+
+
+def test_lists_that_are_none_are_no_lists(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    hold(peers[0], store, 0)
+
+    def act(talk: Talk, asked: Asked) -> bool:
+        if protocol.group_of(asked.target) is None:
+            return False
+        talk.answer(200, b"12345")
+        return True
+
+    peers[0].act = act
+    asking.know([peers[0].peer(0)])
+    asking.fetch(ranges(store, 0))
+    assert store.bytes_read == SIZES[0]
+    assert not peers[0].asked_for()
+
+
+def test_a_blob_whose_bytes_were_wrong_comes_from_the_store(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    hold(peers[0], store, 0, 4)
+    hold(peers[1], store, 0, 4)
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    asking.fetch(ranges(store, 0))
+    asking.upstream.doubt(single(store, 0).key)
+    asking.fetch(ranges(store, 0))
+    assert store.bytes_read == SIZES[0]
+    asking.fetch(ranges(store, 4))  # who gave it is left alone, the other isn't
+    assert store.bytes_read == SIZES[0]
+
+
+def test_ranges_of_many_objects_come_too(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    whole = joined(store)
+    peers[0].blobs[whole.key] = content(store, whole)
+    asking.know([peers[0].peer(0)])
+    asking.fetch([range_of(whole, i, 0, size) for i, size in enumerate(SIZES)], urgent=False)
+    assert not store.bytes_read

@@ -30,6 +30,24 @@ def parse_size(size: int | str, *, what: str = "size") -> int:
     return int(number)
 
 
+_RATE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*((?:[kKMGTP]i?)?)(b|bit|B)(?:/s|ps)\s*")
+
+
+def parse_rate(rate: str, *, what: str = "rate") -> float:
+    """Bytes a second of "12.5GB/s", or of "100Gb/s", which are bits: 8 of them a byte.
+
+    what: the argument's name, for the error. Raises ConfigError for anything else, and for 0.
+    """
+    match = _RATE.fullmatch(rate)
+    number = float(match[1]) * _UNITS[f"{match[2].lower()}b"] if match else 0.0
+    if not match or not number:
+        raise ConfigError(
+            f'{what}: got {rate!r}, wanted bytes or bits a second such as "12.5GB/s", "800MiB/s" '
+            'or "100Gb/s" (bits).'
+        )
+    return number if match[3] == "B" else number / 8
+
+
 def format_size(size_bytes: float) -> str:
     """A size for people, in binary units: 1536 is "1.5 KiB"."""
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.bench.au import au_percent
 from penstock.pipeline.bench.cpu import tree_cpu_s
 from penstock.pipeline.bench.figures import RunFigures
+from penstock.pipeline.plan.sizing.au import au_percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

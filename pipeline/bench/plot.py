@@ -39,7 +39,7 @@ def check_plot(path: Path) -> None:
         raise ConfigError(f"--plot: {path} may not be written. Name a place of your own.")
     if path.is_dir():
         raise ConfigError(f"--plot: {path} is a folder. Name a file in it.")
-    _figure_type()
+    figure_type()
 
 
 def plot(result: BenchResult, path: Path) -> None:
@@ -55,7 +55,7 @@ def draw(result: BenchResult) -> Any:
     if peer_figures(result):
         charts.append(("Samples a second, played in turns", _peers(result)))
     heights = [_BAR_INCHES * (len(bars) + 1.6) for _, bars in charts] + [2.2]
-    figure = _figure_type()(figsize=(_WIDTH_INCHES, sum(heights) + 1.6), layout="constrained")
+    figure = figure_type()(figsize=(_WIDTH_INCHES, sum(heights) + 1.6), layout="constrained")
     axes = figure.subplots(len(heights), 1, height_ratios=heights)
     for place, (title, bars) in zip(axes, charts, strict=False):
         _draw_bars(place, bars, title=title)
@@ -174,7 +174,7 @@ def _dress(axes: Any, title: str) -> None:
         axes.spines[side].set_color(_OTHER)
 
 
-def _figure_type() -> Any:
+def figure_type() -> Any:
     """matplotlib's Figure, without its pyplot: no window, nothing global."""
     try:
         from matplotlib.figure import Figure

@@ -36,6 +36,11 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "penstock bench s3://bucket/scan.zarr --sample 8,-,256,256 --cache cached",
             "penstock bench photos --against torch,dali --plot bench.png",
         ),
+        "plan": (
+            "penstock plan photos-pack --gpus 4 --samples-per-s 1800",
+            "penstock plan --model b200-unet3d --nodes 9 --nvme 30TB --json",
+            "penstock plan s3://bucket/photos-pack --model resnet50 --plot plan.png",
+        ),
         "doctor": (
             "penstock doctor",
             "penstock doctor cached",

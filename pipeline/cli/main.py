@@ -22,6 +22,7 @@ from penstock.pipeline.cli.datasets import index, pack
 from penstock.pipeline.cli.doctor import doctor
 from penstock.pipeline.cli.examples import epilog
 from penstock.pipeline.cli.inspect import inspect
+from penstock.pipeline.cli.plan import plan
 from penstock.pipeline.cli.warm import warm
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ INTERRUPTED = 130
 app = typer.Typer(
     name="penstock",
     help="The input pipeline that keeps GPUs fed: pack, index, inspect and warm datasets, measure "
-    "what feeds a job.",
+    "and plan what feeds a job.",
     no_args_is_help=True,
     add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -44,6 +45,7 @@ app.command("index", epilog=epilog("index"))(index)
 app.command("inspect", epilog=epilog("inspect"))(inspect)
 app.command("warm", epilog=epilog("warm"))(warm)
 app.command("bench", epilog=epilog("bench"))(bench)
+app.command("plan", epilog=epilog("plan"))(plan)
 app.command("doctor", epilog=epilog("doctor"))(doctor)
 app.add_typer(cache_app)
 

@@ -50,6 +50,22 @@ _NEWEST = 1 / 16
 _LATE = 0.05
 
 
+def connections(bytes_per_s: float, *, request_bytes: float, request_s: float) -> float:
+    """K: requests in flight that bring so many bytes a second, by Little's law and a quarter more.
+
+    request_s: their mean time.
+    """
+    return CONNECTIONS_MARGIN * bytes_per_s / request_bytes * request_s
+
+
+def ahead_s(*, mean_s: float, slow_s: float) -> float:
+    """Seconds of consumption to have asked for ahead: R·T + K·s bytes at R bytes a second.
+
+    mean_s, slow_s: request times, the mean and that of the slowest ones to hide.
+    """
+    return slow_s + CONNECTIONS_MARGIN * mean_s
+
+
 def node_ranks(world: World) -> tuple[int, int]:
     """Ranks [first, end) of this process's node, as far as is known: launchers number a node's
     ranks in a row. This rank alone where the world contradicts that."""
@@ -212,8 +228,7 @@ class LookAhead:
         """Batches to keep in flight, for request times' mean and 99th percentile."""
         if not self._batch_bytes or not self.is_cold:
             return self._least
-        ahead_s = p99_s + CONNECTIONS_MARGIN * mean_s
-        wanted = math.ceil(self._late * ahead_s / self._busy_s)
+        wanted = math.ceil(self._late * ahead_s(mean_s=mean_s, slow_s=p99_s) / self._busy_s)
         most = min(int(self._max_bytes // self._batch_bytes), MOST_AHEAD)
         return max(self._least, min(self._least + wanted, most))
 

@@ -1,0 +1,186 @@
+"""`penstock plan`: thin over `pipeline.plan.sizing`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+import typer
+from rich.console import Console
+
+from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError, DatasetNotFoundError
+from penstock.pipeline.cli.options import (
+    CacheFolder,
+    Format,
+    IndexFolder,
+    Json,
+    StorageOption,
+    parse_storage_options,
+)
+from penstock.pipeline.cli.plan_options import (
+    Batch,
+    Cores,
+    CpuPer1000,
+    Epochs,
+    GlobalBatch,
+    Gpus,
+    Local,
+    ModelName,
+    Nic,
+    Nodes,
+    Nvme,
+    NvmeBandwidth,
+    PlannedUrl,
+    PlanPlot,
+    Price,
+    Ram,
+    SampleBytes,
+    Samples,
+    SamplesPerS,
+    ShardSize,
+    Spread,
+    StoreBandwidth,
+    StoreLatency,
+    StoreRequests,
+    StreamBandwidth,
+    WantedAu,
+    WithPeers,
+    given_options,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.pipeline.cli.plan_inputs import KnownData, PlanOptions
+    from penstock.pipeline.plan.sizing.forecast import Forecast
+
+
+def plan(
+    context: typer.Context,
+    url: PlannedUrl = None,
+    samples: Samples = None,
+    sample_bytes: SampleBytes = None,
+    spread: Spread = 0.0,
+    shard_bytes: ShardSize = None,
+    model: ModelName = None,
+    samples_per_s: SamplesPerS = None,
+    nodes: Nodes = 1,
+    gpus: Gpus = 8,
+    batch: Batch = None,
+    global_batch: GlobalBatch = None,
+    epochs: Epochs = 90,
+    cpu_s_per_1000: CpuPer1000 = None,
+    peers: WithPeers = False,
+    cores: Cores = 128,
+    ram: Ram = "1TB",
+    nvme: Nvme = "1.5TB",
+    nvme_bandwidth: NvmeBandwidth = "5GB/s",
+    nic: Nic = "100Gb/s",
+    store_bandwidth: StoreBandwidth = None,
+    store_latency: StoreLatency = 30.0,
+    stream_bandwidth: StreamBandwidth = "100MB/s",
+    store_requests_per_s: StoreRequests = 5500.0,
+    price: Price = None,
+    local: Local = None,
+    au: WantedAu = None,
+    plot: PlanPlot = None,
+    format: Format = "auto",
+    index_folder: IndexFolder = None,
+    cache: CacheFolder = None,
+    storage_option: StorageOption = None,
+    as_json: Json = False,
+) -> None:
+    """Tell what a job's input side will do on given hardware, and what to buy or change first.
+
+    Shards, lanes, look-ahead, connections, the cache's share, epoch times and accelerator
+    utilisation (AU), the limit. Nothing is read but the URL's index. docs/sizing.md has the
+    formulas and the units.
+    """
+    from penstock.pipeline.cli.plan_inputs import PlanOptions
+
+    told = locals() | {"given": given_options(context)}
+    options = PlanOptions(**{each.name: told[each.name] for each in fields(PlanOptions)})
+    if plot is not None:
+        from penstock.pipeline.bench.plot import check_plot
+
+        check_plot(plot)
+    known = None
+    if url is not None:
+        place: dict[str, Any] = {
+            "format": format,
+            "index": index_folder,
+            "cache": cache,
+            "storage_options": parse_storage_options(storage_option),
+        }
+        known = _known(url, place)
+    _report(options, known, au=au, plot=plot, as_json=as_json)
+
+
+def _known(url: str, place: dict[str, Any]) -> KnownData:
+    """What the index of a URL tells."""
+    from penstock.pipeline.cli.plan_inputs import KnownData
+    from penstock.readers import Dataset
+    from penstock.readers.origin.urls import local_path
+
+    try:
+        with Dataset(url, **place) as dataset:
+            dataset.open()
+            contents = dataset.contents
+    except (DatasetNotFoundError, FileNotFoundError) as error:
+        raise ConfigError(str(error)) from error
+    return KnownData(
+        samples=contents.samples,
+        total_bytes=int(contents.shard_bytes.sum()),
+        shards=len(contents.sizes),
+        shuffled=contents.shuffled,
+        icc=contents.icc,
+        is_local=local_path(url) is not None,
+    )
+
+
+def _report(
+    options: PlanOptions,
+    known: KnownData | None,
+    *,
+    au: float | None,
+    plot: Path | None,
+    as_json: bool,
+) -> None:
+    from penstock.pipeline.cli.plan_inputs import setup_of
+    from penstock.pipeline.cli.plan_report import plan_values, show_plan
+    from penstock.pipeline.plan.sizing.changes import changes, unmet_words
+    from penstock.pipeline.plan.sizing.forecast import forecast
+
+    if au is not None and not 0 < au <= 100:
+        raise ConfigError(f"--au: got {au:g}, wanted per cent: more than 0, at most 100.")
+    setup, notes = setup_of(options, known)
+    found = forecast(setup)
+    if as_json:
+        typer.echo(json.dumps(plan_values(found, notes.found)))
+    else:
+        show_plan(found, notes.found, Console())
+    if plot is not None:
+        from penstock.pipeline.cli.plan_chart import plot_plan
+
+        plot_plan(setup, plot, title=_title(options, found))
+        Console(stderr=as_json).print("Picture:", str(plot), markup=False, soft_wrap=True)
+    if au is not None and (words := unmet_words(found, au=au)):
+        first = next(iter(changes(found)), None)
+        raise ConfigError(
+            f"{words} {'First of all: ' + first.words + '.' if first else ''}".strip()
+        )
+
+
+def _title(options: PlanOptions, found: Forecast) -> str:
+    data, job, node = found.setup.data, found.setup.job, found.setup.node
+    store = found.setup.store
+    behind = f", store {format_size(store.bytes_per_s)}/s" if store is not None else ""
+    return (
+        f"{options.model or f'{job.samples_per_s:g} samples/s a GPU'}: {data.samples:,} samples of "
+        f"{format_size(data.sample_bytes)}, {job.global_batch // job.ranks} a GPU\n"
+        f"a node: {job.gpus} GPUs, {format_size(node.nvme_bytes)} of NVMe at "
+        f"{format_size(node.nvme_bytes_per_s)}/s, {node.nic_bytes_per_s * 8 / 1e9:g} Gb/s, "
+        f"{node.cores:g} cores{behind}"
+    )

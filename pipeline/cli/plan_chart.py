@@ -1,0 +1,114 @@
+"""AU against nodes as a picture: the first epoch and later ones, and where the store ends it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.plot import check_plot, figure_type
+from penstock.pipeline.plan.sizing.forecast import Forecast, forecast
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.pipeline.plan.sizing.values import Setup
+
+NODES = tuple(2**power for power in range(11))
+_FIRST, _LATER, _LINE, _INK = "#c8553d", "#0b6e99", "#8a959d", "#22303a"
+
+
+def sweep(setup: Setup) -> list[Forecast]:
+    """The same job on 1 to 1,024 nodes: each GPU keeps its batch, so the global batch grows, as
+    far as the dataset has a whole one."""
+    job = setup.job
+    found = []
+    for nodes in NODES:
+        batch = max(nodes * job.gpus, job.global_batch * nodes // job.nodes)
+        if batch > setup.data.samples:
+            break
+        found.append(forecast(replace(setup, job=replace(job, nodes=nodes, global_batch=batch))))
+    return found
+
+
+def plot_plan(setup: Setup, path: Path, *, title: str) -> None:
+    """Write the picture. Raises ConfigError for a place that can't be written to,
+    MissingDependencyError without matplotlib."""
+    check_plot(path)
+    draw_plan(setup, title=title).savefig(path, dpi=150)
+
+
+def draw_plan(setup: Setup, *, title: str) -> Any:
+    """A matplotlib figure of `sweep`."""
+    found = sweep(setup)
+    if not found:
+        raise ConfigError(
+            f"--plot: {setup.data.samples:,} samples have no whole global batch on one node."
+        )
+    nodes = [one.setup.job.nodes for one in found]
+    figure = figure_type()(figsize=(9.0, 5.2), layout="constrained")
+    axes = figure.subplots()
+    # Where both are the same, both are to be seen.
+    axes.plot(
+        nodes, [one.later.au for one in found], color=_LATER, lw=4, marker="o", ms=7, alpha=0.9
+    )
+    axes.plot(nodes, [one.first.au for one in found], color=_FIRST, lw=1.8, marker="s", ms=5)
+    _remote_lines(axes, setup, found)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(nodes, [f"{count:,}" for count in nodes])
+    axes.set_xlim(nodes[0] / 1.25, max(nodes[-1], 2) * 1.9)
+    axes.set_ylim(0, 109)
+    _name_ends(axes, found[-1])
+    axes.set_xlabel(f"nodes of {setup.job.gpus} GPUs", fontsize=9, color=_INK)
+    axes.set_ylabel("accelerator utilisation (AU), %", fontsize=9, color=_INK)
+    axes.grid(axis="y", color="#e3e8eb", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9, colors=_INK, length=0)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.suptitle(title, fontsize=10, color=_INK, x=0.01, ha="left")
+    return figure
+
+
+def _name_ends(axes: Any, last: Forecast) -> None:
+    """What each line is, and what limits it at its end; apart where both end alike."""
+    near = abs(last.later.au - last.first.au) < 12
+    ends = (("later epochs", last.later, _LATER, 14), ("first epoch", last.first, _FIRST, -14))
+    for name, epoch, colour, apart in ends:
+        up = apart if near else 0
+        axes.annotate(
+            f"{name}:\n{epoch.limit}",
+            (last.setup.job.nodes, max(epoch.au, 5 if up >= 0 else 9)),
+            xytext=(10, up),
+            textcoords="offset points",
+            va="center",
+            fontsize=9,
+            color=colour,
+        )
+
+
+def _remote_lines(axes: Any, setup: Setup, found: list[Forecast]) -> None:
+    """The nodes up to which the store's bandwidth feeds an epoch that fetches all of its bytes,
+    and one that fetches what the caches don't keep."""
+    store = setup.store
+    if store is None:
+        return
+    most = store.bytes_per_s / found[0].bytes_per_s
+    lines = [("all bytes from the store", most, ":")]
+    partly = next((one for one in found if one.setup.job.nodes >= setup.job.nodes), found[-1])
+    if 0 < partly.kept < 1:
+        share = f"the {1 - partly.kept:.0%} that {partly.setup.job.nodes} nodes don't keep"
+        lines.append((share, most / (1 - partly.kept), "--"))
+    for name, count, style in lines:
+        if not NODES[0] <= count <= NODES[-1]:
+            continue
+        axes.axvline(count, color=_LINE, lw=1.2, ls=style)
+        axes.annotate(
+            f"{name}: store\nfeeds {count:,.3g} nodes",
+            (count, 104 if style == ":" else 60),
+            xytext=(4, 0),
+            textcoords="offset points",
+            fontsize=8,
+            color=_LINE,
+            va="center",
+        )

@@ -1,0 +1,290 @@
+"""What `penstock plan` was told, as a setup, with each figure's origin."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from penstock.cache.base.sizes import format_size, parse_rate, parse_size
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.accelerators import ACCELERATORS, accelerator
+from penstock.pipeline.plan.sizing.checks import check_count, check_figure
+from penstock.pipeline.plan.sizing.values import (
+    DataFigures,
+    JobFigures,
+    NodeFigures,
+    Setup,
+    StoreFigures,
+)
+
+if TYPE_CHECKING:
+    from penstock.pipeline.bench.accelerators import Accelerator
+
+T = TypeVar("T")
+
+DEFAULT_BATCH = 256
+DEFAULT_STORE_BANDWIDTH = "10GB/s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownData:
+    """What a URL's index tells. cpu_s_per_1000 and the rates: where they were measured."""
+
+    samples: int
+    total_bytes: int
+    shards: int
+    shuffled: bool
+    icc: float | None
+    is_local: bool
+    cpu_s_per_1000: float | None = None
+    nvme_bytes_per_s: float | None = None
+    store_bytes_per_s: float | None = None
+    store_latency_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """The options as they came; see `plan_options`. given: names of those that aren't defaults."""
+
+    samples: int | None
+    sample_bytes: str | None
+    spread: float
+    shard_bytes: str | None
+    model: str | None
+    samples_per_s: float | None
+    nodes: int
+    gpus: int
+    batch: int | None
+    global_batch: int | None
+    epochs: int
+    cpu_s_per_1000: float | None
+    peers: bool
+    cores: float
+    ram: str
+    nvme: str
+    nvme_bandwidth: str
+    nic: str
+    store_bandwidth: str | None
+    store_latency: float
+    stream_bandwidth: str
+    store_requests_per_s: float
+    price: float | None
+    local: bool | None
+    given: frozenset[str]
+
+
+@dataclass(slots=True)
+class Assumptions:
+    """Every figure that a plan stands on: its value for people, and where that is from."""
+
+    found: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def note(self, name: str, value: str, origin: str) -> None:
+        """Remember a figure."""
+        self.found[name] = {"value": value, "from": origin}
+
+
+def model_named(name: str) -> Accelerator:
+    """An accelerator with a model, or a model on the newest accelerator that it is known of.
+    Raises ConfigError."""
+    alone = [one for known, one in ACCELERATORS.items() if known.split("-", 1)[-1] == name]
+    newest = {"b200": 2, "h100": 1}
+    if name not in ACCELERATORS and alone:
+        return max(alone, key=lambda one: newest.get(one.name.split("-")[0], 0))
+    try:
+        return accelerator(name)
+    except ConfigError:
+        models = sorted({known.split("-", 1)[-1] for known in ACCELERATORS if known != "dgx-pod"})
+        raise ConfigError(
+            f"--model: got {name!r}, wanted one of {', '.join(ACCELERATORS)}, or a model alone: "
+            f"{', '.join(models)}. Or pass --samples-per-s."
+        ) from None
+
+
+def setup_of(options: PlanOptions, known: KnownData | None) -> tuple[Setup, Assumptions]:
+    """The setup that was asked for. known: of the URL. Raises ConfigError for what can't be."""
+    notes = Assumptions()
+    model = _model(options)
+    data = _data(options, known, model, notes)
+    job = _job(options, known, model, data.samples, notes)
+    is_local = _is_local(options, known)
+    store = None if is_local else _store(options, known, notes)
+    if is_local:
+        notes.note("store", "none: each node has the data", _origin(options, "local", "local URL"))
+    return Setup(data=data, node=_node(options, known, notes), store=store, job=job), notes
+
+
+def _model(options: PlanOptions) -> Accelerator | None:
+    if (options.model is None) == (options.samples_per_s is None):
+        both = options.model is not None
+        raise ConfigError(
+            f"Got {'both of' if both else 'neither of'} --model and --samples-per-s, wanted one: "
+            "what a GPU takes when it never waits, such as --model h100-resnet50 or "
+            "--samples-per-s 1800."
+        )
+    return None if options.model is None else model_named(options.model)
+
+
+def _data(
+    options: PlanOptions, known: KnownData | None, model: Accelerator | None, notes: Assumptions
+) -> DataFigures:
+    samples, origin = _first(
+        (options.samples, "given"),
+        (known.samples if known else None, "index"),
+        ((model.samples or None) if model else None, "published dataset"),
+    )
+    if samples is None:
+        raise ConfigError(
+            "How many samples? Pass a URL or --samples"
+            + (f": the dataset of {model.name} has no published size." if model else ".")
+        )
+    check_count("--samples", samples)
+    notes.note("samples", f"{samples:,}", origin)
+    size = None
+    if options.sample_bytes is not None:
+        size = float(parse_size(options.sample_bytes, what="--sample-bytes"))
+    size, origin = _first(
+        (size, "given"),
+        (known.total_bytes / known.samples if known else None, "index"),
+        (float(model.sample_bytes) if model else None, f"mean of {model.name}" if model else ""),
+    )
+    if size is None:
+        raise ConfigError("How large is a sample? Pass a URL, --sample-bytes or --model.")
+    notes.note("sample bytes", format_size(size), origin)
+    notes.note("spread of sample sizes", f"{options.spread:g}", _origin(options, "spread"))
+    shards = known.shards if known is not None else None
+    if options.shard_bytes is not None:
+        shard_bytes = parse_size(options.shard_bytes, what="--shard-bytes")
+        shards = -(-samples // max(1, int(shard_bytes // size)))
+    notes.note(
+        "shards",
+        "as the job wants them" if shards is None else f"{shards:,}",
+        "chosen" if shards is None else "given" if options.shard_bytes else "index",
+    )
+    return DataFigures(
+        samples=samples,
+        sample_bytes=size,
+        spread=options.spread,
+        shards=shards,
+        shuffled=known.shuffled if known is not None else True,
+        icc=known.icc if known is not None else None,
+    )
+
+
+def _job(
+    options: PlanOptions,
+    known: KnownData | None,
+    model: Accelerator | None,
+    samples: int,
+    notes: Assumptions,
+) -> JobFigures:
+    for name, value in (("--nodes", options.nodes), ("--gpus", options.gpus)):
+        check_count(name, value)
+    ranks = options.nodes * options.gpus
+    if options.batch is not None and options.global_batch is not None:
+        raise ConfigError("Got --batch and --global-batch-size, wanted one of them.")
+    batch, origin = _first(
+        (options.batch, "given"),
+        (model.batch_size if model else None, "published"),
+        (max(1, min(DEFAULT_BATCH, samples // ranks)), "default: 256 a GPU, or all"),
+    )
+    assert batch is not None
+    check_count("--batch", batch)
+    size = options.global_batch or batch * ranks
+    notes.note("nodes", f"{options.nodes:,} of {options.gpus} GPUs", "given")
+    notes.note("global batch", f"{size:,}", "given" if options.global_batch else origin)
+    rate = model.samples_per_s if model is not None else options.samples_per_s
+    assert rate is not None
+    check_figure("--samples-per-s", rate)
+    told = f"published, {model.name}" if model is not None else "given"
+    notes.note("samples/s of a GPU", f"{rate:,.4g}", told)
+    cpu, origin = _first(
+        (options.cpu_s_per_1000, "given"),
+        (known.cpu_s_per_1000 if known else None, "measured here, on the CPU"),
+        (0.0, "default: the GPU decodes, or nothing has to be"),
+    )
+    assert cpu is not None
+    notes.note("CPU-s to decode 1,000", f"{cpu:g}", origin)
+    notes.note("epochs", str(options.epochs), _origin(options, "epochs"))
+    notes.note("peers", "yes" if options.peers else "no", _origin(options, "peers"))
+    return JobFigures(
+        nodes=options.nodes,
+        gpus=options.gpus,
+        global_batch=size,
+        samples_per_s=rate,
+        epochs=options.epochs,
+        cpu_s_per_1000=cpu,
+        peers=options.peers,
+    )
+
+
+def _node(options: PlanOptions, known: KnownData | None, notes: Assumptions) -> NodeFigures:
+    disk, origin = _rate(
+        options, "nvme_bandwidth", known.nvme_bytes_per_s if known is not None else None
+    )
+    room = 0 if options.nvme.strip() == "0" else parse_size(options.nvme, what="--nvme")
+    ram = parse_size(options.ram, what="--ram")
+    nic = parse_rate(options.nic, what="--nic")
+    check_figure("--cores", options.cores)
+    notes.note("cores of a node", f"{options.cores:g}", _origin(options, "cores"))
+    notes.note("RAM of a node", format_size(ram), _origin(options, "ram"))
+    notes.note("NVMe of a node", format_size(room), _origin(options, "nvme"))
+    notes.note("NVMe bandwidth", f"{format_size(disk)}/s", origin)
+    notes.note("NIC of a node", f"{nic * 8 / 1e9:g} Gb/s each way", _origin(options, "nic"))
+    return NodeFigures(
+        cores=options.cores,
+        ram_bytes=ram,
+        nvme_bytes=room,
+        nvme_bytes_per_s=disk,
+        nic_bytes_per_s=nic,
+    )
+
+
+def _store(options: PlanOptions, known: KnownData | None, notes: Assumptions) -> StoreFigures:
+    measured = known.store_bytes_per_s if known is not None else None
+    bandwidth, origin = _rate(options, "store_bandwidth", measured)
+    stream, stream_origin = _rate(options, "stream_bandwidth", None)
+    check_figure("--store-latency", options.store_latency, may_be_zero=True, unit=" ms")
+    latency, latency_origin = options.store_latency / 1000, _origin(options, "store_latency")
+    if known is not None and known.store_latency_s is not None and latency_origin == "default":
+        latency, latency_origin = known.store_latency_s, "measured here"
+    requests, price = options.store_requests_per_s, options.price
+    notes.note("store bandwidth, all nodes", f"{format_size(bandwidth)}/s", origin)
+    notes.note("store latency", f"{1000 * latency:.3g} ms", latency_origin)
+    notes.note("one connection", f"{format_size(stream)}/s", stream_origin)
+    notes.note("store requests/s", f"{requests:,.0f}", _origin(options, "store_requests_per_s"))
+    if price is not None:
+        notes.note("price of 1,000 requests", f"{price:g}", "given")
+    notes.note("slowest request over mean", "4", "default: hedged past the 97th percentile")
+    return StoreFigures(
+        bytes_per_s=bandwidth,
+        latency_s=latency,
+        stream_bytes_per_s=stream,
+        requests_per_s=requests,
+        price_per_1000=price,
+    )
+
+
+def _is_local(options: PlanOptions, known: KnownData | None) -> bool:
+    if options.local is not None:
+        return options.local
+    of_a_store = any(name.startswith("store_") for name in options.given)
+    return known is not None and known.is_local and not of_a_store
+
+
+def _rate(options: PlanOptions, name: str, measured: float | None) -> tuple[float, str]:
+    """Bytes a second: as given, as measured, else the default."""
+    told: Any = getattr(options, name)
+    if measured is not None and name not in options.given:
+        return measured, "measured here"
+    option = f"--{name.replace('_', '-')}"
+    return parse_rate(told or DEFAULT_STORE_BANDWIDTH, what=option), _origin(options, name)
+
+
+def _origin(options: PlanOptions, name: str, otherwise: str = "default") -> str:
+    return "given" if name in options.given else otherwise
+
+
+def _first(*found: tuple[T | None, str]) -> tuple[T | None, str]:
+    """The first value that is known, and its origin."""
+    return next(((value, origin) for value, origin in found if value is not None), (None, ""))

@@ -1,0 +1,177 @@
+"""The options of `penstock plan`, as types; typer reads them at run time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+DATA, JOB, NODE, STORE, OUT = "The data", "The job", "A node", "The store", "What comes out"
+
+PlannedUrl = Annotated[
+    str | None,
+    typer.Argument(help="The data, if they are there: a path or an fsspec URL. Else --samples."),
+]
+Samples = Annotated[
+    int | None,
+    typer.Option(
+        help="How many; by default the URL's or the model's published dataset's.",
+        rich_help_panel=DATA,
+    ),
+]
+SampleBytes = Annotated[
+    str | None,
+    typer.Option(
+        help="Mean stored size of a sample, as \"115KB\"; by default the URL's or the model's.",
+        rich_help_panel=DATA,
+    ),
+]
+Spread = Annotated[
+    float,
+    typer.Option(help="Standard deviation of these sizes over their mean.", rich_help_panel=DATA),
+]
+ShardSize = Annotated[
+    str | None,
+    typer.Option(
+        "--shard-bytes",
+        help="Of a shard; by default the URL's, else what the job wants: 64MiB or less.",
+        rich_help_panel=DATA,
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        help="A model, or one on an accelerator: unet3d, retinanet, resnet50, cosmoflow, flux, "
+        "dgx-pod, b200-unet3d, h100-resnet50, …: its samples/s, batch and sample size.",
+        rich_help_panel=JOB,
+    ),
+]
+SamplesPerS = Annotated[
+    float | None,
+    typer.Option(
+        help="Instead of --model: samples a second that one GPU takes when it never waits.",
+        rich_help_panel=JOB,
+    ),
+]
+Nodes = Annotated[int, typer.Option(help="Nodes of the job.", rich_help_panel=JOB)]
+Gpus = Annotated[int, typer.Option(help="GPUs of a node, a rank each.", rich_help_panel=JOB)]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        help="Samples of a GPU's batch; by default the model's, else 256.", rich_help_panel=JOB
+    ),
+]
+GlobalBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--global-batch-size", help="Of all GPUs, instead of --batch.", rich_help_panel=JOB
+    ),
+]
+Epochs = Annotated[int, typer.Option(help="Epochs of the job.", rich_help_panel=JOB)]
+CpuPer1000 = Annotated[
+    float | None,
+    typer.Option(
+        "--cpu-s-per-1000",
+        help="CPU seconds to decode and augment 1,000 samples, as `penstock bench` measures; 0, "
+        "as by default, where the GPU decodes.",
+        rich_help_panel=JOB,
+    ),
+]
+WithPeers = Annotated[
+    bool,
+    typer.Option(
+        "--peers/--no-peers",
+        help="Nodes ask one another's caches before the store.",
+        rich_help_panel=JOB,
+    ),
+]
+Cores = Annotated[
+    float, typer.Option(help="CPU cores; 128 as nodes of 8 GPUs have.", rich_help_panel=NODE)
+]
+Ram = Annotated[
+    str,
+    typer.Option(
+        help="Memory, half of which the kernel may keep cached files in.", rich_help_panel=NODE
+    ),
+]
+Nvme = Annotated[
+    str,
+    typer.Option(
+        help="Room of the cache (DiskCache's max_bytes), 0 without one.", rich_help_panel=NODE
+    ),
+]
+NvmeBandwidth = Annotated[
+    str, typer.Option(help="Of its disk, read or written.", rich_help_panel=NODE)
+]
+Nic = Annotated[
+    str,
+    typer.Option(
+        help='Network, each way: bits as "100Gb/s", or bytes as "12.5GB/s".', rich_help_panel=NODE
+    ),
+]
+StoreBandwidth = Annotated[
+    str | None,
+    typer.Option(
+        help="For all nodes together; by default 10GB/s, as a small shared file system gives.",
+        rich_help_panel=STORE,
+    ),
+]
+StoreLatency = Annotated[
+    float,
+    typer.Option(
+        help="Milliseconds to a request's first byte; object stores take 10 to 100.",
+        rich_help_panel=STORE,
+    ),
+]
+StreamBandwidth = Annotated[
+    str,
+    typer.Option(help="Of one connection, as object stores give it.", rich_help_panel=STORE),
+]
+StoreRequests = Annotated[
+    float,
+    typer.Option(
+        "--store-requests-per-s",
+        help="Requests a second that it answers, all nodes: S3 names 5,500 a prefix.",
+        rich_help_panel=STORE,
+    ),
+]
+Price = Annotated[
+    float | None,
+    typer.Option("--price-per-1000-requests", help="In any currency.", rich_help_panel=STORE),
+]
+Local = Annotated[
+    bool | None,
+    typer.Option(
+        "--local/--remote",
+        help="Each node has the data on its own disk; by default so for a local URL without "
+        "options of a store.",
+        rich_help_panel=STORE,
+    ),
+]
+WantedAu = Annotated[
+    float | None,
+    typer.Option(
+        "--au",
+        help="Accelerator utilisation to reach in per cent, in epochs after the first: exit code "
+        "2 and the constraint where the plan can't.",
+        rich_help_panel=OUT,
+    ),
+]
+PlanPlot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        help="Picture of AU against 1 to 1,024 nodes, as plan.png; needs matplotlib.",
+        rich_help_panel=OUT,
+    ),
+]
+
+
+def given_options(context: typer.Context) -> frozenset[str]:
+    """Names of the options that were passed, defaults left out."""
+    return frozenset(
+        name
+        for name in context.params
+        if getattr(context.get_parameter_source(name), "name", "") != "DEFAULT"
+    )

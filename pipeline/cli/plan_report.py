@@ -1,0 +1,210 @@
+"""What `penstock plan` says: as one object, and as tables for people."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from penstock.cache.base.sizes import format_size
+from penstock.pipeline.plan.needs import AHEAD_BYTES
+from penstock.pipeline.plan.sizing.changes import changes, duration
+from penstock.pipeline.plan.sizing.costs import (
+    PEER_CLIENT_S_PER_GB,
+    PEER_TLS_CLIENT_S_PER_GB,
+    RAM_SHARE,
+)
+from penstock.pipeline.plan.sizing.geometry import MOST_READERS
+from penstock.pipeline.plan.sizing.tiers import WORDS
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from penstock.pipeline.plan.sizing.forecast import EpochForecast, Forecast
+
+
+def plan_values(found: Forecast, assumptions: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """The fields of `--json`; docs/sizing.md names their units."""
+    job, geometry = found.setup.job, found.geometry
+    per_gpu = job.samples_per_s * found.setup.data.sample_bytes
+    return {
+        "shard_bytes": round(geometry.shard_bytes),
+        "shards": geometry.shards,
+        "lanes": geometry.lanes,
+        "window": geometry.window,
+        "readers": geometry.readers,
+        "connections": found.connections,
+        "lookahead_bytes": round(found.lookahead_bytes),
+        "first_batch_s": found.first.first_batch_s,
+        "epoch_first_s": found.first.seconds,
+        "epoch_later_s": found.later.seconds,
+        "epoch_s": found.main.seconds,
+        "job_s": found.seconds,
+        "au_first": found.first.au,
+        "au_later": found.later.au,
+        "limit": found.main.limit,
+        "next_limit": found.main.next_limit,
+        "limit_first": found.first.limit,
+        "next_limit_first": found.first.next_limit,
+        "bytes_per_s_gpu": per_gpu,
+        "bytes_per_s_node": found.bytes_per_s,
+        "bytes_per_s": found.bytes_per_s * job.nodes,
+        "cache_share": found.kept,
+        "remote_bytes": round(found.remote_bytes),
+        "requests": round(found.requests),
+        "price": found.price,
+        "peers": peer_values(found),
+        "cores_first": _cores(found, found.first),
+        "cores_later": _cores(found, found.later),
+        "first": _epoch_values(found.first),
+        "later": _epoch_values(found.later),
+        "advice": [asdict(change) for change in changes(found)],
+        "warnings": warnings_of(found),
+        "assumptions": assumptions,
+    }
+
+
+def peer_values(found: Forecast) -> dict[str, float]:
+    """What comes from other nodes' caches in a first epoch, and when a node joins; the cores of a
+    node that it takes, both sides, while the first epoch lasts. What one node holds that is lost,
+    the store gives again."""
+    job, total = found.setup.job, found.setup.data.total_bytes
+    each_gb = PEER_TLS_CLIENT_S_PER_GB if job.tls else PEER_CLIENT_S_PER_GB
+    return {
+        "bytes_first": round(found.first.traffic.peer),
+        "cores_first": found.first.peer_cpu_s / found.first.seconds / job.nodes,
+        "bytes_node_joins": round(total * found.kept / (job.nodes + 1)) if job.peers else 0,
+        "cores_node_joins": each_gb * found.bytes_per_s / 1e9 if job.peers else 0.0,
+        "remote_bytes_node_lost": round(total * found.kept / job.nodes) if job.nodes > 1 else 0,
+    }
+
+
+def warnings_of(found: Forecast) -> list[str]:
+    """What of a plan is out of the ordinary."""
+    words, setup, geometry = [], found.setup, found.geometry
+    job = setup.job
+    if geometry.readers > MOST_READERS:
+        words.append(
+            f"Each shard is read by {geometry.readers:.1f} of the {job.nodes} nodes: "
+            f"{geometry.shards:,} shards make {geometry.lanes} lanes of a batch of "
+            f"{job.global_batch:,}, and {job.nodes} nodes want {job.nodes} or more of 4 shards "
+            "each. Smaller shards, or a batch with more divisors, spare that."
+        )
+    most = job.gpus * AHEAD_BYTES
+    if found.lookahead_bytes > most:
+        words.append(
+            f"The store's latency asks for {format_size(found.lookahead_bytes)} ahead on a node, "
+            f"and the loader keeps {format_size(most)} at most (1 GiB a rank)."
+        )
+    room = RAM_SHARE * setup.node.ram_bytes
+    if found.lookahead_bytes > room:
+        words.append(
+            f"Batches ahead take {format_size(found.lookahead_bytes)} of a node's memory, "
+            f"{found.lookahead_bytes / room:.1f} x the half of it that isn't the job's."
+        )
+    return words
+
+
+def show_plan(found: Forecast, assumptions: dict[str, dict[str, str]], console: Console) -> None:
+    """Tables: what is needed, each kind of epoch, what to change, what it stands on."""
+    values = plan_values(found, assumptions)
+    job = found.setup.job
+    console.print(
+        f"[bold]{job.ranks:,} GPUs[/] on {job.nodes:,} nodes take "
+        f"{format_size(values['bytes_per_s_gpu'])}/s each, "
+        f"{format_size(found.bytes_per_s)}/s a node, "
+        f"{format_size(values['bytes_per_s'])}/s in all.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(_settings(found))
+    console.print(_epochs(found))
+    for line in _lines(found, values):
+        console.print(line, highlight=False, soft_wrap=True)
+    table = Table("assumption", "value", "from", box=None, title_justify="left", title="Stands on")
+    for name, one in assumptions.items():
+        table.add_row(name, one["value"], one["from"])
+    console.print(table)
+
+
+def _lines(found: Forecast, values: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, epoch in (("first epoch", found.first), ("later", found.later)):
+        behind = f", then {WORDS[epoch.next_limit]}" if epoch.next_limit else ""
+        lines.append(f"[bold]{name}:[/] the limit is {WORDS[epoch.limit]}{behind}.")
+    lines += [
+        f"[bold]{change['gain']:.2f} x[/] with {change['words']}: AU {change['au_first']:.0f} % in "
+        f"the first epoch, {change['au_later']:.0f} % later; then the limit is "
+        f"{WORDS[change['limit']]}."
+        for change in values["advice"]
+    ]
+    return lines + [f"[yellow]{words}[/]" for words in values["warnings"]]
+
+
+def _settings(found: Forecast) -> Table:
+    geometry, peers = found.geometry, peer_values(found)
+    rows = [
+        ("shards", f"{geometry.shards:,} of {format_size(geometry.shard_bytes)}"),
+        ("lanes, window", f"{geometry.lanes}, {geometry.window}"),
+        ("nodes that read a shard", f"{geometry.readers:.2f}"),
+        ("the cache keeps", f"{found.kept:.0%} of what a node reads"),
+        ("from the store, the job", format_size(found.remote_bytes)),
+        ("requests, the job", f"{found.requests:,.0f}"),
+    ]
+    if found.setup.store is not None:
+        rows.append(("connections a node", f"{found.connections}"))
+        rows.append(("bytes ahead a node", format_size(found.lookahead_bytes)))
+    if found.price is not None:
+        rows.append(("price of the requests", f"{found.price:,.4g}"))
+    if found.setup.job.peers:
+        rows.append(
+            (
+                "from peers, first epoch",
+                f"{format_size(peers['bytes_first'])}, {peers['cores_first']:.2f} cores a node",
+            )
+        )
+        joins = format_size(peers["bytes_node_joins"])
+        rows.append(
+            ("from peers, a node joins", f"{joins}, {peers['cores_node_joins']:.2f} of its cores")
+        )
+    table = Table(box=None, show_header=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _epochs(found: Forecast) -> Table:
+    table = Table("", "first epoch", "later", box=None)
+    both = (found.first, found.later)
+    table.add_row("epoch", *(duration(epoch.seconds) for epoch in both))
+    table.add_row("AU", *(f"{epoch.au:.1f} %" for epoch in both))
+    table.add_row("first batch", *(duration(epoch.first_batch_s) for epoch in both))
+    table.add_row("cores a node", *(f"{_cores(found, epoch):.1f}" for epoch in both))
+    for name in ("remote", "peer", "disk_read", "memory"):
+        sizes = [getattr(epoch.traffic, name) for epoch in both]
+        if any(sizes):
+            table.add_row(name.replace("_", " "), *map(format_size, sizes))
+    for tier in dict.fromkeys([*found.first.tiers, *found.later.tiers]):
+        times = [epoch.tiers.get(tier) for epoch in both]
+        table.add_row(f"{tier} alone", *("-" if t is None else duration(t) for t in times))
+    return table
+
+
+def _cores(found: Forecast, epoch: EpochForecast) -> float:
+    """Cores of a node that decoding and moving bytes keep busy."""
+    return epoch.cpu_s / epoch.seconds / found.setup.job.nodes
+
+
+def _epoch_values(epoch: EpochForecast) -> dict[str, Any]:
+    return {
+        "seconds": epoch.seconds,
+        "au": epoch.au,
+        "tiers_s": epoch.tiers,
+        "bytes_by_tier": {
+            name: round(getattr(epoch.traffic, name))
+            for name in ("remote", "peer", "disk_read", "disk_write", "memory")
+        },
+        "requests": round(epoch.traffic.requests),
+        "peer_cpu_s": epoch.peer_cpu_s,
+    }

@@ -1,0 +1,46 @@
+"""What moving bytes takes of the cores, as measured; docs/sizing.md says where and on what.
+
+CPU seconds are of a core of the machine that they were measured on: faster cores take less.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.cache.base.fetch_policy import FetchPolicy
+
+if TYPE_CHECKING:
+    from penstock.pipeline.plan.sizing.values import JobFigures
+
+FETCH_S_PER_GB, FETCH_S_PER_REQUEST = 0.63, 0.12e-3
+"""Of the client of a store: 0.63, 0.75 and 2.4 CPU-s a GB in ranges of 8 MiB, 1 MiB and 64 KiB."""
+
+READ_S_PER_GB = 0.35
+"""Of reading and checking samples that are on the local disk or in memory."""
+
+PEER_CLIENT_S_PER_GB, PEER_SERVER_S_PER_GB = 0.57, 0.08
+"""Of ranges from another node's cache, plain HTTP with sendfile."""
+
+PEER_TLS_CLIENT_S_PER_GB, PEER_TLS_SERVER_S_PER_GB = 1.4, 1.2
+"""Of the same, encrypted on both sides."""
+
+RAM_SHARE = 0.5
+"""Of a node's memory, that the kernel may keep cached files in: the rest is the job's."""
+
+REQUEST_BYTES = FetchPolicy().range_bytes
+CONNECTIONS_A_RANK = FetchPolicy().max_connections
+
+MARGIN_SHARE = 0.002
+"""Of the cache's limit, that isn't for shards."""
+
+
+def fetch_cpu_s(size_bytes: float, requests: float) -> float:
+    """CPU seconds to fetch so many bytes from a store by so many requests."""
+    return FETCH_S_PER_GB * size_bytes / 1e9 + FETCH_S_PER_REQUEST * requests
+
+
+def peer_cpu_s(size_bytes: float, job: JobFigures) -> float:
+    """CPU seconds of both sides for bytes that come from peers."""
+    if job.tls:
+        return (PEER_TLS_CLIENT_S_PER_GB + PEER_TLS_SERVER_S_PER_GB) * size_bytes / 1e9
+    return (PEER_CLIENT_S_PER_GB + PEER_SERVER_S_PER_GB) * size_bytes / 1e9

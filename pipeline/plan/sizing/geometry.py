@@ -1,0 +1,109 @@
+"""How a dataset is cut for a job: shards, lanes, windows, and how many nodes read a shard."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.plan.advice import readers_per_shard
+from penstock.pipeline.plan.order import SHARDS_PER_LANE, default_lanes, default_window
+from penstock.pipeline.plan.windows import window_count
+
+if TYPE_CHECKING:
+    from penstock.pipeline.plan.sizing.values import DataFigures, JobFigures
+
+SHARD_BYTES = 64 * 2**20
+"""Of a shard where nothing asks for another size."""
+LEAST_SHARD_BYTES = 4 * 2**20
+"""Below this a shard is one request that is mostly latency: throughput levels off at 4 to 8 MiB."""
+MOST_SHARD_BYTES = 2**30
+MOST_SHARDS = 2**20
+"""Each rank's plan takes about 100 bytes a shard."""
+MOST_READERS = 1.1
+"""Nodes that read a shard, above which smaller shards are worth while."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Geometry:
+    """A dataset as a job's plan cuts it. shard_bytes: mean of a shard; lanes: L; window: W;
+    open_shards: that all lanes mix at a time; readers: nodes that read a shard, on average."""
+
+    shards: int
+    shard_bytes: float
+    lanes: int
+    window: int
+    open_shards: float
+    readers: float
+
+    @property
+    def open_share(self) -> float:
+        """Of all shards, those that are mixed at a time."""
+        return self.open_shards / self.shards
+
+
+def geometry_of(data: DataFigures, job: JobFigures) -> Geometry:
+    """How a job's plan cuts the data, in shards that are there or such as `pack` should write."""
+    shards = data.shards
+    if shards is None:
+        size = shard_bytes_for(
+            data.samples, data.sample_bytes, nodes=job.nodes, global_batch=job.global_batch
+        )
+        shards = _shards_of(data.samples, data.sample_bytes, size)
+    lanes = default_lanes(job.global_batch, shards)
+    window = default_window(
+        shards,
+        lanes,
+        global_batch=job.global_batch,
+        icc=data.icc,
+        shuffled=data.shuffled,
+        rows=data.samples / shards,
+    )
+    strands = 2 * lanes if shards >= SHARDS_PER_LANE * lanes else lanes
+    rows = max(1, window * data.samples * lanes // (shards * strands))
+    return Geometry(
+        shards=shards,
+        shard_bytes=data.total_bytes / shards,
+        lanes=lanes,
+        window=window,
+        open_shards=min(shards, shards / window_count(max(1, data.samples // strands), rows)),
+        readers=shard_readers(shards, lanes, nodes=job.nodes),
+    )
+
+
+def shard_readers(shards: int, lanes: int, *, nodes: int) -> float:
+    """Nodes that read a shard, on average: of its lane, and a second one where a strand's end cuts
+    it. Exact to some per cent where nodes divide the lanes or lanes the nodes."""
+    if nodes == 1:
+        return 1.0
+    cut = 1 + 2 * min(nodes, lanes) / shards
+    return min(readers_per_shard(lanes, nodes) * cut, float(nodes))
+
+
+def shard_bytes_for(samples: int, sample_bytes: float, *, nodes: int, global_batch: int) -> int:
+    """The size of shards that a job on so many nodes wants: the largest one that leaves a shard at
+    most 1.1 readers, from 64 MiB down to 4 MiB; where none does, that with the fewest readers.
+
+    Of a dataset of more than a million such shards it is larger, so that plans stay small. A
+    sample that is larger than all that is a shard of its own.
+    """
+    size = float(SHARD_BYTES)
+    while samples * sample_bytes / size > MOST_SHARDS and size < MOST_SHARD_BYTES:
+        size *= 2
+    sizes = [size]
+    while sizes[-1] / math.sqrt(2) >= LEAST_SHARD_BYTES - 1:
+        sizes.append(sizes[-1] / math.sqrt(2))
+    found = [(round(_readers(samples, sample_bytes, s, nodes, global_batch), 3), -s) for s in sizes]
+    enough = [pair for pair in found if pair[0] <= MOST_READERS]
+    chosen = -(enough[0] if enough else min(found))[1]
+    return max(round(chosen), math.ceil(sample_bytes))
+
+
+def _readers(samples: int, sample_bytes: float, size: float, nodes: int, batch: int) -> float:
+    shards = _shards_of(samples, sample_bytes, size)
+    return shard_readers(shards, default_lanes(batch, shards), nodes=nodes)
+
+
+def _shards_of(samples: int, sample_bytes: float, size: float) -> int:
+    """Shards of whole samples."""
+    return math.ceil(samples / max(1, int(size // sample_bytes)))

@@ -1,0 +1,78 @@
+"""How long each tier would take for an epoch if it were the only one: the longest is the limit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from penstock.pipeline.plan.sizing.costs import (
+    CONNECTIONS_A_RANK,
+    READ_S_PER_GB,
+    REQUEST_BYTES,
+    fetch_cpu_s,
+    peer_cpu_s,
+)
+
+if TYPE_CHECKING:
+    from penstock.pipeline.plan.sizing.traffic import EpochTraffic
+    from penstock.pipeline.plan.sizing.values import Setup
+
+Tier = Literal["model", "decode", "cores", "disk", "nic", "remote", "requests", "connections"]
+"""What can hold an epoch back. decode: the cores, mostly by decoding; cores: by moving bytes.
+remote: the store's bandwidth; requests: those that it answers a second; connections: requests that
+a node has in flight, times their latency. nic: of a node, in the busier direction."""
+
+WORDS: dict[Tier, str] = {
+    "model": "the GPUs",
+    "decode": "cores, which decode",
+    "cores": "cores, which move bytes",
+    "disk": "the local disk",
+    "nic": "the node's network",
+    "remote": "the store's bandwidth",
+    "requests": "the store's requests a second",
+    "connections": "connections to the store, each with its latency",
+}
+
+
+def decode_cpu_s(setup: Setup) -> float:
+    """CPU seconds of all nodes to decode and augment an epoch."""
+    return setup.job.cpu_s_per_1000 * setup.steps * setup.job.global_batch / 1000
+
+
+def bytes_cpu_s(setup: Setup, traffic: EpochTraffic) -> float:
+    """CPU seconds of all nodes to move an epoch's bytes: from the store, peers, disk and memory."""
+    read = READ_S_PER_GB * (traffic.disk_read + traffic.memory) / 1e9
+    fetched = fetch_cpu_s(traffic.remote, traffic.requests)
+    return read + fetched + peer_cpu_s(traffic.peer, setup.job)
+
+
+def tier_seconds(setup: Setup, traffic: EpochTraffic) -> dict[Tier, float]:
+    """Seconds of an epoch, by the tier that would be its only limit; tiers without work left out.
+
+    traffic: of a whole dataset; what doesn't fill a batch is fetched all the same.
+    """
+    job, node, store = setup.job, setup.node, setup.store
+    decode, moving = decode_cpu_s(setup), bytes_cpu_s(setup, traffic)
+    seconds: dict[Tier, float] = {
+        "model": setup.steps * job.step_s,
+        "decode" if decode > moving else "cores": (decode + moving) / (job.nodes * node.cores),
+        "disk": (traffic.disk_read + traffic.disk_write) / (job.nodes * node.nvme_bytes_per_s),
+        "nic": (traffic.remote + traffic.peer) / (job.nodes * node.nic_bytes_per_s),
+    }
+    if store is not None:
+        seconds["remote"] = traffic.remote / store.bytes_per_s
+        seconds["requests"] = traffic.requests / store.requests_per_s
+        seconds["connections"] = _in_flight_s(setup, traffic) / (job.ranks * CONNECTIONS_A_RANK)
+    return {tier: took for tier, took in seconds.items() if took > 0}
+
+
+def _in_flight_s(setup: Setup, traffic: EpochTraffic) -> float:
+    """Seconds of all requests of an epoch, one after the other."""
+    store, data = setup.store, setup.data
+    assert store is not None
+    if not traffic.requests:
+        return 0.0
+    alone = min(data.sample_bytes, REQUEST_BYTES)
+    filled = max(0.0, traffic.remote - traffic.single * alone)
+    fills = traffic.requests - traffic.single
+    each = min(filled / fills, REQUEST_BYTES) if fills else 0.0
+    return traffic.single * store.request_s(alone) + fills * store.request_s(each)

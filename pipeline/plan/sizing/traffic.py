@@ -1,0 +1,123 @@
+"""What an epoch moves: bytes by tier and requests, over an empty cache and over a filled one."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.plan.sizing.costs import MARGIN_SHARE, RAM_SHARE, REQUEST_BYTES
+
+if TYPE_CHECKING:
+    from penstock.pipeline.plan.sizing.geometry import Geometry
+    from penstock.pipeline.plan.sizing.values import Setup
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochTraffic:
+    """What all nodes together move in an epoch. Bytes.
+
+    remote, peer: from the store and from other nodes' caches. disk_read, disk_write: of the local
+    disks. memory: read from what the kernel keeps of their files. requests: to the store, of which
+    `single` for one sample each.
+    """
+
+    remote: float
+    peer: float
+    disk_read: float
+    disk_write: float
+    memory: float
+    requests: float
+    single: float
+
+
+def cache_share(setup: Setup, geometry: Geometry) -> float:
+    """F: of what a node reads, the part that its cache keeps; 1 where the data are local."""
+    if setup.store is None:
+        return 1.0
+    room = (1 - MARGIN_SHARE) * setup.node.nvme_bytes
+    return min(1.0, room / node_set_bytes(setup, geometry))
+
+
+def node_set_bytes(setup: Setup, geometry: Geometry) -> float:
+    """Bytes of the shards that one node reads in an epoch, whole."""
+    return setup.data.total_bytes * geometry.readers / setup.job.nodes
+
+
+def memory_share(kept: float) -> float:
+    """Of an epoch's reads, those that an LRU of so much of the files finds in memory.
+
+    In an order that is random in each epoch the files read between two reads of one are
+    1 - x(1 - y) of all, x and y its places in the two epochs: so c + (1 - c)·ln(1 - c).
+    """
+    if kept >= 1:
+        return 1.0
+    return max(0.0, kept + (1 - kept) * math.log1p(-kept))
+
+
+def single_share(open_share: float) -> float:
+    """Of a cold epoch's samples, those that come by requests of their own, as their shards aren't
+    there yet: of w open shards all at first, and ever fewer until they are filled."""
+    return open_share * (1 - open_share / 2)
+
+
+def cold_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
+    """An epoch over empty caches, and over data on local disks that memory has nothing of."""
+    data, kept = setup.data, cache_share(setup, geometry)
+    total = data.total_bytes
+    if setup.store is None:
+        return _local(total, found=0.0)
+    passed = total * (1 - kept)
+    filled = total * geometry.readers * kept  # each node that reads a shard keeps it whole
+    remote = (total * kept if setup.job.peers else filled) + passed
+    each = math.ceil(data.sample_bytes / REQUEST_BYTES)
+    single = data.samples * ((1 - kept) + kept * single_share(geometry.open_share)) * each
+    fills = remote - passed
+    return EpochTraffic(
+        remote=remote,
+        peer=passed + filled - remote,
+        disk_read=0.0,  # what was just written is in memory still
+        disk_write=filled,
+        memory=total * kept,
+        requests=single
+        + fills / geometry.shard_bytes * math.ceil(geometry.shard_bytes / REQUEST_BYTES),
+        single=single,
+    )
+
+
+def warm_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
+    """An epoch over caches that hold all that they keep."""
+    data, kept = setup.data, cache_share(setup, geometry)
+    on_disk = max(1.0, kept * node_set_bytes(setup, geometry))
+    found = memory_share(min(1.0, RAM_SHARE * setup.node.ram_bytes / on_disk))
+    local = _local(data.total_bytes * kept, found=found)
+    if setup.store is None or kept >= 1:
+        return local
+    requests = data.samples * (1 - kept) * math.ceil(data.sample_bytes / REQUEST_BYTES)
+    return EpochTraffic(
+        remote=data.total_bytes * (1 - kept),
+        peer=0.0,
+        disk_read=local.disk_read,
+        disk_write=0.0,
+        memory=local.memory,
+        requests=requests,
+        single=requests,
+    )
+
+
+def _local(read: float, *, found: float) -> EpochTraffic:
+    return EpochTraffic(
+        remote=0.0,
+        peer=0.0,
+        disk_read=read * (1 - found),
+        disk_write=0.0,
+        memory=read * found,
+        requests=0.0,
+        single=0.0,
+    )
+
+
+def job_remote_bytes(total_bytes: float, *, epochs: int, kept: float) -> float:
+    """Bytes that a job fetches of a dataset of which its caches keep a part F:
+    D·(1 + (E - 1)·max(0, 1 - F))."""
+    return total_bytes * (1 + (epochs - 1) * max(0.0, 1 - kept))

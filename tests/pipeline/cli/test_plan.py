@@ -1,0 +1,122 @@
+"""`penstock plan` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock import pack
+from penstock.cache.base.sizes import parse_rate
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.cli import main
+from penstock.pipeline.cli.plan_inputs import model_named
+from tests.conftest import write_photographs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RESNET = ["plan", "--model", "resnet50", "--samples", "1281167"]
+PROMISED = {
+    "shard_bytes",
+    "lanes",
+    "window",
+    "connections",
+    "lookahead_bytes",
+    "first_batch_s",
+    "epoch_s",
+    "au_first",
+    "au_later",
+    "limit",
+}
+
+
+def planned(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_json_has_what_is_promised(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *RESNET, "--nodes", "4")
+    assert set(found) >= PROMISED
+    assert found["au_later"] > 99
+    assert found["limit"] == "model"
+    assert all(one["from"] and one["value"] for one in found["assumptions"].values())
+
+
+def test_a_unet3d_b200_takes_5_9_gib_a_second(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "unet3d", "--nodes", "9", "--nvme", "30TB"]) == 0
+    told = capsys.readouterr().out
+    assert "5.9 GiB/s each" in told
+    assert "published, b200-unet3d" in told
+
+
+def test_every_default_stands_among_the_assumptions(capsys: pytest.CaptureFixture[str]) -> None:
+    found = planned(capsys, *RESNET, "--ram", "2TB")["assumptions"]
+    assert found["RAM of a node"]["from"] == "given"
+    assert found["cores of a node"]["from"] == "default"
+    assert len(found) >= 17
+
+
+def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nvidia.dali")
+    write_photographs(tmp_path / "photos", samples=12, classes=2)
+    pack(str(tmp_path / "photos"), str(tmp_path / "pack"))
+    told = (str(tmp_path / "pack"), "--samples-per-s", "10", "--gpus", "1", "--batch", "4")
+    found = planned(capsys, "plan", *told)
+    assert found["shards"] == 1
+    assert found["assumptions"]["samples"] == {"value": "12", "from": "index"}
+    assert found["assumptions"]["store"]["from"] == "local URL"
+    assert found["remote_bytes"] == 0
+    found = planned(capsys, "plan", *told, "--store-bandwidth", "1GB/s")
+    assert found["remote_bytes"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--nodes", "0"], "--nodes: got 0"),
+        (["--global-batch-size", "3"], "5 fewer than the 8 GPUs"),
+        (["--nic", "5"], "wanted bytes or bits a second"),
+        (["--nvme", "1MB"], "one shard is"),
+        (["--nvme", "1 lightyear"], "--nvme: got"),
+        (["--sample-bytes", "-4"], "--sample-bytes: got '-4'"),
+        (["--epochs", "0"], "epochs: got 0"),
+        (["--spread", "nan"], "spread: got nan"),
+        (["--cores", "nan"], "--cores: got nan"),
+        (["--store-latency", "-1"], "--store-latency: got -1 ms"),
+        (["--au", "nan"], "--au: got nan"),
+        (["--samples-per-s", "3"], "both of --model and --samples-per-s"),
+        (
+            ["--nvme-bandwidth", "1MB/s", "--ram", "1GB", "--au", "90"],
+            "the local disk is the limit",
+        ),
+        (["--plot", "/nowhere/a.png"], "isn't a folder"),
+        (["/nowhere/photos"], "nothing is there"),
+    ],
+)
+def test_what_cant_be_is_code_2_with_words(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*RESNET, *arguments]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_unknown_models_and_rates_name_the_known_ones() -> None:
+    assert model_named("resnet50").name == "h100-resnet50"
+    assert model_named("dgx-pod").samples_per_s == 480
+    with pytest.raises(ConfigError, match="b200-unet3d"):
+        model_named("vgg")
+    with pytest.raises(ConfigError, match="bits"):
+        parse_rate("5 miles/h")
+    assert parse_rate("100Gb/s") == parse_rate("12.5 GB/s") == 12.5e9
+    assert parse_rate("800MiB/s") == 800 * 2**20
+
+
+def test_the_chart_shows_both_kinds_of_epoch(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plan.png"
+    assert main([*RESNET, "--plot", str(picture)]) == 0
+    assert picture.stat().st_size > 10_000

@@ -1,0 +1,137 @@
+"""The formulas of a sizing: what they say where the answer is known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.accelerators import accelerator
+from penstock.pipeline.plan.needs import CONNECTIONS_MARGIN, connections
+from penstock.pipeline.plan.sizing.changes import changes, unmet_words
+from penstock.pipeline.plan.sizing.forecast import forecast
+from penstock.pipeline.plan.sizing.traffic import job_remote_bytes, memory_share, single_share
+from penstock.pipeline.plan.sizing.values import DataFigures, JobFigures, NodeFigures
+from tests.pipeline.plan.sizing.setups import SETUP, setup
+
+
+def test_a_b200_takes_5_9_gib_of_unet3d() -> None:
+    model = accelerator("b200-unet3d")
+    found = forecast(
+        setup(
+            data={"samples": model.samples, "sample_bytes": model.sample_bytes},
+            job={"samples_per_s": model.samples_per_s, "gpus": 1, "nodes": 1, "global_batch": 7},
+        )
+    )
+    assert found.bytes_per_s / 2**30 == pytest.approx(5.9, abs=0.05)
+
+
+def test_connections_are_littles_law_and_a_quarter_more() -> None:
+    assert connections(1e9, request_bytes=8e6, request_s=0.1) == CONNECTIONS_MARGIN * 12.5
+
+
+def test_nothing_waits_where_everything_is_fast() -> None:
+    found = forecast(setup(store={"bytes_per_s": 1e12}, node={"nvme_bytes_per_s": 1e12}))
+    assert found.first.limit == found.later.limit == "model"
+    assert found.later.au == pytest.approx(100)
+    assert found.later.seconds == pytest.approx(SETUP.steps * 256 / 1786)
+    assert changes(found) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "limit"),
+    [
+        ({"store": {"bytes_per_s": 1e9}}, "remote"),
+        ({"store": {"requests_per_s": 1000}}, "requests"),
+        ({"node": {"nic_bytes_per_s": 1e8}}, "nic"),
+        ({"node": {"nvme_bytes_per_s": 1e8}}, "disk"),
+        ({"job": {"cpu_s_per_1000": 100.0}}, "decode"),
+        ({"store": {"latency_s": 2.0}}, "connections"),
+    ],
+)
+def test_the_slowest_tier_is_the_limit(changed: dict[str, dict[str, float]], limit: str) -> None:
+    found = forecast(setup(**changed))
+    assert found.first.limit == limit
+    assert found.first.au < 90
+    best = changes(found)[0] if limit != "connections" else None
+    assert best is None or best.gain > 1
+
+
+def test_later_epochs_of_a_kept_set_fetch_nothing() -> None:
+    found = forecast(SETUP)
+    assert found.kept == 1
+    assert found.later.traffic.remote == found.later.traffic.requests == 0
+    assert found.first.traffic.remote == pytest.approx(SETUP.data.total_bytes, rel=0.01)
+
+
+@given(epochs=st.integers(1, 200), kept=st.floats(0, 2))
+def test_a_jobs_remote_bytes_are_the_bound(epochs: int, kept: float) -> None:
+    total = SETUP.data.total_bytes
+    found = forecast(
+        setup(job={"epochs": epochs, "nodes": 1}, node={"nvme_bytes": kept * total / 0.998})
+        if kept > 0.01
+        else setup(job={"epochs": epochs, "nodes": 1}, node={"nvme_bytes": 0})
+    )
+    assert found.remote_bytes == pytest.approx(
+        job_remote_bytes(total, epochs=epochs, kept=found.kept), rel=1e-6
+    )
+    assert found.kept == pytest.approx(min(1.0, kept) if kept > 0.01 else 0.0, abs=1e-6)
+
+
+def test_half_of_the_room_in_memory_hits_as_an_lru_does() -> None:
+    """Measured of an LRU over half of a set: 0.16."""
+    assert memory_share(0.5) == pytest.approx(0.16, abs=0.01)
+    assert memory_share(0) == 0
+    assert memory_share(1) == 1
+
+
+def test_single_requests_are_those_that_were_walked() -> None:
+    """docs/order.md: 46 to 48 % where everything is open, 9 % and 14 % of 0.10 and 0.16."""
+    walked = {1.0: 0.47, 0.1024: 0.09, 0.164: 0.14, 0.41: 0.35}
+    for opened, share in walked.items():
+        assert single_share(opened) == pytest.approx(share, abs=0.035)
+
+
+def test_shared_shards_come_from_peers() -> None:
+    few = {"data": {"samples": 200_000, "shards": 64}, "job": {"nodes": 64, "global_batch": 16384}}
+    alone, peers = (
+        forecast(setup(**{**few, "job": {**few["job"], "peers": asked}})) for asked in (False, True)
+    )
+    assert alone.geometry.readers > 3
+    total = alone.setup.data.total_bytes
+    assert alone.first.traffic.remote == pytest.approx(total * alone.geometry.readers)
+    assert peers.first.traffic.remote == pytest.approx(total)
+    assert peers.first.traffic.peer == pytest.approx(total * (alone.geometry.readers - 1))
+    assert peers.first.peer_cpu_s == pytest.approx(0.65 * peers.first.traffic.peer / 1e9)
+
+
+def test_a_cache_below_a_shard_is_refused_with_the_figures() -> None:
+    with pytest.raises(ConfigError, match=r"one shard is 63\.9 MiB, 67\.0 x as much"):
+        forecast(setup(node={"nvme_bytes": 1e6}))
+
+
+def test_an_au_that_cant_be_met_names_the_constraint_and_by_how_much() -> None:
+    slow = forecast(setup(node={"nvme_bytes_per_s": 4e8, "ram_bytes": 1e9}))
+    words = unmet_words(slow, au=95)
+    assert words is not None
+    assert "the local disk" in words
+    assert f"{slow.later.tiers['disk'] / slow.later.tiers['model']:.2f} x" in words
+    assert unmet_words(forecast(SETUP), au=95) is None
+
+
+@pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf])
+def test_figures_that_cant_be_are_refused(bad: float) -> None:
+    with pytest.raises(ConfigError, match="sample bytes: got"):
+        DataFigures(samples=10, sample_bytes=bad)
+    with pytest.raises(ConfigError, match="cores: got"):
+        NodeFigures(cores=bad, ram_bytes=1, nvme_bytes=1, nvme_bytes_per_s=1, nic_bytes_per_s=1)
+
+
+def test_a_batch_below_the_world_and_above_the_set_are_refused() -> None:
+    with pytest.raises(ConfigError, match="got 31, 1 fewer than the 32 GPUs of 4 nodes"):
+        JobFigures(nodes=4, gpus=8, global_batch=31, samples_per_s=1)
+    with pytest.raises(ConfigError, match="8092 are missing"):
+        setup(data={"samples": 100})

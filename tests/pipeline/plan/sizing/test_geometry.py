@@ -1,0 +1,102 @@
+"""How a dataset is cut for a job, and what size its shards should have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.pipeline.plan.order import Plan, default_lanes
+from penstock.pipeline.plan.sizing.geometry import (
+    LEAST_SHARD_BYTES,
+    MOST_READERS,
+    SHARD_BYTES,
+    geometry_of,
+    shard_bytes_for,
+    shard_readers,
+)
+from penstock.pipeline.plan.sizing.values import DataFigures, JobFigures
+
+# The table of docs/order.md, walked: by shards, then by nodes of 8 GPUs with 32 samples each.
+WALKED = {
+    2_000: {8: 1.01, 64: 1.06, 512: 2.5, 1024: 5.0, 4096: 20},
+    10_000: {8: 1.00, 64: 1.01, 512: 1.1, 1024: 1.2, 4096: 2.8},
+    100_000: {8: 1.00, 64: 1.00, 512: 1.01, 1024: 1.02, 4096: 1.08},
+}
+
+
+@pytest.mark.parametrize("shards", WALKED)
+def test_readers_are_those_that_were_walked(shards: int) -> None:
+    for nodes, readers in WALKED[shards].items():
+        found = shard_readers(shards, default_lanes(256 * nodes, shards), nodes=nodes)
+        assert found == pytest.approx(readers, rel=0.02)
+    text = Path("docs/order.md").read_text() if Path("docs/order.md").exists() else ""
+    assert not text or "| 2,000 | 1.01 | 1.06 | 2.5 | 5.0 | 20 |" in text
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    shards=st.integers(16, 400),
+    nodes=st.sampled_from([1, 2, 4, 8]),
+    ranks=st.sampled_from([1, 4]),
+    seed=st.integers(0, 99),
+)
+def test_readers_and_open_shards_are_the_plans(
+    shards: int, nodes: int, ranks: int, seed: int
+) -> None:
+    """Of uneven shards: of even ones a strand may end where a shard does."""
+    batch = nodes * ranks * 32
+    sizes = np.random.default_rng(seed).integers(301, 501, shards)
+    data = DataFigures(samples=int(sizes.sum()), sample_bytes=1e5, shards=shards)
+    job = JobFigures(nodes=nodes, gpus=ranks, global_batch=batch, samples_per_s=100)
+    found = geometry_of(data, job)
+    plan = Plan(sizes, seed=seed, lanes=found.lanes, window=found.window)
+    assert found.open_shards == pytest.approx(plan.open_shards, rel=0.02)
+    read = sum(
+        len(plan.shards(batch, first=node, end=node + 1, world=nodes)) for node in range(nodes)
+    )
+    assert found.readers == pytest.approx(read / shards, rel=0.05)
+
+
+def test_shards_are_of_64_mib_where_nothing_asks_for_less() -> None:
+    assert shard_bytes_for(1_281_167, 114_660, nodes=8, global_batch=32_768) == SHARD_BYTES
+
+
+@pytest.mark.parametrize("nodes", [1, 8, 32, 128, 512])
+def test_shards_leave_each_node_its_own(nodes: int) -> None:
+    samples, size = 1_281_167, 114_660
+    chosen = shard_bytes_for(samples, size, nodes=nodes, global_batch=256 * nodes)
+    shards = -(-samples // (chosen // size))
+    lanes = default_lanes(256 * nodes, shards)
+    assert LEAST_SHARD_BYTES * 0.99 <= chosen <= SHARD_BYTES
+    assert shards >= 4 * lanes
+    assert lanes >= nodes
+    assert shard_readers(shards, lanes, nodes=nodes) <= MOST_READERS
+
+
+def test_a_small_set_gets_the_shards_with_the_fewest_readers() -> None:
+    """10 MB on 64 nodes: 4 MiB is the least, whatever that means."""
+    assert (
+        shard_bytes_for(1000, 10_000, nodes=64, global_batch=64 * 256) >= LEAST_SHARD_BYTES * 0.99
+    )
+
+
+def test_a_sample_larger_than_a_shard_is_one() -> None:
+    found = geometry_of(
+        DataFigures(samples=7200, sample_bytes=146_600_628),
+        JobFigures(nodes=9, gpus=8, global_batch=504, samples_per_s=43),
+    )
+    assert found.shards == 7200
+    assert found.shard_bytes == pytest.approx(146_600_628)
+
+
+def test_plans_of_huge_sets_stay_small() -> None:
+    found = geometry_of(
+        DataFigures(samples=3_325_000, sample_bytes=146_600_628),
+        JobFigures(nodes=660, gpus=8, global_batch=36_960, samples_per_s=43),
+    )
+    assert found.shards < 1.5 * 2**20
+    assert found.readers < 1.01

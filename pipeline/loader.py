@@ -132,7 +132,7 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
         augment: Recipes | None = None,
         device: str | torch.device | int = "cpu",
         world: World | None = None,
-        global_batch_size: int | None = None,
+        global_batch_size: int | Mapping[int, int] | None = None,
         pad: Literal["mask"] | None = None,
         max_bad: float | None = None,
         deterministic: bool = False,

@@ -158,7 +158,7 @@ def _road(
         slots=RankOrder(
             plan=order.plan(),
             world=options.world,
-            padded_size=options.sizes.per_rank if options.pad else None,
+            padded_by=walk if options.pad else None,
             mixes=mixed is not None,
         ),
         reader=BatchReader(

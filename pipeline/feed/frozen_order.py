@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockWarning, PlanError
 from penstock.pipeline.plan.advice import advice
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.job_order import JobOrder, buckets_of
 from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
 from penstock.pipeline.plan.steps import Walk
@@ -27,7 +28,7 @@ def freeze_order(
     if options.batch_tokens is not None or (settings and settings.buckets):
         return _by_tokens(source, options, settings)
     if settings is None:
-        global_batch = options.sizes.global_batch
+        global_batch = options.sizes.schedule.first_size  # the lanes stay as the batch grows
         settings = _first_settings(source.contents, options, global_batch=global_batch)
     return JobOrder(source=source, settings=settings, walk=_walk(source, options))
 
@@ -38,7 +39,7 @@ def _by_tokens(source: Source, options: NativeOptions, settings: PlanSettings | 
         check_resumed,
         freeze_buckets,
     )
-    from penstock.pipeline.plan.buckets import BucketWalk
+    from penstock.pipeline.plan.bucket_walk import BucketWalk
 
     if settings is None:
         buckets = freeze_buckets(source, options)
@@ -51,7 +52,10 @@ def _by_tokens(source: Source, options: NativeOptions, settings: PlanSettings | 
     assert found is not None
     samples = source.contents.samples
     walk = BucketWalk(
-        samples=samples, global_batch=min(told.batch, samples), drop_last=False, buckets=found
+        samples=samples,
+        schedule=BatchSchedule.constant(max(1, min(told.batch, samples))),
+        drop_last=False,
+        buckets=found,
     )
     return JobOrder(source=source, settings=settings, walk=walk)
 
@@ -76,18 +80,14 @@ def _first_settings(
 
 def _walk(source: Source, options: NativeOptions) -> Walk:
     """The steps of a job's epochs. Raises PlanError where an epoch would have none."""
-    walk = Walk(
-        samples=source.contents.samples,
-        global_batch=options.sizes.global_batch,
-        drop_last=options.drop_last,
-    )
-    if not len(walk):
+    schedule, samples = options.sizes.schedule, source.contents.samples
+    if not samples or (options.drop_last and schedule.largest > samples):
         raise PlanError(
-            f"One global batch of {walk.global_batch} samples is more than the {walk.samples} of "
+            f"One global batch of {schedule.largest} samples is more than the {samples} of "
             f"{source!r}, and drop_last=True drops it: an epoch would have no step. Pass a "
             "smaller batch or drop_last=False."
         )
-    return walk
+    return Walk(samples=samples, schedule=schedule, drop_last=options.drop_last)
 
 
 def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
@@ -98,7 +98,7 @@ def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
     words = advice(
         order.plan(),
         icc=order.source.contents.icc,
-        global_batch=order.walk.global_batch,
+        global_batch=order.walk.schedule.size,
         ranks=world.size,
         nodes=-(-world.size // world.local_size),
         chosen=options.plan.lanes is None,

@@ -113,7 +113,9 @@ def make_resident(
         dataset,
         recipe,
         image=image,
-        share=share_of_rank(frozen, global_batch=walk.global_batch, world=world),
+        share=max(
+            share_of_rank(frozen, global_batch=size, world=world) for size in walk.schedule.sizes
+        ),
         cuda=device.type == "cuda",
         fed_samples=options.sizes.per_rank * options.depth,
     )

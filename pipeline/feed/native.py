@@ -59,9 +59,12 @@ class NativeEngine:
 
     @property
     def batch_size(self) -> int:
-        """The batch size of the largest rank; a state may have brought it."""
-        buckets = self._setup.order.settings.buckets
-        return self.options.sizes.per_rank if buckets is None else self.world.share(buckets.batch)
+        """The batch size of the largest rank where a pass would begin now; a state may have brought
+        it."""
+        order = self._setup.order
+        if order.settings.buckets is not None:
+            return self.world.share(order.settings.buckets.batch)
+        return self.options.sizes.share(order.walk.full_size(self._position.start))
 
     @property
     def world(self) -> World:
@@ -95,6 +98,7 @@ class NativeEngine:
     def begin_pass(self) -> PassId:
         """Move to where a pass begins; the ones before it are over."""
         self._check_open()
+        self._setup.go_back(self._position.start)
         return self._position.begin_pass()
 
     def deliver(self, pass_id: PassId) -> Output | None:
@@ -133,21 +137,9 @@ class NativeEngine:
         self._position.go_to(int(epoch))
 
     def state_dict(self) -> dict[str, Any]:
-        """What was handed out, as JSON types, under 1 kB. The same on every rank."""
+        """What was handed out, as JSON types, under 10 kB. The same on every rank."""
         check_process(self._pid, "This loader")
-        setup, cursor = self._setup, self._position.cursor
-        walk = setup.order.walk
-        return LoaderState(
-            dataset=self.dataset.contents.fingerprint,
-            fingerprint=setup.fingerprint,
-            samples=walk.samples,
-            plan=setup.order.settings,
-            epoch=cursor.epoch,
-            position=cursor.position,
-            global_batch_size=walk.global_batch,
-            drop_last=walk.drop_last,
-            bad=setup.bad_before_position(),
-        ).to_dict()
+        return self._setup.state().to_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on exactly behind the last batch that the saved loader handed out.

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PlanError
 from penstock.pipeline.feed.build import Assembly, build, check
 from penstock.pipeline.plan.settings import order_fingerprint
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
-from penstock.pipeline.plan.steps import Cursor
 
 if TYPE_CHECKING:
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.settings import PlanSettings
+    from penstock.pipeline.plan.steps import Cursor
     from penstock.readers.source import Source
 
 
@@ -45,18 +46,48 @@ class NativeSetup:
             raise PlanError("This loader's world isn't known yet: begin with iter(loader).")
         return self.assembly
 
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of dataset and order, as hex."""
-        return self.order.fingerprint() if self.assembly is None else self.assembly.fingerprint
-
-    def bad_before_position(self) -> int:
-        """Bad samples of this epoch that were handed out, over all ranks: what a state says."""
+    def state(self) -> LoaderState:
+        """What was handed out."""
+        cursor, order = self._position.cursor, self.order
+        if self.assembly is None and self._state is not None and self._position.is_restored:
+            return self._state  # nothing was handed out since it came
+        bad, fingerprint = 0, None
         if self.assembly is not None:
-            return self.assembly.road.bad_count.count_before(self._position.cursor)
-        # Where nothing is built yet, nothing was handed out since the state came.
-        state = self._state
-        return state.bad if state is not None and self._position.is_restored else 0
+            bad = self.assembly.road.bad_count.count_before(cursor)
+            fingerprint = self.assembly.fingerprint
+        return LoaderState(
+            dataset=self._dataset.contents.fingerprint,
+            fingerprint=fingerprint or order.fingerprint(),
+            samples=order.walk.samples,
+            plan=order.settings,
+            epoch=cursor.epoch,
+            position=cursor.position,
+            step=self.step(),
+            schedule=order.walk.schedule,
+            drop_last=order.walk.drop_last,
+            bad=bad,
+        )
+
+    def step(self) -> int | None:
+        """The number of the next global batch; None where counting it would take too long."""
+        try:
+            return self.order.walk.step_number(self._position.cursor)
+        except PlanError:
+            return None
+
+    def go_back(self, start: Cursor) -> None:
+        """A pass begins there. Where that is behind the place of a state, and its batches there
+        were others than this loader's, those of this loader count from there on.
+
+        Raises what building raises; nothing is changed then.
+        """
+        state, walk = self._state, self.order.walk
+        begun = walk.schedule.entries[walk.schedule.history][0]
+        if state is None or walk.sample(start) >= begun:
+            return
+        state = replace(state, epoch=start.epoch, position=start.position, bad=0)
+        self._fit(self._user_options, state, state.plan)
+        self._state = state
 
     def change(self, user_options: NativeOptions) -> None:
         """Work by other options from the next pass on: for another world, with other threads.
@@ -96,7 +127,7 @@ class NativeSetup:
             raise other_order(state.fingerprint, fingerprint)
         if self.assembly is not None:
             self._fit(self._user_options, state, state.plan)
-        self._position.restore(Cursor(state.epoch, state.position))
+        self._position.restore(state.cursor)
         if self.assembly is not None:
             self._settle(state)
         self._state = state
@@ -113,6 +144,7 @@ class NativeSetup:
         options = user_options if state is None else user_options.resumed(state)
         if self.assembly is None or options != self.options or settings != self.order.settings:
             assembly = build(self._dataset, options, self._position, settings=settings)
+            assembly.order.walk.learn(self.order.walk)
             self.stop()
             self.options = options
             self._install(assembly)
@@ -125,5 +157,6 @@ class NativeSetup:
         self._finalizer.atexit = False  # the feed has a hook of its own, in the right order
 
     def _settle(self, state: LoaderState) -> None:
+        self.order.walk.know(state.cursor, state.step)
         self._position.settle(self.order.walk)
         self.ready.road.bad_count.restore(state.bad)

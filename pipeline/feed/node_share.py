@@ -15,9 +15,12 @@ from penstock.pipeline.plan.needs import (
     little_room_words,
     node_ranks,
     open_windows_bytes,
+    shards_of_ranks,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.world import World
@@ -32,7 +35,8 @@ class NodeShare:
 
     It is a job of the cache from join() to leave(), beside other loaders' of the same dataset.
 
-    shards: that this node's ranks read in an epoch, int64, shape (n,). Raises ConfigError for a
+    shards: that this node's ranks read in an epoch, int64, shape (n,). batches: sizes of the job's
+    global batches. Raises ConfigError for a
     limit below one shard.
     """
 
@@ -42,12 +46,12 @@ class NodeShare:
         contents: Contents,
         plan: JobPlan,
         *,
-        global_batch: int,
+        batches: Sequence[int],
         world: World,
     ) -> None:
         self._remote = remote
         first, end = node_ranks(world)
-        self.shards = plan.shards(global_batch, first=first, end=end, world=world.size)
+        self.shards = shards_of_ranks(plan, batches, first=first, end=end, world=world.size)
         self._sizes = contents.shard_bytes[self.shards]
         self.node_bytes = int(self._sizes.sum())
         self._mine: RemoteJobs | None = None

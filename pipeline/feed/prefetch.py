@@ -14,7 +14,7 @@ import numpy as np
 
 from penstock.pipeline.feed.filler import Filler
 from penstock.pipeline.feed.node_share import NodeShare
-from penstock.pipeline.plan.needs import LookAhead, Needs, room_for_fills
+from penstock.pipeline.plan.needs import LookAhead, Needs, room_for_fills, shards_of_ranks
 from penstock.pipeline.report.facts import TierFacts
 from penstock.readers.fields.selection import stored_fields
 
@@ -66,7 +66,7 @@ class Prefetch:
         plan, walk = order.plan(), order.walk
         self._remote = remote
         self._share = NodeShare(
-            remote, source.contents, plan, global_batch=walk.global_batch, world=world
+            remote, source.contents, plan, batches=walk.schedule.sizes, world=world
         )
         self._look_ahead = LookAhead(least=least_ahead)
         self._least = least_ahead
@@ -79,8 +79,12 @@ class Prefetch:
                 source,
                 self._share,
                 needs=Needs(plan, walk, first=world.rank, end=world.rank + 1, world=world.size),
-                mine=plan.shards(
-                    walk.global_batch, first=world.rank, end=world.rank + 1, world=world.size
+                mine=shards_of_ranks(
+                    plan,
+                    walk.schedule.sizes,
+                    first=world.rank,
+                    end=world.rank + 1,
+                    world=world.size,
                 ),
                 endless=order.settings.shuffle,
                 epoch_steps=walk.usual_steps,

@@ -17,6 +17,7 @@ import numpy as np
 from penstock.cache.errors import ConfigError, WriteError
 from penstock.pipeline.feed.node_share import NodeShare
 from penstock.pipeline.feed.share_fills import ShareFills
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.job_order import JobOrder
 from penstock.pipeline.plan.needs import Needs, node_ranks
 from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
@@ -98,9 +99,10 @@ def warm(
         settings = shuffled_settings(
             contents, seed=seed, global_batch=batch, lanes=lanes, window=window, reshuffle=reshuffle
         )
-    walk = Walk(samples=contents.samples, global_batch=batch, drop_last=False)
+    schedule = BatchSchedule.constant(batch)
+    walk = Walk(samples=contents.samples, schedule=schedule, drop_last=False)
     order = JobOrder(source=dataset, settings=settings, walk=walk)
-    share = NodeShare(remote, contents, order.plan(), global_batch=batch, world=world)
+    share = NodeShare(remote, contents, order.plan(), batches=(batch,), world=world)
     share.join()
     try:
         fills = ShareFills(

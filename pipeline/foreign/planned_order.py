@@ -60,15 +60,13 @@ class PlannedOrder:
         """Indices that this rank is asked for in an epoch, stand-ins left out."""
         rank, size = self.world.rank, self.world.size
         for step in self.walk.steps(Cursor(epoch, 0), endless=False):
-            batch = self.walk.global_batch
-            ids = self.plan.ids(epoch, step.start.position, batch, rank=rank, world=size)
+            ids = self.plan.ids(epoch, step.start.position, step.size, rank=rank, world=size)
             yield ids.tolist()
 
     def samples(self) -> int:
         """Samples in all `batches`."""
-        whole, rest = divmod(self.walk.samples, self.walk.global_batch)
-        mine = whole * self.world.share(self.walk.global_batch)
-        return mine if self.walk.drop_last else mine + self.world.share(rest)
+        runs = self.walk.runs(Cursor(0, 0))
+        return sum(run.count * self.world.share(run.size) for run in runs)
 
     def decided(self, mark: Mark) -> Mark:
         return mark
@@ -104,7 +102,7 @@ class _PlannedRequests:
 
         order = self._order
         rank, size = order.world.rank, order.world.size
-        batch = order.walk.global_batch
+        batch = order.walk.full_size(start)
         ids = order.plan.ids(start.epoch, start.position, batch, rank=rank, world=size).tolist()
         if order.padded_size is None:
             return ids, None
@@ -144,15 +142,15 @@ def planned_order(
         ) from error
     shuffle = bool(torch_options.shuffle)
     own.plan.check_order(shuffle=shuffle)
-    walk = Walk(samples=samples, global_batch=sizes.global_batch, drop_last=drop_last)
+    walk = Walk(samples=samples, schedule=sizes.schedule, drop_last=drop_last)
     if samples and not len(walk):
         raise PlanError(
-            f"One global batch of {walk.global_batch} samples is more than the {samples} of the "
+            f"One global batch of {sizes.global_batch} samples is more than the {samples} of the "
             "dataset, and drop_last=True drops it: an epoch would have no step. Pass a smaller "
             "batch or drop_last=False."
         )
     return PlannedOrder(
-        plan=index_plan(samples, own.plan, shuffle=shuffle, global_batch=walk.global_batch),
+        plan=index_plan(samples, own.plan, shuffle=shuffle, global_batch=sizes.global_batch),
         walk=walk,
         world=world,
         per_rank=sizes.per_rank,

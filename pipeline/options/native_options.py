@@ -12,7 +12,9 @@ from penstock.pipeline.options.sizes import (
     batch_sizes,
     check_by_tokens,
     check_ends,
+    sizes_in_world,
 )
+from penstock.pipeline.plan.history import resumed_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     )
     from penstock.pipeline.options.seed import LoaderSeed
     from penstock.pipeline.options.torch_options import TorchOptions
+    from penstock.pipeline.plan.batch_schedule import BatchSchedule
     from penstock.pipeline.plan.state import LoaderState
     from penstock.pipeline.plan.world import World
 
@@ -115,26 +118,36 @@ class NativeOptions:
         )
 
     def resumed(self, state: LoaderState) -> NativeOptions:
-        """The options to go on with from a state: its seed, and its batch if nobody gave one.
+        """The options to go on with from a state: its seed, and its batches, but that from its
+        place on those count that the user gave, if any.
 
-        Warns of what differs from the saved job from here on.
+        Warns of what differs from the saved job from here on. Raises PlanError for batches of the
+        state's below the world.
         """
         if state.plan.buckets is not None:
             return replace(self, seed=state.plan.seed)
-        sizes = self.sizes
-        if self.batch_is_default:
-            sizes = batch_sizes(1, state.global_batch_size, self.world)
-        self._warn_of_other_ends(state, global_batch=sizes.global_batch)
-        if sizes.global_batch != state.global_batch_size:
-            warnings.warn(
-                f"The global batch goes from {state.global_batch_size} to "
-                f"{sizes.global_batch} samples with this state: no sample is lost, but "
-                "batches differ from the saved job's. For identical ones pass "
-                f"global_batch_size={state.global_batch_size}.",
-                PenstockWarning,
-                stacklevel=3,
-            )
-        return replace(self, seed=state.plan.seed, sizes=sizes)
+        wanted = None if self.batch_is_default else self.sizes.schedule
+        schedule = resumed_schedule(state, wanted, drop_last=self.drop_last)
+        self._warn_of_other_batches(state, schedule)
+        self._warn_of_other_ends(state, global_batch=schedule.size)
+        return replace(self, seed=state.plan.seed, sizes=sizes_in_world(schedule, self.world))
+
+    def _warn_of_other_batches(self, state: LoaderState, schedule: BatchSchedule) -> None:
+        planned = resumed_schedule(state, None, drop_last=self.drop_last)
+        if schedule == planned:
+            return
+        if schedule.size != planned.size:
+            change = f"goes from {planned.size} to {schedule.size} samples with this state"
+        else:
+            change = "will change at other samples, or to other sizes, than the saved job planned"
+        given = planned.size if len(planned.sizes) == 1 else planned.as_given()
+        warnings.warn(
+            f"The global batch {change}: no sample is lost, but "
+            "batches differ from the saved job's. For identical ones pass "
+            f"global_batch_size={given}.",
+            PenstockWarning,
+            stacklevel=4,
+        )
 
     def _warn_of_other_ends(self, state: LoaderState, *, global_batch: int) -> None:
         rest = state.samples % global_batch

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from penstock.augment.field_recipes import Recipes
+    from penstock.pipeline.options.sizes import GlobalBatch
 
 ResidentMode = bool | Literal["auto"]
 
@@ -82,7 +83,7 @@ class PenstockOptions:
     plan: PlanOptions = PlanOptions()
     augment: Recipes | None = None
     device: str | torch.device | int = "cpu"
-    global_batch_size: int | None = None
+    global_batch_size: GlobalBatch | None = None
     pad: Literal["mask"] | None = None
     max_bad: float | None = None
     deterministic: bool = False
@@ -113,6 +114,7 @@ class PenstockOptions:
                 "resident=True": self.resident is True,
                 "as_dict=True": self.as_dict is True,
                 "batch_tokens": self.batch_tokens is not None,
+                "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
             }
         )
 

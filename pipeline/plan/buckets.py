@@ -26,7 +26,7 @@ import numpy as np
 from penstock.cache.base.hashing import keyed_hash
 from penstock.cache.errors import PlanError
 from penstock.pipeline.plan.job_plan import Places
-from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.pipeline.plan.steps import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,6 +45,19 @@ POOL_BATCHES = 64
 """Global batches of a pool, about: what is left over by lengths is then a hundredth."""
 
 _MOST_POOL = 2**22  # samples
+_KEPT_COUNTS = 3  # epochs
+
+MOST_COUNTED = 2**24
+"""Samples whose lengths are looked up to number a step that the job didn't come by: 8 s."""
+
+
+def too_far(samples: int) -> PlanError:
+    """The error for a step whose number takes too much counting."""
+    return PlanError(
+        f"With batch_tokens= the number of a step is counted by the lengths of all samples between "
+        f"it and here: about {samples:,} of them, which is too much to wait for. Ask for steps "
+        "nearer to the loader's own place."
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +143,10 @@ class _Pool:
 
 class Buckets:
     """The pools of a stream, on demand; the two that were asked for last are kept. Safe for several
-    threads."""
+    threads.
+
+    known: a place, and the number of the step that begins there.
+    """
 
     def __init__(
         self, plan: JobPlan, settings: BucketSettings, lengths: Lengths, *, seed: int | None
@@ -139,20 +155,77 @@ class Buckets:
         self.plan, self.settings = plan, settings
         self._lengths, self._seed = lengths, seed
         self._pools: dict[tuple[int, int], _Pool] = {}
+        self._counts: dict[int, Ints] = {}  # by epoch: batches of each pool, 0 where unknown
+        self._totals: dict[int, int] = {}  # of whole epochs
+        self.known = Cursor(0, 0), 0
         self._lock = threading.Lock()
+
+    @property
+    def pools(self) -> int:
+        """How many an epoch has."""
+        return max(1, self.plan.samples // self.settings.pool)
+
+    def number(self, position: int) -> int:
+        """The number of the pool that holds a position."""
+        return min(position // self.settings.pool, self.pools - 1)
+
+    def count(self, epoch: int, first: int, end: int) -> tuple[int, int]:
+        """Batches of pools [first, end) of an epoch, and samples that were looked at for it: none
+        of those pools that the job went through. Raises PlanError where that is too much."""
+        with self._lock:
+            if (total := self._totals.get(epoch)) is not None and end - first == self.pools:
+                return total, 0
+            counts = self._counts_of(epoch)[first:end].copy()
+            missing = (np.flatnonzero(counts == 0) + first).tolist()
+        if (looked := len(missing) * self.settings.pool) > MOST_COUNTED:
+            raise too_far(looked)
+        total = int(counts.sum())
+        for number in missing:
+            total += len(self.pool(epoch, number * self.settings.pool).ends)
+        return total, looked
+
+    def total(self, epoch: int) -> int | None:
+        """Batches of a whole epoch, where these are known without counting."""
+        return self._totals.get(epoch)
+
+    def learn(self, other: Buckets) -> None:
+        """Take over what others of the same order have counted."""
+        mine, theirs = self.plan.fingerprint, other.plan.fingerprint
+        if (mine, self.settings) != (theirs, other.settings):
+            return
+        with other._lock:
+            self.known = other.known
+            self._totals = dict(other._totals)
+            self._counts = {epoch: counts.copy() for epoch, counts in other._counts.items()}
+
+    def _note(self, epoch: int, number: int, batches: int) -> None:
+        counts = self._counts_of(epoch)
+        counts[number] = batches
+        if epoch not in self._totals and counts.all():
+            self._totals[epoch] = int(counts.sum())
+
+    def _counts_of(self, epoch: int) -> Ints:
+        """The latest few epochs' are kept."""
+        counts = self._counts.pop(epoch, None)
+        if counts is None:
+            counts = np.zeros(self.pools, np.int64)
+        self._counts[epoch] = counts
+        while len(self._counts) > _KEPT_COUNTS:
+            del self._counts[next(iter(self._counts))]
+        return counts
 
     def pool(self, epoch: int, position: int) -> _Pool:
         """The pool that holds a position of an epoch. Raises PlanError, and what looking up lengths
         raises."""
-        samples, each = self.plan.samples, self.settings.pool
-        number = min(position // each, max(1, samples // each) - 1)
+        samples, each, last = self.plan.samples, self.settings.pool, self.pools - 1
+        number = self.number(position)
         key = epoch, number
         with self._lock:
             found = self._pools.pop(key, None)
             if found is None:
-                is_last = number == max(1, samples // each) - 1
-                end = samples if is_last else (number + 1) * each
+                end = samples if number == last else (number + 1) * each
                 found = self._make(epoch, number, number * each, end)
+                self._note(epoch, number, len(found.ends))
             self._pools[key] = found
             while len(self._pools) > 2:
                 del self._pools[next(iter(self._pools))]
@@ -228,27 +301,3 @@ class BucketPlan:
         """Shards that ranks [first, end) mainly read in any epoch: those of their lanes. As batches
         hold lanes in changing shares, some samples of their neighbours' come too."""
         return self._plan.shards(global_batch, first=first, end=end, world=world)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BucketWalk(Walk):
-    """How an epoch is cut into global batches by tokens. global_batch: samples of a usual one."""
-
-    buckets: Buckets
-
-    def step_size(self, at: Cursor) -> int:
-        """Samples of the step that begins at a cursor: to the end of the batch that it lies in."""
-        if at.position >= self.samples:
-            return 0
-        pool = self.buckets.pool(at.epoch, at.position)
-        within = at.position - pool.start
-        return int(pool.ends[np.searchsorted(pool.ends, within, side="right")]) - within
-
-    def left(self, cursor: Cursor, *, most: int | None = None) -> int:
-        """Steps from a cursor to the end of its epoch; most: who asks needs no more."""
-        count, at = 0, cursor
-        while at.position < self.samples and (most is None or count < most):
-            pool = self.buckets.pool(at.epoch, at.position)
-            count += int((pool.ends > at.position - pool.start).sum())
-            at = Cursor(at.epoch, pool.start + len(pool.rows))
-        return count if most is None else min(count, most)

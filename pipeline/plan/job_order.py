@@ -77,6 +77,4 @@ class JobOrder:
         if self.settings.buckets is not None:
             steps = walk.steps(Cursor(epoch, 0), endless=False)
             return sum(world.share(step.size) for step in steps)
-        whole, rest = divmod(walk.samples, walk.global_batch)
-        mine = whole * world.share(walk.global_batch)
-        return mine if walk.drop_last else mine + world.share(rest)
+        return sum(run.count * world.share(run.size) for run in walk.runs(Cursor(epoch, 0)))

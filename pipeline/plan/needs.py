@@ -17,7 +17,7 @@ from penstock.cache.base.sizes import format_size
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from numpy.typing import NDArray
 
@@ -73,6 +73,15 @@ def node_ranks(world: World) -> tuple[int, int]:
     if first < 0 or first + world.local_size > world.size:
         return world.rank, world.rank + 1
     return first, first + world.local_size
+
+
+def shards_of_ranks(
+    plan: JobPlan, batches: Iterable[int], *, first: int, end: int, world: int
+) -> Ints:
+    """Shards that ranks [first, end) of a world read in any epoch, in global batches of all those
+    sizes; int64, ascending, shape (shards,)."""
+    found = [plan.shards(size, first=first, end=end, world=world) for size in batches]
+    return found[0] if len(found) == 1 else np.unique(np.concatenate(found))
 
 
 def open_windows_bytes(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.plan.job_plan import JobPlan
-    from penstock.pipeline.plan.steps import Step
+    from penstock.pipeline.plan.steps import Step, Walk
     from penstock.pipeline.plan.world import World
 
 
@@ -36,13 +36,13 @@ class Slots:
 class RankOrder:
     """A plan as one rank reads it.
 
-    padded_size: slots of this rank that pad="mask" fills up to; None without padding. mixes:
+    padded_by: the walk whose full batches pad="mask" fills up to; None without padding. mixes:
     samples have partners; not together with padding.
     """
 
     plan: JobPlan
     world: World
-    padded_size: int | None = None
+    padded_by: Walk | None = None
     mixes: bool = False
 
     def slots(self, step: Step) -> Slots:
@@ -55,10 +55,11 @@ class RankOrder:
         if self.mixes:
             rows, partner = self._with_partners(step, rows)
             return Slots(rows=rows, real=real, partner=partner)
-        if self.padded_size is None:
+        if self.padded_by is None:
             return Slots(rows=rows, real=real)
-        valid = np.arange(self.padded_size) < real
-        if missing := self.padded_size - real:
+        padded_size = -(-self.padded_by.full_size(step.start) // size)
+        valid = np.arange(padded_size) < real
+        if missing := padded_size - real:
             stand_in = self.plan.places(epoch, position, 1, low=0, high=1).rows
             rows = np.concatenate([rows, np.repeat(stand_in, missing, axis=0)])
         return Slots(rows=rows, real=real, valid=valid)

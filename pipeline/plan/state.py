@@ -1,14 +1,16 @@
-"""The state of a loader: version, fingerprints, plan, epoch, position. JSON, well under 1 kB."""
+"""The state of a loader: fingerprints, plan, batches, epoch, position. JSON, well under 10 kB."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.cache.errors import ResumeError
+from penstock.cache.errors import PlanError, ResumeError
+from penstock.pipeline.plan.batch_schedule import MOST_KEPT, BatchSchedule
 from penstock.pipeline.plan.settings import PlanSettings
+from penstock.pipeline.plan.steps import Cursor, Walk
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 NATIVE, TORCH = "a loader over a native dataset", "a loader over a torch dataset"
 _REMEDY = "Pass the state that this loader's own state_dict() returned, or start without one."
 
@@ -36,9 +38,11 @@ def not_a_torch_state(state: object) -> ResumeError:
 class LoaderState:
     """What the user was handed, over all ranks: everything before (epoch, position).
 
-    dataset: fingerprint of the index. fingerprint: of index and plan. samples: of an epoch.
-    drop_last: whether epochs end with the last whole global batch. bad: bad samples of this epoch
-    so far, over all ranks, as far as they had told one another.
+    dataset: fingerprint of the index. fingerprint: of index and plan. samples: of an epoch. step:
+    number of the next global batch since the job's start; None where that isn't known. schedule:
+    of global batches, those of the past and those planned. drop_last: whether epochs end with the
+    last whole global batch. lane_order: which lane has which place, as text; None for the identity.
+    bad: bad samples of this epoch so far, over all ranks, as far as they had told one another.
     """
 
     dataset: str
@@ -47,13 +51,33 @@ class LoaderState:
     plan: PlanSettings
     epoch: int
     position: int
-    global_batch_size: int
+    step: int | None
+    schedule: BatchSchedule
     drop_last: bool
+    lane_order: str | None = None
     bad: int = 0
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where the next batch begins."""
+        return self.walk.normalise(Cursor(self.epoch, self.position))
+
+    @property
+    def walk(self) -> Walk:
+        """The saved job's steps; not where they were cut by tokens."""
+        return Walk(samples=self.samples, schedule=self.schedule, drop_last=self.drop_last)
 
     def to_dict(self) -> dict[str, Any]:
         """The state as plain JSON types."""
-        return {"version": STATE_VERSION, **asdict(self)}
+        told = asdict(self)
+        schedule = told.pop("schedule")
+        batches = [[first, size] for first, size in schedule["entries"]]
+        return {
+            "version": STATE_VERSION,
+            **told,
+            "batches": batches,
+            "first_step": schedule["first_step"],
+        }
 
     @classmethod
     def from_dict(cls, state: object) -> LoaderState:
@@ -87,15 +111,32 @@ class LoaderState:
         bad = state.get("bad")
         self = cls(
             plan=PlanSettings(**settings),
+            schedule=_schedule(fields.pop("batches"), fields.pop("first_step")),
             bad=bad if type(bad) is int and bad > 0 else 0,  # no reason to refuse a state
             **fields,
         )
-        if not (self.epoch >= 0 and 0 <= self.position <= self.samples):
+        if not (0 <= self.epoch < _MOST and 0 <= self.position <= self.samples < _MOST):
             raise ResumeError(
                 f"State is damaged: epoch {self.epoch}, position {self.position} of "
                 f"{self.samples} samples. Start from an older checkpoint."
             )
+        self._check_step()
         return self
+
+    def _check_step(self) -> None:
+        """Raise ResumeError unless the step's number is that of the place."""
+        if self.plan.buckets is not None:
+            is_right = self.step is None or 0 <= self.step < _MOST
+        else:
+            try:
+                is_right = self.step == self.walk.step_number(self.cursor)
+            except PlanError:
+                is_right = False
+        if not is_right:
+            raise ResumeError(
+                f"State is damaged: step {self.step} isn't the one at epoch {self.epoch}, position "
+                f"{self.position} of its batches. Start from an older checkpoint."
+            )
 
 
 _FIELDS: dict[str, tuple[type, ...]] = {
@@ -105,8 +146,11 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "plan": (dict,),
     "epoch": (int,),
     "position": (int,),
-    "global_batch_size": (int,),
+    "step": (int, type(None)),
+    "batches": (list, tuple),
+    "first_step": (int,),
     "drop_last": (bool,),
+    "lane_order": (str, type(None)),
 }
 _PLAN_FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int,),
@@ -115,6 +159,9 @@ _PLAN_FIELDS: dict[str, tuple[type, ...]] = {
     "window": (int,),
     "reshuffle": (float, int),
 }
+
+_MOST = 2**53
+"""Of all counts: JSON holds no larger ones exactly."""
 
 _BUCKET_FIELDS: dict[str, tuple[type, ...]] = {
     "field": (str,),
@@ -134,6 +181,19 @@ def _take(state: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
             f"{' or '.join(k.__name__ for k in kinds)}. Start from an older checkpoint."
         )
     return value
+
+
+def _schedule(batches: Any, first_step: int) -> BatchSchedule:
+    if len(batches) > MOST_KEPT:
+        raise ResumeError(f"State is damaged: it has {len(batches)} sizes of batches. {_REMEDY}")
+    try:
+        entries = tuple((first, size) for first, size in batches)
+        schedule = BatchSchedule(entries, first_step=first_step)
+    except (PlanError, TypeError, ValueError) as error:
+        raise ResumeError(f"State is damaged: 'batches': {error} {_REMEDY}") from error
+    if max(first_step, *schedule.entries[-1], schedule.largest) >= _MOST:
+        raise ResumeError(f"State is damaged: {schedule.entries[-1]} is beyond a job. {_REMEDY}")
+    return schedule
 
 
 def check_resumable(

@@ -23,6 +23,7 @@ from penstock.pipeline.feed.graphs import ImageGraphs
 from penstock.pipeline.feed.padding import Pads
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.feed.road import Road
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.plan.steps import Cursor, Walk
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.steps import Step
     from penstock.readers.types import EncodedBatch
 
-WALK = Walk(samples=40, global_batch=10, drop_last=False)
+WALK = Walk(samples=40, schedule=BatchSchedule.constant(10), drop_last=False)
 WAIT_S = 300
 
 

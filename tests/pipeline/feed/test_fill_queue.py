@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.pipeline.feed.fill_queue import FillQueue, WalkBudget
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.needs import Needs
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.steps import Cursor, Walk
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 SIZES = [7, 3, 9, 4, 6, 8, 2, 5]
-WALK = Walk(samples=sum(SIZES), global_batch=4, drop_last=False)
+WALK = Walk(samples=sum(SIZES), schedule=BatchSchedule.constant(4), drop_last=False)
 
 
 def needs() -> Needs:
@@ -52,7 +53,7 @@ def first_needs(start: Cursor) -> list[int]:
 def test_kept_shards_that_are_not_here_come_once_by_first_need(
     kept: set[int], here: set[int], step: int
 ) -> None:
-    found, start = queue(sorted(kept)), Cursor(1, step * WALK.global_batch)
+    found, start = queue(sorted(kept)), Cursor(1, step * WALK.schedule.size)
     found.seek(start)
     assert rest(found, sorted(here)) == [n for n in first_needs(start) if n in kept - here]
     assert found.pinned == sorted(kept)

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.feed.position import Position
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.steps import Cursor, Walk
 
-WALK = Walk(samples=25, global_batch=10, drop_last=False)
+WALK = Walk(samples=25, schedule=BatchSchedule.constant(10), drop_last=False)
 
 
 def hand_over(position: Position, walk: Walk = WALK) -> None:
@@ -122,7 +123,9 @@ def test_which_batch_begins_an_epoch() -> None:
 def test_a_restored_place_without_a_step_is_the_start_of_the_next_epoch(
     samples: int, batch: int, at: int, drop_last: bool
 ) -> None:
-    walk = Walk(samples=samples, global_batch=min(batch, samples), drop_last=drop_last)
+    walk = Walk(
+        samples=samples, schedule=BatchSchedule.constant(min(batch, samples)), drop_last=drop_last
+    )
     position = Position()
     position.restore(Cursor(5, min(at, samples)))
     position.settle(walk)

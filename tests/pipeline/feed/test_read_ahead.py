@@ -12,12 +12,13 @@ from penstock.cache.threads import Ordered, Workers
 from penstock.pipeline.feed.position import Position
 from penstock.pipeline.feed.read_ahead import READ_AHEAD, ReadAhead
 from penstock.pipeline.feed.road import Road as RealRoad
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.steps import Cursor, Step, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-WALK = Walk(samples=50, global_batch=10, drop_last=False)
+WALK = Walk(samples=50, schedule=BatchSchedule.constant(10), drop_last=False)
 DEPTH = 2
 FIRST = 2
 WAIT_S = 300

@@ -17,6 +17,7 @@ from penstock.pipeline.options.native_options import NativeOptions
 from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions
 from penstock.pipeline.options.seed import LoaderSeed
 from penstock.pipeline.options.torch_options import TorchOptions
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.settings import PlanSettings
 from penstock.pipeline.plan.state import LoaderState
 from tests.torch_datasets import Squares
@@ -30,7 +31,8 @@ STATE = LoaderState(
     plan=PlanSettings(seed=9, shuffle=True, lanes=1, window=1, reshuffle=0.0),
     epoch=1,
     position=20,
-    global_batch_size=20,
+    step=6,
+    schedule=BatchSchedule.constant(20),
     drop_last=True,
 )
 

@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.errors import PlanError
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
+from penstock.pipeline.plan.bucket_walk import BucketWalk
 from penstock.pipeline.plan.buckets import (
     BucketPlan,
     Buckets,
-    BucketWalk,
     bucket_settings,
     cut_by_tokens,
     least_tokens,
@@ -70,7 +71,10 @@ def made(
 
     buckets = Buckets(plan, told, look_up, seed=seed)
     walk = BucketWalk(
-        samples=plan.samples, global_batch=told.batch, drop_last=False, buckets=buckets
+        samples=plan.samples,
+        schedule=BatchSchedule.constant(told.batch),
+        drop_last=False,
+        buckets=buckets,
     )
     return BucketPlan(Buckets(plan, told, look_up, seed=seed)), walk
 

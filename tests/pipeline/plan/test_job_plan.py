@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.cache.errors import PlanError
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.needs import Needs
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.slots import RankOrder
@@ -64,7 +65,7 @@ def test_slots_are_cut_from_one_batch(
 def test_walkers_take_any_plan(plan: JobPlan, world: int, each: int) -> None:
     """Ranks share the batches; what a node needs is what its ranks read."""
     batch = world * each
-    walk = Walk(samples=plan.samples, global_batch=batch, drop_last=False)
+    walk = Walk(samples=plan.samples, schedule=BatchSchedule.constant(batch), drop_last=False)
     needs = Needs(plan, walk, first=0, end=world, world=world)
     needed = dict(needs.shards(Cursor(1, 0), endless=False)) if plan.samples else {}
     for step in walk.steps(Cursor(1, 0), endless=False):

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.cache.errors import PlanError
 from penstock.pipeline import World
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.needs import (
     DEMAND,
     MOST_AHEAD,
@@ -104,7 +105,7 @@ def test_needs_are_what_the_ranks_batches_hold(
     job: tuple[Plan, int, int, int, int], drop_last: bool
 ) -> None:
     plan, batch, world, first, end = job
-    walk = Walk(samples=plan.samples, global_batch=batch, drop_last=drop_last)
+    walk = Walk(samples=plan.samples, schedule=BatchSchedule.constant(batch), drop_last=drop_last)
     needs = Needs(plan, walk, first=first, end=end, world=world)
     for cursor, shards in needs.shards(Cursor(1, 0), endless=False):
         wanted = touched(plan, batch, world, range(first, end), 1, cursor.position)

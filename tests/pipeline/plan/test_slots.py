@@ -6,6 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE, partners
 from penstock.pipeline.plan.slots import RankOrder
@@ -26,10 +27,10 @@ def test_padded_slots_hold_each_sample_once_and_are_equal_on_all_ranks(
 ) -> None:
     plan = Plan(sizes, seed=1, lanes=lanes, window=2)
     batch = per_rank * world
-    walk = Walk(samples=plan.samples, global_batch=batch, drop_last=False)
+    walk = Walk(samples=plan.samples, schedule=BatchSchedule.constant(batch), drop_last=False)
     valid: list[int] = []
     for rank in range(world):
-        order = RankOrder(plan=plan, world=World(rank, world), padded_size=per_rank)
+        order = RankOrder(plan=plan, world=World(rank, world), padded_by=walk)
         for step in walk.steps(Cursor(2, 0), endless=False):
             slots = order.slots(step)
             assert slots.valid is not None
@@ -51,7 +52,7 @@ def test_partners_are_read_beside_the_own_samples(
 ) -> None:
     plan = Plan(sizes, seed=1, lanes=lanes, window=2)
     batch = each * lanes * world
-    walk = Walk(samples=plan.samples, global_batch=batch, drop_last=False)
+    walk = Walk(samples=plan.samples, schedule=BatchSchedule.constant(batch), drop_last=False)
     step = data.draw(st.sampled_from(list(walk.steps(Cursor(1, 0), endless=False))))
     at = step.start
     whole = plan.batch(at.epoch, at.position, step.size)

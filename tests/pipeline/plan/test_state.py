@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.cache.errors import ResumeError
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.settings import PlanSettings
 from penstock.pipeline.plan.state import LoaderState, check_resumable
 
@@ -18,8 +19,10 @@ STATE = LoaderState(
     plan=PlanSettings(seed=2**80, shuffle=True, lanes=8, window=3, reshuffle=0.5),
     epoch=4,
     position=40,
-    global_batch_size=10,
+    step=44,
+    schedule=BatchSchedule.constant(10),
     drop_last=True,
+    lane_order="1,0",
     bad=3,
 )
 

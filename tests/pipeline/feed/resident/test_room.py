@@ -24,6 +24,7 @@ from penstock.pipeline.feed.resident.room import (
     room_for,
     share_of_rank,
 )
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.settings import PlanSettings
 from penstock.pipeline.plan.steps import Cursor, Walk
@@ -185,7 +186,7 @@ class TestRoom:
             reshuffle=frozen.reshuffle,
         )
         samples = sum(sizes)
-        walk = Walk(samples=samples, global_batch=batch, drop_last=False)
+        walk = Walk(samples=samples, schedule=BatchSchedule.constant(batch), drop_last=False)
         share = share_of_rank(frozen, global_batch=batch, world=World(0, ranks))
         for rank in range(ranks):
             seen: set[int] = set()

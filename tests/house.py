@@ -113,7 +113,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"fetch"}),),
         (frozenset({"stores"}),),
         (frozenset({"base"}),),
-        (frozenset({"processes", "threads", "outcomes", "forks", "job_store"}),),
+        (frozenset({"processes", "threads", "outcomes", "forks", "job_store", "executors"}),),
         (frozenset({"errors", "secrets"}),),
     ),
 }

@@ -7,11 +7,11 @@
 from __future__ import annotations
 
 import functools
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.limits import usable_cores
-from penstock.cache.errors import MissingDependencyError, PenstockError
+from penstock.cache.errors import ConfigError, MissingDependencyError, PenstockError
 from penstock.readers.fields.sniff import HEAD_BYTES, check_jpeg, sniff
 from penstock.readers.types import ImageFacts, Rejection
 
@@ -24,16 +24,45 @@ _GROUP = "penstock.verify"
 _REASON_CHARACTERS = 300
 
 
-def find_verify(*, workers: int | None = None) -> Verify:
+def verify_name(verify: Verify | str | None) -> str | None:
+    """How other machines find a verifier: the name of an entry point or "module:function"; None
+    stays the installed one. Raises ConfigError for a callable that can't be found by a name."""
+    if verify is None or isinstance(verify, str):
+        return verify
+    module, name = getattr(verify, "__module__", None), getattr(verify, "__qualname__", "")
+    if not module or module == "__main__" or not name.isidentifier():
+        raise ConfigError(
+            f"verify: got {verify!r} together with executor=, wanted a function of a module that "
+            f"the workers have, or the name of an entry point of {_GROUP!r}."
+        )
+    return f"{module}:{name}"
+
+
+def named_verify(name: str, *, workers: int | None = None) -> Verify:
+    """The verifier of a name, as `verify_name` gives it. Raises MissingDependencyError."""
+    if ":" not in name:
+        return find_verify(workers=workers, name=name)
+    point = EntryPoint(name="verify", value=name, group=_GROUP)
+    try:
+        found: Verify = point.load()
+    except (ImportError, AttributeError) as error:
+        raise MissingDependencyError(
+            f"verify: {name} can't be loaded here ({error}). It has to be a function of a module "
+            "that every worker can import."
+        ) from error
+    return found
+
+
+def find_verify(*, workers: int | None = None, name: str = "image") -> Verify:
     """Find the installed decoder, to run on `workers` threads. Raises MissingDependencyError."""
     remedy = (
         "Checking images decodes each once, with DALI: pip install 'penstock[dali]' (CUDA 13 or no "
         "GPU) or 'penstock[cuda12]'; or pass verify=."
     )
-    points = entry_points(group=_GROUP, name="image")
+    points = entry_points(group=_GROUP, name=name)
     if not points:
         raise MissingDependencyError(
-            f"No image verifier is installed (entry point {_GROUP!r}). {remedy}"
+            f"No verifier {name!r} is installed (entry point {_GROUP!r}). {remedy}"
         )
     try:
         verify = next(iter(points)).load()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.readers.origin.quarantine import QUARANTINE, nothing_decodes, quar
 from penstock.readers.packing.folder import shard_name
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -33,11 +33,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackCompletion:
-    """Turns a folder of finished shards into a pack. Whichever rank comes last does it."""
+    """Turns a folder of finished shards into a pack. Whichever rank comes last does it. known:
+    records by shard, where somebody was told them already."""
 
     source: PackSource
     plan: PackPlan
     folder: PackFolder
+    known: Mapping[int, ShardRecord] = field(default_factory=dict)
 
     def finish(self) -> Manifest | None:
         """Write the manifest if every shard of every rank is finished; else None.
@@ -58,7 +60,7 @@ class PackCompletion:
     def _finish(self) -> Manifest | None:
         records = []
         for shard in range(self.plan.grouping.shards):
-            record = self.folder.read_record(shard)
+            record = self.known.get(shard) or self.folder.read_record(shard)
             if record is None:
                 return None
             records.append(record)

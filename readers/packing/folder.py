@@ -99,19 +99,20 @@ class PackFolder:
         """Path of a shard's file."""
         return os.path.join(self.root, shard_name(shard))
 
-    def _record(self, shard: int) -> bytes:
+    def record(self, shard: int) -> bytes:
+        """Path of a shard's record."""
         return os.path.join(self._records, b"%06d.json" % shard)
 
     def write_record(self, shard: int, record: ShardRecord) -> None:
         """Record a shard whose file is in place. Raises WriteError."""
         rejected = [[i, os.fsdecode(q.name), q.reason] for i, q in record.rejected]
         facts = asdict(record.facts) if record.facts is not None else None
-        write_json(self._record(shard), {"facts": facts, "rejected": rejected})
+        write_json(self.record(shard), {"facts": facts, "rejected": rejected})
 
     def read_record(self, shard: int) -> ShardRecord | None:
         """A finished shard's record; None if it isn't finished or its file isn't as recorded."""
         try:
-            with open(self._record(shard), "rb") as file:
+            with open(self.record(shard), "rb") as file:
                 record = _parse_record(json.load(file))
             facts = record.facts
             if facts is None or os.stat(self.shard(shard)).st_size == facts.size_bytes:
@@ -123,7 +124,7 @@ class PackFolder:
     def sweep(self, shards: range) -> None:
         """Remove what a killed run left half-written of these shards."""
         for shard in shards:
-            for path in (self.shard(shard), self._record(shard)):
+            for path in (self.shard(shard), self.record(shard)):
                 with suppress(FileNotFoundError):
                     os.unlink(temp_name(path))
 

@@ -41,11 +41,18 @@ class PackedSource:
 
     has_ids = True
 
-    def __init__(self, index: Index, *, fields: Sequence[str] | None = None) -> None:
+    def __init__(
+        self, index: Index, *, fields: Sequence[str] | None = None, sizes_known: bool = False
+    ) -> None:
+        """sizes_known: the caller fills in the sizes of those that it asks for, and no shard is
+        opened for them."""
         self._index, self._opened = index, OpenShards(index)
         self.url, self.fingerprint = index.url, index.fingerprint
         self.schema = index.schema if fields is None else chosen_schema(index.schema, fields)
         self.quarantined: list[QuarantineEntry] = []
+        if sizes_known:
+            self.sizes = np.zeros(index.samples, np.int64)
+            return
         sizes = ordered(
             lambda number: self._sizes(self._shard(number)),
             range(len(index.sizes)),

@@ -18,6 +18,7 @@ from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ConfigError
 from penstock.readers.dataset import Dataset, copy_keeping
+from penstock.readers.fields.verify import named_verify, verify_name
 from penstock.readers.files.names import printable
 from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.chunked import ChunkFormat
@@ -37,6 +38,7 @@ from penstock.readers.source import Source
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from concurrent.futures import Executor
 
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.fields.field_types import FieldType
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.urls import Url
+    from penstock.readers.packing.crew import Crew, Luggage
     from penstock.readers.packing.summary import PackSummary
     from penstock.readers.types import Progress, Verify
 
@@ -65,13 +68,14 @@ def pack(
     baseline: bool = False,
     image: Sequence[str] | None = None,
     workers: int | None = None,
-    verify: Verify | None = None,
+    verify: Verify | str | None = None,
     rank: int = 0,
     size: int = 1,
     progress: Progress | None = None,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any | None = None,
     cache: DiskCache | Folder | None = None,
+    executor: Executor | None = None,
 ) -> PackSummary:
     """Write a dataset as a pack into the local folder dst. Killed, the same call goes on.
 
@@ -87,6 +91,8 @@ def pack(
     installed one. rank, size: this process's share of the shards; whoever sees all finished writes
     the manifest. progress: called as progress(done samples, total samples, done bytes).
     storage_options, filesystem, cache: of src, as for Dataset; without a cache nothing is kept.
+    executor: whose workers write the shards, one a task: any of `concurrent.futures` (docs/packs.md
+    says what they must see); workers is threads of each task then, None is 1, and verify a name.
 
     Raises DestinationError (dst holds other data; nothing was touched), ConfigError, WriteError
     (disk full, read-only), IndexChangedError (a file changed meanwhile), and as `open_index` does.
@@ -98,16 +104,23 @@ def pack(
         transcode=Transcode(
             short_side=short_side, quality=quality, baseline=baseline, images=image
         ),
-        workers=workers or usable_cores(),
-        verify=verify,
+        workers=(workers if executor is None else None) or usable_cores(),
+        verify=named_verify(verify) if isinstance(verify, str) else verify,
         rank=rank,
         size=size,
         progress=progress,
+        crew=None if executor is None else _crew(executor, verify, workers=workers or 1),
     )
     told = _Told(format, manifest, schema, sampling, storage_options, filesystem, cache)
     if isinstance(src, Source):
         return _pack_source(task, src, dst, fields, told)
     return _pack_url(task, src, dst, fields, told)
+
+
+def _crew(executor: Executor, verify: Verify | str | None, *, workers: int) -> Crew:
+    from penstock.readers.packing.crew import Crew  # who packs alone needs none
+
+    return Crew(executor=executor, verify=verify_name(verify), workers=workers)
 
 
 class _Told(NamedTuple):
@@ -137,7 +150,8 @@ def _pack_source(
         index = src.open(verify=task.verify, workers=task.workers)
         root = _destination(dst, index.origin)
         if index.is_self_contained:
-            return task.run(PackedSource(index, fields=names), root)
+            packed = PackedSource(index, fields=names)
+            return task.run(packed, root, lambda: _carried(src, names, is_pack=True))
     return _pack_rows(task, src, names, root)
 
 
@@ -145,6 +159,7 @@ def _pack_url(
     task: PackTask, src: Url, dst: Folder, fields: Iterable[str] | None, told: _Told
 ) -> PackSummary:
     check_format(told.format)
+    luggage = None if task.crew is None else _files(src, told)  # before anything is read
     scratch = Scratch(told.cache)
     origin = locate(
         src,
@@ -166,16 +181,23 @@ def _pack_url(
         opener = Opener(origin=origin, scratch=scratch, index=None, verify=None, workers=1)
         index = opener.open_own(told.format)
         if index is not None:
-            return task.run(PackedSource(index, fields=names), root)
+            packed = PackedSource(index, fields=names)
+            return task.run(packed, root, lambda: _carried_pack(src, told, names))
         format = opener.foreign(told.format)
         if not isinstance(format, ChunkFormat):
             indexing = indexing_of(format)
             found = CandidateSource(origin, indexing, fields=names, workers=task.workers)
-            return task.run(found, root)
+            return task.run(found, root, lambda: luggage)
     # Nothing of it is known before it is decoded, unit by unit, as a dataset does it.
-    dataset = Dataset(
+    dataset = _dataset(src, told._replace(format=format.name), fields=fields)
+    with closing(dataset):
+        return _pack_rows(task, dataset, names, root)
+
+
+def _dataset(src: Url, told: _Told, *, fields: Iterable[str] | None) -> Dataset:
+    return Dataset(
         src,
-        format=format.name,
+        format=told.format,
         fields=fields if isinstance(fields, Mapping) else None,
         manifest=told.manifest,
         schema=told.schema,
@@ -184,8 +206,32 @@ def _pack_url(
         cache=told.cache,
         **told.sampling.arguments(),
     )
-    with closing(dataset):
-        return _pack_rows(task, dataset, names, root)
+
+
+def _files(src: Url, told: _Told) -> Luggage:
+    """Data without an index of its own, for a crew."""
+    from penstock.readers.index.reach import Reach
+    from penstock.readers.packing.crew import Luggage
+
+    reach = Reach.of(
+        src,
+        storage_options=told.storage_options,
+        filesystem=told.filesystem,
+        cache=told.cache,
+    )
+    return Luggage.of_files(reach)
+
+
+def _carried_pack(src: Url, told: _Told, names: tuple[str, ...] | None) -> Luggage:
+    with closing(_dataset(src, told, fields=None)) as dataset:
+        return _carried(dataset, names, is_pack=True)
+
+
+def _carried(src: Source, names: tuple[str, ...] | None, *, is_pack: bool) -> Luggage:
+    """What is open here, for a crew."""
+    from penstock.readers.packing.crew import Luggage
+
+    return Luggage.of_source(src, is_pack=is_pack, fields=names)
 
 
 def _pack_rows(
@@ -206,7 +252,7 @@ def _run_rows(
     task: PackTask, src: Source, names: tuple[str, ...] | None, root: bytes
 ) -> PackSummary:
     found = RowSource(src, fields=names, verify=task.verify, workers=task.workers)
-    return task.run(found, root)
+    return task.run(found, root, lambda: _carried(src, names, is_pack=False))
 
 
 def _destination(dst: Folder, origin: Origin | None) -> bytes:

@@ -97,16 +97,24 @@ class CandidateSource:
     ) -> None:
         listing = indexing.list(origin)
         found = listing.candidates(workers=workers)
-        self._origin = origin
-        self._candidates = found = _settled(origin, chosen(found, fields), workers=workers)
+        found = _settled(origin, chosen(found, fields), workers=workers)
         told = f"{listing.snapshot().fingerprint}{origin.variant}"
-        self.url, self.fingerprint = origin.url, hashlib.sha256(told.encode()).hexdigest()
+        self._take(origin, found, hashlib.sha256(told.encode()).hexdigest())
+
+    @classmethod
+    def of(cls, origin: Origin, candidates: Candidates, *, fingerprint: str) -> CandidateSource:
+        """Candidates that somebody has listed and settled already."""
+        made = cls.__new__(cls)
+        made._take(origin, candidates, fingerprint)
+        return made
+
+    def _take(self, origin: Origin, found: Candidates, fingerprint: str) -> None:
+        self._origin, self.candidates = origin, found
+        self.url, self.fingerprint = origin.url, fingerprint
         self.schema, self.sizes, self.quarantined = found.schema, found.sizes, found.quarantined
 
     def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        return plan_candidates(
-            self._candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes
-        )
+        return plan_candidates(self.candidates, shuffle=shuffle, seed=seed, shard_bytes=shard_bytes)
 
     def groups(
         self,
@@ -115,7 +123,7 @@ class CandidateSource:
         verify: Verify | None,
         workers: int,
     ) -> Iterator[SampleGroup]:
-        found = self._candidates
+        found = self.candidates
         decoder = verify_for(self.schema, verify, workers=workers)
         for chunk in read_chunks(self._origin, found, shards, workers=workers):
             yield SampleGroup(
@@ -125,7 +133,7 @@ class CandidateSource:
             )
 
     def name(self, position: int) -> bytes:
-        return self._candidates.names[position]
+        return self.candidates.names[position]
 
 
 def chosen(candidates: Candidates, fields: Sequence[str] | None) -> Candidates:

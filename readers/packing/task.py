@@ -20,6 +20,11 @@ from penstock.readers.packing.summary import PackSummary
 from penstock.readers.packing.writer import ShardWriter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.readers.packing.crew import Crew, Luggage
+    from penstock.readers.packing.folder import ShardRecord
+    from penstock.readers.packing.plan import PackPlan
     from penstock.readers.packing.source import PackSource
     from penstock.readers.packing.transcode import Transcode
     from penstock.readers.types import Progress, Verify
@@ -40,12 +45,19 @@ class PackTask:
     rank: int
     size: int
     progress: Progress | None
+    crew: Crew | None = None
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
             raise ConfigError(
                 f"rank: got {self.rank} of size {self.size}, wanted 0 <= rank < size."
+            )
+        if self.crew is not None and self.size > 1:
+            raise ConfigError(
+                f"executor: got one together with rank {self.rank} of {self.size}. Either ranks "
+                "share the work out, or one process hands it to an executor's workers: run the "
+                "latter once, outside of torchrun and srun."
             )
 
     def settings(self, source: PackSource) -> dict[str, Any]:
@@ -60,8 +72,12 @@ class PackTask:
             **self.transcode.settings(),
         }
 
-    def run(self, source: PackSource, root: bytes) -> PackSummary:
-        """Write this rank's share, and the manifest if all shares are there by then."""
+    def run(
+        self, source: PackSource, root: bytes, luggage: Callable[[], Luggage | None] | None = None
+    ) -> PackSummary:
+        """Write this rank's share, and the manifest if all shares are there by then. luggage: the
+        source for a crew, asked for where there is one."""
+        travels = None if self.crew is None or luggage is None else luggage()
         self.transcode.image_fields(source.schema)
         if self.transcode.short_side is not None:
             for name in stay_behind(source.schema):
@@ -81,6 +97,28 @@ class PackTask:
                 folder.tidy()
             return PackSummary.of_manifest(manifest, self._seconds())
         plan = source.plan(shuffle=self.shuffle, seed=self.seed, shard_bytes=self.shard_bytes)
+        folder.begin()
+        mine = b"%06d-of-%06d" % (self.rank, self.size)
+        own = os.path.join(folder.own, b"ranks", b"driver" if travels is not None else mine)
+        make_folder(own)
+        busy = (
+            f"{printable(root)}: another process is packing into it. Wait for it, or end it first."
+        )
+        known: dict[int, ShardRecord] = {}
+        records: list[ShardRecord] = []
+        with locked(own, busy=busy):
+            if travels is not None:
+                known = self._with_crew(travels, source, plan, folder)
+            else:
+                records = self._alone(source, plan, folder)
+        done = PackCompletion(source=source, plan=plan, folder=folder, known=known)
+        manifest = done.finish()
+        if manifest is None:
+            return PackSummary.of_records(records, self._seconds())
+        return PackSummary.of_manifest(manifest, self._seconds())
+
+    def _alone(self, source: PackSource, plan: PackPlan, folder: PackFolder) -> list[ShardRecord]:
+        """Write this rank's shards on threads."""
         writer = ShardWriter(
             source=source,
             plan=plan,
@@ -90,18 +128,25 @@ class PackTask:
             workers=self.workers,
             progress=self.progress,
         )
-        folder.begin()
-        own = os.path.join(folder.own, b"ranks", b"%06d-of-%06d" % (self.rank, self.size))
-        make_folder(own)
-        busy = (
-            f"{printable(root)}: another process is packing into it. Wait for it, or end it first."
+        return writer.write(range(self.rank, plan.grouping.shards, self.size))
+
+    def _with_crew(
+        self, luggage: Luggage, source: PackSource, plan: PackPlan, folder: PackFolder
+    ) -> dict[int, ShardRecord]:
+        """Have all shards written by workers."""
+        from penstock.readers.packing.crew import CrewWriter  # who packs alone needs none
+
+        assert self.crew is not None
+        writer = CrewWriter(
+            crew=self.crew,
+            luggage=luggage,
+            source=source,
+            plan=plan,
+            folder=folder,
+            transcode=self.transcode,
+            progress=self.progress,
         )
-        with locked(own, busy=busy):
-            records = writer.write(range(self.rank, plan.grouping.shards, self.size))
-        manifest = PackCompletion(source=source, plan=plan, folder=folder).finish()
-        if manifest is None:
-            return PackSummary.of_records(records, self._seconds())
-        return PackSummary.of_manifest(manifest, self._seconds())
+        return writer.write()
 
     def _seconds(self) -> float:
         return time.monotonic() - self.began

@@ -1,0 +1,275 @@
+"""Work that is handed to other people's workers: tasks over any executor of `concurrent.futures`.
+
+Dask's `client.get_executor()`, MPI's pool, a process pool and Ray (`ray_executor.py`) are such;
+which worker runs what, and whether a task whose worker died is tried again, is theirs. Ours is that
+tasks are plain values that may run twice, that few are handed out ahead, and that an error says
+whose it is: what a worker raises comes back as a value, since many errors can't be pickled.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections import OrderedDict
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+from penstock import __version__
+from penstock.cache import errors
+from penstock.cache.errors import ConfigError, MissingDependencyError, PenstockError, WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable
+    from concurrent.futures import Executor, Future
+
+_log = logging.getLogger("penstock")
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MANY_WORKERS = 64
+"""Taken for the number of workers where an executor doesn't tell it."""
+
+_AHEAD_PER_WORKER = 2  # one runs, one waits
+_HEARD_S = 1.0  # an interrupt is heard between two waits
+_MOST_KEPT = 4
+_QUIET_S = 60.0  # so long without a result is told
+_DETAILS = ("uri", "missing", "sample_id", "sample_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """An error of a worker, as plain values. kind: the class's name."""
+
+    kind: str
+    message: str
+    where: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+    def error(self) -> PenstockError:
+        """The error, here; its message begins with the worker."""
+        message = f"{self.where}: {self.message}"
+        kind = getattr(errors, self.kind, WorkerError)
+        try:
+            made = kind(message, **self.details)
+        except TypeError:
+            made = WorkerError(message)
+        assert isinstance(made, PenstockError)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _Call(Generic[T, R]):
+    """What a worker runs. version: Penstock's where the task was made."""
+
+    function: Callable[[T], R]
+    task: T
+    version: str
+
+    def run(self) -> R | _Failure:
+        if self.version != __version__:
+            return _failure(
+                ConfigError(
+                    f"it has Penstock {__version__}, and the process that hands out the work has "
+                    f"{self.version}. Install the same version on all machines."
+                )
+            )
+        try:
+            return self.function(self.task)
+        except (PenstockError, OSError) as error:
+            return _failure(error)
+
+
+def _failure(error: PenstockError | OSError) -> _Failure:
+    details = {name: getattr(error, name) for name in _DETAILS if hasattr(error, name)}
+    kind = type(error).__name__ if isinstance(error, PenstockError) else "WorkerError"
+    return _Failure(kind, str(error), worker_name(), details)
+
+
+def _run(call: _Call[T, R]) -> R | _Failure:
+    return call.run()
+
+
+def worker_name() -> str:
+    """This process, for people who look for it among machines."""
+    return f"Worker {socket.gethostname()} (process {os.getpid()})"
+
+
+def worker_count(executor: Executor) -> int | None:
+    """How many tasks an executor runs at a time; None where it doesn't tell."""
+    client = dask_client(executor)
+    if client is not None:
+        return max(1, sum(map(int, client.nthreads().values())))
+    for name in ("num_workers", "_max_workers"):
+        if isinstance(count := getattr(executor, name, None), int) and count > 0:
+            return int(count)
+    return None
+
+
+def dask_client(executor: Executor) -> Any | None:
+    """The client behind an executor of Dask's; None of others. It has no public name."""
+    if type(executor).__module__.partition(".")[0] != "distributed":
+        return None
+    return getattr(executor, "_client", None)
+
+
+def check_executor(executor: object) -> None:
+    """Raise ConfigError for what is no executor."""
+    if not callable(getattr(executor, "submit", None)):
+        raise ConfigError(
+            f"executor: got {executor!r}, wanted an Executor of concurrent.futures, such as a "
+            "ProcessPoolExecutor or Dask's Client(…).get_executor()."
+        )
+
+
+def over(
+    executor: Executor,
+    function: Callable[[T], R],
+    tasks: Iterable[T],
+    *,
+    what: str,
+    total: int,
+) -> Generator[tuple[T, R], None, None]:
+    """Run function(task) on an executor's workers; yields (task, result) as they end, in any order.
+
+    function: of a module, so that it can be pickled by its name. tasks: plain values; made as they
+    are handed out, two a worker ahead. what, total: for messages, such as "shards". Leaving it
+    cancels what hasn't begun.
+
+    Raises what a task raises, with the worker's name before it, and WorkerError where workers died.
+    """
+    ahead = max(4, _AHEAD_PER_WORKER * (worker_count(executor) or MANY_WORKERS))
+    waiting = iter(tasks)
+    pending: dict[Future[Any], T] = {}
+    done, told = 0, time.monotonic()
+    try:
+        while True:
+            while len(pending) < ahead and (task := next(waiting, None)) is not None:
+                call = _Call(function, task, __version__)
+                pending[_submitted(executor, call, what=what, done=done, total=total)] = task
+            if not pending:
+                return
+            ended, _ = wait(pending, timeout=_HEARD_S, return_when=FIRST_COMPLETED)
+            if ended:
+                told = time.monotonic()
+            elif time.monotonic() - told > _QUIET_S:
+                told = time.monotonic()
+                _log.warning(
+                    "No worker has ended one of the %s for %.0f s (%d of %d are done). Are there "
+                    "workers? The executor's own dashboard or log tells.",
+                    what,
+                    _QUIET_S,
+                    done,
+                    total,
+                )
+            for future in ended:
+                task = pending.pop(future)
+                result = _result(future, what=what, done=done, total=total)
+                done += 1
+                yield task, result
+    finally:
+        for future in pending:
+            future.cancel()
+
+
+def _submitted(
+    executor: Executor, call: _Call[T, R], *, what: str, done: int, total: int
+) -> Future[Any]:
+    try:
+        return executor.submit(_run, call)
+    except BrokenExecutor as error:
+        raise _died(error, what=what, done=done, total=total) from error
+
+
+def _result(future: Future[Any], *, what: str, done: int, total: int) -> Any:
+    try:
+        result = future.result()
+    except (BrokenExecutor, CancelledError) as error:
+        raise _died(error, what=what, done=done, total=total) from error
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "penstock":
+            raise
+        raise _lacking(error) from error
+    except Exception as error:
+        # Engines have errors of their own for workers that are gone, each known by its name alone.
+        if type(error).__name__ in _GONE:
+            raise _died(error, what=what, done=done, total=total) from error
+        raise
+    if isinstance(result, _Failure):
+        raise result.error()
+    return result
+
+
+_GONE = frozenset(
+    {
+        "KilledWorker",  # Dask, after its retries
+        "FutureCancelledError",  # Dask, whose scheduler is gone
+        "CommClosedError",
+        "WorkerCrashedError",  # Ray
+        "NodeDiedError",
+        "ActorDiedError",
+        "TerminatedWorkerError",  # loky
+    }
+)
+
+
+def _lacking(error: ModuleNotFoundError) -> MissingDependencyError:
+    return MissingDependencyError(
+        f"A worker has no Penstock ({error}). Install Penstock {__version__} where the workers "
+        "run, too."
+    )
+
+
+def _died(error: BaseException, *, what: str, done: int, total: int) -> WorkerError:
+    reason = str(error).strip().split("\n")[0] or type(error).__name__
+    return WorkerError(
+        f"A worker died, or the executor let its tasks go ({reason}). {done} of {total} {what} of "
+        "this run are done and stay: the same call, with a new executor, goes on after them. "
+        "Look at the worker's log: a process that is killed often had too little memory."
+    )
+
+
+def check_everywhere(executor: Executor, function: Callable[[T], object], task: T) -> None:
+    """Run function(task) once on each worker, where the executor can do that (Dask's); raises what
+    it raises on one of them. With others a task has to look for itself."""
+    client = dask_client(executor)
+    if client is None:
+        return
+    try:
+        found = client.run(_run, _Call(function, task, __version__))
+    except ModuleNotFoundError as error:
+        raise _lacking(error) from error
+    for result in found.values():
+        if isinstance(result, _Failure):
+            raise result.error()
+
+
+class _Kept:
+    """What a worker process has opened and needs for its next task too."""
+
+    lock = threading.Lock()
+    made: ClassVar[OrderedDict[str, Any]] = OrderedDict()
+
+    @classmethod
+    def forget(cls) -> None:
+        """For a forked child: what its parent had open is the parent's."""
+        cls.lock, cls.made = threading.Lock(), OrderedDict()
+
+
+os.register_at_fork(after_in_child=_Kept.forget)
+
+
+def kept(key: str, make: Callable[[], T]) -> T:
+    """What make() gives, made once a process and key; the last few are kept."""
+    with _Kept.lock:
+        if key not in _Kept.made:
+            _Kept.made[key] = make()
+            while len(_Kept.made) > _MOST_KEPT:
+                _Kept.made.popitem(last=False)
+        _Kept.made.move_to_end(key)
+        found: T = _Kept.made[key]
+        return found

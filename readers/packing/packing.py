@@ -91,25 +91,24 @@ def pack(
     installed one. rank, size: this process's share of the shards; whoever sees all finished writes
     the manifest. progress: called as progress(done samples, total samples, done bytes).
     storage_options, filesystem, cache: of src, as for Dataset; without a cache nothing is kept.
-    executor: whose workers write the shards, one a task: any of `concurrent.futures` (docs/packs.md
-    says what they must see); workers is threads of each task then, None is 1, and verify a name.
+    executor: of `concurrent.futures`, whose workers write a shard each (docs/packs.md); workers are
+    threads of each task then, None is 1, and verify has to be importable, or named.
 
     Raises DestinationError (dst holds other data; nothing was touched), ConfigError, WriteError
     (disk full, read-only), IndexChangedError (a file changed meanwhile), and as `open_index` does.
     """
+    rewrite = Transcode(short_side=short_side, quality=quality, baseline=baseline, images=image)
     task = PackTask(
         shuffle=shuffle,
         seed=seed,
         shard_bytes=parse_size(shard_bytes, what="shard_bytes"),
-        transcode=Transcode(
-            short_side=short_side, quality=quality, baseline=baseline, images=image
-        ),
-        workers=(workers if executor is None else None) or usable_cores(),
+        transcode=rewrite,
+        workers=workers if workers and executor is None else usable_cores(),
         verify=named_verify(verify) if isinstance(verify, str) else verify,
         rank=rank,
         size=size,
         progress=progress,
-        crew=None if executor is None else _crew(executor, verify, workers=workers or 1),
+        crew=_crew(executor, verify, workers=workers or 1),
     )
     told = _Told(format, manifest, schema, sampling, storage_options, filesystem, cache)
     if isinstance(src, Source):
@@ -117,7 +116,9 @@ def pack(
     return _pack_url(task, src, dst, fields, told)
 
 
-def _crew(executor: Executor, verify: Verify | str | None, *, workers: int) -> Crew:
+def _crew(executor: Executor | None, verify: Verify | str | None, *, workers: int) -> Crew | None:
+    if executor is None:
+        return None
     from penstock.readers.packing.crew import Crew  # who packs alone needs none
 
     return Crew(executor=executor, verify=verify_name(verify), workers=workers)

@@ -1,0 +1,270 @@
+"""Packing over executors: the bytes of one process, whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.cache.errors import (
+    ConfigError,
+    DatasetNotFoundError,
+    DestinationError,
+    IndexChangedError,
+    MissingDependencyError,
+    WorkerError,
+)
+from penstock.readers import Dataset, pack
+from penstock.readers.concatenation import concat
+from penstock.readers.packing import crew
+from penstock.readers.packing.shard_task import write_task
+from tests import crews, images
+from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Executor
+
+SMALL = 4000  # bytes a shard: a handful of test images
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """All files below root by name."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+def folder_of(root: Path, samples: int) -> Path:
+    """Photographs in 3 classes, two that are none, and a file that nobody reads."""
+    images.class_folder(root, samples=samples)
+    bad = {f"class-1/{name}": images.BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
+    return images.write_folder(root, bad | {"stray.txt": b"x"})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return folder_of(tmp_path / "set", 40)
+
+
+def make(src: Any, dst: Path, **options: Any) -> Any:
+    return pack(src, dst, **({"shard_bytes": SMALL, "verify": crews.verify} | options))
+
+
+@pytest.fixture
+def processes() -> Iterator[Executor]:
+    with ProcessPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_folder_over_processes_and_threads(
+    folder: Path, tmp_path: Path, processes: Executor, shuffle: bool
+) -> None:
+    told: list[tuple[int, int, int]] = []
+    alone = make(folder, tmp_path / "alone", shuffle=shuffle)
+    here = make(
+        folder,
+        tmp_path / "here",
+        shuffle=shuffle,
+        executor=processes,
+        progress=lambda *each: told.append(each),
+    )
+    with ThreadPoolExecutor(3) as threads:
+        make(folder, tmp_path / "threads", shuffle=shuffle, executor=threads)
+    assert everything(tmp_path / "here") == everything(tmp_path / "alone")
+    assert everything(tmp_path / "threads") == everything(tmp_path / "alone")
+    assert (here.samples, here.shards, here.quarantined) == (40, alone.shards, 3)
+    assert here.complete
+    assert len(told) == alone.shards
+    assert told[-1][:2] == (42, 42)
+
+
+def test_packs_and_parts_of_datasets(folder: Path, tmp_path: Path, processes: Executor) -> None:
+    make(folder, tmp_path / "pack")
+    packed, whole = Dataset(tmp_path / "pack"), Dataset(folder)
+    whole.open(verify=images.verify)
+    sources = {
+        "url": str(tmp_path / "pack"),
+        "pack": packed,
+        "part": whole.subset(range(5, 31)),
+        "both": concat([whole.subset([1, 2, 3]), whole]),
+    }
+    for name, source in sources.items():
+        alone, here = tmp_path / f"{name}-alone", tmp_path / f"{name}-here"
+        make(source, alone, shard_bytes=9000)
+        make(source, here, shard_bytes=9000, executor=processes)
+        assert everything(here) == everything(alone), name
+
+
+def test_rewritten_images(folder: Path, tmp_path: Path, processes: Executor) -> None:
+    make(folder, tmp_path / "alone", short_side=12, quality=80)
+    make(folder, tmp_path / "pack", short_side=12, quality=80, executor=processes)
+    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+
+
+def test_a_worker_of_a_pool_that_is_killed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(folder, tmp_path / "alone")
+    crews.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
+    with (
+        ProcessPoolExecutor(2) as pool,
+        pytest.raises(WorkerError, match=r"worker died.*of \d+ shards.*the same call.*goes on"),
+    ):
+        make(folder, tmp_path / "pack", executor=pool)
+    assert not (tmp_path / "pack" / "_penstock" / "manifest.arrow").exists()
+    with ProcessPoolExecutor(2) as pool:
+        make(folder, tmp_path / "pack", executor=pool)
+    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+
+
+DRIVER = """
+import os, signal, sys
+from concurrent.futures import ThreadPoolExecutor
+from penstock.readers import pack
+
+def progress(done, total, done_bytes):
+    if done > total // 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with ThreadPoolExecutor(2) as pool:
+    pack(sys.argv[1], sys.argv[2], shard_bytes=4000, verify="tests.images:verify", executor=pool,
+         progress=progress)
+"""
+
+
+def test_a_driver_that_is_killed_goes_on(folder: Path, tmp_path: Path) -> None:
+    make(folder, tmp_path / "alone")
+    command = [sys.executable, "-c", DRIVER, str(folder), str(tmp_path / "pack")]
+    killed = subprocess.run(command, cwd=ROOT, timeout=PATIENCE_S, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    done = set((tmp_path / "pack" / "_penstock" / "parts").iterdir())
+    assert done
+    watched = crews.Watched()
+    summary = make(folder, tmp_path / "pack", executor=watched)
+    assert len(watched.tasks) <= summary.shards - len(done) + 1
+    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+
+
+def test_a_task_that_runs_twice_and_one_that_nobody_waits_for(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(folder, tmp_path / "alone")
+    tasks = []
+
+    def twice(task: Any) -> Any:
+        tasks.append(task)
+        first = write_task(task)
+        os.unlink(tmp_path / "pack" / "_penstock" / "parts" / f"{task.shard:06d}.json")
+        assert write_task(task) == first
+        assert write_task(task) == first  # it is done
+        return first
+
+    monkeypatch.setattr(crew, "write_task", twice)
+    with ThreadPoolExecutor(1) as pool:
+        make(folder, tmp_path / "pack", executor=pool)
+    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+    with pytest.raises(DestinationError, match="isn't there on this machine"):
+        write_task(tasks[0])
+    assert everything(tmp_path / "pack") == everything(tmp_path / "alone")
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://bucket/set", {"key": "AKIAIOSFODNN7", "secret": "wJalrXUtnFEMI"}),
+        ("s3://bucket/set", {"client_kwargs": {"aws_session_token": "FwoGZXIvYXdz"}}),
+        ("https://user:wJalrXUtnFEMI@host/set", {}),
+        ("https://host/set?X-Amz-Signature=wJalrXUtnFEMI", {}),
+    ],
+)
+def test_credentials_dont_travel(tmp_path: Path, url: str, options: dict[str, Any]) -> None:
+    watched = crews.Watched()
+    for source in (url, Dataset(url, storage_options=options)):
+        told = {"storage_options": options} if source is url else {}
+        if source is url:
+            with pytest.raises(ConfigError, match="login of its own") as caught:
+                make(source, tmp_path / "pack", executor=watched, **told)
+            assert "wJalr" not in str(caught.value)
+            assert "FwoG" not in str(caught.value)
+        else:
+            with pytest.raises(ConfigError, match="login of its own"):
+                crew.Luggage.of_source(source, is_pack=True, fields=None)  # type: ignore[arg-type]
+    assert not watched.tasks
+    assert not (tmp_path / "pack").exists()
+
+
+def test_what_is_pickled_is_small_and_plain(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wJalrXUtnFEMI")
+    watched = crews.Watched()
+    make(folder, tmp_path / "pack", executor=watched, storage_options={"anon": True})
+    assert watched.tasks
+    for task in watched.tasks:
+        assert b"wJalrXUtnFEMI" not in task
+        assert b"tests.crews:verify" in task
+        assert len(task) < 5000
+
+
+def test_refusals(folder: Path, tmp_path: Path) -> None:
+    watched = crews.Watched()
+    for wrong, words in (
+        ({"executor": 3}, "wanted an Executor"),
+        ({"executor": watched, "rank": 1, "size": 2}, "Either ranks"),
+        ({"executor": watched, "verify": lambda _: []}, "a function of a module"),
+        ({"executor": watched, "filesystem": object()}, "file system object"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            make(folder, tmp_path / "pack", **wrong)
+    with pytest.raises(MissingDependencyError, match="nowhere"):
+        make(folder, tmp_path / "pack", executor=watched, verify="tests.nowhere:verify")
+    assert not (tmp_path / "pack").exists()
+
+
+def test_a_worker_that_lacks_something_says_who_and_what(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = crews.Watched()
+    real = watched.submit
+
+    def elsewhere(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        if folder.exists():
+            os.rename(folder, tmp_path / "gone")
+        return real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(watched, "submit", elsewhere)
+    with pytest.raises(DatasetNotFoundError, match=r"Worker .*process.*set isn't there on this"):
+        make(folder, tmp_path / "pack", executor=watched)
+    assert not list((tmp_path / "pack").glob("*.arrow"))
+    os.rename(tmp_path / "gone", folder)
+
+    def other(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        (folder / "class-0" / "0000.jpg").write_bytes(b"another file")
+        return real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(watched, "submit", other)
+    with pytest.raises(IndexChangedError, match="Worker"):
+        make(folder, tmp_path / "other", executor=watched, shard_bytes=10**6)
+    assert not list((tmp_path / "other").glob("*.arrow"))
+
+
+def test_a_worker_of_another_version(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = crews.Watched()
+    real = watched.submit
+
+    def older(fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        monkeypatch.setattr("penstock.cache.executors.__version__", "0.0.1")
+        return real(fn, *args, **kwargs)
+
+    monkeypatch.setattr(watched, "submit", older)
+    with pytest.raises(ConfigError, match=r"Worker .* has Penstock 0\.0\.1.*same version"):
+        make(folder, tmp_path / "pack", executor=watched)

@@ -82,17 +82,16 @@ def pack(
     src: what a Dataset takes; or a dataset, a part of one, several end to end. fields: those that
     are packed, None is all; it, format, manifest, schema and sampling say how src lies, as for
     `open_index`. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a
-    shard, counted before images are rewritten.
-    short_side: images with a longer one become baseline JPEGs of this short side (pixels, upright,
-    quality 92 by default), their masks, boxes and keypoints follow. quality: of what is rewritten,
-    1 to 100; without short_side every image is, at its size. baseline: other progressive JPEGs
-    become baseline ones without loss (extra `transcode`). image: fields that these three act on,
-    None is all. workers: threads, None is all cores. verify: decodes images, None finds the
-    installed one. rank, size: this process's share of the shards; whoever sees all finished writes
-    the manifest. progress: called as progress(done samples, total samples, done bytes).
-    storage_options, filesystem, cache: of src, as for Dataset; without a cache nothing is kept.
-    executor: of `concurrent.futures`, whose workers write a shard each (docs/packs.md); workers are
-    threads of each task then, None is 1, and verify has to be importable, or named.
+    shard, counted before images are rewritten. short_side: images with a longer one become baseline
+    JPEGs of this short side (pixels, upright, quality 92), their masks, boxes and points follow.
+    quality: of what is rewritten, 1 to 100; without short_side every image is, at its size.
+    baseline: other progressive JPEGs become baseline ones without loss (extra `transcode`). image:
+    fields that these three act on, None is all. workers: threads, None is all cores. verify:
+    decodes images, None finds the installed one. rank, size: this process's share of the shards;
+    whoever sees all finished writes the manifest. progress: called as progress(done samples, total
+    samples, done bytes). storage_options, filesystem, cache: of src, as for Dataset; without a
+    cache nothing is kept. executor: whose workers write a shard each (docs/packs.md); workers are
+    threads of a task then, None is 1, and verify is importable or a name.
 
     Raises DestinationError (dst holds other data; nothing was touched), ConfigError, WriteError
     (disk full, read-only), IndexChangedError (a file changed meanwhile), and as `open_index` does.
@@ -111,6 +110,16 @@ def pack(
         crew=_crew(executor, verify, workers=workers or 1),
     )
     told = _Told(format, manifest, schema, sampling, storage_options, filesystem, cache)
+    return _packed(task, src, dst, fields, told)
+
+
+def _packed(
+    task: PackTask,
+    src: Url | Source,
+    dst: Folder,
+    fields: Sequence[str] | Mapping[str, str | None] | None,
+    told: _Told,
+) -> PackSummary:
     if isinstance(src, Source):
         return _pack_source(task, src, dst, fields, told)
     return _pack_url(task, src, dst, fields, told)

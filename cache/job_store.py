@@ -25,6 +25,7 @@ _PREFIX = "penstock"
 # An interrupt is heard between two waits, and a TCPStore complains on stderr of each that ended
 # without an answer: so they get longer.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
+_SHORTEST_WAIT_S = 0.01  # they count milliseconds, and 0 of them stand for ever
 
 
 class JobStore:
@@ -33,10 +34,12 @@ class JobStore:
     Every method raises JobStoreError where the store doesn't answer. Values are short texts.
     """
 
-    def __init__(self, store: Any, *, prefix: str = _PREFIX) -> None:
-        """store: one of torch's. prefix: before every key."""
+    def __init__(self, store: Any, *, prefix: str = _PREFIX, kept: Any = None) -> None:
+        """store: one of torch's. prefix: before every key. kept: what mustn't go while this is in
+        use, such as the store that holds the server."""
         self._store = store
         self._prefix = prefix
+        self._kept = kept
 
     @classmethod
     def of_group(cls) -> JobStore | None:
@@ -54,15 +57,15 @@ class JobStore:
     def of(cls, store: Any) -> JobStore:
         """A connection of our own to a store of torch's, as `of_group`."""
         try:
-            store = store.clone()
+            own = store.clone()
         except (RuntimeError, NotImplementedError):
             return cls(store)  # one that can't be cloned: its owner's time limit holds
-        store.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
-        return cls(store)
+        own.set_timeout(timedelta(seconds=STORE_TIMEOUT_S))
+        return cls(own, kept=store)
 
     def under(self, name: str) -> JobStore:
         """The same store, every key below a name."""
-        return JobStore(self._store, prefix=f"{self._prefix}/{name}")
+        return JobStore(self._store, prefix=f"{self._prefix}/{name}", kept=self._kept)
 
     def tell(self, key: str, value: str) -> None:
         """Write a value, over an older one."""
@@ -92,7 +95,10 @@ class JobStore:
         names = [self._key(key) for key in keys]
         until, wait_s = time.monotonic() + timeout_s, _FIRST_WAIT_S
         while (left_s := until - time.monotonic()) > 0:
-            wait_s, now_s = min(2 * wait_s, _LONGEST_WAIT_S), min(left_s, wait_s)
+            wait_s, now_s = (
+                min(2 * wait_s, _LONGEST_WAIT_S),
+                max(_SHORTEST_WAIT_S, min(left_s, wait_s)),
+            )
             try:
                 self._store.wait(names, timedelta(seconds=now_s))
             except RuntimeError as error:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from penstock.cache.errors import JobStoreError, PenstockWarning, PlanError
@@ -24,6 +25,7 @@ T = TypeVar("T")
 # How long a rank that stops waits for those that are still in the step before: as long as one step
 # may take, and no longer than somebody would look at a job that has ended.
 ENDING_TIMEOUT_S = 30.0
+_MOST_REASON = 2000  # characters of a reason that the other ranks are told
 
 
 class Agreement:
@@ -81,6 +83,11 @@ class Agreement:
         text = json.dumps(notice)
         self._ask(lambda store: store.first(self._key("stop"), text), "")
 
+    def fail(self, reason: str) -> None:
+        """Tell every rank that this one can't go on: whatever step they are at, they end there."""
+        if self.is_shared:
+            self.stop({"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]})
+
     def stop_notice(self) -> dict[str, Any] | None:
         """The notice, if a rank told all to stop."""
         if self._notice is None:
@@ -127,35 +134,66 @@ class Agreement:
             return otherwise
 
 
-def join(*, dataset: str, shuffle: bool, rank: int, size: int) -> Agreement:
-    """Speak for this rank's next loader of a dataset; for it alone where no process group stands.
+def join(
+    *, dataset: str, shuffle: bool, rank: int, size: int, store: JobStore | None = None
+) -> Agreement:
+    """Speak for this rank's next loader; for it alone where no process group stands.
 
-    dataset: fingerprint. A rank's k-th loader of a dataset and kind of order belongs to the other
-    ranks' k-th, so that those that one rank builds of another dataset don't count.
+    dataset: fingerprint. A rank's k-th shuffled loader belongs to the other ranks' k-th, and its
+    k-th loader in order of a dataset to the others' k-th of that: rank 0 alone may evaluate. store:
+    of a membership; None is the process group's.
     """
-    store = JobStore.of_group()
+    store = store or JobStore.of_group()
     if store is None:
         return Agreement(rank=rank, size=size)
-    kind = store.under(f"{dataset[:32]}/{'shuffled' if shuffle else 'in-order'}")
+    kind = store.under("shuffled" if shuffle else f"in-order/{dataset[:32]}")
     number = Agreement(kind, rank=rank).add(f"loaders-{rank}", 1)
     agreement = Agreement(kind.under(str(number)), rank=rank, size=size)
     agreement.join()
     return agreement
 
 
-def check_same_plan(agreement: Agreement, *, plan: str, seed: int, size: int) -> None:
-    """Raise PlanError unless the ranks' loaders agree on order, seed and world size.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderFacts:
+    """What the ranks' loaders must share. dataset, plan: fingerprints; samples: of the dataset;
+    size: ranks that it is for. at: where they go on, "" for a loader that begins."""
 
-    plan: fingerprint of dataset and order.
-    """
-    mine = {"plan": plan, "seed": seed, "size": size, "rank": agreement.rank}
-    first = agreement.compare(mine)
-    if {**first, "rank": None} == {**mine, "rank": None}:
+    dataset: str
+    samples: int
+    seed: int
+    plan: str
+    size: int
+    at: str = ""
+
+
+def check_same_plan(agreement: Agreement, facts: LoaderFacts) -> None:
+    """Raise PlanError unless the ranks' loaders agree; the others then stop at their next batch."""
+    mine = asdict(facts)
+    first = agreement.compare({**mine, "rank": agreement.rank})
+    other, theirs = first.get("rank"), {name: first.get(name) for name in mine}
+    if theirs == mine:
         return
-    raise PlanError(
-        f"Rank {first.get('rank')} built this loader with seed {first.get('seed')} for "
-        f"{first.get('size')} ranks (plan {str(first.get('plan'))[:12]}); rank {agreement.rank} "
-        f"with seed {seed} for {size} ranks (plan {plan[:12]}): samples would be lost or read "
-        "twice. Pass the same seed=, lanes=, window= and batch on every rank; for a loader that "
-        f"is this rank's own, world=World({agreement.rank}, {size}) or World(0, 1)."
+    differ = [name for name in mine if theirs[name] != mine[name]]
+    if "dataset" in differ:
+        remedy = (
+            "Give every rank the same dataset: the loader shares it out itself, so a part of one's "
+            "own (subset, split, a folder a rank) would be shared out twice."
+        )
+    else:
+        remedy = "Pass the same seed=, lanes=, window= and batch on every rank, and one world."
+    text = (
+        f"Rank {other} built this loader {_words(theirs)}; rank {agreement.rank} "
+        f"{_words(mine)}: samples would be lost or read twice. {remedy} For a loader that is this "
+        f"rank's own: world=World(0, 1)."
+    )
+    agreement.fail(text)
+    raise PlanError(text)
+
+
+def _words(facts: dict[str, Any]) -> str:
+    where = f" at {facts['at']}" if facts["at"] else ""
+    return (
+        f"with seed {facts['seed']} for {facts['size']} ranks, of dataset "
+        f"{str(facts['dataset'])[:12]} ({facts['samples']} samples; plan "
+        f"{str(facts['plan'])[:12]}){where}"
     )

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 NOTICE_IDS = 1000  # ids that a notice to the other ranks names at most
 
 _EPOCHS_KEPT = 4
-_NOTHING = [-1, 0]  # before any batch
 
 
 class BadCount:
@@ -108,10 +107,7 @@ class BadCount:
 
     def failed(self, error: Exception) -> None:
         """Tell the other ranks that this one can't go on, so that none waits for it."""
-        if self._agreement.is_shared:
-            text = f"{type(error).__name__}: {error}"
-            notice = {"rank": self._agreement.rank, "failed": text[:2000], "last": _NOTHING}
-            self._agreement.stop(notice)
+        self._agreement.fail(f"{type(error).__name__}: {error}")
 
     # -- state
 

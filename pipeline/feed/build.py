@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import PenstockError
 from penstock.cache.outcomes import STALL_TIMEOUT_S
-from penstock.pipeline.feed.agreement import Agreement, check_same_plan, join
+from penstock.pipeline.feed.agreement import Agreement, LoaderFacts, check_same_plan, join
 from penstock.pipeline.feed.bad_count import BadCount
 from penstock.pipeline.feed.bad_samples import BadSamples
 from penstock.pipeline.feed.draws import BatchDraws
@@ -76,7 +76,14 @@ def build(
         warn_of_the_order(order, options)
     agreement = _agreement(order, options)
     fingerprint, seed = order.fingerprint(), order.settings.seed
-    check_same_plan(agreement, plan=fingerprint, seed=seed, size=options.world.size)
+    facts = LoaderFacts(
+        dataset=dataset.contents.fingerprint,
+        samples=dataset.contents.samples,
+        seed=seed,
+        plan=fingerprint,
+        size=options.world.size,
+    )
+    check_same_plan(agreement, facts)
     threads = options.threads or options.world.threads(usable_cores())
     mapped = mapped_fields(dataset, options)
     recipes = make_recipes(dataset, options, mapped)

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,17 @@ import torch.distributed as dist
 
 from penstock.cache.errors import PenstockWarning, PlanError
 from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.agreement import ENDING_TIMEOUT_S, Agreement, check_same_plan, join
+from penstock.pipeline.feed.agreement import (
+    ENDING_TIMEOUT_S,
+    Agreement,
+    LoaderFacts,
+    check_same_plan,
+    join,
+)
 from tests.pipeline.feed.test_bad_samples import build
 from tests.watchdog import PATIENCE_S
+
+FACTS = LoaderFacts(dataset="d", samples=10, seed=1, plan="p", size=2)
 
 
 def pair(store: Any = None) -> tuple[Agreement, Agreement]:
@@ -92,15 +101,26 @@ class TestAgreement:
 
     def test_other_seeds_and_worlds_are_refused_by_name(self) -> None:
         first, second = pair()
-        check_same_plan(first, plan="p", seed=1, size=2)
-        check_same_plan(second, plan="p", seed=1, size=2)
+        check_same_plan(first, FACTS)
+        check_same_plan(second, FACTS)
+        assert first.stop_notice() is None
         with pytest.raises(PlanError, match=r"Rank 0 .*seed 1 for 2 ranks.*seed 2 for 3 ranks"):
-            check_same_plan(second, plan="p", seed=2, size=3)
+            check_same_plan(second, replace(FACTS, seed=2, size=3))
+        notice = first.stop_notice()
+        assert notice is not None
+        assert notice["rank"] == 1
+        assert "seed 2 for 3 ranks" in notice["failed"]
+
+    def test_a_part_of_its_own_for_each_rank_is_refused(self) -> None:
+        first, second = pair()
+        check_same_plan(first, FACTS)
+        with pytest.raises(PlanError, match=r"\(10 samples.*\(5 samples.*shared out twice"):
+            check_same_plan(second, replace(FACTS, dataset="half", samples=5))
 
     def test_alone_it_agrees_with_itself(self) -> None:
         alone = join(dataset="d", shuffle=True, rank=0, size=1)
         assert not alone.is_shared
-        check_same_plan(alone, plan="p", seed=1, size=2)
+        check_same_plan(alone, FACTS)
         assert [alone.add("bad", 2), alone.add("bad", 1)] == [2, 3]
         alone.stop({"rank": 0})
         assert alone.stop_notice() == {"rank": 0}
@@ -126,6 +146,7 @@ class TestAgreement:
 SCRIPT = textwrap.dedent(
     """
     import json, os, select, sys, warnings
+    from datetime import timedelta
     import torch.distributed as dist
     from penstock.augment import imagenet_eval
     from penstock.pipeline import DataLoader
@@ -144,6 +165,9 @@ SCRIPT = textwrap.dedent(
         options["max_bad"] = float(rank)  # rank 0 alone ends the job, by its first bad sample
     if case == "seed":
         options["seed"] += rank
+    data = Dataset(path, fields=("image", "id"))
+    if case == "twice":
+        data = data.subset(range(rank, 40, 2))
     if case == "validation" and rank == 0:
         with DataLoader(Dataset(path), **{**options, "shuffle": False}) as own:
             next(iter(own))
@@ -189,7 +213,10 @@ SCRIPT = textwrap.dedent(
         return True
 
     try:
-        with DataLoader(Dataset(path, fields=("image", "id")), **options) as loader:
+        with DataLoader(data, **options) as loader:
+            if case in ("seed", "twice"):
+                store.set(f"built {rank}", "")
+                store.wait([f"built {1 - rank}"], timedelta(seconds=20))
             if case == "fails" and rank == 1:
                 def fail(*_, **__):
                     raise OSError("planted")
@@ -205,6 +232,10 @@ SCRIPT = textwrap.dedent(
             "ids": getattr(error, "sample_ids", ()),
         }
     print(json.dumps({"steps": steps, "states": states, **told}), flush=True)
+    if case in ("seed", "twice"):  # the store stays until both have ended
+        store.set(f"built {rank}", "")
+        store.set(f"ended {rank}", "")
+        store.wait([f"ended {1 - rank}"], timedelta(seconds=20))
     if case == "limit":
         if rank == 0:
             store.compare_set("rank 0", "", "exits")
@@ -264,8 +295,15 @@ class TestTwoProcesses:
 
     def test_another_seed_is_refused_at_the_start(self, damaged: Path) -> None:
         told = two_ranks(damaged, "seed")
-        assert sorted(t.get("type", "") for t in told).count("PlanError") >= 1
-        assert any("seed 3" in t.get("text", "") and "seed 4" in t["text"] for t in told)
+        assert sorted(t["type"] for t in told) == ["PlanError", "RankFailedError"]
+        assert all("seed 3" in t["text"] and "seed 4" in t["text"] for t in told)
+
+    def test_a_dataset_that_each_rank_cut_for_itself_is_refused_on_each(
+        self, damaged: Path
+    ) -> None:
+        told = two_ranks(damaged, "twice")
+        assert sorted(t["type"] for t in told) == ["PlanError", "RankFailedError"]
+        assert all("shared out twice" in t["text"] for t in told)
 
     def test_rank_0_alone_may_build_another_loader(self, damaged: Path) -> None:
         first, second = two_ranks(damaged, "validation")

@@ -1,0 +1,72 @@
+"""What processes tell one another through a store of torch's, and what they wait for."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+from penstock.cache.errors import JobStoreError
+from penstock.cache.job_store import JobStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KINDS = ("hash", "file", "tcp", "prefix")
+
+
+@pytest.fixture(params=KINDS)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
+    if request.param == "file":
+        return JobStore.of(dist.FileStore(str(tmp_path / "store"), 1))  # type: ignore[attr-defined]
+    kept = dist.HashStore()  # type: ignore[attr-defined]
+    if request.param == "tcp":
+        kept = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
+    if request.param == "prefix":
+        kept = dist.PrefixStore("quorum 3", kept)  # type: ignore[attr-defined]
+    return JobStore.of(kept)
+
+
+def test_what_was_told_is_heard(store: JobStore) -> None:
+    assert store.heard("a") is None
+    store.tell("a", "1")
+    store.tell("a", "é 2")
+    assert store.heard("a") == "é 2"
+    assert store.under("x").heard("a") is None
+    assert [store.first("b", "mine"), store.first("b", "yours")] == ["mine", "mine"]
+    assert [store.add("n", 2), store.add("n", 3), store.add("n", 0)] == [2, 5, 5]
+    assert store.all_heard(["a", "b"]) == ["é 2", "mine"]
+
+
+@pytest.mark.parametrize("timeout_s", [0.0, 1e-5, 0.003])
+def test_a_wait_ends_and_says_what_is_missing(store: JobStore, timeout_s: float) -> None:
+    store.tell("a", "1")
+    assert store.wait(["a", "b", "c"], timeout_s=timeout_s) == ["b", "c"]
+
+
+def test_a_wait_ends_with_the_last_key(store: JobStore) -> None:
+    told = threading.Thread(target=store.tell, args=("a", "1"))
+    told.start()
+    assert store.wait(["a"], timeout_s=30.0) == []
+    told.join()
+
+
+def test_a_store_that_is_gone_is_an_error_of_ours() -> None:
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            def fail(*_: object) -> None:
+                raise RuntimeError("Connection reset by peer")
+
+            return fail
+
+    store = JobStore(Gone())
+    for ask in (
+        lambda: store.heard("a"),
+        lambda: store.first("a", "1"),
+        lambda: store.wait(["a"], timeout_s=1.0),
+        lambda: store.all_heard(["a"]),
+    ):
+        with pytest.raises(JobStoreError, match=r"reset by peer.*look at rank 0"):
+            ask()

@@ -14,16 +14,15 @@ if TYPE_CHECKING:
 class Traffic:
     """Traffic is what one process has counted since its dataset was opened.
 
-    bytes_remote: received from the store, data and metadata; bytes_filled: of those, kept in the
-    cache; bytes_passed: handed on without being kept; bytes_disk: samples' bytes that were served
-    from the local disk.
+    bytes_remote: received from the store, data and metadata; bytes_peers: from other nodes' caches;
+    bytes_filled: of both, kept in the cache; bytes_passed: handed on without being kept;
+    bytes_disk: samples' bytes that were served from the local disk.
     hits, misses: samples whose bytes were on the local disk when they were asked for, or not.
     requests: to the store; retries: of those, repeated after a failure; hedges: sent twice because
     the first was late; throttled: answered with 429 or 503; failed: requests that failed.
     remote_wait_s: thread time that readers waited for bytes of the remote; request_s: mean time of
     a request, 0.0 without one.
-    bytes_peers: received from other nodes' caches; peer_requests: to them; peer_failed: of those,
-    without an answer or with a wrong one.
+    peer_requests: to other nodes; peer_failed: of those, without an answer or with a wrong one.
     refetched: blobs dropped and fetched again because their bytes were wrong.
     evicted: blobs that this process took out of the cache.
     """
@@ -51,6 +50,11 @@ class Traffic:
     def hit_ratio(self) -> float:
         """hits / (hits + misses); 1.0 before the first sample."""
         return self.hits / asked if (asked := self.hits + self.misses) else 1.0
+
+    @property
+    def bytes_received(self) -> int:
+        """From the store and from peers."""
+        return self.bytes_remote + self.bytes_peers
 
 
 def joined_traffic(several: Sequence[Traffic]) -> Traffic:

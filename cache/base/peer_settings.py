@@ -10,6 +10,7 @@ from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Sequence
 
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
 
@@ -35,6 +36,9 @@ class Peers:
     token_file: a file with the secret that the job's nodes share; it signs what they ask one
         another for. None: the environment's, else one that the job draws and tells its processes
         through the process group's store.
+    nodes: the addresses of all nodes, this one's among them, in the order of the nodes' ranks: for
+        a job without a process group, in which nodes tell one another. It needs a token_file, or
+        the secret in the environment.
     tls: None encrypts unless the address is this machine's own (127.0.0.1), with certificates that
         the job makes for itself; False declares the network private and saves their cost; True
         encrypts there too; or files of one's own.
@@ -46,21 +50,34 @@ class Peers:
     _: KW_ONLY
     token_file: str | os.PathLike[str] | None = None
     tls: bool | TlsFiles | None = None
+    nodes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        found = _ADDRESS.fullmatch(self.address) if isinstance(self.address, str) else None
-        if found is None or int(found[2]) > 65535:
-            raise ConfigError(
-                f'peers: got the address {self.address!r}, wanted "HOST:PORT" of this node, such '
-                'as "10.0.0.7:7077" or "[fd00::7]:7077"; port 0 takes a free one.'
-            )
-        if found[1] in ("0.0.0.0", "[::]", "*"):
-            raise ConfigError(
-                f"peers: got the address {self.address!r}, which is every network of this node. "
-                "Pass the address by which the job's other nodes reach it."
-            )
+        _check_address(self.address, what="the address")
+        self._check_nodes()
         if not isinstance(self.tls, bool | TlsFiles | None):
             raise ConfigError(f"peers: got tls={self.tls!r}, wanted True, False or TlsFiles.")
+
+    def _check_nodes(self) -> None:
+        if isinstance(self.nodes, str):
+            raise ConfigError(f"peers: got nodes={self.nodes!r}, wanted a list of addresses.")
+        object.__setattr__(self, "nodes", tuple(self.nodes))
+        for node in self.nodes:
+            _check_address(node, what="among nodes")
+            if node.endswith(":0"):
+                raise ConfigError(
+                    f"peers: got {node!r} among nodes: others can't know a port that is chosen "
+                    "when the server starts. Name one."
+                )
+        if len(set(self.nodes)) < len(self.nodes):
+            twice = next(node for node in self.nodes if self.nodes.count(node) > 1)
+            raise ConfigError(f"peers: got {twice!r} twice among nodes, wanted each node once.")
+        if self.nodes and self.address not in self.nodes:
+            raise ConfigError(
+                f"peers: got the address {self.address!r}, which isn't among the "
+                f"{len(self.nodes)} nodes. List all nodes of the job alike on each of them, and "
+                "pass this one's address as it stands there."
+            )
 
     @property
     def host(self) -> str:
@@ -71,3 +88,17 @@ class Peers:
     def port(self) -> int:
         """The port of the address; 0 for any that is free."""
         return int(self.address.rpartition(":")[2])
+
+
+def _check_address(address: object, *, what: str) -> None:
+    found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+    if found is None or int(found[2]) > 65535:
+        raise ConfigError(
+            f'peers: got {what} {address!r}, wanted "HOST:PORT" of a node, such as '
+            '"10.0.0.7:7077" or "[fd00::7]:7077"; port 0 takes a free one.'
+        )
+    if found[1] in ("0.0.0.0", "[::]", "*"):
+        raise ConfigError(
+            f"peers: got {what} {address!r}, which is every network of a node. Pass the address by "
+            "which the job's other nodes reach it."
+        )

@@ -97,6 +97,14 @@ class PeerUpstream:
                 before.close()
         self._lists = PeerLists(self.directory, fetcher, self._side)
 
+    def renew(
+        self, peers: Sequence[Peer], *, likely: Callable[[str], Sequence[int]] | None = None
+    ) -> None:
+        """Take over who is there now, with the client of before."""
+        if self._lists is not None:
+            self.directory.know(peers, likely=likely)
+            self._lists.missed()  # who is new is asked at the next look
+
     def fetch(
         self,
         ranges: Sequence[BlobRange],

@@ -33,8 +33,8 @@ class RunFigures:
     not counted.
     wait_p50_s, wait_p99_s, wait_share: of the steps' waits for a batch. step_s: median measured
     length of the emulated step, 0 without one. au: accelerator utilisation in per cent, see
-    `pipeline.plan.sizing.au`; 0 without a step. bytes_by_tier: bytes from "remote", "disk" and
-    "memory" while it ran.
+    `pipeline.plan.sizing.au`; 0 without a step. bytes_by_tier: bytes from "remote", "peers",
+    "disk" and "memory" while it ran.
     """
 
     samples: int

@@ -235,6 +235,7 @@ def _run_figures(
 def _bytes_by_tier(before: Statistics, after: Statistics) -> dict[str, int]:
     return {
         "remote": after.bytes_remote - before.bytes_remote,
+        "peers": after.bytes_peers - before.bytes_peers,
         "disk": after.bytes_disk - before.bytes_disk,
         "memory": after.bytes_memory - before.bytes_memory,
     }

@@ -84,7 +84,7 @@ class Filler:
         self._budget = WalkBudget(epoch_steps)
         self._running: deque[Outcome[None]] = deque()
         self._filled_bytes = 0
-        self._counted_bytes = remote.traffic().bytes_remote
+        self._counted_bytes = remote.traffic().bytes_received
         self._refresh_at = time.monotonic() + _REFRESH_S
         self._batches = 0  # handed out since the share was looked at
         self._retry_at, self._retry_s = 0.0, _RETRY_S
@@ -105,8 +105,8 @@ class Filler:
             self._running.popleft().result()
         now = time.monotonic()
         with self._lock:
-            fetched = traffic.bytes_remote - self._counted_bytes - self._filled_bytes
-            self._counted_bytes, self._filled_bytes = traffic.bytes_remote, 0
+            fetched = traffic.bytes_received - self._counted_bytes - self._filled_bytes
+            self._counted_bytes, self._filled_bytes = traffic.bytes_received, 0
             self._pace.count_batch(size_bytes)
             self._pace.spend_for_batches(max(0, fetched))
             self._budget.count_batch()

@@ -11,7 +11,12 @@ from typing import TYPE_CHECKING
 from penstock.pipeline.report.change import Change
 from penstock.pipeline.report.decode_changes import augment_changes, decode_changes
 from penstock.pipeline.report.map_changes import map_changes
-from penstock.pipeline.report.read_changes import cache_changes, disk_changes, remote_changes
+from penstock.pipeline.report.read_changes import (
+    cache_changes,
+    disk_changes,
+    peer_changes,
+    remote_changes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,5 +77,6 @@ _CHANGES: dict[Limit, Callable[[LoaderFacts], Iterator[Change]]] = {
     "map": map_changes,
     "disk": disk_changes,
     "remote": remote_changes,
+    "peers": peer_changes,
     "cache": cache_changes,
 }

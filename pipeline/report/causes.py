@@ -15,10 +15,11 @@ Limit = Literal[
     "map",
     "disk",
     "remote",
+    "peers",
     "cache",
 ]
 """The stage that holds the job back. python: the training loop, as it keeps Python's GIL. map: a
-function of the user's in the recipe."""
+function of the user's in the recipe. peers: the other nodes' caches, and the links to them."""
 
 Cause = Literal[
     "",
@@ -37,6 +38,7 @@ Cause = Literal[
     "decoded-again",
     "tiny-shards",
     "slow-remote",
+    "slow-peers",
     "throttled",
     "no-cache",
     "small-cache",

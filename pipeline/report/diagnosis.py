@@ -32,7 +32,15 @@ _WHAT: dict[Limit, str] = {
     "map": "Your function in the recipe is",
     "disk": "Reading is",
     "remote": "The remote is",
+    "peers": "The link to the other nodes is",
     "cache": "The cache's size is",
+}
+
+_FROM: dict[Limit, str] = {
+    "disk": "the disk",
+    "remote": "the remote",
+    "cache": "the remote",
+    "peers": "other nodes' caches",
 }
 
 
@@ -112,8 +120,8 @@ def _wait_words(limit: Limit, facts: LoaderFacts) -> str:
         return waited
     if limit == "disk" and reads_compute(facts):
         return f"{at}, most of that for samples to be read"
-    if limit in ("disk", "remote", "cache"):
-        return f"{at}, most of that for bytes from the {'disk' if limit == 'disk' else 'remote'}"
+    if limit in _FROM:
+        return f"{at}, most of that for bytes from {_FROM[limit]}"
     if limit == "map":
         return f"{at}, most of that for {facts.map.name if facts.map else 'Map'}"
     if limit == "dataset":

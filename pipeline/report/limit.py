@@ -59,6 +59,8 @@ def find_limit(facts: LoaderFacts) -> Limit:
     # By what the reading threads waited for: a job may fetch all the time and wait for a disk.
     if remote is None or remote.traffic.remote_wait_s < facts.load_s / 2:
         return "python" if holds_gil else "disk"
+    if remote.traffic.bytes_peers > remote.traffic.bytes_remote:
+        return "peers"
     is_small = remote.max_bytes > 0 and remote.kept_bytes < _KEPT_SHARE * remote.wanted_bytes
     # Until all that it keeps was read once, the rest isn't what the job waits for, unless the rest
     # is the larger part anyway.

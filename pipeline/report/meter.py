@@ -32,6 +32,24 @@ if TYPE_CHECKING:
     )
 
 _WAITS_KEPT = 4096
+_COUNTED = (
+    "bytes_remote",
+    "bytes_peers",
+    "peer_requests",
+    "peer_failed",
+    "bytes_filled",
+    "bytes_passed",
+    "hits",
+    "misses",
+    "hit_ratio",
+    "requests",
+    "retries",
+    "hedges",
+    "throttled",
+    "refetched",
+    "remote_wait_s",
+)
+"""Of the traffic, as it is told."""
 # Looking at the cores takes 0.2 s, and what else runs on them seldom changes.
 _CORES_EVERY_S = 300.0
 
@@ -119,6 +137,7 @@ class Meter:
             load_s=self.load_s,
             map_s=facts.map.seconds if facts.map else 0.0,
             bytes_disk=traffic.bytes_disk,
+            **{name: getattr(traffic, name) for name in _COUNTED},
             bytes_memory=resident.bytes_memory if resident else 0,
             resident_hits=resident.hits if resident else 0,
             resident_bytes=resident.size_bytes if resident else 0,
@@ -128,18 +147,6 @@ class Meter:
             chunks_again=counts.again,
             chunks_memory_bytes=counts.most_memory_bytes,
             chunks_disk_bytes=counts.most_disk_bytes,
-            bytes_remote=traffic.bytes_remote,
-            bytes_filled=traffic.bytes_filled,
-            bytes_passed=traffic.bytes_passed,
-            hits=traffic.hits,
-            misses=traffic.misses,
-            hit_ratio=traffic.hit_ratio,
-            requests=traffic.requests,
-            retries=traffic.retries,
-            hedges=traffic.hedges,
-            throttled=traffic.throttled,
-            refetched=traffic.refetched,
-            remote_wait_s=traffic.remote_wait_s,
             cache_bytes=remote.kept_bytes if remote is not None else 0,
             cache_max_bytes=remote.max_bytes if remote is not None else 0,
             samples_per_s=facts.samples_per_s,

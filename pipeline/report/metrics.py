@@ -36,6 +36,7 @@ _COUNTERS = frozenset(
         "chunks_decoded",
         "chunks_again",
         "bytes_remote",
+        "bytes_peers",
         "bytes_filled",
         "bytes_passed",
         "hits",
@@ -45,6 +46,8 @@ _COUNTERS = frozenset(
         "hedges",
         "throttled",
         "refetched",
+        "peer_requests",
+        "peer_failed",
         "remote_wait_s",
         "bad",
     }

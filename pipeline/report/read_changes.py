@@ -132,6 +132,29 @@ def remote_changes(facts: LoaderFacts) -> Iterator[Change]:
         )
 
 
+def peer_changes(facts: LoaderFacts) -> Iterator[Change]:
+    """What could be changed where batches wait for other nodes' caches."""
+    remote = facts.remote
+    assert remote is not None
+    traffic = remote.traffic
+    rate = traffic.bytes_peers / max(facts.elapsed_s, 1e-9) / 1e6
+    failed = (
+        f"; {traffic.peer_failed:,} of {traffic.peer_requests:,} requests failed"
+        if traffic.peer_failed
+        else ""
+    )
+    yield Change(
+        cause="slow-peers",
+        why=f"{format_size(traffic.bytes_peers)} came from other nodes' caches so far, "
+        f"{rate:.2g} MB/s{failed}.",
+        advice="What came stays in this node's cache for the next epoch, as far as it keeps it; "
+        "`penstock warm` before the job would move the first.",
+        removes=True,
+        basis=_OTHERS,
+        assumes=_NOTHING_FETCHED,
+    )
+
+
 def _fetched_words(facts: LoaderFacts, remote: TierFacts) -> str:
     """What came, and how fast."""
     traffic = remote.traffic

@@ -38,8 +38,10 @@ class Statistics:
     and in the cache folder, at most.
 
     All zero for a local dataset, else counted since the dataset was opened in this process:
-    bytes_remote: received from the store, metadata too; bytes_filled: of those, kept in the cache;
-    bytes_passed: handed on without being kept. hits, misses, hit_ratio: samples whose bytes were on
+    bytes_remote: received from the store, metadata too; bytes_peers: from other nodes' caches;
+    bytes_filled: of both, kept in the cache; bytes_passed: handed on without being kept.
+    peer_requests: to other nodes; peer_failed: of those, without an answer or with a wrong one.
+    hits, misses, hit_ratio: samples whose bytes were on
     the local disk when they were asked for, or not; hit_ratio is 1.0 before the first.
     requests; retries, hedges: of those, sent again after a failure, or as the first was late;
     throttled: answered with 429 or 503. refetched: objects fetched again as their bytes were wrong.
@@ -80,6 +82,9 @@ class Statistics:
     chunks_memory_bytes: int
     chunks_disk_bytes: int
     bytes_remote: int
+    bytes_peers: int
+    peer_requests: int
+    peer_failed: int
     bytes_filled: int
     bytes_passed: int
     hits: int
@@ -110,7 +115,7 @@ class Statistics:
             f"(p50 {self.wait_p50_s * 1e3:.1f} ms, p99 {self.wait_p99_s * 1e3:.1f} ms a batch), "
             f"first batch after {self.first_batch_s:.2f} s; "
             f"read {format_size(self.bytes_disk)} from disk, {format_size(self.bytes_remote)} from "
-            f"the remote{self._resident_text()}{self._bad_text()}."
+            f"the remote{self._peers_text()}{self._resident_text()}{self._bad_text()}."
             f"{self._chunks_text()}{self._tiers_text()}\n"
             f"{self.verdict}"
         )
@@ -138,6 +143,12 @@ class Statistics:
             f"into the cache, {format_size(self.bytes_passed)} past it; waited "
             f"{self.remote_wait_s:.1f} s. Hits: {self.hit_ratio:.1%} of the samples{kept}."
         )
+
+    def _peers_text(self) -> str:
+        if not self.peer_requests:
+            return ""
+        failed = f" ({self.peer_failed:,} requests failed)" if self.peer_failed else ""
+        return f", {format_size(self.bytes_peers)} from other nodes{failed}"
 
     def _resident_text(self) -> str:
         if not self.resident_bytes:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from penstock.cache.blobs.remote import Remote
+    from penstock.cache.blobs.upstream import Upstream
+    from penstock.cache.fetch.fetcher import Fetcher
     from penstock.readers.origin.arrangement import Arrangement
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.scratch import Scratch
@@ -95,11 +97,14 @@ def _open_remote(
     variant = arrangement.key_with_content()
     key = dataset_key(store.scope, shown.rstrip("/"), selection, variant)
     label = shown if selection is None else f"{shown.rstrip('/')}/{selection.pattern}"
+    group = _group(key) if of is None else of.group
+    cache = scratch.disk_cache()
     remote = Remote(
         fetcher,
-        scratch.disk_cache(),
-        group=_group(key) if of is None else of.group,
+        cache,
+        group=group,
         label=label if of is None else of.label,
+        upstream=None if cache.peers is None else _asking_peers(fetcher, group),
     )
 
     def folder_at(other: str) -> RemoteFolder:
@@ -121,6 +126,16 @@ def _open_remote(
         is_known_by_url=filesystem is None and not url.startswith("memory:"),
         arrangement=arrangement,
     )
+
+
+def _asking_peers(fetcher: Fetcher, group: str) -> Upstream:
+    """An upstream that asks other nodes' caches, once it is told of them."""
+    from penstock.cache.blobs.store_upstream import StoreUpstream
+    from penstock.cache.peers.peer_directory import PeerDirectory
+    from penstock.cache.peers.peer_upstream import PeerUpstream
+
+    directory = PeerDirectory(group=group)
+    return PeerUpstream(StoreUpstream(fetcher), directory, meter=fetcher.meter)
 
 
 def _group(key: str) -> str:

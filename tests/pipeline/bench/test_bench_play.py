@@ -88,7 +88,12 @@ def test_a_run_counts_what_came_in_its_measured_part(clock: Clock) -> None:
     assert done.first_batch_s == 3.0
     assert (done.wait_p50_s, done.wait_p99_s, done.wait_share) == (0.25, 0.25, 1.0)
     assert (done.au, done.step_s) == (0.0, 0.0)
-    assert done.bytes_by_tier == {"remote": 0, "disk": 8 * BATCH * 100, "memory": 0}
+    assert done.bytes_by_tier == {
+        "remote": 0,
+        "peers": 0,
+        "disk": 8 * BATCH * 100,
+        "memory": 0,
+    }
     assert loader.taken == 1 + 1 + 8
     assert loader.closed == 1
 

@@ -1,0 +1,99 @@
+"""Where the servers of a job's nodes listen, told through the job's store.
+
+Each node tells once; the first one waits for all, for a while, and publishes the list in one text:
+so the store answers one short question a node, whatever their number. Who comes later is on the
+list when it is looked at again.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.cache.peers.peer_directory import Peer
+
+if TYPE_CHECKING:
+    from penstock.cache.job_store import JobStore
+
+_MOST_ENTRIES = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRanks:
+    """The ranks [first, end) of a node, of so many in the job."""
+
+    first: int
+    end: int
+    size: int
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the job's first node."""
+        return self.first == 0
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether the job has no other node."""
+        return self.end - self.first == self.size
+
+
+class PeerExchange:
+    """Tells and hears addresses for one node. Every method raises JobStoreError."""
+
+    def __init__(self, store: JobStore, ranks: NodeRanks) -> None:
+        """store: under a name that all nodes give alike."""
+        self._store, self._ranks = store, ranks
+        self._seen = 0  # entries that the first node has put on its list
+        self._told: dict[int, tuple[int, str]] = {}  # end of a node's ranks, and its address
+
+    def tell(self, address: str) -> None:
+        """Tell where this node's server listens. Telling the same again changes nothing."""
+        first = self._ranks.first
+        if self._store.heard(f"told-{first}") == address:
+            return
+        number = self._store.add("entries", 1)
+        self._store.tell(f"entry-{number}", json.dumps([first, self._ranks.end, address]))
+        self._store.tell(f"told-{first}", address)
+
+    def hear(self, *, timeout_s: float) -> list[Peer]:
+        """The other nodes that have told; waits so long for those that haven't."""
+        until_s = time.monotonic() + timeout_s
+        if self._ranks.leads:
+            self._gather(until_s)
+            text = json.dumps([[first, *rest] for first, rest in sorted(self._told.items())])
+            self._store.tell("all", text)
+        else:
+            self._store.wait(["all"], timeout_s=max(0.0, until_s - time.monotonic()))
+        return self._others(self._store.heard("all"))
+
+    def _gather(self, until_s: float) -> None:
+        """Put entries on the list until all ranks' nodes are there, or the time is over."""
+        while self._seen < _MOST_ENTRIES:
+            entry = f"entry-{self._seen + 1}"
+            left_s = until_s - time.monotonic()
+            ranks = sum(end - first for first, (end, _) in self._told.items())
+            is_full = ranks >= self._ranks.size
+            if not is_full and left_s > 0:
+                self._store.wait([entry], timeout_s=left_s)
+            found = _entry(self._store.heard(entry))
+            if found is None:
+                return
+            self._seen += 1
+            self._told[found[0]] = found[1:]
+
+    def _others(self, text: str | None) -> list[Peer]:
+        entries = json.loads(text) if text is not None else []
+        return [
+            Peer(node, address)
+            for node, (first, _, address) in enumerate(entries)
+            if first != self._ranks.first
+        ]
+
+
+def _entry(text: str | None) -> tuple[int, int, str] | None:
+    if text is None:
+        return None
+    first, end, address = json.loads(text)
+    return int(first), int(end), str(address)

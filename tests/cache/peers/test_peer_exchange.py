@@ -1,0 +1,86 @@
+"""Where a job's nodes listen: told once each, heard by all, late ones too."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from penstock.cache.base.peer_settings import Peers
+from penstock.cache.errors import ConfigError
+from penstock.cache.job_store import JobStore
+from penstock.cache.peers.peer_directory import Peer
+from penstock.cache.peers.peer_exchange import NodeRanks, PeerExchange
+
+torch = pytest.importorskip("torch")
+
+
+@pytest.fixture
+def store() -> JobStore:
+    return JobStore.of(torch.distributed.HashStore())
+
+
+def exchanges(store: JobStore, *sizes: int) -> list[PeerExchange]:
+    firsts = [sum(sizes[:node]) for node in range(len(sizes))]
+    return [
+        PeerExchange(store, NodeRanks(first, first + count, sum(sizes)))
+        for first, count in zip(firsts, sizes, strict=True)
+    ]
+
+
+def test_every_node_hears_of_the_others_whoever_comes_first(store: JobStore) -> None:
+    nodes = exchanges(store, 2, 3, 1)
+
+    def join(node: int) -> list[Peer]:
+        nodes[node].tell(f"10.0.0.{node}:7000")
+        return nodes[node].hear(timeout_s=20.0)
+
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(join, [2, 1, 0]))[::-1]
+    all_of_them = [Peer(node, f"10.0.0.{node}:7000") for node in range(3)]
+    for node, peers in enumerate(found):
+        assert peers == [peer for peer in all_of_them if peer.node != node]
+
+
+def test_who_comes_late_or_with_another_address_is_heard_later(store: JobStore) -> None:
+    first, second = exchanges(store, 1, 1)
+    first.tell("10.0.0.1:1")
+    assert first.hear(timeout_s=0.0) == []
+    assert second.hear(timeout_s=0.0) == [Peer(0, "10.0.0.1:1")]
+    second.tell("10.0.0.2:1")
+    second.tell("10.0.0.2:1")
+    assert first.hear(timeout_s=0.0) == [Peer(1, "10.0.0.2:1")]
+    assert second.hear(timeout_s=0.0) == [Peer(0, "10.0.0.1:1")]
+    second.tell("10.0.0.2:2")
+    assert first.hear(timeout_s=0.0) == [Peer(1, "10.0.0.2:2")]
+
+
+def test_another_loader_of_the_job_hears_the_same_at_once(store: JobStore) -> None:
+    for node, exchange in enumerate(exchanges(store, 1, 1)):
+        exchange.tell(f"10.0.0.{node}:1")
+    for _ in range(2):
+        first, second = exchanges(store, 1, 1)
+        assert first.hear(timeout_s=5.0) == [Peer(1, "10.0.0.1:1")]
+        assert second.hear(timeout_s=5.0) == [Peer(0, "10.0.0.0:1")]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ("10.0.0.1:1", "wanted a list"),
+        (["10.0.0.1:1", "10.0.0.2"], "'10.0.0.2', wanted \"HOST:PORT\""),
+        (["10.0.0.1:1", 7], "7, wanted"),
+        (["10.0.0.1:1", "10.0.0.2:70000"], "70000"),
+        (["10.0.0.1:1", "0.0.0.0:1"], "every network"),
+        (["10.0.0.1:1", "10.0.0.2:0"], "can't know a port"),
+        (["10.0.0.1:1", "10.0.0.2:1", "10.0.0.2:1"], "'10.0.0.2:1' twice"),
+        (["10.0.0.2:1", "10.0.0.3:1"], "isn't among the 2 nodes"),
+    ],
+)
+def test_a_list_that_cant_be_is_refused(nodes: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Peers("10.0.0.1:1", nodes=nodes)
+
+
+def test_a_list_is_kept_in_its_order() -> None:
+    assert Peers("a:1", nodes=["b:1", "a:1"]).nodes == ("b:1", "a:1")

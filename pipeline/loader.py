@@ -20,6 +20,7 @@ from penstock.cache.errors import ClosedError
 from penstock.pipeline.facade import late_attributes
 from penstock.pipeline.facade.arguments import LoaderArguments
 from penstock.pipeline.facade.dataset_check import check_dataset
+from penstock.pipeline.facade.job_steps import JobSteps
 from penstock.pipeline.facade.samplers import PlanBatches, PlanSampler
 from penstock.pipeline.feed.native import NativeEngine
 from penstock.pipeline.options.checks import checked_augment
@@ -49,17 +50,17 @@ else:
     T_co = TypeVar("T_co", covariant=True)
 
 
-class DataLoader(torch.utils.data.DataLoader[T_co]):
+class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
     """Batches of a dataset, in torch's shape, resumable exactly.
 
-    Positional arguments and those up to in_order are torch's; snapshot_every_n_steps is torchdata's
-    and changes nothing (states are exact at every step); the rest are Penstock's. How each behaves
-    with native and with torch datasets: docs/datasets.md.
+    Arguments up to in_order are torch's; snapshot_every_n_steps is torchdata's and changes nothing
+    (states are exact at every step); the rest are Penstock's. docs/datasets.md says how each
+    behaves with native and with torch datasets.
 
     dataset: a `penstock.Dataset` (native: decoded and augmented by DALI), a part of one (`subset`,
-        `split`) or several end to end (`concat`); or any torch dataset, map-style or iterable,
-        which torch's own workers read.
-    batch_size: samples of this rank's batch; global_batch_size is the alternative, over all ranks.
+        `split`) or several end to end (`concat`); or any torch dataset, which torch's workers read.
+    batch_size: samples of this rank's batch; global_batch_size is the alternative, over all ranks:
+        a number, or {0: 8192, 50_000_000: 16384}, sizes by the job's sample from which they hold.
     shuffle: draw the order from the seed; otherwise samples come in index order.
     num_workers: native: decode threads of this rank, 0 is this rank's share of the usable cores.
         torch datasets: worker processes, 0 reads in this one.
@@ -69,34 +70,26 @@ class DataLoader(torch.utils.data.DataLoader[T_co]):
     prefetch_factor: native: batches decoded ahead, None is 2 when shuffling, else 1.
     seed: of order and draws. Native: None takes one from torch's generator, as torch does; several
         ranks need the same, so there it must be given. torch datasets: None leaves order and
-        randomness to torch; a seed gives Penstock's order, shared out over the ranks, and seeds
-        python's, numpy's and torch's generators for each sample by (seed, epoch, index).
+        randomness to torch; a seed gives Penstock's order, shared out over the ranks.
     augment: operations, such as `imagenet_train(224)`, or such a list by field (docs/augment.md).
-        None gives uint8 images of shape (n, 3, h, w) where all are of one size, and is an error
-        otherwise.
+        None gives uint8 images as they are, if all are of one size.
     device: "cpu", "cuda" or "cuda:1": native images are decoded there; every tensor lies there.
     world: rank and size; None reads torch's process group, else the launcher's environment, again
         with each pass until one has begun: a trainer may start the group later.
     max_bad: share of the samples that may be bad in an epoch, replaced by others, before every rank
-        stops; None: 0.001. A map-style dataset with seed=: None makes each an error; a share lets
-        others stand in for those whose __getitem__ raises (docs/datasets.md).
+        stops; None: 0.001. A map-style dataset with seed=: None makes each an error.
     lanes, window, reshuffle: of the plan (`plan.order.Plan`); None follows dataset and batch.
     deterministic: bit-exact pixels on CUDA too, for speed.
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).
     as_dict: native: batches are dicts by field, not tuples.
     batch_tokens: native, in batch_size's place: tokens of this rank's batch at most, of samples of
-        about one length (docs/batches.md); {"tokens": 8192} says whose lengths count. The number of
-        samples varies, and len() by epoch.
-    read: "copy" checks and decodes a copy of each sample; "pread" copies by reading the file, where
-        it may shrink under its map (NFS) or the disk fails; "mmap" decodes views of the mapped
-        file: whoever writes to it behind the check changes the sample (docs/cache.md).
+        about one length (docs/batches.md); {"tokens": 8192} says whose lengths count.
+    read: how a sample's bytes come from its file: "copy", "pread" or "mmap" (docs/cache.md).
 
     Yields, for a native dataset, tuples in the order of `dataset.fields`, or with as_dict=True
-    dicts: images (n, c, h, w), numbers of one shape as a tensor, of several as `Ragged` (or dense,
-    by `Pad`), text as a list of str, "id" int64 (n,); docs/batches.md says it of each type. MixUp
-    and CutMix make of classes float32 (n, classes). For a torch dataset what torch yields. A batch
-    is the user's; no buffer is reused.
+    dicts; docs/batches.md says of each type what comes. For a torch dataset what torch yields. A
+    batch is the user's; no buffer is reused.
 
     Raises: ConfigError, PlanError and RecipeError (all ValueErrors) for arguments that don't fit,
     before any work starts; torch's own errors for torch's arguments with a torch dataset;

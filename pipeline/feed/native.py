@@ -10,12 +10,15 @@ from penstock.cache.errors import ClosedError, NotPicklableError
 from penstock.cache.forks import check_process
 from penstock.pipeline.feed.native_setup import NativeSetup
 from penstock.pipeline.feed.position import Position
-from penstock.pipeline.options.checks import check_epoch
+from penstock.pipeline.options.checks import check_count, check_epoch
 from penstock.pipeline.plan.state import LoaderState
 from penstock.pipeline.plan.steps import Cursor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.position import PassId
@@ -151,6 +154,31 @@ class NativeEngine:
         """
         self._check_open()
         self._setup.resume(LoaderState.from_dict(state))
+
+    @property
+    def step(self) -> int:
+        """The number of the next global batch, counted from the job's start.
+
+        Raises PlanError while the world isn't known, and where counting it would take too long.
+        """
+        return self._setup.ready.order.walk.step_number(self._position.cursor)
+
+    def samples_of(self, step: int, *, rank: int | None = None) -> NDArray[np.int64]:
+        """Ids of the samples of a global batch by its number, past or future, in the order of its
+        slots. rank: of one rank's alone. Raises ConfigError, PlanError for what isn't there."""
+        self._check_open()
+        step = check_count("step", step, least=0)
+        return self._setup.samples_of(
+            step, None if rank is None else check_count("rank", rank, least=0)
+        )
+
+    def skip(self, steps: int) -> None:
+        """Go on so many global batches later. Raises ConfigError for a negative number, PlanError
+        where counting them would take too long."""
+        self._check_open()
+        steps = check_count("steps", steps, least=0)
+        if steps:
+            self._position.move_to(self._setup.ready.order.walk.cursor_of(self.step + steps))
 
     def epoch_batches(self) -> Iterator[list[int]]:
         """Sample ids that this rank is handed in a whole current epoch, a batch at a time."""

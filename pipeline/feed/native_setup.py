@@ -12,8 +12,13 @@ from penstock.pipeline.plan.settings import order_fingerprint
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.options.native_options import NativeOptions
+    from penstock.pipeline.plan.job_order import JobOrder
+    from penstock.pipeline.plan.job_plan import JobPlan
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.pipeline.plan.steps import Cursor
     from penstock.readers.source import Source
@@ -34,6 +39,7 @@ class NativeSetup:
         self.options = self._user_options = options  # as given, whatever a state says
         self._state: LoaderState | None = None  # that was loaded
         self.assembly: Assembly | None = None
+        self._looked_up: tuple[JobOrder, JobPlan] | None = None
         if world_is_known:
             self._install(build(dataset, options, position))
         else:
@@ -49,8 +55,8 @@ class NativeSetup:
     def state(self) -> LoaderState:
         """What was handed out."""
         cursor, order = self._position.cursor, self.order
-        if self.assembly is None and self._state is not None and self._position.is_restored:
-            return self._state  # nothing was handed out since it came
+        if self.assembly is None and self._state is not None and cursor == self._state.cursor:
+            return self._state  # nothing is built for it yet
         bad, fingerprint = 0, None
         if self.assembly is not None:
             bad = self.assembly.road.bad_count.count_before(cursor)
@@ -75,6 +81,25 @@ class NativeSetup:
         except PlanError:
             return None
 
+    def samples_of(self, step: int, rank: int | None) -> NDArray[np.int64]:
+        """Ids of a global batch by its number, in the order of its slots; rank: of one rank's.
+
+        Raises PlanError for a step that isn't there, or a rank.
+        """
+        order, world = self.ready.order, self.options.world
+        begin = order.walk.cursor_of(step)
+        size = order.walk.step_size(begin)
+        low, high = 0, size
+        if rank is not None:
+            if not 0 <= rank < world.size:
+                raise PlanError(f"rank: got {rank}, wanted one within [0, {world.size}).")
+            low, high = rank * size // world.size, (rank + 1) * size // world.size
+        if self._looked_up is None or self._looked_up[0] is not order:
+            self._looked_up = order, order.plan()  # one of its own: a plan remembers one place
+        plan = self._looked_up[1]
+        rows = plan.places(begin.epoch, begin.position, size, low=low, high=high).rows
+        return self._dataset.ids(rows)
+
     def go_back(self, start: Cursor) -> None:
         """A pass begins there. Where that is behind the place of a state, and its batches there
         were others than this loader's, those of this loader count from there on.
@@ -86,7 +111,7 @@ class NativeSetup:
         if state is None or walk.sample(start) >= begun:
             return
         state = replace(state, epoch=start.epoch, position=start.position, bad=0)
-        self._fit(self._user_options, state, state.plan)
+        self._fit(self._user_options, state, state.plan, warns=False)
         self._state = state
 
     def change(self, user_options: NativeOptions) -> None:
@@ -138,10 +163,15 @@ class NativeSetup:
             self._finalizer()
 
     def _fit(
-        self, user_options: NativeOptions, state: LoaderState | None, settings: PlanSettings | None
+        self,
+        user_options: NativeOptions,
+        state: LoaderState | None,
+        settings: PlanSettings | None,
+        *,
+        warns: bool = True,
     ) -> None:
         """An assembly for what the user gave, as far as a state leaves it so."""
-        options = user_options if state is None else user_options.resumed(state)
+        options = user_options if state is None else user_options.resumed(state, warns=warns)
         if self.assembly is None or options != self.options or settings != self.order.settings:
             assembly = build(self._dataset, options, self._position, settings=settings)
             assembly.order.walk.learn(self.order.walk)

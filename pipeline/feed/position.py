@@ -27,14 +27,14 @@ class Position:
     received: the end of the last batch that was handed out; None before the first one, and of a
         restored state. It stays where `go_to` leads elsewhere.
     asked_epoch: the latest epoch of which the user began a pass.
-    is_restored: it came with a state, and nothing was handed out since.
+    is_restored: it came with a state or a step's number, and nothing was handed out since.
 
     It changes at these moments only, and on the thread that iterates the loader or calls it:
     `ask` and `begin_pass` as a pass begins, `hand_over` with each batch, `go_to` by set_epoch(),
-    `restore` and `settle` by load_state_dict(), `end_passes` where the batches ahead are dropped
-    for those of other options. What is read, decoded and filled ahead never changes it and counts
-    nothing of its own: a batch's place is the step that it carries, and the next one's is that
-    step's end. Of what is here, the other threads look at `asked_epoch` alone.
+    `move_to` by skip(), `restore` and `settle` by load_state_dict(), `end_passes` where the batches
+    ahead are dropped for those of other options. What is read, decoded and filled ahead never
+    changes it and counts nothing of its own: a batch's place is the step that it carries, and the
+    next one's is that step's end. Of what is here, the other threads look at `asked_epoch` alone.
     """
 
     def __init__(self) -> None:
@@ -95,6 +95,12 @@ class Position:
             self.cursor = Cursor(epoch, 0)
             self.is_restored = False
             self.end_passes()
+
+    def move_to(self, cursor: Cursor) -> None:
+        """Move to where a step begins: a pass of its epoch goes on there, else the next one begins
+        there."""
+        self.cursor = cursor
+        self.is_restored = True
 
     def restore(self, cursor: Cursor) -> None:
         """Move to where a state was saved."""

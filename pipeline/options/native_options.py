@@ -117,19 +117,20 @@ class NativeOptions:
             batch_tokens=own.batch_tokens,
         )
 
-    def resumed(self, state: LoaderState) -> NativeOptions:
+    def resumed(self, state: LoaderState, *, warns: bool = True) -> NativeOptions:
         """The options to go on with from a state: its seed, and its batches, but that from its
         place on those count that the user gave, if any.
 
-        Warns of what differs from the saved job from here on. Raises PlanError for batches of the
+        warns: of what differs from the saved job from here on. Raises PlanError for batches of the
         state's below the world.
         """
         if state.plan.buckets is not None:
             return replace(self, seed=state.plan.seed)
         wanted = None if self.batch_is_default else self.sizes.schedule
         schedule = resumed_schedule(state, wanted, drop_last=self.drop_last)
-        self._warn_of_other_batches(state, schedule)
-        self._warn_of_other_ends(state, global_batch=schedule.size)
+        if warns:
+            self._warn_of_other_batches(state, schedule)
+            self._warn_of_other_ends(state, global_batch=schedule.size)
         return replace(self, seed=state.plan.seed, sizes=sizes_in_world(schedule, self.world))
 
     def _warn_of_other_batches(self, state: LoaderState, schedule: BatchSchedule) -> None:

@@ -120,6 +120,11 @@ class LoaderState:
                 f"State is damaged: epoch {self.epoch}, position {self.position} of "
                 f"{self.samples} samples. Start from an older checkpoint."
             )
+        plan_is_right = 0 < self.plan.lanes <= _MOST_LANES and self.plan.window > 0
+        if not plan_is_right or not 0.0 <= self.plan.reshuffle <= 1.0:
+            raise ResumeError(f"State is damaged: no plan is made of {self.plan}. {_REMEDY}")
+        if len(self.lane_order or "") > MOST_LANE_ORDER:
+            raise ResumeError(f"State is damaged: its lane order is too long. {_REMEDY}")
         self._check_step()
         return self
 
@@ -160,8 +165,11 @@ _PLAN_FIELDS: dict[str, tuple[type, ...]] = {
     "reshuffle": (float, int),
 }
 
-_MOST = 2**53
-"""Of all counts: JSON holds no larger ones exactly."""
+_MOST, _MOST_LANES = 2**53, 2**24
+"""Of all counts: JSON holds no larger ones exactly. And of lanes, which take memory."""
+
+MOST_LANE_ORDER = 5_500
+"""Characters of a lane order: with as many batches as are kept, a state stays below 10 kB."""
 
 _BUCKET_FIELDS: dict[str, tuple[type, ...]] = {
     "field": (str,),

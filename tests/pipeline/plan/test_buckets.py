@@ -139,3 +139,42 @@ def test_lengths_are_alike_in_a_batch_and_batches_come_in_any_order() -> None:
         longest.append(max(mine))
     assert np.mean(filled) > 0.9  # unsorted: about a half
     assert longest != sorted(longest, reverse=True)
+
+
+@settings(max_examples=40, deadline=None)
+@given(lengths=SHARDS, seed=st.none() | st.integers(0, 9), data=st.data())
+def test_steps_are_numbered_from_any_known_place(
+    lengths: list[list[int]], seed: int | None, data: st.DataObject
+) -> None:
+    longest = max(each for shard in lengths for each in shard)
+    tokens = least_tokens(longest, ranks=1) + 20
+    _, walk = made(lengths, tokens=tokens, is_padded=False, ranks=1, seed=seed)
+    starts = [
+        step.start for epoch in range(3) for step in walk.steps(Cursor(epoch, 0), endless=False)
+    ]
+    _, other = made(lengths, tokens=tokens, is_padded=False, ranks=1, seed=seed)
+    known = data.draw(st.integers(0, len(starts) - 1))
+    other.know(starts[known], known)
+    for number in data.draw(st.permutations(range(len(starts)))):
+        assert other.step_number(starts[number]) == number
+        assert other.cursor_of(number) == starts[number]
+    _, third = made(lengths, tokens=tokens, is_padded=False, ranks=1, seed=seed)
+    third.learn(other)
+    assert third.cursor_of(known) == starts[known]
+    with pytest.raises(PlanError, match="wanted 0 or more"):
+        other.cursor_of(-1)
+
+
+def test_too_many_samples_are_not_counted_for_a_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("buckets", "bucket_walk"):
+        monkeypatch.setattr(f"penstock.pipeline.plan.{module}.MOST_COUNTED", 400)
+    lengths = [[1 + each % 7 for each in range(100)]]
+    _, walk = made(lengths, tokens=20, is_padded=False, ranks=1, seed=1)
+    number = walk.step_number(Cursor(3, 0))
+    with pytest.raises(PlanError, match=r"about \d+ of them, which is too much"):
+        walk.step_number(Cursor(9, 0))
+    with pytest.raises(PlanError, match="too much to wait for"):
+        walk.cursor_of(100 * number)
+    walk.know(Cursor(9, 0), 3 * number)  # as a state tells
+    assert walk.step_number(Cursor(9, 0)) == 3 * number
+    assert walk.cursor_of(3 * number) == Cursor(9, 0)

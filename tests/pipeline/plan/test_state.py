@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.cache.errors import ResumeError
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
+from penstock.pipeline.plan.batch_schedule import MOST_KEPT, BatchSchedule
 from penstock.pipeline.plan.settings import PlanSettings
-from penstock.pipeline.plan.state import LoaderState, check_resumable
+from penstock.pipeline.plan.state import MOST_LANE_ORDER, LoaderState, check_resumable
 
 STATE = LoaderState(
     dataset="d" * 64,
@@ -45,11 +48,60 @@ def test_json_round_trip() -> None:
         ({"plan": None}, "'plan' is None"),
         ({"plan": {"seed": 1}}, "'shuffle' is None"),
         ({"dataset": 3}, "'dataset' is 3"),
+        ({"step": 43}, "step 43 isn't the one at epoch 4, position 40"),
+        ({"step": None}, "step None isn't"),
+        ({"step": -1}, "step -1 isn't"),
+        ({"step": 44.0}, "'step' is 44.0"),
+        ({"batches": None}, "'batches' is None"),
+        ({"batches": []}, "'batches': .*no entry"),
+        ({"batches": [[0, 10], [0, 11]]}, "ascend"),
+        ({"batches": [[90, 10], [50, 11]]}, "ascend"),
+        ({"batches": [[0, "10"]]}, "whole numbers"),
+        ({"batches": [[0, 10, 3]]}, "'batches'"),
+        ({"batches": [0, 10]}, "'batches'"),
+        ({"batches": [[0, 2**60]]}, "beyond a job"),
+        ({"batches": [[number, 1 + number % 2] for number in range(161)]}, "161 sizes"),
+        ({"batches": [[441, 10]], "first_step": 44}, "step 44 isn't"),
+        ({"first_step": 2**70}, "beyond a job"),
+        ({"first_step": -1}, "history"),
+        ({"epoch": 2**60}, "epoch 1152921504606846976"),
+        ({"samples": 0, "position": 0}, "step 44 isn't"),
+        ({"lane_order": 7}, "'lane_order' is 7"),
+        ({"lane_order": "1," * 5000}, "lane order is too long"),
+        ({"plan": {**STATE.to_dict()["plan"], "lanes": 10**12}}, "no plan is made of"),
+        ({"plan": {**STATE.to_dict()["plan"], "lanes": 0}}, "no plan is made of"),
+        ({"plan": {**STATE.to_dict()["plan"], "reshuffle": float("nan")}}, "no plan is made of"),
     ],
 )
 def test_damaged_states_are_refused(change: dict[str, Any], told: str) -> None:
     with pytest.raises(ResumeError, match=told):
         LoaderState.from_dict({**STATE.to_dict(), **change})
+
+
+def test_the_largest_state_is_below_10_kilobytes() -> None:
+    schedule = BatchSchedule.of({10**12 * i: 10_000 + i % 2 for i in range(MOST_KEPT)})
+    state = replace(STATE, schedule=schedule, lane_order="x" * MOST_LANE_ORDER)
+    state = replace(state, step=state.walk.step_number(state.cursor))
+    text = json.dumps(state.to_dict())
+    assert len(text) < 10_000
+    assert LoaderState.from_dict(json.loads(text)) == state
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*STATE.to_dict()]), JUNK, max_size=3))
+def test_junk_is_refused_or_harmless(change: dict[str, Any]) -> None:
+    try:
+        state = LoaderState.from_dict({**STATE.to_dict(), **change})
+    except ResumeError:
+        return
+    assert state.step is not None
+    assert state.walk.cursor_of(state.step) == state.cursor
 
 
 @pytest.mark.parametrize("state", [None, 3, "x", [], {}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import islice
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -154,6 +155,6 @@ def test_a_job_without_steps_says_so() -> None:
         (((0, True),), "whole numbers"),
     ],
 )
-def test_schedules_that_cannot_be_are_refused(entries: tuple, told: str) -> None:
+def test_schedules_that_cannot_be_are_refused(entries: Any, told: str) -> None:
     with pytest.raises(PlanError, match=told):
         BatchSchedule(entries)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cache.disk.fills import part_name
+from penstock.cache.disk.fill_marks import part_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

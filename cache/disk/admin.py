@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
-from penstock.cache.disk.fills import part_name
+from penstock.cache.disk.fill_marks import part_name
 from penstock.cache.disk.layout import Layout
 from penstock.cache.disk.shelf import Shelf
 from penstock.cache.errors import ConfigError

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.base.mapping import Map
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of
-from penstock.cache.disk.fills import Fill, discard, fill_disk_bytes, map_name, part_name
+from penstock.cache.disk.fill_marks import map_name, part_name
+from penstock.cache.disk.fills import Fill, discard, fill_disk_bytes, map_bytes
 from penstock.cache.disk.layout import allocated_bytes
 from penstock.cache.disk.pieces import Pieces
 
@@ -50,7 +51,9 @@ class Filling:
             try:
                 fill = Fill(fills, key, pieces)
             except (FileNotFoundError, ValueError, StrangeFileError):
-                disk_bytes = fill_disk_bytes(pieces.size_bytes, pieces.count)
+                disk_bytes = fill_disk_bytes(
+                    pieces.size_bytes, pieces.count, most_map_bytes=map_bytes(pieces)
+                )
                 if not self._reservations.reserve(
                     source, group=group, disk_bytes=disk_bytes, insist=pinned
                 ):

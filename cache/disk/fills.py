@@ -18,7 +18,16 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.base.locks import ByteLocks
-from penstock.cache.disk.layout import FILL_HEADER, disk_bytes
+from penstock.cache.disk.fill_marks import (
+    BORDER_BYTES,
+    BORDERS_FOLLOW,
+    EVEN_PIECES,
+    HEADER_BYTES,
+    KIND_AT,
+    map_name,
+    part_name,
+)
+from penstock.cache.disk.layout import disk_bytes
 from penstock.cache.disk.pieces import PIECE_BYTES
 
 if TYPE_CHECKING:
@@ -27,10 +36,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.folders import Folder
     from penstock.cache.disk.pieces import Pieces, PieceSpan
 
-_HEADER, _TEXT = (
-    FILL_HEADER,
-    6,
-)  # 2 bytes of length, 4 of CRC-32C, and the version that all pieces are of
+_TEXT = 6  # 2 bytes of length, 4 of CRC-32C, and then the version that all pieces are of
 _VERSION_LOCK = 2**62
 
 
@@ -52,7 +58,7 @@ class Fill:
             self.inode = found.st_ino
             marks_fd = folder.open(map_name(key), os.O_RDWR)
             try:
-                wanted = (pieces.size_bytes, _HEADER + pieces.count)
+                wanted = (pieces.size_bytes, map_bytes(pieces))
                 if (found.st_size, os.fstat(marks_fd).st_size) != wanted:
                     raise ValueError(f"{self.part}: a fill of another size")
                 self._memory = mmap.mmap(marks_fd, 0)
@@ -61,19 +67,21 @@ class Fill:
         except BaseException:
             self.close()
             raise
-        self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, _HEADER)
+        self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, HEADER_BYTES)
 
     @classmethod
     def make(cls, folder: Folder, key: str, pieces: Pieces) -> Fill:
         """Make both anew, the part last; the caller holds the key. Raises OSError (no room)."""
         discard(folder, key)
         # A full disk says so here, not in the middle of a download.
-        sizes = {map_name(key): _HEADER + pieces.count, part_name(key): pieces.size_bytes}
+        sizes = {map_name(key): map_bytes(pieces), part_name(key): pieces.size_bytes}
         try:
             for name, size_bytes in sizes.items():
                 fd = folder.create(name)
                 try:
                     os.posix_fallocate(fd, 0, size_bytes)
+                    if name == map_name(key):
+                        _note_borders(fd, pieces)
                 finally:
                     os.close(fd)
             return cls(folder, key, pieces)
@@ -89,7 +97,9 @@ class Fill:
         """The parts of sorted spans whose pieces aren't there."""
         result: list[PieceSpan] = []
         for low, high in spans:
-            marks = self._memory[_HEADER + low : _HEADER + high]  # bytes: numpy is slower on few
+            marks = self._memory[
+                HEADER_BYTES + low : HEADER_BYTES + high
+            ]  # bytes: numpy is slower on few
             first = marks.find(0)
             while first >= 0:
                 end = marks.find(1, first)
@@ -113,7 +123,7 @@ class Fill:
 
     def agree(self, version: str) -> bool:
         """Whether pieces of this version belong here; the first one decides."""
-        text = version.encode("utf-8", "replace")[: _HEADER - _TEXT]
+        text = version.encode("utf-8", "replace")[: KIND_AT - _TEXT]
         if not text:
             return True
         now = self.version
@@ -171,23 +181,31 @@ class Claims:
         self._locks.close()
 
 
-def fill_disk_bytes(size_bytes: int, pieces: int) -> int:
+def map_bytes(pieces: Pieces) -> int:
+    """Compute the size of the map: its header, a mark a piece, and where uneven pieces begin."""
+    borders = 0 if pieces.starts is None else BORDER_BYTES * len(pieces.starts)
+    return HEADER_BYTES + pieces.count + borders
+
+
+def _note_borders(fd: int, pieces: Pieces) -> None:
+    """Write down in a new map where the pieces begin, for those who know no more of a blob than
+    its key."""
+    if pieces.starts is None:
+        os.pwrite(fd, EVEN_PIECES, KIND_AT)
+    else:
+        os.pwrite(fd, pieces.starts.astype("<i8").tobytes(), HEADER_BYTES + pieces.count)
+        os.pwrite(fd, BORDERS_FOLLOW, KIND_AT)
+
+
+def fill_disk_bytes(size_bytes: int, pieces: int, *, most_map_bytes: int = 0) -> int:
     """Compute what a fill may take of the disk.
 
-    That is both files, and the extents of a file that is written here and there.
+    That is both files, and the extents of a file that is written here and there. most_map_bytes:
+    of the map, where it has more than a mark a piece.
     """
     extents = size_bytes // PIECE_BYTES * 6  # every other piece an extent of 12 bytes, at worst
-    return disk_bytes(size_bytes) + disk_bytes(_HEADER + pieces) + disk_bytes(extents)
-
-
-def part_name(key: str) -> str:
-    """Name the file that a blob is filled in."""
-    return f"{key}.part"
-
-
-def map_name(key: str) -> str:
-    """Name the file that has a mark for each piece."""
-    return f"{key}.map"
+    marks = max(HEADER_BYTES + pieces, most_map_bytes)
+    return disk_bytes(size_bytes) + disk_bytes(marks) + disk_bytes(extents)
 
 
 def discard(folder: Folder, key: str) -> None:

@@ -23,6 +23,7 @@ from crc32c import crc32c
 from penstock.cache.base.folders import Folder
 from penstock.cache.base.locks import ByteLocks
 from penstock.cache.base.trust import StrangeFileError
+from penstock.cache.disk.fill_marks import FillMarks, map_name, part_name
 from penstock.cache.disk.mounts import refuse_network
 from penstock.cache.errors import ConfigError
 
@@ -33,10 +34,6 @@ FORMAT = 1
 """Version of the layout. A higher one is refused."""
 
 BLOCK = 4096
-FILL_HEADER = 512
-"""Bytes of a fill's map before its marks, of which each piece has one."""
-
-_MOST_MARKS = 2**24
 _FOLDERS = ("blobs", "fills", "trash", "unverified")
 _CATALOGUE = ("catalogue.db", "catalogue.db-wal", "catalogue.db-shm", "catalogue.db-journal")
 _FILES = ("format.json", "boot", *_CATALOGUE, *(f"{n}.lock" for n in ("catalogue", "jobs")))
@@ -156,10 +153,16 @@ class Layout:
         """Which share of a blob's pieces is there, while it is being filled; 0 where it can't be
         told."""
         try:
-            marks = self.fills.read(f"{key}.map", _MOST_MARKS)[FILL_HEADER:]
+            size_bytes = self.fills.stat(part_name(key)).st_size
+            fd = self.fills.open(map_name(key))
         except (FileNotFoundError, StrangeFileError, PermissionError):
             return 0.0
-        return marks.count(1) / max(1, len(marks))
+        try:
+            return FillMarks(fd, size_bytes).share
+        except ValueError:
+            return 0.0
+        finally:
+            os.close(fd)
 
     def blob_bytes(self) -> dict[str, int]:
         """What each whole blob takes of the disk."""

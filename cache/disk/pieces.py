@@ -57,6 +57,11 @@ class Pieces:
         starts = np.repeat(table.starts[:-1], counts) + within * np.repeat(steps, counts)
         return np.append(starts, table.starts[-1])
 
+    @property
+    def starts(self) -> NDArray[np.int64] | None:
+        """Where each piece begins, and the end; None where each has PIECE_BYTES but the last."""
+        return self._starts
+
     def span(self, pieces: PieceSpan) -> tuple[int, int]:
         """The bytes [start, end) of some pieces."""
         if self._starts is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from penstock.cache.base.trust import StrangeFileError
 from penstock.cache.disk.block_crcs import crcs_of_file
 from penstock.cache.disk.damage import is_damage
-from penstock.cache.disk.fills import part_name
+from penstock.cache.disk.fill_marks import part_name
 from penstock.cache.disk.layout import allocated_bytes
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
-from penstock.cache.disk.fills import discard, part_name
+from penstock.cache.disk.fill_marks import part_name
+from penstock.cache.disk.fills import discard
 
 if TYPE_CHECKING:
     from penstock.cache.base.folders import Folder

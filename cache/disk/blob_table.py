@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from penstock.cache.disk.block_crcs import BLOCK_BYTES
 from penstock.cache.disk.damage import UncountedError, row_checksum, whole
 
 if TYPE_CHECKING:
@@ -203,6 +204,21 @@ class BlobTable:
     def sizes(self, state: State) -> dict[str, int]:
         """What each blob of a state is counted with, in bytes."""
         return dict(self._books.rows("SELECT key, disk FROM blobs WHERE state = ?", (state,)))
+
+
+CRCS_QUERY = "SELECT * FROM blobs WHERE key = ? AND state = 'ready'"
+HELD_QUERY = "SELECT key FROM blobs WHERE grp = ? AND state = 'ready' ORDER BY key LIMIT ?"
+"""For those who only read the books: the row of a whole blob; the keys of a group's, sorted."""
+
+
+def read_crcs(found: tuple[Any, ...] | None, size_bytes: int) -> bytes | None:
+    """The checksums of a whole blob's blocks by its row of CRCS_QUERY; None where the books don't
+    have them, or the row isn't what was written, or of a blob of another size."""
+    if found is None or not _is_right(found):
+        return None
+    size, crcs = found[3], found[8]
+    wanted = -(-size_bytes // BLOCK_BYTES) * 4
+    return crcs if size == size_bytes and isinstance(crcs, bytes) and len(crcs) == wanted else None
 
 
 def _row(found: tuple[Any, ...]) -> BlobRow:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
-import numpy as np
 from crc32c import crc32c
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 BLOCK_BYTES = 2**20
 
@@ -18,11 +13,11 @@ def crcs_of_file(fd: int) -> bytes:
     """Compute CRC-32C of each MiB of a file, little-endian uint32. Raises OSError."""
     size_bytes = os.fstat(fd).st_size
     room = bytearray(BLOCK_BYTES)
-    found: NDArray[np.uint32] = np.zeros(-(-size_bytes // BLOCK_BYTES), "<u4")
-    for i in range(len(found)):
-        got = os.preadv(fd, [room], i * BLOCK_BYTES)
-        found[i] = crc32c(memoryview(room)[:got])
-    return found.tobytes()
+    found = []
+    for at in range(0, size_bytes, BLOCK_BYTES):
+        got = os.preadv(fd, [room], at)
+        found.append(int(crc32c(memoryview(room)[:got])).to_bytes(4, "little"))
+    return b"".join(found)
 
 
 def crcs_of(data: memoryview) -> bytes:

@@ -81,6 +81,11 @@ class DiskCache:
         shelf = self._access.shelf
         return shelf.max_bytes if shelf is not None else self._max_bytes
 
+    @property
+    def mode(self) -> int:
+        """The mode of the folder."""
+        return self._mode
+
     def __repr__(self) -> str:
         limit = format_size(self.max_bytes) if self.max_bytes else "the folder's own"
         return f"DiskCache({self.path!r}, max_bytes={limit!r})"

@@ -12,13 +12,14 @@ request. Every request is signed (tokens.py); whoever isn't of the job learns no
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
     import numpy as np
     from numpy.typing import NDArray
@@ -40,7 +41,7 @@ MOST_RANGE_BYTES = 2**26
 """Of one request: a client asks for more by several."""
 MOST_HELD_RANGES = 256
 """In one answer 416; of more the longest are told."""
-MOST_HELD_KEYS = 2**22
+MOST_HELD_KEYS = 2**20
 """In one answer: more aren't told."""
 MOST_HEAD_BYTES = 4096
 """Of a request, all lines of its head."""
@@ -56,6 +57,11 @@ _CRC = re.compile(r"[0-9a-f]{8}")
 
 Span = tuple[int, int]
 """Bytes [start, end)."""
+
+
+def is_key(text: object) -> bool:
+    """Whether a text names a blob."""
+    return isinstance(text, str) and _KEY.fullmatch(text) is not None
 
 
 def blob_path(key: str) -> str:
@@ -165,13 +171,16 @@ def crc_text(crc: int) -> str:
     return f"{crc:08x}"
 
 
-def held_keys(keys: Sequence[str]) -> bytes:
-    """The body that tells the keys of whole blobs: the first 8 bytes of each, sorted, big-endian.
+def held_keys(keys: Iterable[str]) -> bytes:
+    """The body that tells the keys of whole blobs: the first 8 bytes of each, big-endian.
 
-    Two keys of a dataset share them by chance once in 10^19, and then a request is answered 404.
+    keys: sorted. Two keys of a dataset share them by chance once in 10^19, and then a request is
+    answered 404.
     """
-    parts = (bytes.fromhex(key[: 2 * HELD_KEY_BYTES]) for key in keys[:MOST_HELD_KEYS])
-    return b"".join(sorted(parts))
+    body = bytearray()
+    for key in itertools.islice(keys, MOST_HELD_KEYS):
+        body += bytes.fromhex(key[: 2 * HELD_KEY_BYTES])
+    return bytes(body)
 
 
 def held_prefixes(body: bytes | memoryview) -> NDArray[np.uint64] | None:

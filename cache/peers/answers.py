@@ -1,0 +1,182 @@
+"""What a request is answered with: who asks is checked first, then what is held is looked up.
+
+Nothing here knows of connections. An answer may hold a file open, for its sender to close.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+from penstock.cache.peers import protocol
+from penstock.cache.peers.crcs import bytes_to_read, crc_of_file, crc_of_range
+from penstock.cache.peers.tokens import check, job_of, prove
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.peers.held_files import HeldFile, HeldFiles
+    from penstock.cache.peers.request_head import Request
+    from penstock.cache.peers.tokens import PeerSecret
+
+_AT_ONCE_BYTES = 2**21
+"""So much is read for a checksum while others wait: half a millisecond."""
+_REASONS = {
+    200: "OK",
+    206: "Partial Content",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    416: "Range Not Satisfiable",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Reply:
+    """An answer: its status and headers, and a body of bytes, or of a part of a file.
+
+    is_known: it is to one of the job. keeps: the connection may have another request.
+    """
+
+    status: int
+    headers: list[tuple[str, str]]
+    is_known: bool
+    keeps: bool
+    body: bytes = b""
+    file: HeldFile | None = None
+    span: protocol.Span = (0, 0)
+
+    @property
+    def length(self) -> int:
+        """Bytes of the body."""
+        return len(self.body) if self.file is None else self.span[1] - self.span[0]
+
+    def head(self) -> bytes:
+        """The answer's head as it is sent."""
+        lines = [
+            f"HTTP/1.1 {self.status} {_REASONS[self.status]}",
+            *(f"{name}: {value}" for name, value in self.headers),
+            f"Content-Length: {self.length}",
+        ]
+        if not self.keeps:
+            lines.append("Connection: close")
+        return "\r\n".join([*lines, "", ""]).encode("ascii")
+
+    def close(self) -> None:
+        """Let its file go. Safe to call twice."""
+        if self.file is not None:
+            self.file.close()
+
+
+class Replies:
+    """Answers requests from what a node holds, for the jobs whose secrets it knows.
+
+    clock: seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        held: HeldFiles,
+        secrets: dict[str, PeerSecret],
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._held, self._secrets, self._clock = held, secrets, clock
+        self._date, self._date_s = "", -1
+
+    def answer(self, request: Request | None) -> Reply:
+        """The answer to a request; None: to what is none of this protocol."""
+        now_s = self._clock()
+        date = self._date_of(now_s)
+        if request is None:
+            return Reply(status=400, headers=[("Date", date)], is_known=False, keeps=False)
+        question = request.question
+        who = check(self._secrets.get, question, request.token, now_s=now_s)
+        headers = [("Date", date)]
+        if isinstance(who, str):
+            if who == "expired":
+                headers.append((protocol.FAULT_HEADER, who))
+                self._prove(request.token, date, headers)
+            keeps = request.keeps and who == "expired"
+            return Reply(status=401, headers=headers, is_known=False, keeps=keeps)
+        reply = Reply(status=404, headers=headers, is_known=True, keeps=request.keeps)
+        if question.method != "GET":
+            reply.status = 405
+        elif question.path == protocol.ALIVE:
+            reply.status = 200
+            self._prove(request.token, date, headers)
+        elif (key := protocol.key_of(question.path)) is not None:
+            self._find(reply, key, question.range)
+        elif (group := protocol.group_of(question.path)) is not None:
+            self._list(reply, group)
+        return reply
+
+    def _find(self, reply: Reply, key: str, range_: str) -> None:
+        span = protocol.range_of(range_)
+        if span is None:
+            reply.status = 400
+            return
+        file = self._held.open(key)
+        if file is None:
+            return
+        try:
+            if file.has(*span):
+                reply.status, reply.file, reply.span = 206, file, span
+                text = protocol.content_range(span, file.size_bytes)
+                reply.headers.append(("Content-Range", text))
+                return
+            reply.headers.append(("Content-Range", protocol.size_text(file.size_bytes)))
+            held = protocol.held_text(file.held(span[0]))
+            reply.headers.append((protocol.HELD_HEADER, held))
+            reply.status = 416
+        finally:
+            if reply.file is None:
+                file.close()
+
+    def _list(self, reply: Reply, group: str) -> None:
+        reply.status = 200
+        keys = self._held.keys_of(group, most=protocol.MOST_HELD_KEYS)
+        reply.body = protocol.held_keys(keys)
+        crc = protocol.crc_text(crc32c(reply.body))
+        reply.headers.append((protocol.CRC_HEADER, crc))
+
+    def _prove(self, token: str, date: str, headers: list[tuple[str, str]]) -> None:
+        secret = self._secrets.get(job_of(token) or "")
+        if secret is not None:
+            headers.append((protocol.PROOF_HEADER, prove(secret, token, date)))
+
+    def _date_of(self, now_s: float) -> str:
+        if int(now_s) != self._date_s:
+            self._date, self._date_s = protocol.date_text(now_s), int(now_s)
+        return self._date
+
+
+def is_quick(reply: Reply) -> bool:
+    """Whether `add_crc` and sending the first bytes hardly wait: for the disk, or for a core."""
+    file = reply.file
+    if file is None:
+        return True
+    start, end = reply.span
+    if bytes_to_read(file.crcs, file.size_bytes, start, end) > _AT_ONCE_BYTES:
+        return False
+    return file.is_in_memory(start, min(end, start + _AT_ONCE_BYTES))
+
+
+def add_crc(reply: Reply) -> None:
+    """Put the checksum of a file's part into its head. Raises OSError, EOFError."""
+    file = reply.file
+    if file is None:
+        return
+
+    def read(start: int, end: int, crc: int) -> int:
+        return crc_of_file(file.fd, start, end, crc)
+
+    with contextlib.suppress(OSError):
+        file.advise(*reply.span)
+    crc = crc_of_range(file.crcs, file.size_bytes, *reply.span, read)
+    reply.headers.append((protocol.CRC_HEADER, protocol.crc_text(crc)))

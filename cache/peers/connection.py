@@ -1,0 +1,283 @@
+"""One connection to the server: requests one behind another, each with limits in bytes and time.
+
+What of an answer fits into the socket at once is sent at once, with sendfile; the rest, what the
+disk has to bring, and all that is encrypted, by a task. Nothing is read ahead of a request that is
+being answered, and of a body only a small part is ever in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import TYPE_CHECKING, Any, cast
+
+from penstock.cache.peers.answers import add_crc, is_quick
+from penstock.cache.peers.protocol import MOST_HEAD_BYTES
+from penstock.cache.peers.request_head import END, read_head
+
+if TYPE_CHECKING:
+    import ssl
+    from collections.abc import Callable
+
+    from penstock.cache.peers.answers import Replies, Reply
+    from penstock.cache.peers.doors import Doors
+    from penstock.cache.threads import Workers
+
+_STEP = 2**20
+_TLS_STEP, _SMALL_TLS_STEP = 2**18, 2**15
+_MANY = 32
+"""So many connections with encrypted bodies under way are served in smaller steps: what waits to be
+sent is memory."""
+_TLS_SHUTDOWN_S = 1.0
+
+
+class Office:
+    """What the connections of one server share. tls: None where they are plain.
+
+    readers: threads that wait for the disk. refused: told the address of each who isn't of the job.
+    """
+
+    def __init__(
+        self,
+        replies: Replies,
+        doors: Doors,
+        *,
+        readers: Workers,
+        tls: ssl.SSLContext | None,
+        refused: Callable[[str], None],
+    ) -> None:
+        self.replies, self.doors, self.readers = replies, doors, readers
+        self.tls, self.refused = tls, refused
+        self.sending = 0
+
+    async def in_thread(self, act: Callable[[], object]) -> None:
+        """Do what may wait for the disk. Raises what it raises."""
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+
+        def settle(error: Exception | None) -> None:
+            if not done.done():
+                done.set_result(None) if error is None else done.set_exception(error)
+
+        def run(_: None) -> None:
+            error: Exception | None = None
+            try:
+                act()
+            except (OSError, EOFError) as failed:
+                error = failed
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(settle, error)
+
+        self.readers.submit(run, None)
+        await done
+
+
+class Connection(asyncio.Protocol):
+    """A Connection answers what comes on one socket."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._limits = office.doors.limits
+        self._loop = asyncio.get_running_loop()
+        self._plain: asyncio.Transport | None = None
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._is_busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self.address = ""
+
+    # -- what the loop tells
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._plain = plain = cast("asyncio.Transport", transport)
+        peer = plain.get_extra_info("peername")
+        self.address = str(peer[0]) if peer else ""
+        if not self._office.doors.enter(self):
+            plain.abort()
+            return
+        self._wait(self._limits.head_s)
+        if self._office.tls is None:
+            self._transport = plain
+        else:
+            plain.pause_reading()
+            self._task = self._loop.create_task(self._secure(plain, self._office.tls))
+
+    async def _secure(self, plain: asyncio.Transport, tls: ssl.SSLContext) -> None:
+        try:
+            secured = await self._loop.start_tls(
+                plain,
+                self,
+                tls,
+                server_side=True,
+                ssl_handshake_timeout=self._limits.head_s,
+                ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
+            )
+        except OSError:  # no TLS, or nobody's certificate: they are told nothing
+            self._office.refused(self.address)
+            self.abort()
+            return
+        if secured is None or secured.is_closing():
+            self.abort()
+            return
+        self._transport = secured
+        self._task = None
+        self._wait(self._limits.head_s)
+        self._next()  # a request may have come with the handshake's end
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if not self._is_busy:
+            self._next()
+        elif len(self._buffer) > MOST_HEAD_BYTES:
+            self.abort()
+
+    def pause_writing(self) -> None:
+        self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        drained, self._drained = self._drained, None
+        if drained is not None and not drained.done():
+            drained.set_result(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self._office.doors.leave(self)
+        self.resume_writing()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        # Of a handshake that was broken off the loop tells nobody.
+        self._office.doors.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+        for transport in (self._transport, self._plain):
+            if transport is not None:
+                transport.abort()
+
+    def _wait(self, limit_s: float) -> None:
+        """Expect something within a time, or end."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(limit_s, self.abort)
+
+    # -- one request behind another
+
+    def _next(self) -> None:
+        at = self._buffer.find(END)
+        if self._is_busy or self._transport is None or self._transport.is_closing():
+            return
+        if at < 0 and len(self._buffer) <= MOST_HEAD_BYTES:
+            return
+        request = read_head(self._buffer[:at]) if at >= 0 else None
+        del self._buffer[: at + len(END)]
+        self._is_busy = True
+        if self._timer is not None:
+            self._timer.cancel()
+        self._answer(self._transport, self._office.replies.answer(request))
+
+    def _answer(self, transport: asyncio.Transport, reply: Reply) -> None:
+        if reply.is_known:
+            self._office.doors.know(self)
+        elif not reply.keeps:
+            self._office.refused(self.address)
+        try:
+            if is_quick(reply):
+                add_crc(reply)
+                at = self._send_now(transport, reply)
+                if at == reply.length:
+                    self._finish(transport, reply)
+                    return
+            else:
+                at = -1
+        except (OSError, EOFError):
+            reply.close()
+            self.abort()
+            return
+        transport.pause_reading()
+        self._task = self._loop.create_task(self._send(transport, reply, at))
+
+    def _send_now(self, transport: asyncio.Transport, reply: Reply) -> int:
+        """Send the head, and of the body what the socket takes; returns how many bytes of it."""
+        small = reply.file is None and reply.length <= _SMALL_TLS_STEP
+        transport.write(reply.head() + reply.body if small else reply.head())
+        if small:
+            return reply.length
+        at = 0
+        if self._office.tls is None and reply.file is not None:
+            sock = transport.get_extra_info("socket").fileno()
+            start = reply.span[0]
+            while at < reply.length and not transport.get_write_buffer_size():
+                try:
+                    at += os.sendfile(sock, reply.file.fd, start + at, reply.length - at)
+                except BlockingIOError:
+                    break
+        return at
+
+    def _finish(self, transport: asyncio.Transport, reply: Reply) -> None:
+        reply.close()
+        self._is_busy, self._task = False, None
+        if not reply.keeps:
+            transport.close()
+            self._wait(self._limits.write_s)  # for what is still to be sent
+            return
+        self._wait(self._limits.idle_s)
+        transport.resume_reading()
+        if self._buffer:
+            self._wait(self._limits.head_s)
+            self._loop.call_soon(self._next)
+
+    async def _send(self, transport: asyncio.Transport, reply: Reply, at: int) -> None:
+        """Send the rest of an answer, from byte `at` of its body; -1: and its head."""
+        office = self._office
+        office.sending += 1
+        try:
+            if at < 0:
+                await office.in_thread(lambda: add_crc(reply))
+                at = self._send_now(transport, reply)
+            while at < reply.length:
+                async with asyncio.timeout(self._limits.write_s):
+                    at += await self._send_step(transport, reply, at)
+            self._finish(transport, reply)
+        except (OSError, EOFError, RuntimeError):  # gone, too slow, closing; or a file that is cut
+            self.abort()
+        finally:
+            office.sending -= 1
+            reply.close()
+
+    async def _send_step(self, transport: asyncio.Transport, reply: Reply, at: int) -> int:
+        """Send a part of a body; how many bytes."""
+        file, first = reply.file, reply.span[0] + at
+        if file is None:
+            step = min(_SMALL_TLS_STEP, reply.length - at)
+            transport.write(memoryview(reply.body)[at : at + step])
+            await self._drain(transport)
+            return step
+        is_plain = self._office.tls is None
+        many = _SMALL_TLS_STEP if self._office.sending > _MANY else _TLS_STEP
+        step = min(_STEP if is_plain else many, reply.length - at)
+        if not file.is_in_memory(first, first + step):
+            await self._office.in_thread(lambda: file.load(first, first + step))
+        if is_plain:
+            # Only fileno() is asked of the file.
+            await self._loop.sendfile(transport, cast("Any", file), first, step, fallback=False)
+            return step
+        data = os.pread(file.fd, step, first)
+        if not data:
+            raise EOFError("the file is shorter than it was")
+        transport.write(data)
+        await self._drain(transport)
+        return len(data)
+
+    async def _drain(self, transport: asyncio.Transport) -> None:
+        """Wait until most of what was written is sent. Raises ConnectionError."""
+        if transport.is_closing():
+            raise ConnectionResetError
+        if self._drained is not None:
+            await asyncio.shield(self._drained)

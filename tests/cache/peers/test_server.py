@@ -1,0 +1,207 @@
+"""The server hands out exactly what the cache holds, with its checksum, to who may ask."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from crc32c import crc32c
+
+from penstock.cache.base.peer_settings import Peers
+from penstock.cache.disk.block_crcs import BLOCK_BYTES
+from penstock.cache.peers import protocol
+from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
+from tests.cache.peers.serving import (
+    GROUP,
+    Served,
+    content,
+    key_of,
+    put,
+    read_answer,
+    serving,
+    source,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.cache.disk.shelf import Shelf
+
+SIZE = 5 * BLOCK_BYTES + 4321
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    peers = Peers("127.0.0.1:0", tls=request.param)
+    with serving(tmp_path_factory.mktemp("cache"), peers) as found:
+        put(found.cache, "whole", SIZE)
+        yield found
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        (0, SIZE),
+        (0, 1),
+        (SIZE - 1, SIZE),
+        (17, 100_017),
+        (BLOCK_BYTES, 3 * BLOCK_BYTES),
+        (BLOCK_BYTES - 1, 4 * BLOCK_BYTES + 7),
+        (3 * BLOCK_BYTES, SIZE),
+        (5 * BLOCK_BYTES, SIZE),
+    ],
+)
+def test_a_range_of_a_whole_blob_comes_with_its_checksum(
+    served: Served, span: tuple[int, int]
+) -> None:
+    answer = served.ask(protocol.blob_path(key_of("whole")), span)
+    assert answer.status == 206
+    assert answer.body == content("whole", SIZE)[slice(*span)]
+    part = protocol.blob_part(answer.headers)
+    assert part is not None
+    assert (part.span, part.size_bytes, part.crc) == (span, SIZE, crc32c(answer.body))
+
+
+def test_what_isnt_held_is_404_and_what_isnt_there_416(served: Served) -> None:
+    assert served.ask(protocol.blob_path("0" * 40), (0, 10)).status == 404
+    answer = served.ask(protocol.blob_path(key_of("whole")), (SIZE - 1, SIZE + 1))
+    assert answer.status == 416
+    assert protocol.held_part(answer.headers) == (SIZE, [(0, SIZE)])
+
+
+@pytest.mark.parametrize("sizes", [(64 * 4096 + 5,), (5000, 3192, 70_000)])
+def test_of_a_half_filled_blob_what_is_marked_is_there(
+    served: Served, sizes: tuple[int, ...]
+) -> None:
+    """Pieces of several objects end where the objects do."""
+    name = f"half-{len(sizes)}"
+    blob, data = source(name, *sizes), content(name, sum(sizes))
+    begun = served.cache.use(lambda shelf: shelf.filling.begin(blob, group=GROUP, pinned=False))
+    fill, _ = begun
+    path = protocol.blob_path(blob.key)
+    assert protocol.held_part(served.ask(path, (0, 100)).headers) == (len(data), [])
+    there = fill.pieces.span((1, 2))
+    fill.write((1, 2), memoryview(data)[slice(*there)])
+    answer = served.ask(path, there)
+    assert (answer.status, answer.body) == (206, data[slice(*there)])
+    part = protocol.blob_part(answer.headers)
+    assert part is not None
+    assert part.crc == crc32c(answer.body)
+    assert part.size_bytes == len(data)
+    for span in ((there[0] - 1, there[1]), (there[0], there[1] + 1), (0, len(data))):
+        answer = served.ask(path, span)
+        assert answer.status == 416
+        assert answer.body == b""
+        assert protocol.held_part(answer.headers) == (len(data), [there])
+    fill.close()
+
+
+def test_the_keys_of_a_datasets_whole_blobs_are_told(served: Served) -> None:
+    for n in range(3):
+        put(served.cache, f"of-b-{n}", 100 + n, group="b" * 32)
+    found = protocol.held_prefixes(served.ask(protocol.held_path("b" * 32)).body)
+    assert found is not None
+    wanted = sorted(protocol.key_prefix(key_of(f"of-b-{n}")) for n in range(3))
+    assert found.tolist() == wanted
+    assert served.ask(protocol.held_path("c" * 32)).body == b""
+
+
+def test_requests_follow_one_another_on_a_connection(served: Served) -> None:
+    data, path = content("whole", SIZE), protocol.blob_path(key_of("whole"))
+    spans = [(n * 1000, n * 1000 + 50_000 * n + 1) for n in range(20)]
+    with contextlib.closing(served.dial()) as sock:
+        for span in spans:
+            sock.sendall(served.head(path, span))
+            answer, left = read_answer(sock)
+            assert answer.body == data[slice(*span)]
+            assert not left
+        # Nobody of the job asks so, but it is HTTP.
+        sock.sendall(b"".join(served.head(path, span) for span in spans[:8]))
+        left = b""
+        for span in spans[:8]:
+            answer, left = read_answer(sock, left)
+            assert answer.body == data[slice(*span)]
+
+
+def test_an_expired_token_is_told_the_time_and_one_of_that_time_holds(served: Served) -> None:
+    """A client whose clock is an hour off learns the server's."""
+    path, late_s = protocol.blob_path(key_of("whole")), time.time() - 3600
+    for now_s in (late_s, late_s + 7200):
+        token = authorize(served.secret, Question("GET", path, "bytes=0-9"), now_s=now_s)
+        answer = served.ask(path, (0, 10), now_s=now_s)
+        assert (answer.status, answer.body) == (401, b"")
+        assert answer.headers[protocol.FAULT_HEADER.lower()] == "expired"
+        proof = answer.headers[protocol.PROOF_HEADER.lower()]
+        found = server_time(served.secret, token, answer.headers["date"], proof)
+        assert found is not None
+        assert abs(found - time.time()) < 60
+        assert served.ask(path, (0, 10), now_s=found).status == 206
+
+
+def test_who_isnt_of_the_job_learns_nothing(served: Served) -> None:
+    path = protocol.blob_path(key_of("whole"))
+    others = served.ask(path, (0, 10), secret=PeerSecret.draw())
+    assert (others.status, others.body) == (401, b"")
+    assert set(others.headers) == {"date", "content-length", "connection"}
+    with contextlib.closing(served.dial()) as sock:
+        sock.sendall(f"GET {path} HTTP/1.1\r\nRange: bytes=0-9\r\n\r\n".encode())
+        assert read_answer(sock)[0].headers.keys() == others.headers.keys()
+        assert sock.recv(100) == b""
+
+
+def test_a_token_for_another_question_is_none(served: Served) -> None:
+    path = protocol.blob_path(key_of("whole"))
+    for changed in (
+        served.head(path, (0, 10)).replace(b"0-9", b"0-99"),
+        served.head(protocol.ALIVE).replace(b"/v1/alive", path.encode()),
+        served.head(path, (0, 10)).replace(path.encode(), b"/v1/alive"),
+    ):
+        with contextlib.closing(served.dial()) as sock:
+            sock.sendall(changed)
+            assert read_answer(sock)[0].status == 401
+
+
+def test_what_is_being_sent_is_held_against_the_evictor(served: Served) -> None:
+    data = put(served.cache, "held", 40 * BLOCK_BYTES)
+    key = key_of("held")
+    with contextlib.closing(served.dial()) as sock:
+        sock.sendall(served.head(protocol.blob_path(key), (0, len(data))))
+        first = sock.recv(1)  # it is under way, and more than a socket holds is left
+        inode = served.cache.use(lambda shelf: shelf.layout.blobs.stat(key).st_ino)
+
+        def is_free(shelf: Shelf) -> bool:
+            locks = shelf.layout.locks("readers")
+            try:
+                return bool(locks.lock(inode))
+            finally:
+                locks.close()
+
+        assert not served.cache.use(is_free)
+        assert read_answer(sock, first)[0].body == data
+        assert served.ask(protocol.ALIVE).status == 200
+    deadline_s = time.monotonic() + 20
+    while not served.cache.use(is_free):
+        assert time.monotonic() < deadline_s
+
+
+def test_a_blob_that_was_dropped_isnt_served(served: Served) -> None:
+    put(served.cache, "dropped", 1000)
+    path = protocol.blob_path(key_of("dropped"))
+    assert served.ask(path, (0, 1000)).status == 206
+    served.cache.use(lambda shelf: shelf.trash.drop(key_of("dropped"), inode=None))
+    assert served.ask(path, (0, 1000)).status == 404
+
+
+def test_a_blob_that_the_disk_changed_carries_the_checksum_of_what_came(served: Served) -> None:
+    put(served.cache, "rotten", 2 * BLOCK_BYTES)
+    with open(served.cache.use(lambda shelf: shelf.layout.blob(key_of("rotten"))), "r+b") as file:
+        file.seek(77)
+        file.write(b"x" * 8)
+    answer = served.ask(protocol.blob_path(key_of("rotten")), (0, 2 * BLOCK_BYTES))
+    part = protocol.blob_part(answer.headers)
+    assert part is not None
+    assert part.crc == crc32c(content("rotten", 2 * BLOCK_BYTES)) != crc32c(answer.body)

@@ -76,6 +76,8 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
     device: "cpu", "cuda" or "cuda:1": native images are decoded there; every tensor lies there.
     world: rank and size; None reads torch's process group, else the launcher's environment, again
         with each pass until one has begun: a trainer may start the group later.
+    data_parallel: (rank, size) of this process's replica, where several processes share a model
+        (tensor, pipeline, context parallel) and get the same batches; or `World.from_mesh`.
     max_bad: share of the samples that may be bad in an epoch, replaced by others, before every rank
         stops; None: 0.001. A map-style dataset with seed=: None makes each an error.
     lanes, window, reshuffle: of the plan (`plan.order.Plan`); None follows dataset and batch.
@@ -136,6 +138,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         resident: ResidentMode = False,
         as_dict: bool = False,
         batch_tokens: int | Mapping[str, int] | None = None,
+        data_parallel: tuple[int, int] | None = None,
     ) -> None:
         self.snapshot_every_n_steps = snapshot_every_n_steps
         torch_options = TorchOptions(
@@ -169,7 +172,9 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
             as_dict=as_dict,
             batch_tokens=batch_tokens,
         )
-        self._arguments = LoaderArguments(torch_options, own, world=world)
+        self._arguments = LoaderArguments(
+            torch_options, own, world=world, data_parallel=data_parallel
+        )
         self._engine: Engine
         if isinstance(dataset, Source):
             self._init_native(dataset)

@@ -34,6 +34,7 @@ from penstock.pipeline.plan.world import World
 _LAUNCHERS = (
     ("RANK", "torchrun"),
     ("WORLD_SIZE", "torchrun"),
+    ("HOROVOD_RANK", "Horovod"),
     ("OMPI_COMM_WORLD_RANK", "Open MPI"),
     ("MPI_LOCALRANKID", "MPICH or Intel MPI"),
     ("SLURM_STEP_ID", "srun"),

@@ -36,7 +36,12 @@ class LoaderArguments:
     """
 
     def __init__(
-        self, torch_options: TorchOptions, own: PenstockOptions, *, world: World | None
+        self,
+        torch_options: TorchOptions,
+        own: PenstockOptions,
+        *,
+        world: World | None,
+        data_parallel: tuple[int, int] | None = None,
     ) -> None:
         """Look for the world, unless the user gave it, and for this rank's device.
 
@@ -45,7 +50,7 @@ class LoaderArguments:
         self.torch_options = torch_options
         self.own = own
         self.seed = LoaderSeed(given=own.plan.seed)
-        self._late_world = LateWorld(world)
+        self._late_world = LateWorld(world, data_parallel=data_parallel)
         self.device, self._device_world = self._own_device(), self.world
 
     @property
@@ -98,7 +103,7 @@ class LoaderArguments:
             self.own,
             seed=self.seed,
             world=self.world,
-            agrees=not self._late_world.is_given,
+            agrees=self._late_world.is_of_group,
             device=self.device,
         )
 
@@ -129,6 +134,6 @@ class LoaderArguments:
             workers=WorkerOptions.of(options),
             draw_seed=draw_seed(own, self.seed, world),
             world=world,
-            agrees=not self._late_world.is_given,
+            agrees=self._late_world.is_of_group,
             device=self.device,
         )

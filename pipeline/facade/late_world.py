@@ -7,7 +7,7 @@ arguments as they were given, and works them out for a world when there is one.
 
 from __future__ import annotations
 
-from penstock.cache.errors import PlanError
+from penstock.cache.errors import ConfigError, PlanError
 from penstock.pipeline.plan.world import World
 
 
@@ -18,16 +18,35 @@ class LateWorld:
     doubt: why it can't be known yet, though there is more than this process; None: it is known.
     """
 
-    def __init__(self, given: World | None) -> None:
+    def __init__(
+        self, given: World | None, *, data_parallel: tuple[int, int] | None = None
+    ) -> None:
+        """data_parallel: rank and size among the replicas of a model that several processes share.
+
+        Raises ConfigError for both at once, and PlanError for replicas that can't be."""
+        if given is not None and data_parallel is not None:
+            raise ConfigError(
+                "world= and data_parallel= both say whose batches this process gets: pass one."
+            )
         self.is_given = given is not None
-        self.world = World(0, 1) if given is None else given
+        self._replica = _checked(data_parallel)
+        self.world = self._placed(None) if given is None else given
         self.doubt: PlanError | None = None
         self._was_found = self.is_given
         if given is None:
+            found = None
             try:
-                self._take(World.find())
+                found = World.find()
             except PlanError as error:
                 self.doubt = error
+            if self.doubt is None:
+                self._take(found)
+
+    @property
+    def is_of_group(self) -> bool:
+        """Whether other processes of torch's group are told of: the world wasn't given, or says
+        which of their processes this is."""
+        return not self.is_given or self.world.place is not None
 
     def settle(self, *, has_begun: bool) -> None:
         """Look for the world again. has_begun: batches were handed out.
@@ -38,7 +57,7 @@ class LateWorld:
         if self.is_given:
             return
         found = World.find()
-        now, before = found or World(0, 1), self.world
+        now, before = self._placed(found), self.world
         has_changed = (now.rank, now.size) != (before.rank, before.size)
         if has_changed and has_begun and self._was_found:
             raise PlanError(
@@ -50,6 +69,27 @@ class LateWorld:
             self._take(found)
 
     def _take(self, found: World | None) -> None:
-        self.world = World(0, 1) if found is None else found
+        self.world = self._placed(found)
         self._was_found = found is not None
         self.doubt = None
+
+    def _placed(self, found: World | None) -> World:
+        """A world that was found, as one of the replica that the user named."""
+        if self._replica is None:
+            return World(0, 1) if found is None else found
+        rank, size = self._replica
+        return World(rank, size) if found is None else found.with_replicas(rank, size)
+
+
+def _checked(replica: object) -> tuple[int, int] | None:
+    if replica is None:
+        return None
+    if not isinstance(replica, (tuple, list)) or len(replica) != 2:
+        hint = ' For a torch DeviceMesh pass world=World.from_mesh(mesh["dp"]).'
+        raise ConfigError(
+            f"data_parallel: got {type(replica).__name__}, wanted (rank, size) of this process's "
+            f"replica.{hint if hasattr(replica, 'mesh') else ''}"
+        )
+    rank, size = replica
+    world = World(rank, size)  # checks them
+    return world.rank, world.size

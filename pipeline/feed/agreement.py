@@ -20,6 +20,8 @@ from penstock.cache.job_store import JobStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.pipeline.plan.world import World
+
 T = TypeVar("T")
 
 # How long a rank that stops waits for those that are still in the step before: as long as one step
@@ -34,12 +36,20 @@ class Agreement:
     Several loaders of a job don't mix: each has its own keys, by dataset and number.
     """
 
-    def __init__(self, store: JobStore | None = None, *, rank: int = 0, size: int = 1) -> None:
+    def __init__(
+        self,
+        store: JobStore | None = None,
+        *,
+        rank: int = 0,
+        size: int = 1,
+        speaks_for_rank: bool = True,
+    ) -> None:
         """store: this loader's part of it. size: ranks of the job, whether or not there is a store
-        to reach them by."""
+        to reach them by. speaks_for_rank: this process does, of those that have the same rank."""
         self._store = store
         self.rank = rank
         self.size = size
+        self.speaks_for_rank = speaks_for_rank
         self._counts: dict[str, int] = {}
         self._notice: dict[str, Any] | None = None
         self._round = 0
@@ -134,23 +144,33 @@ class Agreement:
             return otherwise
 
 
-def join(
-    *, dataset: str, shuffle: bool, rank: int, size: int, store: JobStore | None = None
-) -> Agreement:
-    """Speak for this rank's next loader; for it alone where no process group stands.
+def join(*, dataset: str, shuffle: bool, world: World, store: JobStore | None = None) -> Agreement:
+    """Speak for this process's next loader; for it alone where no process group stands.
 
-    dataset: fingerprint. A rank's k-th shuffled loader belongs to the other ranks' k-th, and its
+    dataset: fingerprint. A process's k-th shuffled loader belongs to the others' k-th, and its
     k-th loader in order of a dataset to the others' k-th of that: rank 0 alone may evaluate. store:
     of a membership; None is the process group's.
     """
+    rank, size = world.rank, world.size
     store = store or JobStore.of_group()
     if store is None:
         return Agreement(rank=rank, size=size)
     kind = store.under("shuffled" if shuffle else f"in-order/{dataset[:32]}")
-    number = Agreement(kind, rank=rank).add(f"loaders-{rank}", 1)
-    agreement = Agreement(kind.under(str(number)), rank=rank, size=size)
+    number = Agreement(kind, rank=rank).add(f"loaders-{world.process}", 1)
+    own = kind.under(str(number))
+    speaks = world.place is None or _is_first(own, world)
+    agreement = Agreement(own, rank=rank, size=size, speaks_for_rank=speaks)
     agreement.join()
     return agreement
+
+
+def _is_first(store: JobStore, world: World) -> bool:
+    """Whether this process came first of those that have its rank, and so speaks for it."""
+    own = str(world.process)
+    try:
+        return store.first(f"speaks-{world.rank}", own) == own
+    except JobStoreError:  # the next question says so
+        return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -99,7 +99,8 @@ class BadCount:
         self._write({i: why for i, why in bad.items() if i not in self._met}, epoch)
         self._met.update(bad)
         if new:
-            total = self._agreement.add(_counter(epoch), len(new)) + self._before
+            mine = len(new) if self._agreement.speaks_for_rank else 0  # else another tells
+            total = self._agreement.add(_counter(epoch), mine) + self._before
             if total > self._max_bad * self._samples:
                 self._agreement.stop(self._notice(at, total))
         if first_ever:

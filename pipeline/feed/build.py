@@ -239,11 +239,11 @@ def _page_locked(options: NativeOptions) -> PageLocked | None:
 
 
 def _agreement(order: JobOrder, options: NativeOptions) -> Agreement:
-    rank, size = options.world.rank, options.world.size
+    world = options.world
     if not options.agrees:
-        return Agreement(rank=rank, size=size)
+        return Agreement(rank=world.rank, size=world.size)
     dataset = order.source.contents.fingerprint
-    return join(dataset=dataset, shuffle=order.settings.shuffle, rank=rank, size=size)
+    return join(dataset=dataset, shuffle=order.settings.shuffle, world=world)
 
 
 def _bad_count(
@@ -253,7 +253,7 @@ def _bad_count(
     agreement: Agreement,
     meter: Meter,
 ) -> BadCount:
-    name = f"{dataset.contents.fingerprint[:16]}-rank-{options.world.rank:05d}.jsonl"
+    name = f"{dataset.contents.fingerprint[:16]}-{options.world.file_label}.jsonl"
     return BadCount(
         dataset,
         bad_samples,

@@ -93,14 +93,14 @@ def _walk(source: Source, options: NativeOptions) -> Walk:
 def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
     """Warn of what the order costs this job; the first rank does, for all."""
     world = options.world
-    if world.rank or not options.shuffle:
+    if world.process or not options.shuffle:
         return
     words = advice(
         order.plan(),
         icc=order.source.contents.icc,
         global_batch=order.walk.schedule.size,
         ranks=world.size,
-        nodes=-(-world.size // world.local_size),
+        nodes=world.nodes,
         chosen=options.plan.lanes is None,
     )
     for one in words:

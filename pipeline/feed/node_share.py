@@ -61,7 +61,7 @@ class NodeShare:
                 contents,
                 plan,
                 share=(end - first) / world.size,
-                speaks=world.rank == first,
+                speaks=world.is_first_on_node,
             )
 
     def _look_at_room(
@@ -69,7 +69,7 @@ class NodeShare:
     ) -> None:
         """Say what the order opens here: in the log, or where that is too much in a warning.
 
-        share: of the ranks, on this node; speaks: this rank does, as one of a node.
+        share: of the ranks, on this node; speaks: this process does, as one of a node.
         """
         kept = self._remote.kept_by(cache)
         sizes = self._sizes[np.isin(self.shards, kept)]

@@ -71,7 +71,7 @@ class BadTally:
 
     def _write(self, bad: dict[int, str], epoch: int, world: World) -> None:
         if self._report is None:
-            name = f"{type(self._dataset).__name__}-rank-{world.rank:05d}.jsonl"
+            name = f"{type(self._dataset).__name__}-{world.file_label}.jsonl"
             self._report = QuarantineFile(None, name=name)
         self._report.append(
             [{"id": i, "name": "", "reason": why, "epoch": epoch} for i, why in bad.items()]

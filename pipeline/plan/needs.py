@@ -68,9 +68,16 @@ def ahead_s(*, mean_s: float, slow_s: float) -> float:
 
 def node_ranks(world: World) -> tuple[int, int]:
     """Ranks [first, end) of this process's node, as far as is known: launchers number a node's
-    ranks in a row. This rank alone where the world contradicts that."""
+    ranks in a row. This rank alone where the world contradicts that, or where several processes
+    have a rank and nobody told which ranks the node has.
+
+    Alone, each process of a node keeps what its own rank reads: shards that several ranks share
+    count for each, and a cache that can't hold everything is divided among them.
+    """
+    if world.node is not None:
+        return world.node
     first = world.rank - world.local_rank
-    if first < 0 or first + world.local_size > world.size:
+    if world.place is not None or first < 0 or first + world.local_size > world.size:
         return world.rank, world.rank + 1
     return first, first + world.local_size
 

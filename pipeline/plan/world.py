@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import re
 import sys
-from dataclasses import KW_ONLY, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import PlanError
 
@@ -26,15 +26,20 @@ _LATER = (
     "A launcher that leaves the rank to the process group must have started that first: iterate "
     "the loader once it stands (inside of the trainer's fit). Else set"
 )
+_POD_INDEX = "JOB_COMPLETION_INDEX"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """One process among all that train together.
+    """One process among all that train together, by the share of the data that it reads.
 
-    rank: in [0, size). local_rank, local_size: the same among the processes of this node; where
-    nobody told, 0 of 1. Raises PlanError for values that contradict one another.
+    rank: in [0, size): processes of one rank get the same batches. local_rank, local_size: this
+    process among all processes of its node; where nobody told, 0 of 1.
+    place: this process's number and how many there are, where several may have one rank (a model
+    that is split over them), or where ranks go another way than processes do; None: rank and size.
+    node: ranks [first, end) that have a process on this node, where that is known and not the
+    usual (a node's ranks in a row). Raises PlanError for values that contradict one another.
     """
 
     rank: int
@@ -42,37 +47,116 @@ class World:
     _: KW_ONLY
     local_rank: int = 0
     local_size: int = 1
+    place: tuple[int, int] | None = None
+    node: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("rank", "size", "local_rank", "local_size"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool):
-                raise PlanError(f"World: {name} must be a whole number, got {value!r}.")
+        process, processes = self.place or (self.rank, self.size)
         for what, rank, size in (
             ("", self.rank, self.size),
             ("local_", self.local_rank, self.local_size),
+            ("process ", process, processes),
         ):
+            for name, value in ((f"{what}rank", rank), (f"{what}size", size)):
+                if not isinstance(value, int) or isinstance(value, bool):
+                    raise PlanError(f"World: {name} must be a whole number, got {value!r}.")
             if size < 1:
                 raise PlanError(f"World: {what}size must be 1 or more, got {size}.")
             if not 0 <= rank < size:
                 raise PlanError(f"World: {what}rank must be in [0, {size}), got {rank}.")
-        if self.local_size > self.size:
+        if self.size > processes:
             raise PlanError(
-                f"World: local_size {self.local_size} is more than size {self.size}: a node can't "
+                f"World: size {self.size} is more than the {processes} processes of place="
+                f"{self.place}: each rank is at least one process."
+            )
+        if self.local_size > processes:
+            raise PlanError(
+                f"World: local_size {self.local_size} is more than size {processes}: a node can't "
                 "hold more processes than the job. Pass the job's size, then the node's."
             )
+        first, end = self.node or (self.rank, self.rank + 1)
+        if not 0 <= first <= self.rank < end <= self.size:
+            raise PlanError(
+                f"World: node={self.node} must be ranks [first, end) of {self.size}, with rank "
+                f"{self.rank} among them."
+            )
+
+    @property
+    def process(self) -> int:
+        """This process's number among all of the job."""
+        return self.rank if self.place is None else self.place[0]
+
+    @property
+    def processes(self) -> int:
+        """How many processes the job has; as many as ranks, unless replicas have several."""
+        return self.size if self.place is None else self.place[1]
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the job has, if all are like this one."""
+        return -(-self.processes // self.local_size)
+
+    @property
+    def is_first_on_node(self) -> bool:
+        """Whether this is the process that speaks for its node."""
+        return self.local_rank == 0
+
+    @property
+    def label(self) -> str:
+        """How errors call this process: "rank 3", or "rank 3 (process 13)"."""
+        process = "" if self.process == self.rank else f" (process {self.process})"
+        return f"rank {self.rank}{process}"
+
+    @property
+    def file_label(self) -> str:
+        """The same in names of files, of one width."""
+        process = "" if self.process == self.rank else f"-process-{self.process:05d}"
+        return f"rank-{self.rank:05d}{process}"
 
     @classmethod
     def detect(cls, environ: Mapping[str, str] | None = None) -> World:
         """The world of this process, from what is already there; nothing is initialised.
 
         Asked in this order: torch's default process group, if torch is loaded and the group stands
-        (its rank and size; the launcher tells the place on the node); torchrun; Open MPI; MPICH and
-        Intel MPI; a Slurm step of several tasks; any other PMI. Without all of them World(0, 1).
+        (its rank and size; the launcher tells the place on the node); Horovod, if it is loaded and
+        initialised; torchrun; Horovod's launcher; Open MPI; MPICH and Intel MPI; a Slurm step of
+        several tasks; any other PMI. Without all of them World(0, 1).
         environ: instead of os.environ. Raises PlanError naming the variable that is missing, isn't
-        a number or contradicts another; a missing rank may come with the process group.
+        a number or contradicts another, and in a pod of a Kubernetes Indexed Job where nothing
+        tells the ranks; a missing rank may come with the process group.
         """
         return cls.find(environ) or cls(0, 1)
+
+    @classmethod
+    def from_mesh(cls, mesh: Any, environ: Mapping[str, str] | None = None) -> World:
+        """The world of a job whose model is split: replicas get batches, not processes.
+
+        mesh: the part of a torch DeviceMesh over the replicas, of one dimension: mesh["dp"]; of
+        replicas that are sharded too, mesh["dp_replicate", "dp_shard"]._flatten("dp").
+        Raises PlanError for any other.
+        """
+        from penstock.pipeline.plan.mesh import mesh_world  # other jobs need none of it
+
+        return mesh_world(mesh, cls.detect(environ))
+
+    def with_replicas(self, rank: int, size: int) -> World:
+        """This process as one of a replica's: batches are shared out over `size` replicas.
+
+        Raises PlanError where these processes can't be so many replicas.
+        """
+        if not all(isinstance(one, int) and not isinstance(one, bool) for one in (rank, size)):
+            raise PlanError(f"data_parallel: got ({rank!r}, {size!r}), wanted (rank, size).")
+        if not 0 <= rank < size:
+            raise PlanError(f"data_parallel: rank must be in [0, {size}), got {rank}.")
+        if self.processes % size:
+            raise PlanError(
+                f"data_parallel=({rank}, {size}): {self.processes} processes can't be {size} "
+                f"replicas of one size. Pass a size that divides {self.processes}, or the whole "
+                "place as world=World(rank, size, place=(process, processes))."
+            )
+        if (rank, size) == (self.rank, self.size):
+            return self
+        return replace(self, rank=rank, size=size, place=(self.process, self.processes), node=None)
 
     @classmethod
     def find(cls, environ: Mapping[str, str] | None = None) -> World | None:
@@ -80,7 +164,11 @@ class World:
         environ = os.environ if environ is None else environ
         group = _process_group()
         if group is None:
-            return next((w for launcher in _LAUNCHERS if (w := launcher(environ))), None)
+            launchers = (lambda _: _horovod_itself(), *_LAUNCHERS)
+            found = next((w for launcher in launchers if (w := launcher(environ))), None)
+            if found is None and (pod := pod_index(environ)) is not None:
+                raise _only_a_pod(pod)
+            return found
         for launcher in _LAUNCHERS:
             try:
                 world = launcher(environ)
@@ -114,6 +202,42 @@ def local_rank(environ: Mapping[str, str] | None = None) -> int:
         return world.local_rank
     alone = environ.get("LOCAL_RANK", "").strip()
     return int(alone) if alone.isdecimal() else 0
+
+
+def pod_index(environ: Mapping[str, str] | None = None) -> int | None:
+    """The number of this pod in a Kubernetes Indexed Job; None in no such pod.
+
+    It is no rank: a pod may run several processes, and pods of a sweep are jobs of their own.
+    environ: instead of os.environ.
+    """
+    environ = os.environ if environ is None else environ
+    if not environ.get(_POD_INDEX, "").strip():
+        return None
+    return _number(environ, _POD_INDEX)
+
+
+def _only_a_pod(pod: int) -> PlanError:
+    """An error, not a warning: among the logs of many pods nobody would see one, while each pod
+    trains on everything; and the pods of a sweep learn it at their first batch."""
+    return PlanError(
+        f"{_POD_INDEX}={pod}: this is a pod of an Indexed Job, and nothing tells how many "
+        "processes train together: the index is a pod's number, no rank. Start the training with "
+        "torchrun --nnodes=PODS --node-rank=$JOB_COMPLETION_INDEX, or begin with the process "
+        "group; pass world=World(0, 1) where each pod trains alone, or world=World(rank, size)."
+    )
+
+
+def _horovod_itself() -> World | None:
+    """What Horovod says where it was initialised, however it was launched."""
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is None or not horovod.is_initialized():
+        return None
+    return World(
+        horovod.rank(),
+        horovod.size(),
+        local_rank=horovod.local_rank(),
+        local_size=horovod.local_size(),
+    )
 
 
 def _process_group() -> tuple[int, int] | None:
@@ -155,6 +279,12 @@ def _torchrun(environ: Mapping[str, str]) -> World | None:
     return _from_names(environ, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
+def _horovod(environ: Mapping[str, str]) -> World | None:
+    return _from_names(
+        environ, *(f"HOROVOD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
+    )
+
+
 def _open_mpi(environ: Mapping[str, str]) -> World | None:
     names = (f"OMPI_COMM_WORLD_{x}" for x in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE"))
     return _from_names(environ, *names)
@@ -185,8 +315,26 @@ def _slurm(environ: Mapping[str, str]) -> World | None:
     name, local_size = _slurm_local_size(environ, world)
     return _checked(
         (name, "SLURM_LOCALID"),
-        lambda: World(world.rank, world.size, local_rank=world.local_rank, local_size=local_size),
+        lambda: World(
+            world.rank,
+            world.size,
+            local_rank=world.local_rank,
+            local_size=local_size,
+            node=_slurm_node(environ, world),
+        ),
     )
+
+
+def _slurm_node(environ: Mapping[str, str], world: World) -> tuple[int, int] | None:
+    """This rank alone where the node's tasks aren't numbered in a row (--distribution=cyclic)."""
+    told = environ.get("SLURM_GTIDS", "").split(",")
+    if not all(one.isdecimal() for one in told):
+        return None
+    ranks = sorted(map(int, told))
+    in_a_row = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
+    if world.rank not in ranks or (in_a_row and ranks[0] == world.rank - world.local_rank):
+        return None  # another step's, or as usual
+    return world.rank, world.rank + 1
 
 
 def _slurm_local_size(environ: Mapping[str, str], world: World) -> tuple[str, int]:
@@ -215,6 +363,7 @@ def _slurm_local_size(environ: Mapping[str, str], world: World) -> tuple[str, in
 _LAUNCHERS: tuple[Callable[[Mapping[str, str]], World | None], ...] = (
     # Those that run inside others go first: torchrun and mpirun are started by srun, too.
     _torchrun,
+    _horovod,
     _open_mpi,
     _hydra,
     _slurm,
@@ -244,15 +393,18 @@ def _from_names(
             )
     values = {"rank": _number(environ, rank), "size": _number(environ, size)}
     names = [rank, size]
-    local: dict[str, int] = {}
+    here, of = 0, 1
     if local_rank is not None and local_rank in environ:
         names.append(local_rank)
-        local["local_rank"] = _number(environ, local_rank)
-        local["local_size"] = local["local_rank"] + 1
+        here = _number(environ, local_rank)
+        of = here + 1
         if local_size is not None and local_size in environ:
             names.append(local_size)
-            local["local_size"] = _number(environ, local_size)
-    return _checked(tuple(names), lambda: World(values["rank"], values["size"], **local))
+            of = _number(environ, local_size)
+    return _checked(
+        tuple(names),
+        lambda: World(values["rank"], values["size"], local_rank=here, local_size=of),
+    )
 
 
 def _checked(names: tuple[str, ...], make: Callable[[], World]) -> World:

@@ -26,6 +26,7 @@ from penstock.pipeline.feed.agreement import (
     check_same_plan,
     join,
 )
+from penstock.pipeline.plan.world import World
 from tests.pipeline.feed.test_bad_samples import build
 from tests.watchdog import PATIENCE_S
 
@@ -118,7 +119,7 @@ class TestAgreement:
             check_same_plan(second, replace(FACTS, dataset="half", samples=5))
 
     def test_alone_it_agrees_with_itself(self) -> None:
-        alone = join(dataset="d", shuffle=True, rank=0, size=1)
+        alone = join(dataset="d", shuffle=True, world=World(0, 1))
         assert not alone.is_shared
         check_same_plan(alone, FACTS)
         assert [alone.add("bad", 2), alone.add("bad", 1)] == [2, 3]

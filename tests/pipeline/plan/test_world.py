@@ -29,6 +29,12 @@ OPEN_MPI = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "3",
     "OMPI_COMM_WORLD_LOCAL_SIZE": "8",
 }
+HOROVOD = {
+    "HOROVOD_RANK": "11",
+    "HOROVOD_SIZE": "16",
+    "HOROVOD_LOCAL_RANK": "3",
+    "HOROVOD_LOCAL_SIZE": "8",
+}
 HYDRA = {"PMI_RANK": "11", "PMI_SIZE": "16", "MPI_LOCALRANKID": "3", "MPI_LOCALNRANKS": "8"}
 SBATCH = {  # what a batch script has before any srun
     "SLURM_JOB_ID": "200505",
@@ -54,6 +60,7 @@ HERE = World(11, 16, local_rank=3, local_size=8)
 def _no_group(monkeypatch):
     """Other tests of this process may have loaded torch; a group is only where a test says so."""
     monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    monkeypatch.delitem(sys.modules, "horovod.torch", raising=False)
 
 
 def group(monkeypatch, *, rank, size, available=True, initialised=True):
@@ -119,6 +126,9 @@ def test_threads_of_a_node_fill_its_cores(local_size, cores):
         ({}, World(0, 1)),
         (TORCHRUN, HERE),
         (OPEN_MPI, HERE),
+        (HOROVOD, HERE),
+        # horovodrun by way of mpirun: its own variables say it
+        ({**OPEN_MPI, **HOROVOD, "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, HERE),
         (HYDRA, HERE),
         (SRUN, HERE),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, World(1, 2)),
@@ -173,7 +183,7 @@ def test_slurm_with_only_the_tasks_asked_for():
     assert World.detect(environ) == World(1, 2, local_rank=1, local_size=2)
 
 
-@pytest.mark.parametrize("environ", [TORCHRUN, OPEN_MPI, HYDRA, SRUN])
+@pytest.mark.parametrize("environ", [TORCHRUN, OPEN_MPI, HOROVOD, HYDRA, SRUN])
 def test_each_variable_that_is_no_number_is_named(environ):
     skipped = ("SLURM_NTASKS", "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_TASKS_PER_NODE")
     for name in environ:
@@ -225,7 +235,7 @@ def test_a_group_that_stands_goes_first(monkeypatch):
     assert World.detect({"RANK": "what"}) == World(1, 4)
 
 
-@pytest.mark.parametrize("environ", [TORCHRUN, OPEN_MPI, HYDRA, SRUN])
+@pytest.mark.parametrize("environ", [TORCHRUN, OPEN_MPI, HOROVOD, HYDRA, SRUN])
 def test_the_launcher_tells_where_on_the_node_a_group_s_rank_is(monkeypatch, environ):
     group(monkeypatch, rank=11, size=16)
     assert World.detect(environ) == HERE

@@ -158,6 +158,14 @@ WantedAu = Annotated[
         rich_help_panel=OUT,
     ),
 ]
+Simulate = Annotated[
+    bool,
+    typer.Option(
+        "--simulate",
+        help="Walk two epochs of the real order beside the formulas; some seconds.",
+        rich_help_panel=OUT,
+    ),
+]
 PlanPlot = Annotated[
     Path | None,
     typer.Option(

@@ -19,13 +19,20 @@ from penstock.pipeline.plan.sizing.geometry import MOST_READERS
 from penstock.pipeline.plan.sizing.tiers import WORDS
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
 
     from penstock.pipeline.plan.sizing.forecast import EpochForecast, Forecast
+    from penstock.pipeline.plan.sizing.simulation import SimulatedEpoch
 
 
-def plan_values(found: Forecast, assumptions: dict[str, dict[str, str]]) -> dict[str, Any]:
-    """The fields of `--json`; docs/sizing.md names their units."""
+def plan_values(
+    found: Forecast,
+    assumptions: dict[str, dict[str, str]],
+    walked: Sequence[SimulatedEpoch] = (),
+) -> dict[str, Any]:
+    """The fields of `--json`; docs/sizing.md names their units. walked: epochs of a simulation."""
     job, geometry = found.setup.job, found.geometry
     per_gpu = job.samples_per_s * found.setup.data.sample_bytes
     return {
@@ -62,6 +69,7 @@ def plan_values(found: Forecast, assumptions: dict[str, dict[str, str]]) -> dict
         "advice": [asdict(change) for change in changes(found)],
         "warnings": warnings_of(found),
         "assumptions": assumptions,
+        "simulated": [asdict(epoch) for epoch in walked],
     }
 
 
@@ -106,7 +114,12 @@ def warnings_of(found: Forecast) -> list[str]:
     return words
 
 
-def show_plan(found: Forecast, assumptions: dict[str, dict[str, str]], console: Console) -> None:
+def show_plan(
+    found: Forecast,
+    assumptions: dict[str, dict[str, str]],
+    console: Console,
+    walked: Sequence[SimulatedEpoch] = (),
+) -> None:
     """Tables: what is needed, each kind of epoch, what to change, what it stands on."""
     values = plan_values(found, assumptions)
     job = found.setup.job
@@ -120,6 +133,14 @@ def show_plan(found: Forecast, assumptions: dict[str, dict[str, str]], console: 
     )
     console.print(_settings(found))
     console.print(_epochs(found))
+    for number, epoch in enumerate(walked):
+        tiers = [f"{name} {format_size(n)}" for name, n in epoch.bytes_by_tier.items() if n]
+        console.print(
+            f"simulated epoch {number + 1}: {duration(epoch.seconds)}, AU {epoch.au:.1f} %, "
+            f"{', '.join(tiers)}",
+            highlight=False,
+            soft_wrap=True,
+        )
     for line in _lines(found, values):
         console.print(line, highlight=False, soft_wrap=True)
     table = Table("assumption", "value", "from", box=None, title_justify="left", title="Stands on")

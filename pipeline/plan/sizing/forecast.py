@@ -15,7 +15,13 @@ from penstock.cache.errors import ConfigError
 from penstock.pipeline.plan.needs import ahead_s, connections
 from penstock.pipeline.plan.sizing.costs import CONNECTIONS_A_RANK, REQUEST_BYTES, peer_cpu_s
 from penstock.pipeline.plan.sizing.geometry import Geometry, geometry_of
-from penstock.pipeline.plan.sizing.tiers import Tier, bytes_cpu_s, decode_cpu_s, tier_seconds
+from penstock.pipeline.plan.sizing.tiers import (
+    OF_THE_STORE,
+    Tier,
+    bytes_cpu_s,
+    decode_cpu_s,
+    tier_seconds,
+)
 from penstock.pipeline.plan.sizing.traffic import (
     EpochTraffic,
     cache_share,
@@ -109,7 +115,7 @@ def forecast(setup: Setup, geometry: Geometry | None = None) -> Forecast:
     job = setup.job
     need = job.gpus * job.samples_per_s * setup.data.sample_bytes
     wanted, ahead = _ahead(setup, need)
-    cold, warm = cold_traffic(setup, geometry), warm_traffic(setup, geometry)
+    cold, warm = _cold(setup, geometry), warm_traffic(setup, geometry)
     return Forecast(
         setup=setup,
         geometry=geometry,
@@ -121,6 +127,15 @@ def forecast(setup: Setup, geometry: Geometry | None = None) -> Forecast:
         # Batches are fetched ahead across the end of an epoch.
         later=_epoch(setup, warm, first_batch_s=0.0),
     )
+
+
+def _cold(setup: Setup, geometry: Geometry) -> EpochTraffic:
+    """The first epoch's: fills of whole shards give way where batches wait for the store."""
+    fed = cold_traffic(setup, geometry)
+    tiers = tier_seconds(setup, fed)
+    others = max(took for tier, took in tiers.items() if tier not in OF_THE_STORE)
+    slowest = max((tiers.get(tier, 0.0) for tier in OF_THE_STORE), default=0.0)
+    return cold_traffic(setup, geometry, starved=True) if slowest > others else fed
 
 
 def _check_room(setup: Setup, geometry: Geometry) -> None:

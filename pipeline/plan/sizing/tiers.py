@@ -21,6 +21,9 @@ Tier = Literal["model", "decode", "cores", "disk", "nic", "remote", "requests", 
 remote: the store's bandwidth; requests: those that it answers a second; connections: requests that
 a node has in flight, times their latency. nic: of a node, in the busier direction."""
 
+OF_THE_STORE: tuple[Tier, ...] = ("nic", "remote", "requests", "connections")
+"""What fetching waits for."""
+
 WORDS: dict[Tier, str] = {
     "model": "the GPUs",
     "decode": "cores, which decode",

@@ -61,18 +61,24 @@ def single_share(open_share: float) -> float:
     return open_share * (1 - open_share / 2)
 
 
-def cold_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
-    """An epoch over empty caches, and over data on local disks that memory has nothing of."""
+def cold_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) -> EpochTraffic:
+    """An epoch over empty caches, and over data on local disks that memory has nothing of.
+
+    starved: batches wait for the store. Then it is asked for what they need and nothing beside, so
+    every sample comes by a request of its own, and no node fetches the rest of its shards.
+    """
     data, kept = setup.data, cache_share(setup, geometry)
     total = data.total_bytes
     if setup.store is None:
         return _local(total, found=0.0)
     passed = total * (1 - kept)
-    filled = total * geometry.readers * kept  # each node that reads a shard keeps it whole
+    # Each node that reads a shard keeps it whole.
+    filled = total * kept * (1.0 if starved else geometry.readers)
     remote = (total * kept if setup.job.peers else filled) + passed
     each = math.ceil(data.sample_bytes / REQUEST_BYTES)
-    single = data.samples * ((1 - kept) + kept * single_share(geometry.open_share)) * each
-    fills = remote - passed
+    alone = 1.0 if starved else single_share(geometry.open_share)
+    single = data.samples * ((1 - kept) + kept * alone) * each
+    fills = 0.0 if starved else remote - passed
     return EpochTraffic(
         remote=remote,
         peer=passed + filled - remote,

@@ -96,7 +96,11 @@ def test_single_requests_are_those_that_were_walked() -> None:
 
 
 def test_shared_shards_come_from_peers() -> None:
-    few = {"data": {"samples": 200_000, "shards": 64}, "job": {"nodes": 64, "global_batch": 16384}}
+    few = {
+        "data": {"samples": 200_000, "shards": 64},
+        "job": {"nodes": 64, "global_batch": 16384, "samples_per_s": 100},
+        "store": {"bytes_per_s": 1e12},
+    }
     alone, peers = (
         forecast(setup(**{**few, "job": {**few["job"], "peers": asked}})) for asked in (False, True)
     )

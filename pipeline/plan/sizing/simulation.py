@@ -1,0 +1,286 @@
+"""A job walked step by step over its real order and its real cache rule, to check the formulas.
+
+Of each step and node the plan says which shards it touches, the cache's rule which of them are
+kept. What isn't here is asked for when the look-ahead lets it, at the earliest as many steps ahead
+as the loader would; whole shards are filled with what links and pace leave. Store, network, disk
+and cores each serve what came first; a step begins when its slowest node has its batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.cache.base.fetch_policy import FetchPolicy
+from penstock.pipeline.plan.needs import AHEAD_BYTES, LookAhead, room_for_fills
+from penstock.pipeline.plan.sizing.au import au_percent
+from penstock.pipeline.plan.sizing.costs import (
+    CONNECTIONS_A_RANK,
+    PEER_CLIENT_S_PER_GB,
+    PEER_SERVER_S_PER_GB,
+    PEER_TLS_CLIENT_S_PER_GB,
+    PEER_TLS_SERVER_S_PER_GB,
+    READ_S_PER_GB,
+    REQUEST_BYTES,
+    fetch_cpu_s,
+)
+from penstock.pipeline.plan.sizing.geometry import geometry_of
+from penstock.pipeline.plan.sizing.node_state import NodeState
+from penstock.pipeline.plan.sizing.walk import SizedOrder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.plan.sizing.geometry import Geometry
+    from penstock.pipeline.plan.sizing.node_state import BatchNeed
+    from penstock.pipeline.plan.sizing.values import Setup
+
+_LEAST_AHEAD = 4  # batches in flight where all is local
+_P99 = 2.0  # of request times over their mean
+
+
+@dataclass(slots=True, kw_only=True)
+class SimulatedEpoch:
+    """One epoch, walked. seconds: from its begin to its last step's end; au in per cent; bytes of
+    all nodes by tier: remote, peer, disk, memory; requests to the store."""
+
+    seconds: float = 0.0
+    au: float = 0.0
+    bytes_by_tier: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(("remote", "peer", "disk", "memory"), 0.0)
+    )
+    requests: float = 0.0
+
+
+@dataclass(slots=True)
+class _Queue:
+    """Something that serves one after the other. free_s: when it is idle again."""
+
+    free_s: float = 0.0
+
+    def serve(self, at_s: float, took_s: float) -> float:
+        """When what comes at `at_s` and takes so long is done."""
+        self.free_s = max(self.free_s, at_s) + took_s
+        return self.free_s
+
+
+class _Parts:
+    """The queues of one node."""
+
+    def __init__(self) -> None:
+        self.nic_in, self.nic_out = _Queue(), _Queue()
+        self.disk, self.cores, self.connections = _Queue(), _Queue(), _Queue()
+
+
+class Simulation:
+    """A setup as it runs. held: shards that are whole on each node when it begins, bool, shape
+    (nodes, shards); None: the caches are empty."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        *,
+        seed: int = 0,
+        geometry: Geometry | None = None,
+        held: NDArray[np.bool_] | None = None,
+    ) -> None:
+        self.order = SizedOrder(setup, geometry or geometry_of(setup.data, setup.job), seed=seed)
+        self._setup, self._job = setup, setup.job
+        self._nodes = [NodeState(setup, self.order, node) for node in range(setup.job.nodes)]
+        self._parts = [_Parts() for _ in self._nodes]
+        self._store, self._answers = _Queue(), _Queue()
+        for node, state in enumerate(self._nodes):
+            if setup.store is None:
+                state.hold(np.ones_like(state.pinned))
+                state.forget_memory()
+            elif held is not None:
+                state.hold(held[node])
+        self._whole = np.array([state.whole for state in self._nodes])
+        if held is not None:  # peers give what they don't read themselves any more
+            self._whole |= held
+        self._look = LookAhead(least=_LEAST_AHEAD, max_bytes=int(AHEAD_BYTES * setup.job.gpus))
+        self._ends: deque[float] = deque([0.0], maxlen=128)  # of the latest steps
+        self._now = 0.0
+        self._ahead = 1
+        self._asked = 0.0
+        self._beside_urgent = FetchPolicy().fills_beside_urgent  # connections of fills, of a rank
+
+    @property
+    def held(self) -> NDArray[np.bool_]:
+        """The shards that are whole, bool, shape (nodes, shards)."""
+        return np.array([state.whole for state in self._nodes])
+
+    def epoch(self, number: int) -> SimulatedEpoch:
+        """Walk an epoch; call with 0, 1, … in turn."""
+        steps = list(self.order.steps(number))
+        for node, state in enumerate(self._nodes):
+            state.plan_fills([step[node] for step in steps])
+        found, began = SimulatedEpoch(), self._now
+        computes: list[float] = []
+        first_end = 0.0
+        for place, step in enumerate(steps):
+            at = self._ends[-min(self._ahead, len(self._ends))]
+            self._fill(found, until=at)
+            times = [
+                self._batch(node, state.take(step[node], at=place / len(steps)), found, at)
+                for node, state in enumerate(self._nodes)
+            ]
+            begin = max(self._now, *(ready for _, ready in times))
+            self._count(found, begin, came=max(came for came, _ in times))
+            self._now = begin + self._job.step_s
+            self._ends.append(begin)
+            if computes or first_end:
+                computes.append(self._job.step_s)
+            first_end = first_end or self._now
+        found.seconds = self._now - began
+        found.au = au_percent(computes, self._now - first_end)
+        return found
+
+    def _batch(
+        self, node: int, need: BatchNeed, found: SimulatedEpoch, at: float
+    ) -> tuple[float, float]:
+        """When a node has the bytes of a batch that it asked for at a time, and the batch."""
+        parts, figures = self._parts[node], self._setup.node
+        came, remote, peer, requests = at, 0.0, 0.0, 0.0
+        if len(need.absent):
+            remote, peer, requests, came = self._fetch(node, need, at)
+        disk = parts.disk.serve(at, (need.disk + need.kept) / figures.nvme_bytes_per_s)
+        work = self._job.cpu_s_per_1000 * self._job.global_batch / self._job.nodes / 1000
+        work += READ_S_PER_GB * (need.disk + need.memory) / 1e9 + fetch_cpu_s(remote, requests)
+        work += self._peer_cpu_s(peer)[0]
+        for tier, size in (("disk", need.disk), ("memory", need.memory)):
+            found.bytes_by_tier[tier] += size
+        self._moved(found, remote=remote, peer=peer, requests=requests)
+        self._nodes[node].pace.spend_for_batches(int(remote + peer))
+        return came, parts.cores.serve(max(came, disk), work / figures.cores)
+
+    def _fetch(self, node: int, need: BatchNeed, at: float) -> tuple[float, float, float, float]:
+        """Bytes from the store and from peers, requests, and when all are here."""
+        store, parts, figures = self._setup.store, self._parts[node], self._setup.node
+        assert store is not None
+        on_peers = np.zeros(len(need.absent), np.bool_)
+        if self._job.peers:
+            on_peers |= self._whole[:, need.absent].any(axis=0)
+        peer = float(need.absent_bytes[on_peers].sum())
+        remote = float(need.absent_bytes.sum()) - peer
+        each = max(1.0, self._setup.data.sample_bytes / REQUEST_BYTES)
+        requests = float(need.absent_samples[~on_peers].sum()) * each
+        came = at
+        if remote > 0:
+            took_s = store.request_s(min(self._setup.data.sample_bytes, REQUEST_BYTES))
+            most = self._job.gpus * CONNECTIONS_A_RANK
+            came = max(
+                self._store.serve(at, remote / store.bytes_per_s),
+                self._answers.serve(at, requests / store.requests_per_s),
+                parts.connections.serve(at, requests * took_s / most),
+                at + took_s,
+            )
+        if peer > 0:
+            holders = [n for n in range(self._job.nodes) if self._whole[n, need.absent].any()]
+            came = max(came, self._from_peers(node, holders, peer, at))
+        came = max(came, parts.nic_in.serve(at, (remote + peer) / figures.nic_bytes_per_s))
+        return remote, peer, requests, came
+
+    def _from_peers(self, node: int, holders: Sequence[int], size: float, at: float) -> float:
+        """When bytes that others hold have left them, all of these alike."""
+        others = [other for other in holders if other != node]
+        out_s = size / max(1, len(others)) / self._setup.node.nic_bytes_per_s
+        cpu_s = self._peer_cpu_s(size / max(1, len(others)))[1] / self._setup.node.cores
+        for other in others:
+            self._parts[other].cores.free_s += cpu_s
+        return max((self._parts[n].nic_out.serve(at, out_s) for n in others), default=at)
+
+    def _peer_cpu_s(self, size: float) -> tuple[float, float]:
+        """CPU seconds of the node that asks and of those that answer."""
+        if self._job.tls:
+            client, server = PEER_TLS_CLIENT_S_PER_GB, PEER_TLS_SERVER_S_PER_GB
+        else:
+            client, server = PEER_CLIENT_S_PER_GB, PEER_SERVER_S_PER_GB
+        return client * size / 1e9, server * size / 1e9
+
+    def _fill(self, found: SimulatedEpoch, *, until: float) -> None:
+        """Whole shards with what the links leave until a time."""
+        since, self._asked = self._asked, max(self._asked, until)
+        store = self._setup.store
+        if store is None or until <= since:
+            return
+        waiting = [n for n, state in enumerate(self._nodes) if state.queue]
+        for at, node in enumerate(waiting):
+            free = max(since, self._store.free_s, self._answers.free_s)
+            share = (until - free) / (len(waiting) - at)  # of the store's idle time
+            self._fill_node(node, found, since=since, until=until, share_s=share)
+
+    def _fill_node(
+        self, node: int, found: SimulatedEpoch, *, since: float, until: float, share_s: float
+    ) -> None:
+        store, state, parts = self._setup.store, self._nodes[node], self._parts[node]
+        figures = self._setup.node
+        assert store is not None
+        streams = self._job.gpus * self._beside_urgent
+        stream = REQUEST_BYTES / store.request_s(REQUEST_BYTES)
+        nic_s = until - max(since, parts.nic_in.free_s)
+        link = min(nic_s * figures.nic_bytes_per_s, (until - since) * streams * stream)
+        disk_s = until - max(since, parts.disk.free_s)
+        disk = disk_s * figures.nvme_bytes_per_s
+        room = max(0.0, min(link, share_s * store.bytes_per_s, disk))
+        while room > 1:
+            got, shard = state.fill(room)
+            if shard is None:
+                return
+            room -= got
+            holders = np.flatnonzero(self._whole[:, shard]) if self._job.peers else ()
+            if len(holders):
+                self._from_peers(node, [int(n) for n in holders], got, since)
+                self._moved(found, peer=got)
+            else:
+                self._store.serve(since, got / store.bytes_per_s)
+                self._answers.serve(since, got / REQUEST_BYTES / store.requests_per_s)
+                self._moved(found, remote=got, requests=got / REQUEST_BYTES)
+            parts.nic_in.serve(since, got / figures.nic_bytes_per_s)
+            parts.disk.serve(since, got / figures.nvme_bytes_per_s)
+            parts.cores.serve(since, fetch_cpu_s(got, got / REQUEST_BYTES) / figures.cores)
+            whole = state.filled[shard] + state.single[shard] >= self.order.shard_bytes[shard] - 1
+            self._whole[node, shard] |= whole
+
+    def _moved(
+        self, found: SimulatedEpoch, *, remote: float = 0, peer: float = 0, requests: float = 0
+    ) -> None:
+        found.bytes_by_tier["remote"] += remote
+        found.bytes_by_tier["peer"] += peer
+        found.requests += requests
+
+    def _count(self, found: SimulatedEpoch, begin: float, *, came: float) -> None:
+        """Count a batch that is handed out at a time, and look how far to ask ahead."""
+        store, setup = self._setup.store, self._setup
+        size = self._job.global_batch * setup.data.sample_bytes / self._job.nodes
+        for state in self._nodes:
+            state.pace.count_batch(int(size))
+        if store is None:
+            self._ahead = _LEAST_AHEAD
+            return
+        waited_s = max(0.0, begin - self._now)
+        self._beside_urgent = room_for_fills(
+            self._beside_urgent,
+            ready_share=0.0 if came > self._now + 0.01 * self._job.step_s else 1.0,
+            most=CONNECTIONS_A_RANK,
+        )
+        fetched = found.bytes_by_tier["remote"] + found.bytes_by_tier["peer"]
+        self._look.count_batch(
+            int(size),
+            period_s=begin - self._ends[-1],
+            waited_s=waited_s,
+            missed=fetched > 0,
+        )
+        mean_s = store.request_s(min(setup.data.sample_bytes, REQUEST_BYTES))
+        self._ahead = self._look.batches(mean_s=mean_s, p99_s=_P99 * mean_s)
+
+
+def simulate(setup: Setup, *, epochs: int = 2, seed: int = 0) -> list[SimulatedEpoch]:
+    """Walk the first epochs of a job, from empty caches on."""
+    simulation = Simulation(setup, seed=seed)
+    return [simulation.epoch(number) for number in range(epochs)]

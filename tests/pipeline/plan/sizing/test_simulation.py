@@ -1,0 +1,138 @@
+"""The simulation over the real order agrees with the formulas, where these claim to hold."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from penstock.pipeline.plan.sizing.forecast import forecast
+from penstock.pipeline.plan.sizing.simulation import Simulation, simulate
+from penstock.pipeline.plan.sizing.values import Setup
+from tests.pipeline.plan.sizing.setups import setup
+
+SMALL: dict[str, Any] = {"samples": 320_000}
+CASES: dict[str, dict[str, dict[str, Any]]] = {
+    "fed": {},
+    "remote": {"store": {"bytes_per_s": 1e9}},
+    "requests": {"store": {"requests_per_s": 3000}},
+    "connections": {"store": {"latency_s": 1.0}},
+    "nic": {"node": {"nic_bytes_per_s": 1e8}},
+    "disk": {"node": {"nvme_bytes_per_s": 1e8, "ram_bytes": 1e9}},
+    "half of the memory": {"node": {"nvme_bytes_per_s": 1e8, "ram_bytes": 1e10}},
+    "decode": {"job": {"cpu_s_per_1000": 20.0}},
+    "small cache": {"node": {"nvme_bytes": 4e9}, "store": {"bytes_per_s": 2e9}},
+    "no cache": {"node": {"nvme_bytes": 0}, "store": {"bytes_per_s": 2e9}},
+    "eight nodes": {"job": {"nodes": 8}, "store": {"bytes_per_s": 2e9}},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_epochs_are_as_long_as_the_formulas_say(name: str) -> None:
+    wanted = setup(**{"data": SMALL, **CASES[name]})
+    found, (first, later) = forecast(wanted), simulate(wanted)
+    for walked, said in ((first, found.first), (later, found.later)):
+        assert walked.seconds == pytest.approx(said.seconds, rel=0.05)
+        assert walked.au == pytest.approx(said.au, rel=0.05, abs=1)
+        total = wanted.data.total_bytes
+        assert walked.bytes_by_tier["remote"] == pytest.approx(said.traffic.remote, abs=total / 30)
+        assert walked.bytes_by_tier["disk"] == pytest.approx(said.traffic.disk_read, abs=total / 25)
+
+
+def drawn(rng: random.Random) -> Setup:
+    """Any setup that has enough steps, shards and seconds for formulas of means."""
+    nodes = rng.choice([1, 2, 4, 8])
+    return setup(
+        data={"samples": rng.choice([100_000, 200_000]), "sample_bytes": rng.choice([1e5, 4e5])},
+        node={
+            "nvme_bytes": rng.choice([0, 3e9, 1e10, 1e11]),
+            "nvme_bytes_per_s": 10 ** rng.uniform(8.3, 10),
+            "nic_bytes_per_s": 10 ** rng.uniform(8.3, 10.3),
+            "cores": rng.choice([8, 32, 128]),
+            "ram_bytes": 10 ** rng.uniform(9.5, 12),
+        },
+        store={
+            "bytes_per_s": 10 ** rng.uniform(8.5, 11),
+            "latency_s": 10 ** rng.uniform(-3, -0.7),
+            "requests_per_s": 10 ** rng.uniform(3.3, 6),
+        },
+        job={
+            "nodes": nodes,
+            "global_batch": nodes * 8 * 32,
+            "samples_per_s": 10 ** rng.uniform(1.5, 2.7),
+            "cpu_s_per_1000": rng.choice([0, 3, 10]),
+        },
+    )
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_of_any_setup_too(seed: int) -> None:
+    wanted = drawn(random.Random(seed))
+    found, walked = forecast(wanted), simulate(wanted, epochs=3)
+    assert walked[0].seconds == pytest.approx(found.first.seconds, rel=0.1)
+    assert walked[2].seconds == pytest.approx(found.later.seconds, rel=0.1)
+
+
+def test_a_job_fetches_what_the_bound_says() -> None:
+    wanted = setup(data=SMALL, node={"nvme_bytes": 4e9}, job={"epochs": 4})
+    walked = simulate(wanted, epochs=4)
+    fetched = sum(epoch.bytes_by_tier["remote"] for epoch in walked)
+    assert fetched == pytest.approx(forecast(wanted).remote_bytes, rel=0.03)
+
+
+def test_few_shards_are_where_the_formulas_end() -> None:
+    """12 shards on 8 nodes: a starved first epoch brings each node its own samples; the rest of
+    the shards that it shares comes later, which no formula has."""
+    wanted = setup(
+        data={"samples": 40_000, "shards": 12},
+        job={"nodes": 8, "global_batch": 1024},
+        store={"bytes_per_s": 3e8},
+    )
+    found, (first, later) = forecast(wanted), simulate(wanted)
+    assert found.geometry.readers > 2
+    assert first.seconds == pytest.approx(found.first.seconds, rel=0.1)
+    assert later.bytes_by_tier["remote"] > 0.1 * wanted.data.total_bytes
+    assert found.later.traffic.remote == 0
+
+
+def test_a_store_that_hardly_keeps_up_is_where_they_end_too() -> None:
+    """The first batches wait, so single samples come before whole shards: more requests than the
+    store answers in the time, and that lasts."""
+    wanted = setup(
+        data={"samples": 100_000},
+        job={"nodes": 8, "global_batch": 2048, "samples_per_s": 1500},
+        store={"requests_per_s": 60_000, "bytes_per_s": 1e11},
+    )
+    found, first = forecast(wanted), simulate(wanted, epochs=1)[0]
+    assert found.first.limit == "model"
+    assert first.seconds > 1.1 * found.first.seconds
+
+
+@pytest.mark.parametrize("peers", [False, True])
+def test_nodes_dealt_anew_ask_their_peers(peers: bool) -> None:
+    """Each node holds what another one will read: all from the store, or none."""
+    wanted = setup(
+        data={"samples": 100_000}, job={"nodes": 4, "peers": peers, "global_batch": 4096}
+    )
+    order = Simulation(wanted).order
+    held = np.roll(order.read, 1, axis=0)
+    moved = Simulation(wanted, held=held).epoch(0).bytes_by_tier
+    total = wanted.data.total_bytes
+    if peers:
+        assert moved["remote"] < 0.03 * total
+        assert moved["peer"] > 0.9 * total
+    else:
+        assert moved["peer"] == 0
+        assert moved["remote"] > 0.9 * total
+
+
+def test_data_that_are_local_are_only_read() -> None:
+    wanted = setup(data=SMALL, node={"nvme_bytes_per_s": 2e8, "ram_bytes": 1e9})
+    local = Setup(data=wanted.data, node=wanted.node, store=None, job=wanted.job)
+    found, (first, later) = forecast(local), simulate(local)
+    assert found.first.limit == "disk"
+    assert first.seconds == pytest.approx(found.first.seconds, rel=0.05)
+    assert later.seconds == pytest.approx(found.later.seconds, rel=0.05)
+    assert first.requests == 0

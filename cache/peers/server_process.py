@@ -135,6 +135,7 @@ class PeerServer:
         )
         told = self._run(spec)
         if "port" not in told:
+            self._reap(wait_s=_LEAVE_S)
             raise self._failure(str(told.get("error", "it ended before it served")))
         if told["is_taken"]:
             warnings.warn(
@@ -226,6 +227,12 @@ class PeerServer:
             self._line = line
             if self._closed:
                 line.close()
+        _log.warning(
+            "%s: the server of the cache (pid %d) was killed; another serves on (pid %d).",
+            self._root,
+            before.pid,
+            line.pid,
+        )
         if line.port != before.port and self._moved is not None:
             self._moved(self.address)
         return True

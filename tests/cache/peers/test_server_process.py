@@ -1,0 +1,257 @@
+"""A node's server lives as long as one process uses it, whoever started it, however they end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.cache.base.peer_settings import Peers
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.cache.peers import protocol
+from penstock.cache.peers.server_process import PeerServer
+from penstock.cache.peers.tokens import PeerSecret
+from tests.cache.peers.serving import PATIENCE_S, Served, key_of, put, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path / "cache") as found:
+        yield found
+
+
+def user(root: Path | str, secret: PeerSecret, address: str = "127.0.0.1:0") -> Any:
+    """A process that uses a server: it, and what it says."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.cache.peers.peer_user"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    told = {"root": str(root), "secret": secret.text, "address": address, "tls": None}
+    process.stdin.write(json.dumps(told) + "\n")
+    process.stdin.flush()
+    return process, json.loads(process.stdout.readline())
+
+
+def end(process: Any) -> None:
+    process.kill()
+    process.wait(PATIENCE_S)
+    process.stdin.close()
+    process.stdout.close()
+
+
+@contextlib.contextmanager
+def ending(pid: int) -> Iterator[None]:
+    """Wait for a process's end behind the block."""
+    fd = os.pidfd_open(pid)
+    try:
+        yield
+        assert select.select([fd], [], [], PATIENCE_S)[0], "it lives on"
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def logging_of(text: str) -> Iterator[threading.Event]:
+    """An event that a log line of Penstock's sets."""
+    said = threading.Event()
+    log = logging.getLogger("penstock")
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if text in record.getMessage():
+                said.set()
+
+    ear = Ear()
+    log.addHandler(ear)
+    try:
+        yield said
+    finally:
+        log.removeHandler(ear)
+
+
+def test_processes_of_a_node_share_one_server(served: Served, tmp_path: Path) -> None:
+    process, told = user(tmp_path / "cache", served.secret)
+    assert told == {"pid": served.server.pid, "address": served.server.address}
+    end(process)
+    assert served.ask(protocol.ALIVE).status == 200
+
+
+def test_it_ends_with_its_last_user_however_that_ends(tmp_path: Path) -> None:
+    secret = PeerSecret.draw()
+    first, told = user(tmp_path / "cache", secret)
+    second, again = user(tmp_path / "cache", secret)
+    assert told == again
+    with ending(told["pid"]):
+        end(first)  # who started it; the other uses it
+        host, _, port = told["address"].rpartition(":")
+        socket.create_connection((host, int(port)), timeout=PATIENCE_S).close()
+        end(second)
+    # And nobody finds its leavings to be one.
+    third, other = user(tmp_path / "cache", secret)
+    assert other["pid"] != told["pid"]
+    with ending(other["pid"]):
+        end(third)
+
+
+def test_a_server_that_is_killed_is_started_again_at_its_place(served: Served) -> None:
+    put(served.cache, "kept", 1000)
+    before, address = served.server.pid, served.server.address
+    with logging_of("another serves on") as said:
+        os.kill(before, signal.SIGKILL)
+        assert said.wait(PATIENCE_S)
+    assert served.server.pid != before
+    assert served.server.address == address
+    assert served.ask(protocol.blob_path(key_of("kept")), (0, 1000)).status == 206
+
+
+def test_the_one_who_is_left_starts_it_again(tmp_path: Path) -> None:
+    """Not only the process that started it."""
+    secret = PeerSecret.draw()
+    process, _ = user(tmp_path / "cache", secret)
+    with serving(tmp_path / "cache", secret=secret) as served:
+        end(process)
+        with logging_of("another serves on") as said:
+            os.kill(served.server.pid, signal.SIGKILL)
+            assert said.wait(PATIENCE_S)
+        assert served.ask(protocol.ALIVE).status == 200
+
+
+def test_one_that_dies_again_and_again_is_left_dead(served: Served) -> None:
+    for _ in range(3):
+        with logging_of("another serves on") as said:
+            os.kill(served.server.pid, signal.SIGKILL)
+            assert said.wait(PATIENCE_S)
+    with logging_of("isn't started again") as said:
+        os.kill(served.server.pid, signal.SIGKILL)
+        assert said.wait(PATIENCE_S)
+
+
+def test_jobs_with_secrets_of_their_own_have_servers_of_their_own(tmp_path: Path) -> None:
+    """Side by side on one cache, also where they name one port."""
+    with serving(tmp_path / "cache") as one:
+        put(one.cache, "shared", 1000)
+        address = one.server.address
+        with contextlib.ExitStack() as stack:
+            with pytest.warns(PenstockWarning, match="is taken"):
+                other = stack.enter_context(serving(tmp_path / "cache", Peers(address)))
+            assert other.server.pid != one.server.pid
+            assert other.server.address != address
+            path = protocol.blob_path(key_of("shared"))
+            for served, stranger in ((one, other), (other, one)):
+                assert served.ask(path, (0, 9)).status == 206
+                assert served.ask(path, (0, 9), secret=stranger.secret).status == 401
+
+
+def test_caches_that_share_a_secret_serve_each_its_own(tmp_path: Path) -> None:
+    secret = PeerSecret.draw()
+    with serving(tmp_path / "a", secret=secret) as a, serving(tmp_path / "b", secret=secret) as b:
+        put(a.cache, "of-a", 1000)
+        path = protocol.blob_path(key_of("of-a"))
+        assert a.ask(path, (0, 9)).status == 206
+        assert b.ask(path, (0, 9)).status == 404
+
+
+def test_it_listens_at_its_address_alone_and_has_no_secret_to_see(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = PeerSecret(b"that-nobody-must-see-anywhere")
+    monkeypatch.setenv("PENSTOCK_PEER_TOKEN", secret.text)
+    with serving(tmp_path / "cache", Peers("127.0.0.2:0", tls=True), secret=secret) as served:
+        pid = served.server.pid
+        with open(f"/proc/{pid}/net/tcp", encoding="ascii") as file:
+            found = [line.split() for line in file.readlines()[1:]]
+        port = f":{served.place[1]:04X}"
+        listening = [one[1] for one in found if one[3] == "0A" and one[1].endswith(port)]
+        assert listening == [f"0200007F:{served.place[1]:04X}"]
+        for seen in ("cmdline", "environ"):
+            with open(f"/proc/{pid}/{seen}", "rb") as file:
+                assert secret.value not in file.read()
+        written = [
+            path.read_bytes()
+            for path in (tmp_path / "cache").rglob("*")
+            if path.is_file() and not path.is_symlink()
+        ]
+        assert not any(secret.value in data or b"PRIVATE KEY" in data for data in written)
+        for path in (tmp_path / "cache" / "peers").iterdir():
+            assert path.stat().st_mode & 0o077 == 0
+
+
+def test_it_is_small(served: Served) -> None:
+    put(served.cache, "any", 100)
+    assert served.ask(protocol.blob_path(key_of("any")), (0, 100)).status == 206
+    assert served.rss_bytes() < 60e6
+    with open(f"/proc/{served.server.pid}/maps", encoding="ascii") as file:
+        loaded = file.read()
+    assert not any(name in loaded for name in ("numpy", "torch", "dali", "cryptography"))
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7:0", "nowhere.invalid:0"])
+def test_an_address_that_isnt_this_nodes_is_an_error(tmp_path: Path, address: str) -> None:
+    cache = DiskCache(tmp_path / "cache", max_bytes="1MiB")
+    with pytest.raises(ConfigError, match="can't listen"):
+        PeerServer(cache, Peers(address, tls=False), PeerSecret.draw())
+    cache.close()
+
+
+def test_who_holds_the_socket_without_the_secret_is_no_server(tmp_path: Path) -> None:
+    """A name in the cache folder is never trusted for what it says."""
+    with serving(tmp_path / "cache") as served:
+        name = next((tmp_path / "cache" / "peers").glob("*.sock")).name
+        secret = served.secret
+    impostor = socket.socket(socket.AF_UNIX)
+    impostor.bind(str(tmp_path / "cache" / "peers" / name))
+    impostor.listen()
+    said = []
+
+    def lie() -> None:
+        for _ in range(2):  # before and behind the start's lock
+            met, _ = impostor.accept()
+            with met:
+                said.append(met.recv(100))
+                met.sendall(json.dumps({"port": 1, "pid": 1, "proof": "0" * 64}).encode() + b"\n")
+
+    thread = threading.Thread(target=lie)
+    thread.start()
+    try:
+        with serving(tmp_path / "cache", secret=secret) as served:
+            assert served.ask(protocol.ALIVE).status == 200
+    finally:
+        thread.join(PATIENCE_S)
+        impostor.close()
+    assert len(said) == 2
+
+
+def test_a_forked_child_is_no_user(tmp_path: Path) -> None:
+    with serving(tmp_path / "cache") as served:
+        pid = served.server.pid
+        begun, ended = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:  # pragma: no cover
+            os.write(begun[1], b"x")
+            os.close(ended[1])
+            os.read(ended[0], 1)
+            os._exit(0)
+        os.read(begun[0], 1)
+        with ending(pid):
+            served.server.close()
+        os.write(ended[1], b"x")
+        os.waitpid(child, 0)
+        for fd in (*begun, *ended):
+            os.close(fd)

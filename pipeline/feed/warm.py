@@ -17,7 +17,7 @@ import numpy as np
 from penstock.cache.errors import ConfigError, WriteError
 from penstock.pipeline.feed.node_share import NodeShare
 from penstock.pipeline.feed.share_fills import ShareFills
-from penstock.pipeline.plan.batch_schedule import BatchSchedule
+from penstock.pipeline.options.sizes import batch_schedule
 from penstock.pipeline.plan.job_order import JobOrder
 from penstock.pipeline.plan.needs import Needs, node_ranks
 from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.feed.share_fills import WarmResult, WarmState
+    from penstock.pipeline.options.sizes import GlobalBatch
+    from penstock.pipeline.plan.batch_schedule import BatchSchedule
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.source import Source
 
@@ -63,7 +65,7 @@ def warm(
     world: World | None = None,
     epoch: int = 0,
     seed: int = 0,
-    global_batch_size: int | None = None,
+    global_batch_size: GlobalBatch | None = None,
     shuffle: bool = True,
     lanes: int | None = None,
     window: int | None = None,
@@ -93,16 +95,20 @@ def warm(
     began = time.perf_counter()
     world, contents = world or World(0, 1), dataset.contents
     remote = _checked_remote(dataset)
-    batch = _global_batch(global_batch_size, world)
+    schedule = _schedule(global_batch_size, world)
     settings = ordered_settings(seed=seed)
     if shuffle:
         settings = shuffled_settings(
-            contents, seed=seed, global_batch=batch, lanes=lanes, window=window, reshuffle=reshuffle
+            contents,
+            seed=seed,
+            global_batch=schedule.first_size,
+            lanes=lanes,
+            window=window,
+            reshuffle=reshuffle,
         )
-    schedule = BatchSchedule.constant(batch)
     walk = Walk(samples=contents.samples, schedule=schedule, drop_last=False)
     order = JobOrder(source=dataset, settings=settings, walk=walk)
-    share = NodeShare(remote, contents, order.plan(), batches=(batch,), world=world)
+    share = NodeShare(remote, contents, order.plan(), batches=schedule.sizes, world=world)
     share.join()
     try:
         fills = ShareFills(
@@ -116,12 +122,13 @@ def warm(
     return fills.result(time.perf_counter() - began)
 
 
-def _global_batch(size: int | None, world: World) -> int:
-    if size is not None and size < world.size:
+def _schedule(size: GlobalBatch | None, world: World) -> BatchSchedule:
+    schedule = batch_schedule(BATCH_PER_RANK * world.size if size is None else size)
+    if (least := schedule.smallest) < world.size:
         raise ConfigError(
-            f"global_batch_size: got {size}, wanted at least the world's {world.size} ranks."
+            f"global_batch_size: got {least}, wanted at least the world's {world.size} ranks."
         )
-    return size or BATCH_PER_RANK * world.size
+    return schedule
 
 
 def _checked_remote(dataset: Source) -> RemoteShards:

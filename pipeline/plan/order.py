@@ -236,6 +236,10 @@ class Plan:
             ]
         return np.unique(np.concatenate(runs)) if runs else np.empty(0, dtype=np.int64)
 
+    def pieces(self, epoch: int) -> StrandPieces:
+        """Where shards lie in an epoch: the same in all, unless `reshuffle` moves some."""
+        return self._cut_shards(_whole("epoch", epoch, at_least=0)) if self.reshuffle else self._cut
+
     def _count(self, position: int, size: int) -> int:
         """Slots of a global batch: fewer than its size at the end of the epoch."""
         position = _whole("position", position, at_least=0)

@@ -1,0 +1,247 @@
+"""The lane order that follows the data: as much as can be had, and nothing moves for nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.cache.errors import PlanError
+from penstock.pipeline.plan.held_lanes import held_bytes_of_lanes
+from penstock.pipeline.plan.lane_choice import Choice, choose_lane_order, decide_lane_order
+from penstock.pipeline.plan.lane_order import LaneGroups, LaneOrder
+from penstock.pipeline.plan.order import Plan
+
+LANES, BYTES = 256, 10**9
+
+
+def shares(nodes: list[int], groups: int) -> np.ndarray:
+    """The part of each place that each node reads, float, shape (nodes, groups)."""
+    ends = np.cumsum(nodes) / sum(nodes)
+    begins = ends - np.array(nodes) / sum(nodes)
+    place = np.arange(groups)[None] / groups
+    low = np.maximum(begins[:, None], place)
+    return np.maximum(0.0, np.minimum(ends[:, None], place + 1 / groups) - low) * groups
+
+
+def worth(held: np.ndarray, nodes: list[int], order: LaneOrder | None) -> float:
+    """Bytes that nodes hold of what they read."""
+    part = shares(nodes, held.shape[1])
+    at = np.arange(held.shape[1]) if order is None else order.groups
+    return float((part * held[:, at]).sum())
+
+
+def best(held: np.ndarray, nodes: list[int]) -> float:
+    assignment = pytest.importorskip("scipy.optimize").linear_sum_assignment
+    value = held.astype(float).T @ shares(nodes, held.shape[1])
+    return float(value[assignment(value, maximize=True)].sum())
+
+
+def after(nodes: list[int], lanes: int = LANES, order: LaneOrder | None = None) -> np.ndarray:
+    """What caches hold that read the lanes of a job: what each reads more than a sliver of."""
+    at = np.arange(lanes) if order is None else order.groups
+    held = np.zeros((len(nodes), lanes), np.int64)
+    held[:, at] = np.where(shares(nodes, lanes) > 1e-9, BYTES, 0)
+    return held
+
+
+def chosen(held: np.ndarray, nodes: list[int], last: LaneOrder | None = None) -> Choice:
+    return choose_lane_order(held, nodes=nodes, last=last, lanes=held.shape[1])
+
+
+def share(choice: Choice, lanes: int = LANES) -> float:
+    """Of the whole dataset."""
+    return choice.chosen / (lanes * BYTES)
+
+
+def dealt(nodes: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).permutation(nodes).tolist()
+
+
+@pytest.mark.parametrize("nodes", [2, 8, 32])
+def test_ranks_dealt_anew_read_what_they_hold(nodes: int) -> None:
+    held = after([8] * nodes)[dealt(nodes, 1)]
+    choice = chosen(held, [8] * nodes)
+    assert share(choice) == 1.0
+    assert worth(held, [8] * nodes, choice.order) == LANES * BYTES
+
+
+@pytest.mark.parametrize(("nodes", "lanes"), [(4, 16), (8, 64), (8, 256), (32, 1024)])
+def test_survivors_keep_what_they_hold_whichever_is_lost(nodes: int, lanes: int) -> None:
+    full = after([8] * nodes, lanes)
+    for lost in range(nodes):
+        held = np.delete(full, lost, axis=0)[dealt(nodes - 1, lost)]
+        choice = chosen(held, [8] * (nodes - 1))
+        assert share(choice, lanes) == pytest.approx(1 - 1 / nodes, rel=1e-6)
+
+
+def test_where_lanes_are_few_those_at_borders_are_read_twice() -> None:
+    """31 nodes of 256 lanes have 7 whole places each, or 8: nobody could do better."""
+    held, nodes = np.delete(after([8] * 32), 5, axis=0), [8] * 31
+    choice = chosen(held, nodes)
+    assert 0.95 < share(choice) < 1 - 1 / 32
+    assert worth(held, nodes, choice.order) == pytest.approx(best(held, nodes), rel=1e-6)
+
+
+@pytest.mark.parametrize(("before", "now"), [(8, 4), (4, 8), (16, 32), (32, 16), (128, 256)])
+def test_half_as_many_and_twice_as_many(before: int, now: int) -> None:
+    full = after([8] * before)
+    held = np.zeros((now, LANES), np.int64)
+    rng = np.random.default_rng(now)
+    which = rng.permutation(max(before, now))
+    for node, old in enumerate(which[:now]):
+        if old < before:
+            held[node] = full[old]
+    assert share(chosen(held, [8] * now)) == 0.5
+
+
+def test_a_cold_node_in_place_of_a_lost_one_gets_what_nobody_holds() -> None:
+    held = after([8] * 8)[[5, 3, 1, 7, 0, 2, 6, 4]]
+    held[2] = 0
+    assert share(chosen(held, [8] * 8)) == 1 - 1 / 8
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    ranks=st.lists(st.integers(1, 9), min_size=1, max_size=9),
+    lanes=st.integers(1, 40),
+    most=st.sampled_from([1, 3, 10**6, 10**15]),
+    seed=st.integers(0, 2**32),
+    empty=st.floats(0, 1),
+)
+def test_it_is_worth_as_much_as_can_be(
+    ranks: list[int], lanes: int, most: int, seed: int, empty: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    held = rng.integers(0, most, (len(ranks), lanes), endpoint=True)
+    held[rng.random(held.shape) < empty] = 0
+    last = LaneOrder(tuple(rng.permutation(lanes).tolist()))
+    choice = chosen(held, ranks, last)
+    got, most_worth = worth(held, ranks, choice.order), best(held, ranks)
+    before = worth(held, ranks, last)
+    assert got >= before * (1 - 1e-6)
+    assert got >= most_worth - 0.0101 * held.max(axis=0).sum()
+    if choice.order != last:
+        assert got >= most_worth * (1 - 1e-6)
+    assert choice.chosen == pytest.approx(got, rel=1e-5, abs=lanes + most * 1e-6)
+    assert choice.last == pytest.approx(before, rel=1e-5, abs=lanes + most * 1e-6)
+    again = chosen(held.copy(), list(ranks), last)
+    assert again == choice
+    assert chosen(held, ranks, choice.order).order == choice.order  # a restart changes nothing
+
+
+def test_what_is_gained_too_little_moves_nothing() -> None:
+    held = after([8] * 8)
+    last = LaneOrder(tuple(np.random.default_rng(0).permutation(LANES).tolist()))
+    there = after([8] * 8, order=last)
+    assert chosen(there, [8] * 8, last).order == last
+    noise = there + np.random.default_rng(1).integers(0, BYTES // 1000, there.shape)
+    assert chosen(noise, [8] * 8, last).order == last
+    assert chosen(held, [8] * 8).order.is_identity
+    assert chosen(np.zeros_like(held), [8] * 8, last).order == last
+    a_little = there.copy()
+    a_little[:, 3] = 0
+    a_little[6, 3] = BYTES  # one lane of 256: less than a hundredth
+    assert chosen(a_little, [8] * 8, last).order == last
+
+
+def test_what_is_as_good_where_it_was_stays_there() -> None:
+    held = np.zeros((8, LANES), np.int64)
+    held[0, 32:64] = BYTES  # node 0 holds what node 1 reads, and nobody anything else
+    order = chosen(held, [8] * 8).order
+    assert sorted(order.groups[:32].tolist()) == list(range(32, 64))
+    assert sorted(order.groups[32:64].tolist()) == list(range(32))
+    assert order.groups[64:].tolist() == list(range(64, LANES))
+    held[:] = BYTES  # all hold all
+    assert chosen(held, [8] * 8, order).order == order
+
+
+def test_fewer_lanes_than_nodes() -> None:
+    nodes = [1] * 32
+    held = np.zeros((32, 8), np.int64)
+    for node in range(32):
+        held[node, (node // 4 + 3) % 8] = BYTES
+    choice = chosen(held, nodes)
+    assert choice.order.groups.tolist() == [3, 4, 5, 6, 7, 0, 1, 2]
+    assert share(choice, 8) == 1.0
+
+
+def test_groups_of_many_lanes_and_a_shorter_last_one() -> None:
+    lanes = 5000
+    groups = len(LaneGroups(lanes))
+    held = np.zeros((4, groups), np.int64)
+    for group in range(groups):
+        held[3 - group * 4 // groups, group] = 3 * BYTES
+    order = decide_lane_order(held, nodes=[8] * 4, last=None, lanes=lanes)
+    assert order.groups[-1] == groups - 1
+    assert LaneOrder.parse(order.text, lanes=lanes) == order
+    assert worth(held, [8] * 4, order) > 0.99 * worth(held[::-1], [8] * 4, None)
+
+
+@pytest.mark.parametrize("kind", ["any", "dealt", "few"])
+def test_thousands_of_nodes(kind: str) -> None:
+    rng = np.random.default_rng(4)
+    nodes, groups = 4096, 2048
+    held = np.zeros((nodes, groups), np.int64)
+    if kind == "any":
+        held = rng.integers(0, BYTES, (nodes, groups))
+    elif kind == "dealt":
+        held[rng.permutation(nodes), np.arange(nodes) // 2] = BYTES
+    else:
+        for _ in range(3):
+            held[np.arange(nodes), rng.integers(0, groups, nodes)] = rng.integers(0, BYTES, nodes)
+    choice = chosen(held, [8] * nodes)
+    if kind == "dealt":
+        return
+    assert worth(held, [8] * nodes, choice.order) >= 0.98 * best(held, [8] * nodes)
+
+
+@pytest.mark.parametrize(
+    ("held", "nodes"),
+    [
+        (np.zeros((2, 4), np.int64), [1]),
+        (np.zeros((2, 3), np.int64), [1, 1]),
+        (np.zeros((2, 4)), [1, 1]),
+        (np.full((2, 4), -1), [1, 1]),
+        (np.full((2, 4), 2**62), [1, 1]),
+        (np.zeros((2, 4), np.int64), [1, 0]),
+        (np.zeros((0, 4), np.int64), []),
+    ],
+)
+def test_what_does_not_fit_is_refused(held: np.ndarray, nodes: list[int]) -> None:
+    with pytest.raises(PlanError, match="lane order"):
+        decide_lane_order(held, nodes=nodes, last=None, lanes=4)
+    with pytest.raises(PlanError, match="of 3 lanes, wanted 4"):
+        decide_lane_order(np.zeros((1, 4), np.int64), nodes=[1], last=LaneOrder((0, 1, 2)), lanes=4)
+
+
+# -- what is held of each lane
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=30).filter(sum),
+    lanes=st.integers(1, 9),
+    reshuffle=st.sampled_from([0.0, 0.5]),
+    seed=st.integers(0, 99),
+)
+def test_held_bytes_of_lanes_count_the_rows_that_lanes_have(
+    sizes: list[int], lanes: int, reshuffle: float, seed: int
+) -> None:
+    plan = Plan(sizes, seed=seed, lanes=lanes, window=2, reshuffle=reshuffle)
+    each = 1000 * np.random.default_rng(seed).integers(0, 2, len(sizes))
+    held = each * plan.sizes  # 1,000 bytes a row
+    for epoch in (0, 3):
+        rows = plan.batch(epoch, 0, plan.samples)
+        lane = np.concatenate(
+            [np.full(len(range(x, plan.samples, lanes)), x) for x in range(lanes)]
+        )
+        wanted = np.bincount(lane, weights=each[rows[:, 0]], minlength=lanes)
+        assert held_bytes_of_lanes(plan, epoch, held).tolist() == wanted.astype(int).tolist()
+
+
+def test_held_bytes_of_other_shards_are_refused() -> None:
+    plan = Plan([3, 3], seed=0, lanes=1, window=1)
+    with pytest.raises(PlanError, match=r"shape \(3,\), wanted \(2,\)"):
+        held_bytes_of_lanes(plan, 0, np.zeros(3, np.int64))

@@ -137,6 +137,8 @@ class NativeEngine:
         """Go to the start of an epoch. The current epoch again changes nothing, so that a restored
         position stays. Raises ConfigError for a negative epoch."""
         check_epoch(epoch)
+        if int(epoch) != self.epoch:
+            self._setup.go_back(Cursor(int(epoch), 0))
         self._position.go_to(int(epoch))
 
     def state_dict(self) -> dict[str, Any]:

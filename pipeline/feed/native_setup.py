@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PlanError
 from penstock.pipeline.feed.build import Assembly, build, check
+from penstock.pipeline.plan.history import moved_state
 from penstock.pipeline.plan.settings import order_fingerprint
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
 
@@ -55,8 +55,8 @@ class NativeSetup:
     def state(self) -> LoaderState:
         """What was handed out."""
         cursor, order = self._position.cursor, self.order
-        if self.assembly is None and self._state is not None and cursor == self._state.cursor:
-            return self._state  # nothing is built for it yet
+        if self.assembly is None and self._state is not None:  # nothing is built for it yet
+            return self._state if cursor == self._state.cursor else moved_state(self._state, cursor)
         bad, fingerprint = 0, None
         if self.assembly is not None:
             bad = self.assembly.road.bad_count.count_before(cursor)
@@ -101,16 +101,16 @@ class NativeSetup:
         return self._dataset.ids(rows)
 
     def go_back(self, start: Cursor) -> None:
-        """A pass begins there. Where that is behind the place of a state, and its batches there
+        """An epoch begins there. Where that is before the place of a state, and its batches there
         were others than this loader's, those of this loader count from there on.
 
         Raises what building raises; nothing is changed then.
         """
         state, walk = self._state, self.order.walk
         begun = walk.schedule.entries[walk.schedule.history][0]
-        if state is None or walk.sample(start) >= begun:
+        if state is None or self.assembly is None or walk.sample(start) >= begun:
             return
-        state = replace(state, epoch=start.epoch, position=start.position, bad=0)
+        state = moved_state(state, start)
         self._fit(self._user_options, state, state.plan, warns=False)
         self._state = state
 

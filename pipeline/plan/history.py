@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.pipeline.plan.batch_schedule import MOST_KEPT
@@ -32,3 +33,13 @@ def resumed_schedule(
     oldest = schedule.entries[-MOST_KEPT][0]
     step = walk.step_number(Cursor(*divmod(oldest, state.samples)))
     return schedule.forgotten_before(walk.sample(walk.cursor_of(step)), step)
+
+
+def moved_state(state: LoaderState, cursor: Cursor) -> LoaderState:
+    """The state of a job that went from there to another place, to the start of a batch."""
+    at = state.walk.sample(cursor)
+    moved = replace(state, epoch=cursor.epoch, position=cursor.position, bad=0)
+    if state.plan.buckets is not None:
+        return replace(moved, step=None)
+    moved = replace(moved, schedule=state.schedule.continued(at))
+    return replace(moved, step=moved.walk.step_number(cursor))

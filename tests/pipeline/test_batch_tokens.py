@@ -171,3 +171,36 @@ def test_documents_tell_their_lengths_unread(
             assert int(tokens.lengths.sum()) <= 64
             seen += len(ids)
         assert seen == len(pieces)
+
+
+def test_steps_by_number_and_skipping(dataset: Dataset) -> None:
+    with loader(dataset) as ours:
+        steps = [ids for _ in range(3) for ids in handed_out(ours)]
+        assert ours.step == ours.state_dict()["step"] == len(steps)
+        assert [ours.samples_of(number).tolist() for number in range(len(steps))] == steps
+    with loader(dataset) as ours:
+        ours.skip(len(steps) - 2)
+        assert handed_out(ours) == steps[-2:]
+        state = json.loads(json.dumps(ours.state_dict()))
+    with loader(dataset, tokens=12, world=World(1, 2)) as ours:
+        ours.load_state_dict(state)
+        assert ours.step == len(steps)
+        assert ours.samples_of(4).tolist() == steps[4]
+        half = ours.samples_of(4, rank=1).tolist()
+        assert half == steps[4][len(steps[4]) // 2 :]
+
+
+def test_a_step_that_takes_too_long_to_number_is_not_known(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("buckets", "bucket_walk"):
+        monkeypatch.setattr(f"penstock.pipeline.plan.{module}.MOST_COUNTED", 200)
+    with loader(dataset) as ours:
+        ours.set_epoch(9)
+        with pytest.raises(PlanError, match="too much to wait for"):
+            ours.step  # noqa: B018
+        state = ours.state_dict()
+        assert state["step"] is None
+        ours.load_state_dict(json.loads(json.dumps(state)))
+        assert len(next(iter(ours))[-1])
+        assert ours.state_dict()["step"] is None

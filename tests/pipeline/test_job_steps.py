@@ -220,6 +220,52 @@ def test_an_epoch_that_begins_again_is_cut_as_this_loader_was_told(uninterrupted
         assert loader.step == 3
 
 
+def test_another_end_of_epochs_counts_on_and_forgets_what_was_before() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PenstockWarning)
+        with made(drop_last=False) as loader:
+            *_, last = loader  # 8 x 5, 12 x 5: nothing is left
+            assert (loader.epoch, loader.step, len(last[-1])) == (1, 10, 12)
+            for _ in islice(loader, 2):
+                pass
+            state = loader.state_dict()
+        with made(drop_last=True) as loader:
+            loader.load_state_dict(state)
+            assert loader.step == 12
+            ahead = [ids.tolist() for *_, ids in islice(loader, 3)]
+            assert [loader.samples_of(number).tolist() for number in (12, 13, 14)] == ahead
+            with pytest.raises(PlanError, match="step: got 11, wanted 12 or later"):
+                loader.samples_of(11)
+            again = json.loads(json.dumps(loader.state_dict()))
+            assert again["first_step"] == 12
+            loader.load_state_dict(again)
+            assert loader.step == 15
+            loader.set_epoch(0)  # before all that is known: as if it had always been so
+            assert (loader.step, loader.state_dict()["step"]) == (0, 0)
+
+
+def test_a_state_that_comes_before_the_world_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, uninterrupted: Any
+) -> None:
+    steps, states = uninterrupted
+    options = {"global_batch_size": SCHEDULE, "shuffle": True, "seed": 3, "drop_last": True}
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with DataLoader(SOURCE, **options) as loader:
+        loader.load_state_dict(states[14])
+        assert loader.state_dict() == states[14]
+        loader.set_epoch(2)
+        there = next(state for state in states if state["epoch"] == 2)
+        assert loader.state_dict() == there
+        loader.load_state_dict(states[14])
+        for ask in (lambda: loader.step, lambda: loader.samples_of(3), lambda: loader.skip(1)):
+            with pytest.raises(PlanError, match="world isn't known yet"):
+                ask()
+        monkeypatch.setenv("RANK", "1")
+        assert next(iter(loader))[-1].tolist() == loader.samples_of(14, rank=1).tolist()
+        assert loader.samples_of(14).tolist() == steps[14]
+        assert loader.step == 15
+
+
 class TestSkip:
     def test_all_ranks_go_on_later(self, uninterrupted: Any) -> None:
         steps, _ = uninterrupted

@@ -77,6 +77,11 @@ class JobStore:
         found = self._ask(lambda store: store.get(name) if store.check([name]) else None)
         return None if found is None else _text(found)
 
+    def are_told(self, keys: Sequence[str]) -> bool:
+        """Whether all of these are told, by one question."""
+        names = [self._key(key) for key in keys]
+        return bool(self._ask(lambda store: store.check(names)))
+
     def all_heard(self, keys: Sequence[str]) -> list[str]:
         """Read values that all were told, by one question."""
         names = [self._key(key) for key in keys]

@@ -53,6 +53,7 @@ class Agreement:
         self._counts: dict[str, int] = {}
         self._notice: dict[str, Any] | None = None
         self._round = 0
+        self._told_waits = 0  # this process's number among those that told, from 1
 
     @property
     def is_shared(self) -> bool:
@@ -105,6 +106,24 @@ class Agreement:
             self._notice = None if text is None else json.loads(text)
         return self._notice
 
+    def tell_waits(self, text: str) -> None:
+        """Tell all what this process waits for; the text before is forgotten."""
+        if not self._told_waits:
+            self._told_waits = self._ask(lambda store: store.add("tellers", 1), 0)
+        key = _waits_key(self._told_waits)
+        self._ask(lambda store: store.tell(key, text), None)
+
+    def all_waits(self) -> list[str] | None:
+        """What all processes told of their waits; None where nobody can be asked."""
+
+        def heard(store: JobStore) -> list[str]:
+            keys = [_waits_key(number + 1) for number in range(store.add("tellers", 0))]
+            if not store.are_told(keys):  # somebody has a number and is about to tell
+                keys = [key for key in keys if store.are_told([key])]
+            return store.all_heard(keys) if keys else []
+
+        return self._ask(heard, None)
+
     def join(self) -> None:
         """Count this rank among those that `end_together` waits for."""
         self._ask(lambda store: store.add("members", 1), 0)
@@ -136,12 +155,16 @@ class Agreement:
         except JobStoreError as error:
             self._store = None
             warnings.warn(
-                f"{error} Ranks can't tell one another of bad samples any more, and each counts "
-                "its own.",
+                f"{error} Ranks can't tell one another of bad samples and waits any more, and "
+                "each counts its own.",
                 PenstockWarning,
                 stacklevel=2,
             )
             return otherwise
+
+
+def _waits_key(number: int) -> str:
+    return f"waits-{number}"
 
 
 def join(*, dataset: str, shuffle: bool, world: World, store: JobStore | None = None) -> Agreement:

@@ -38,6 +38,7 @@ from penstock.readers.fields.selection import stored_fields
 if TYPE_CHECKING:
     from penstock.augment.array_draws import ArrayDraws
     from penstock.augment.field_recipes import FieldRecipes
+    from penstock.pipeline.feed.job_waits import JobWaits
     from penstock.pipeline.feed.mapping.fields import MappedFields
     from penstock.pipeline.feed.mapping.mapper import Mapper
     from penstock.pipeline.feed.page_locked import PageLocked
@@ -193,6 +194,7 @@ def _road(
         bad_count=_bad_count(dataset, options, bad_samples, agreement, meter),
         meter=meter,
         pads=Pads(tuple(recipes.pads.values()), names=dataset.names),
+        job_waits=_job_waits(agreement, meter, options),
     )
 
 
@@ -244,6 +246,16 @@ def _agreement(order: JobOrder, options: NativeOptions) -> Agreement:
         return Agreement(rank=world.rank, size=world.size)
     dataset = order.source.contents.fingerprint
     return join(dataset=dataset, shuffle=order.settings.shuffle, world=world)
+
+
+def _job_waits(agreement: Agreement, meter: Meter, options: NativeOptions) -> JobWaits | None:
+    if not agreement.is_shared:
+        return None
+    from penstock.pipeline.feed.job_waits import JobWaits  # a process alone needs none of it
+
+    waits = JobWaits(agreement, meter, options.world)
+    meter.job = waits.statistics
+    return waits
 
 
 def _bad_count(

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.draws import BatchDraws
     from penstock.pipeline.feed.finisher import Finisher
     from penstock.pipeline.feed.graphs import ImageGraphs
+    from penstock.pipeline.feed.job_waits import JobWaits
     from penstock.pipeline.feed.padding import Pads
     from penstock.pipeline.feed.reader import BatchReader
     from penstock.pipeline.plan.slots import RankOrder
@@ -47,7 +48,7 @@ class Road:
     """Says what happens to each batch of a loader, stage by stage; it has no thread and no place.
 
     endless: it goes on into the next epoch. graphs: none without images. pads: ragged fields that
-    are filled up.
+    are filled up. job_waits: None without other processes.
     """
 
     walk: Walk
@@ -60,6 +61,7 @@ class Road:
     bad_count: BadCount
     meter: Meter
     pads: Pads
+    job_waits: JobWaits | None = None
 
     # -- ordered
 
@@ -167,4 +169,7 @@ class Road:
             size_bytes=batch.size_bytes,
         )
         self.bad_count.count(batch.step.start, batch.bad_ids, begins_epoch=begins_epoch)
+        if self.job_waits is not None:
+            step = batch.step
+            self.job_waits.count_batch(ends_epoch=step.then.epoch != step.start.epoch)
         return batch.output

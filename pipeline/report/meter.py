@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         ShardFacts,
         TierFacts,
     )
+    from penstock.pipeline.report.job import JobStatistics
 
 _WAITS_KEPT = 4096
 _COUNTED = (
@@ -86,6 +87,7 @@ class Meter:
     resident: Callable[[], ResidentFacts] | None = None  # where images stay in memory
     map: Callable[[], MapFacts] | None = None  # where the recipe has Maps
     chunks: Callable[[], ChunkFacts] | None = None  # where chunks are decoded as a whole
+    job: Callable[[], JobStatistics | None] | None = None  # where other processes tell theirs
     bad: int = 0
     quarantine: str = ""
     workers: int | None = None  # torch's, of a torch dataset; None: a native one
@@ -110,8 +112,9 @@ class Meter:
         self.wait_decode_s += decode_s
         self.waits.append(wait_s)
 
-    def snapshot(self) -> Statistics:
-        """The statistics as of now, with the verdict that follows from them."""
+    def snapshot(self, *, briefly: bool = False) -> Statistics:
+        """The statistics as of now, with the verdict that follows from them. briefly: without what
+        takes a while, the cores and the other processes."""
         # Here: a loader that nobody asks starts without the modules that judge.
         from penstock.readers.formats.decoded_counts import DecodedCounts
 
@@ -120,7 +123,7 @@ class Meter:
         resident = self.resident() if self.resident is not None else None
         traffic = remote.traffic if remote is not None else Traffic(bytes_disk=self.bytes_disk)
         facts = self._facts(remote, fill_s=resident.fill_s if resident else 0.0)
-        facts, diagnosis = self._judged(facts)
+        facts, diagnosis = self._judged(facts, briefly=briefly)
         counts = facts.chunks.counts if facts.chunks is not None else DecodedCounts()
         return Statistics(
             samples=self.samples,
@@ -158,14 +161,15 @@ class Meter:
             cause=diagnosis.cause,
             verdict=diagnosis.verdict,
             facts=facts,
+            job=self.job() if self.job is not None and not briefly else None,
         )
 
-    def _judged(self, facts: LoaderFacts) -> tuple[LoaderFacts, Diagnosis]:
+    def _judged(self, facts: LoaderFacts, *, briefly: bool) -> tuple[LoaderFacts, Diagnosis]:
         """What holds the run back, and the facts with what had to be looked at for that."""
         from penstock.pipeline.report.diagnosis import diagnose
 
         diagnosis = diagnose(facts)
-        if diagnosis.limit == "decode" and facts.device == "cpu":
+        if diagnosis.limit == "decode" and facts.device == "cpu" and not briefly:
             facts = replace(facts, cores=self._cores())
             diagnosis = diagnose(facts)
         return facts, diagnosis

@@ -53,6 +53,7 @@ _COUNTERS = frozenset(
     }
 )
 _HELP = "See penstock.Statistics.{}."
+_JOB_HELP = "See penstock.Statistics.job: {}."
 
 
 class ReportingLoader(Protocol):
@@ -118,6 +119,8 @@ def log_tensorboard(loader: ReportingLoader, writer: Any, step: int) -> None:
     for name, value in _numbers(found):
         writer.add_scalar(f"penstock/{name}", value, step)
     writer.add_text("penstock/verdict", found.verdict, step)
+    if found.job is not None:
+        writer.add_text("penstock/job", str(found.job), step)
 
 
 def _numbers(found: Statistics) -> Iterator[tuple[str, float]]:
@@ -156,6 +159,29 @@ class _Collector:
         )
         limit.add_metric([*labels.values(), found.limit], 1)
         yield limit
+        yield from _of_job(found, labels)
+
+
+def _of_job(found: Statistics, labels: dict[str, str]) -> Iterator[Any]:
+    """How many processes told of their waits, and the slowest of them."""
+    from prometheus_client.core import GaugeMetricFamily
+
+    job = found.job
+    if job is None:
+        return
+    heard = GaugeMetricFamily("penstock_job_heard", _JOB_HELP.format("heard"), labels=list(labels))
+    heard.add_metric(list(labels.values()), job.heard)
+    yield heard
+    one = job.slowest
+    if one is None:
+        return
+    slowest = GaugeMetricFamily(
+        "penstock_job_slowest_wait_share",
+        _JOB_HELP.format("slowest"),
+        labels=[*labels, "slowest_rank", "slowest_limit"],
+    )
+    slowest.add_metric([*labels.values(), str(one.rank), one.limit], one.wait_share)
+    yield slowest
 
 
 def _named(field: str) -> str:

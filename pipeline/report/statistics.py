@@ -10,6 +10,7 @@ from penstock.cache.base.sizes import format_size
 if TYPE_CHECKING:
     from penstock.pipeline.report.causes import Cause, Limit
     from penstock.pipeline.report.facts import LoaderFacts
+    from penstock.pipeline.report.job import JobStatistics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,8 @@ class Statistics:
     kept it.
     limit, cause: the stage that holds the job back, and what is behind it; verdict: both in words,
     and what would move it. facts: what that follows from.
+    job: what all processes of the job told of their waits, once a minute and at epochs' ends: who
+    is slowest, and why; None without a process group.
     """
 
     samples: int
@@ -107,6 +110,7 @@ class Statistics:
     cause: Cause
     verdict: str
     facts: LoaderFacts = field(repr=False)
+    job: JobStatistics | None = None
 
     def __str__(self) -> str:
         return (
@@ -117,7 +121,7 @@ class Statistics:
             f"read {format_size(self.bytes_disk)} from disk, {format_size(self.bytes_remote)} from "
             f"the remote{self._peers_text()}{self._resident_text()}{self._bad_text()}."
             f"{self._chunks_text()}{self._tiers_text()}\n"
-            f"{self.verdict}"
+            f"{self.verdict}" + (f"\n{self.job}" if self.job is not None else "")
         )
 
     def _chunks_text(self) -> str:

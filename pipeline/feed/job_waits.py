@@ -1,0 +1,56 @@
+"""Tells the job's other processes what this one waits for, and reads what they told.
+
+Rarely, by the training thread, and never waiting: a text of less than 300 bytes a minute. What the
+others told is read only when somebody asks for statistics.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from penstock.pipeline.report.job import JobStatistics, RankWaits
+
+if TYPE_CHECKING:
+    from penstock.pipeline.feed.agreement import Agreement
+    from penstock.pipeline.plan.world import World
+    from penstock.pipeline.report.meter import Meter
+
+TELL_EVERY_S = 60.0
+# Also at an epoch's end, but not of epochs that end all the time.
+_TELL_AT_MOST_EVERY_S = 5.0
+
+
+class JobWaits:
+    """Speaks of one loader's waits with the job's other processes. The training thread counts;
+    any thread may ask."""
+
+    def __init__(self, agreement: Agreement, meter: Meter, world: World) -> None:
+        self._agreement = agreement
+        self._meter = meter
+        self._world = world
+        self._told_s: float | None = None
+        self._due_s = time.monotonic() + TELL_EVERY_S
+
+    def count_batch(self, *, ends_epoch: bool) -> None:
+        """Tell now, if it is time to."""
+        now = time.monotonic()
+        if now < self._due_s and not ends_epoch:
+            return
+        if self._told_s is not None and now < self._told_s + _TELL_AT_MOST_EVERY_S:
+            return
+        self._told_s, self._due_s = now, now + TELL_EVERY_S
+        found = self._meter.snapshot(briefly=True)
+        own = RankWaits.of(found, rank=self._world.rank, process=self._world.process)
+        self._agreement.tell_waits(own.text())
+
+    def statistics(self) -> JobStatistics | None:
+        """What all have told; None where they can't be reached."""
+        told = self._agreement.all_waits()
+        if told is None:
+            return None
+        return JobStatistics.of(
+            [one for text in told if (one := RankWaits.parse(text)) is not None],
+            processes=self._world.processes,
+            step=self._meter.batches,
+        )

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.base.store import RequestError
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import Callable
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from penstock.cache.peers.peer_directory import Peer
@@ -139,6 +139,9 @@ class PeerClient:
         most = HELD_KEY_BYTES * MOST_HELD_KEYS
         reply = self._ask(peer, _Asked(Question("GET", held_path(group)), most))
         try:
+            if reply.status == 404:
+                reply.error_body()
+                return np.empty(0, np.uint64)
             if reply.status != 200 or reply.length is None:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
             found = held_prefixes(reply.read(most))

@@ -58,7 +58,8 @@ class PeerExchange:
         self._store.tell(f"told-{first}", address)
 
     def hear(self, *, timeout_s: float) -> list[Peer]:
-        """The other nodes that have told; waits so long for those that haven't."""
+        """The other nodes that have told; waits so long for those that haven't, or for the first
+        node to list them."""
         until_s = time.monotonic() + timeout_s
         if self._ranks.leads:
             self._gather(until_s)

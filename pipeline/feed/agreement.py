@@ -56,6 +56,11 @@ class Agreement:
         self._told_waits = 0  # this process's number among those that told, from 1
 
     @property
+    def store(self) -> JobStore | None:
+        """This loader's part of the job's store; None where the ranks can't reach one another."""
+        return self._store
+
+    @property
     def is_shared(self) -> bool:
         """Whether other ranks hear what this one says."""
         return self._store is not None

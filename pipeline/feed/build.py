@@ -94,7 +94,7 @@ def build(
         dataset, options, order, agreement, mapped, recipes, mapper, meter, threads=threads
     )
     try:
-        prefetch = _prefetch(dataset, options, order, road.reader.crops)
+        prefetch = _prefetch(dataset, options, order, road.reader.crops, agreement)
     except PenstockError:
         road.graphs.close()
         raise
@@ -298,7 +298,11 @@ def _meter(
 
 
 def _prefetch(
-    dataset: Source, options: NativeOptions, order: JobOrder, crops: ArrayDraws | None
+    dataset: Source,
+    options: NativeOptions,
+    order: JobOrder,
+    crops: ArrayDraws | None,
+    agreement: Agreement,
 ) -> Prefetch | None:
     """Joins the cache; None for a local dataset."""
     remote = dataset.remote_shards
@@ -313,5 +317,6 @@ def _prefetch(
         order,
         world=options.world,
         least_ahead=options.depth + READ_AHEAD,
+        store=agreement.store,
         fills=crops is None or wanted_share(dataset, remote, crops) >= FILLED_SHARE,
     )

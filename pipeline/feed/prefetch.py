@@ -20,6 +20,8 @@ from penstock.readers.fields.selection import stored_fields
 
 if TYPE_CHECKING:
     from penstock.augment.array_draws import ArrayDraws
+    from penstock.cache.job_store import JobStore
+    from penstock.pipeline.feed.peer_links import PeerLinks
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.steps import Cursor
     from penstock.pipeline.plan.world import World
@@ -60,9 +62,11 @@ class Prefetch:
         *,
         world: World,
         least_ahead: int,
+        store: JobStore | None = None,
         fills: bool = True,
     ) -> None:
-        """fills: whole shards, beside what batches ask for."""
+        """store: this loader's part of the job's. fills: whole shards, beside what batches ask
+        for."""
         plan, walk = order.plan(), order.walk
         self._remote = remote
         self._share = NodeShare(
@@ -72,6 +76,7 @@ class Prefetch:
         self._least = least_ahead
         self._seen = remote.traffic()
         self._handed_out: float | None = None
+        self._peers = _peer_links(remote, world, store)
         self._filler: Filler | None = None
         if self._share.is_cached and fills:
             self._filler = Filler(
@@ -103,6 +108,8 @@ class Prefetch:
     def seek(self, cursor: Cursor) -> None:
         """Prepare for batches from this cursor on; the first call makes it a job of the cache."""
         self._handed_out = None
+        if self._peers is not None:
+            self._peers.begin()
         self._share.join()
         if self._filler is not None:
             self._filler.seek(cursor)
@@ -150,3 +157,13 @@ class Prefetch:
         if self._filler is not None:
             self._filler.close()
         self._share.leave()
+        if self._peers is not None:
+            self._peers.close()
+
+
+def _peer_links(remote: RemoteShards, world: World, store: JobStore | None) -> PeerLinks | None:
+    if all(cache.peers is None for cache in remote.caches):
+        return None
+    from penstock.pipeline.feed.peer_links import PeerLinks  # a node alone needs none of it
+
+    return PeerLinks(remote, world=world, store=store)

@@ -1,0 +1,144 @@
+"""Ties a dataset's remote to the caches of the job's other nodes: whom it asks, who serves them.
+
+Nothing listens and nobody is asked before `begin`. Where the other nodes can't be learnt the job
+goes on from the remote, with one warning.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import (
+    JobStoreError,
+    PenstockWarning,
+    StalledError,
+    WorkerError,
+)
+from penstock.cache.peers.certificates import credentials_of
+from penstock.cache.peers.peer_client import PeerClient
+from penstock.cache.peers.peer_directory import Peer
+from penstock.cache.peers.peer_exchange import PeerExchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.cache.base.peer_settings import Peers
+    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.job_store import JobStore
+    from penstock.cache.peers.peer_exchange import NodeRanks
+    from penstock.cache.peers.peer_upstream import PeerUpstream
+    from penstock.cache.peers.server_process import PeerServer
+    from penstock.cache.peers.tokens import PeerSecret
+
+_ADDRESSES_S = 15.0
+"""So long the first pass waits for the other nodes' addresses."""
+
+
+class PeerLink:
+    """One remote's tie to the other nodes, from begin() to close().
+
+    ranks: of this node; speaks: this process does for it. store: a part of the job's that all
+    nodes' links of this dataset share, and no others.
+    """
+
+    def __init__(
+        self,
+        upstream: PeerUpstream,
+        cache: DiskCache,
+        *,
+        ranks: NodeRanks,
+        speaks: bool,
+        store: JobStore | None,
+    ) -> None:
+        assert cache.peers is not None
+        self._upstream, self._cache, self._settings = upstream, cache, cache.peers
+        self._ranks, self._speaks, self._store = ranks, speaks, store
+        self._server: PeerServer | None = None
+        self._exchange: PeerExchange | None = None
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the job has other nodes."""
+        return not self._ranks.is_alone or len(self._settings.nodes) > 1
+
+    def begin(
+        self,
+        secret_of: Callable[[Peers], PeerSecret],
+        *,
+        likely: Callable[[str], Sequence[int]] | None = None,
+    ) -> None:
+        """Serve the others, and have the upstream ask them. secret_of: the job's secret. likely:
+        see PeerUpstream.know. Raises ConfigError for a secret or certificates that can't be."""
+        if not self.is_needed or self._server is not None:
+            return
+        if self._store is None and not self._settings.nodes:
+            _warn(
+                f"{self._cache.path}: this loader's {self._ranks.size} ranks aren't those of a "
+                "process group, through which their nodes could tell one another their addresses, "
+                "so each fetches all that it needs from the remote. Initialise torch.distributed "
+                "first and leave world= out, or list the nodes: Peers(…, nodes=[…])."
+            )
+            return
+        try:
+            secret = secret_of(self._settings)
+            address = self._serve(secret)
+            peers = self._listed() if self._settings.nodes else self._exchanged(address)
+        except JobStoreError as error:
+            _warn(f"{error} Nodes fetch all that they need from the remote.")
+            return
+        credentials = credentials_of(self._settings, secret)
+        tls = None if credentials is None else credentials.client_context
+        client = PeerClient(secret, tls=tls)
+        self._upstream.know(peers, client, likely=likely)
+
+    def renew(self, likely: Callable[[str], Sequence[int]] | None = None) -> None:
+        """Look who is there by now; waits for nobody."""
+        if self._exchange is not None:
+            try:
+                self._upstream.renew(self._exchange.hear(timeout_s=0.0), likely=likely)
+            except JobStoreError:
+                self._exchange = None  # the job's end: those that are known are asked on
+
+    def close(self) -> None:
+        """Let the server go. Safe to call twice."""
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+
+    def _serve(self, secret: PeerSecret) -> str | None:
+        """The address of this node's server; None where the cache can't be served."""
+        from penstock.cache.peers.server_process import PeerServer  # nobody else needs it
+
+        try:
+            self._server = PeerServer(self._cache, self._settings, secret, moved=self._tell)
+        except (OSError, StalledError, WorkerError) as error:
+            _warn(f"{error} The other nodes get nothing from this one.")
+            return None
+        return self._server.address
+
+    def _tell(self, address: str) -> None:
+        """Tell the others where the server listens now."""
+        if self._speaks and self._exchange is not None:
+            with contextlib.suppress(JobStoreError):  # the job's end
+                self._exchange.tell(address)
+
+    def _listed(self) -> list[Peer]:
+        nodes = self._settings.nodes
+        return [
+            Peer(node, address)
+            for node, address in enumerate(nodes)
+            if address != self._settings.address
+        ]
+
+    def _exchanged(self, address: str | None) -> list[Peer]:
+        assert self._store is not None
+        self._exchange = exchange = PeerExchange(self._store, self._ranks)
+        if address is not None:
+            self._tell(address)
+        return exchange.hear(timeout_s=_ADDRESSES_S)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, PenstockWarning, stacklevel=3)

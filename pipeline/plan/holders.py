@@ -223,6 +223,8 @@ class _ShardLanes:
 def _moves(now: _ShardLanes, then: _ShardLanes, count: int) -> Moves:
     """Pairs of `then` that aren't among those of `now`. count: lanes, or nodes."""
     shard_then = then.shards()
-    is_new = ~np.isin(shard_then * count + then.lane, now.shards() * count + now.lane)
+    key, known = shard_then * count + then.lane, now.shards() * count + now.lane  # ascending
+    at = np.minimum(np.searchsorted(known, key), len(known) - 1)
+    is_new = known[at] != key
     shard = shard_then[is_new]
     return Moves(shard=shard, source=now.homes()[shard], to=then.lane[is_new])

@@ -153,4 +153,4 @@ def test_a_tenth_leaves_and_a_tenth_returns() -> None:
     plan = Plan(np.full(10**5, 100), seed=1, lanes=512, window=2, reshuffle=0.1)
     found = Holders(plan, nodes=[8] * 64).moves(4)
     # Who leaves in an epoch is back in the next one, unless it is drawn again.
-    assert 0.19 * 10**5 < len(found) < 0.21 * 10**5
+    assert 0.17 * 10**5 < len(found) < 0.21 * 10**5

@@ -86,6 +86,19 @@ def write_error(path: bytes, error: OSError) -> WriteError:
     return WriteError(f"{printable(path)}: could not be written ({reason}). {remedy}")
 
 
+_held: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a forked child, as of a process pool: the lock is its parent's, and would stay held as
+    long as the child lives."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
 @contextlib.contextmanager
 def locked(folder: bytes, *, busy: str | None = None) -> Iterator[None]:
     """Hold `folder` against other processes that do the same; waits for its turn.
@@ -97,6 +110,7 @@ def locked(folder: bytes, *, busy: str | None = None) -> Iterator[None]:
     renames of equal content, so the cost is double work.
     """
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    _held.add(fd)
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX if busy is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -106,7 +120,9 @@ def locked(folder: bytes, *, busy: str | None = None) -> Iterator[None]:
             pass
         yield
     finally:
-        os.close(fd)
+        if fd in _held:  # else this is a forked child, which has let it go
+            _held.discard(fd)
+            os.close(fd)
 
 
 def _unlink(path: bytes) -> None:

@@ -6,7 +6,7 @@ import logging
 import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from crc32c import crc32c
@@ -94,6 +94,31 @@ class _ShardResults:
                 yield QuarantineEntry(name=candidates.names[position], reason=result.reason)
 
 
+Checked = tuple[dict[int, "Mapping[str, Facts] | Rejection"], "Mapping[str, int]"]
+"""Of one shard: what came of each position that was checked, and its progressive JPEGs by field."""
+
+
+class Checker(Protocol):
+    """Whoever checks candidates in a builder's place: workers of an executor."""
+
+    def check(
+        self,
+        candidates: Candidates,
+        positions: Sequence[NDArray[np.int64]],
+        before: Mapping[int, Mapping[str, Facts]],
+        *,
+        builder: IndexBuilder,
+        folder: bytes,
+        listing: str,
+        reporter: Reporter,
+    ) -> Iterator[Checked]:
+        """Of each shard, in order. positions: to be checked, by shard; before: what an earlier
+        index says of some; folder: of the index; listing: the fingerprint of what was listed."""
+
+    def finish(self, folder: bytes) -> None:
+        """The index stands."""
+
+
 class _Draft:
     """The sidecars of an index that is being built: written, and told for the manifest."""
 
@@ -140,7 +165,7 @@ class IndexBuilder:
     """Builds the index of one dataset, or a single shard of it anew.
 
     format: one whose datasets don't carry their index. verify: decodes images, None where there
-    are none; workers: threads that read.
+    are none; workers: threads that read. checker: who checks the samples, None is this process.
     """
 
     origin: Origin
@@ -148,6 +173,7 @@ class IndexBuilder:
     verify: Verify | None
     workers: int
     progress: Progress | None = None
+    checker: Checker | None = None
 
     @property
     def _keeps_facts(self) -> bool:
@@ -176,7 +202,10 @@ class IndexBuilder:
         )
         quarantined = list(candidates.quarantined)
         settling, draft = Settling(candidates.schema), _Draft(folder, snapshot.fingerprint)
-        for shard in self._results(candidates, prior, reporter):
+        results = self._results(
+            candidates, prior, reporter, folder=folder, listing=snapshot.fingerprint
+        )
+        for shard in results:
             quarantined += shard.rejected(candidates)
             if not settling.is_done:
                 for position, facts in shard.good():
@@ -206,6 +235,8 @@ class IndexBuilder:
         )
         write_manifest(os.path.join(folder, MANIFEST), manifest)
         sweep_sidecars(folder, keep=set(draft.names))
+        if self.checker is not None:
+            self.checker.finish(folder)
         bad = quarantined[len(candidates.quarantined) :]
         _tell(manifest, self.origin.url, bad=bad, seconds=reporter.seconds)
         return manifest
@@ -235,28 +266,32 @@ class IndexBuilder:
         return None if sidecar is None else (sidecar, sidecar.summary())
 
     def _results(
-        self, candidates: Candidates, prior: PriorFacts | None, reporter: Reporter
+        self,
+        candidates: Candidates,
+        prior: PriorFacts | None,
+        reporter: Reporter,
+        *,
+        folder: bytes,
+        listing: str,
     ) -> Iterator[_ShardResults]:
         """Of each shard, in order."""
         shards = candidates.shards
-        images = image_fields(candidates.schema, candidates.schema)
         same: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.same
         before: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.before
         unread = [_without(shards.positions(n), same) for n in range(shards.shards)]
-        chunks = read_chunks(self.origin, candidates, iter(enumerate(unread)), workers=self.workers)
-        sizes = candidates.sizes
-        for number in range(shards.shards):
-            found: dict[int, Mapping[str, Facts] | Rejection] = {}
-            progressive: Counter[str] = Counter()
-            if not self._keeps_facts:
-                progressive.update(dict.fromkeys(images, 0))
-            while len(found) < len(unread[number]):
-                chunk = next(chunks)
-                verdicts = self._check(candidates, chunk, before)
-                found |= zip(chunk.positions.tolist(), verdicts, strict=True)
-                if progressive:
-                    _count_progressive(progressive, chunk, verdicts)
-                reporter.done(len(chunk.positions), int(sizes[chunk.positions].sum()))
+        if self.checker is None:
+            checked = self.check(candidates, unread, before, reporter)
+        else:
+            checked = self.checker.check(
+                candidates,
+                unread,
+                before,
+                builder=self,
+                folder=folder,
+                listing=listing,
+                reporter=reporter,
+            )
+        for number, (found, progressive) in enumerate(checked):
             positions = shards.positions(number)
             if len(positions) > len(found):
                 reporter.done(len(positions) - len(found), 0)
@@ -268,6 +303,34 @@ class IndexBuilder:
                 ],
                 progressive=progressive,
             )
+
+    def check(
+        self,
+        candidates: Candidates,
+        positions: Sequence[NDArray[np.int64]],
+        before: Mapping[int, Mapping[str, Facts]],
+        reporter: Reporter,
+    ) -> Iterator[Checked]:
+        """Check some candidates of each shard here, in order. positions: of them, by shard; before:
+        what an earlier index says of some. Raises what reading raises."""
+        images = image_fields(candidates.schema, candidates.schema)
+        chunks = read_chunks(
+            self.origin, candidates, iter(enumerate(positions)), workers=self.workers
+        )
+        sizes = candidates.sizes
+        for mine in positions:
+            found: dict[int, Mapping[str, Facts] | Rejection] = {}
+            progressive: Counter[str] = Counter()
+            if not self._keeps_facts:
+                progressive.update(dict.fromkeys(images, 0))
+            while len(found) < len(mine):
+                chunk = next(chunks)
+                verdicts = self._check(candidates, chunk, before)
+                found |= zip(chunk.positions.tolist(), verdicts, strict=True)
+                if progressive:
+                    _count_progressive(progressive, chunk, verdicts)
+                reporter.done(len(chunk.positions), int(sizes[chunk.positions].sum()))
+            yield found, progressive
 
     def _check(
         self, candidates: Candidates, chunk: Chunk, before: Mapping[int, Mapping[str, Facts]]

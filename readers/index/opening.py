@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.readers.fields.verify import named_verify
 from penstock.readers.formats.arranging import arrangement_of
 from penstock.readers.formats.registry import AUTO, check_format, format_named, indexing_of
 from penstock.readers.formats.sampling import AS_THEY_COME, Sampling
@@ -31,11 +32,13 @@ from penstock.readers.origin.scratch import Scratch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from concurrent.futures import Executor
 
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.fields.field_types import FieldType
     from penstock.readers.formats.arranging import ManifestFile
     from penstock.readers.formats.format import Format
+    from penstock.readers.index.building import Checker
     from penstock.readers.index.index import Index
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.upkeep import Upkeep
@@ -65,13 +68,14 @@ def open_index(
     cache: DiskCache | Folder | None = None,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any | None = None,
-    verify: Verify | None = None,
+    verify: Verify | str | None = None,
     format: str = AUTO,
     workers: int | None = None,
     manifest: ManifestFile | None = None,
     fields: Mapping[str, str] | None = None,
     schema: Mapping[str, FieldType] | None = None,
     sampling: Sampling = AS_THEY_COME,
+    executor: Executor | None = None,
 ) -> Index:
     """Open the index of a dataset; that of foreign data is built on first use, or brought up to
     date.
@@ -81,12 +85,14 @@ def open_index(
     storage_options and filesystem: as for Dataset. verify: decodes images while building; None
     finds the installed one. workers: threads for building, None is all cores. manifest, fields
     (where each lies), schema: as for Dataset; sampling: what its sample, stride, dtype, documents
-    and vocabulary say, by `check_sampling`.
+    and vocabulary say, by `check_sampling`. executor: whose workers check the samples of a shard
+    each (docs/packs.md says what they must see); verify is importable then, or a name.
 
     Raises DatasetNotFoundError, ConfigError, CorruptShardError (a torn pack manifest), DatasetError
     (a newer version), IndexChangedError (index= of another dataset), FetchError,
     MissingDependencyError, WriteError.
     """
+    checker = _checker(executor, url, storage_options, filesystem, cache, verify=verify)
     scratch = Scratch(cache)
     opener = Opener(
         origin=locate(
@@ -105,10 +111,30 @@ def open_index(
         ),
         scratch=scratch,
         index=index,
-        verify=verify,
+        verify=named_verify(verify) if isinstance(verify, str) else verify,
         workers=workers or usable_cores(),
+        checker=checker,
     )
     return opener.open(format)
+
+
+def _checker(
+    executor: Executor | None,
+    url: Url,
+    options: Mapping[str, Any] | None,
+    filesystem: Any | None,
+    cache: DiskCache | Folder | None,
+    *,
+    verify: Verify | str | None,
+) -> Checker | None:
+    """An executor's workers, who check samples; None without one. Raises ConfigError."""
+    if executor is None:
+        return None
+    from penstock.readers.index.crew import IndexCrew
+
+    return IndexCrew.of(
+        executor, url, options=options, filesystem=filesystem, cache=cache, verify=verify
+    )
 
 
 def build_index(
@@ -119,13 +145,14 @@ def build_index(
     cache: DiskCache | Folder | None = None,
     storage_options: Mapping[str, Any] | None = None,
     filesystem: Any | None = None,
-    verify: Verify | None = None,
+    verify: Verify | str | None = None,
     workers: int | None = None,
     progress: Progress | None = None,
     manifest: ManifestFile | None = None,
     fields: Mapping[str, str] | None = None,
     schema: Mapping[str, FieldType] | None = None,
     sampling: Sampling = AS_THEY_COME,
+    executor: Executor | None = None,
 ) -> IndexSummary:
     """Index an image folder or tar files anew: everything is read and decoded, whatever an earlier
     index says.
@@ -135,6 +162,7 @@ def build_index(
     called as progress(done samples, total samples, done bytes). The rest, and what is raised, as
     for open_index. A pack has its index already: ConfigError.
     """
+    checker = _checker(executor, url, storage_options, filesystem, cache, verify=verify)
     began, scratch = time.monotonic(), Scratch(cache)
     origin = locate(
         url,
@@ -154,9 +182,10 @@ def build_index(
         origin=origin,
         scratch=scratch,
         index=out,
-        verify=verify,
+        verify=named_verify(verify) if isinstance(verify, str) else verify,
         workers=workers or usable_cores(),
         progress=progress,
+        checker=checker,
     )
     try:
         built = opener.rebuild(format)
@@ -186,6 +215,7 @@ class Opener:
     verify: Verify | None
     workers: int
     progress: Progress | None = None
+    checker: Checker | None = None
 
     @property
     def places(self) -> Places:
@@ -262,6 +292,7 @@ class Opener:
             verify=self.verify,
             workers=self.workers,
             progress=self.progress,
+            checker=self.checker,
         )
 
     def _index(self, manifest: Manifest, place: bytes | RemoteFolder | None) -> Index:

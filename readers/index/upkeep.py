@@ -16,7 +16,7 @@ from penstock.readers.files.atomic import locked
 from penstock.readers.files.names import printable
 from penstock.readers.formats.format import Snapshot
 from penstock.readers.formats.prior import prior_facts
-from penstock.readers.index.building import IndexBuilder, noted_directories
+from penstock.readers.index.building import Checker, IndexBuilder, noted_directories
 from penstock.readers.index.index_folder import check_arrangement, read_index
 from penstock.readers.index.manifest_file import MANIFEST, write_manifest
 from penstock.readers.index.sidecars import Sidecars
@@ -39,6 +39,7 @@ class Upkeep:
 
     format, indexing: of the dataset, one that doesn't carry its index; places: those folders.
     verify: decodes images, None finds the installed one; workers: threads for that.
+    checker: who checks samples in this process's place.
     """
 
     def __init__(
@@ -51,9 +52,11 @@ class Upkeep:
         verify: Verify | None,
         workers: int,
         progress: Progress | None = None,
+        checker: Checker | None = None,
     ) -> None:
         self._origin, self._format, self._indexing, self._places = origin, format, indexing, places
         self._verify, self._workers, self._progress = verify, workers, progress
+        self._checker = checker
         self._listed: Listing | None = None
 
     def open(self) -> tuple[Manifest, bytes]:
@@ -190,11 +193,12 @@ class Upkeep:
         builder = IndexBuilder(
             origin=self._origin,
             format=self._format,
-            # Of chunks no sample is looked at.
+            # Of chunks no sample is looked at; workers have a decoder of their own.
             verify=None
-            if candidates.chunked
+            if candidates.chunked or self._checker is not None
             else verify_for(candidates.schema, self._verify, workers=self._workers),
             workers=self._workers,
             progress=self._progress,
+            checker=self._checker,
         )
         return builder.build(candidates, snapshot, place, prior=prior)

@@ -1,0 +1,154 @@
+"""Indexing over executors: the index of one process, whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ProcessPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.cache.errors import ConfigError, DatasetNotFoundError, WorkerError
+from penstock.readers import build_index, open_index
+from penstock.readers.fields.facts import Facts
+from penstock.readers.index.crew import ShardFacts
+from penstock.readers.types import Rejection
+from tests import crews, images
+from tests.tars import archive
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from concurrent.futures import Executor
+    from pathlib import Path
+
+
+def everything(root: Path) -> dict[str, bytes]:
+    """All files below root by name."""
+    return {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """150 photographs in 3 classes, and a few files that are none."""
+    root = images.class_folder(tmp_path / "data" / "set", samples=150)
+    bad = {f"class-1/{name}": images.BAD[name][0] for name in ("empty.jpg", "truncated.jpg")}
+    return images.write_folder(root, bad | {"stray.txt": b"x"})
+
+
+@pytest.fixture
+def tars(tmp_path: Path) -> Path:
+    """Four tar files of photographs, one of them no photograph."""
+    (tmp_path / "tars").mkdir()
+    for number in range(4):
+        members = {f"{i:03d}.jpg": images.jpeg(10 * number + i) for i in range(8)}
+        members |= {f"{i:03d}.cls": b"%d" % (i % 3) for i in range(8)}
+        members |= {"009.jpg": images.BAD["text.jpg"][0], "009.cls": b"1"} if number == 2 else {}
+        (tmp_path / "tars" / f"{number}.tar").write_bytes(archive(members))
+    return tmp_path / "tars"
+
+
+@pytest.fixture
+def processes() -> Iterator[Executor]:
+    with ProcessPoolExecutor(2) as pool:
+        yield pool
+
+
+def build(url: Path, out: Path, **options: Any) -> Any:
+    return build_index(url, out=out, **({"verify": crews.verify} | options))
+
+
+def interrupt(done: int) -> None:
+    if done > 10:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("kind", ["folder", "tars"])
+def test_the_index_is_that_of_one_process(
+    request: pytest.FixtureRequest, tmp_path: Path, processes: Executor, kind: str
+) -> None:
+    url, told = request.getfixturevalue(kind), []
+    alone = build(url, tmp_path / "alone")
+    here = build(
+        url,
+        tmp_path / "here",
+        executor=processes,
+        progress=lambda *each: told.append(each),
+    )
+    assert everything(tmp_path / "here") == everything(tmp_path / "alone")
+    assert (here.samples, here.quarantined) == (alone.samples, alone.quarantined)
+    assert told[-1][0] == told[-1][1]
+
+
+def test_a_worker_and_a_driver_that_die(
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(tars, tmp_path / "alone")
+    watched = crews.Watched()
+    with pytest.raises(KeyboardInterrupt):  # as good as killed: nothing is tidied
+        build(tars, tmp_path / "index", executor=watched, progress=lambda done, *_: interrupt(done))
+    assert not (tmp_path / "index" / "manifest.arrow").exists()
+    crews.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
+    with (
+        ProcessPoolExecutor(1) as pool,
+        pytest.raises(WorkerError, match=r"of 4 shards|goes on after"),
+    ):
+        build(tars, tmp_path / "index", executor=pool)
+    last = crews.Watched()
+    build(tars, tmp_path / "index", executor=last)
+    assert len(last.tasks) < 4
+    assert everything(tmp_path / "index") == everything(tmp_path / "alone")
+
+
+def test_a_dataset_that_changed_is_read_where_it_did(
+    folder: Path, tmp_path: Path, processes: Executor
+) -> None:
+    place = tmp_path / "index"
+    open_index(folder, index=place, verify=crews.verify, executor=processes)
+    (folder / "class-0" / "new.jpg").write_bytes(images.jpeg(7777))
+    os.utime(folder / "class-0" / "0000.jpg", ns=(5, 5))
+    watched = crews.Watched()
+    index = open_index(folder, index=place, verify=crews.verify, executor=watched)
+    assert index.samples == 151
+    build(folder, tmp_path / "alone")
+    again = open_index(folder, index=tmp_path / "alone", verify=crews.verify)
+    assert index.fingerprint == again.fingerprint
+    # It is there: nobody works.
+    idle = crews.Watched()
+    assert open_index(folder, index=place, executor=idle).samples == 151
+    assert not idle.tasks
+
+
+def test_refusals_and_a_worker_that_sees_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = crews.Watched()
+    for url, wrong in (
+        ("s3://bucket/set", {"storage_options": {"secret": "wJalrXUtnFEMI"}}),
+        (folder, {"filesystem": object()}),
+        (folder, {"executor": "dask"}),
+        (folder, {"verify": lambda _: []}),
+    ):
+        with pytest.raises(ConfigError):
+            build(url, tmp_path / "index", **({"executor": watched} | wrong))
+    assert not watched.tasks
+    real = watched.submit
+
+    def elsewhere(fn: Any, /, *args: Any) -> Any:
+        if folder.exists():
+            os.rename(folder, tmp_path / "gone")
+        return real(fn, *args)
+
+    monkeypatch.setattr(watched, "submit", elsewhere)
+    with pytest.raises(DatasetNotFoundError, match=r"Worker .*process.*set isn't there on this"):
+        build(folder, tmp_path / "index", executor=watched)
+
+
+def test_what_is_noted_of_a_shard_survives_a_file() -> None:
+    facts = Facts(crc32c=7, start=2, size=9, shape=(3, 4, 5), codec="<f4:F")
+    found = ShardFacts([{"a": facts, "b": facts}, Rejection("bad\udcff"), {}], {"a": 2})
+    assert ShardFacts.of_json(found.to_json(), 3) == found
+    for data in (b"", b"[]", b"[[3], {}]", b'[[{"a": [1]}], {}]', b"\xff"):
+        with pytest.raises(ValueError):  # noqa: PT011
+            ShardFacts.of_json(data, 1)
+    with pytest.raises(ValueError, match="wanted 2"):
+        ShardFacts.of_json(found.to_json(), 2)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import torch
 
 from penstock import DataLoader, World
 from penstock.augment import imagenet_eval
@@ -323,18 +324,21 @@ def test_padded_batches_are_filled_up_to_their_steps_size() -> None:
     assert sizes[0] == sizes[1] == sizes[2] == [3, 3, 3, 3, 3, 4, 4, 4, 4, 4]
 
 
-def test_images_have_room_for_the_largest_batch(pack: Path) -> None:
+@pytest.mark.parametrize("resident", [False, True])
+def test_images_have_room_for_the_largest_batch(pack: Path, resident: bool) -> None:
     from penstock.readers import Dataset
 
-    with (
-        Dataset(str(pack), fields=("image", "id")) as data,
-        DataLoader(
-            data,
-            global_batch_size={0: 4, 8: 32},
-            augment=imagenet_eval(16, resize=40),
-        ) as loader,
-    ):
-        assert [len(ids) for _, ids in islice(loader, 4)] == [4, 4, 32, 32]
+    recipe = imagenet_eval(16, resize=40)
+    with Dataset(str(pack), fields=("image", "id")) as data:
+        with DataLoader(data, batch_size=len(data), augment=recipe) as loader:
+            ((all_, _),) = loader
+        with DataLoader(
+            data, global_batch_size={0: 4, 8: 32}, augment=recipe, resident=resident
+        ) as loader:
+            for images, ids in islice(loader, 4):
+                assert torch.equal(images, all_[ids])
+            assert loader.step == 4
+            assert len(ids) == 32
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from penstock.pipeline.plan.needs import (
     little_room_words,
     node_ranks,
     open_windows_bytes,
+    shards_of_ranks,
 )
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.steps import Cursor, Walk
@@ -110,6 +111,18 @@ def test_needs_are_what_the_ranks_batches_hold(
     for cursor, shards in needs.shards(Cursor(1, 0), endless=False):
         wanted = touched(plan, batch, world, range(first, end), 1, cursor.position)
         assert set(shards.tolist()) == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(job=jobs(), more=st.lists(st.integers(12, 60), max_size=3))
+def test_a_batch_that_grows_needs_what_each_of_its_sizes_does(
+    job: tuple[Plan, int, int, int, int], more: list[int]
+) -> None:
+    plan, batch, world, first, end = job
+    sizes = tuple(dict.fromkeys((batch, *more)))
+    found = shards_of_ranks(plan, sizes, first=first, end=end, world=world)
+    each = [plan.shards(size, first=first, end=end, world=world).tolist() for size in sizes]
+    assert found.tolist() == sorted({shard for shards in each for shard in shards})
 
 
 def test_a_nodes_ranks_are_in_a_row() -> None:

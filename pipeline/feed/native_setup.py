@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PlanError
 from penstock.pipeline.feed.build import Assembly, build, check
-from penstock.pipeline.plan.history import moved_state
 from penstock.pipeline.plan.settings import order_fingerprint
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
 
@@ -56,7 +55,7 @@ class NativeSetup:
         """What was handed out."""
         cursor, order = self._position.cursor, self.order
         if self.assembly is None and self._state is not None:  # nothing is built for it yet
-            return self._state if cursor == self._state.cursor else moved_state(self._state, cursor)
+            return self._state if cursor == self._state.cursor else _moved(self._state, cursor)
         bad, fingerprint = 0, None
         if self.assembly is not None:
             bad = self.assembly.road.bad_count.count_before(cursor)
@@ -110,7 +109,7 @@ class NativeSetup:
         begun = walk.schedule.entries[walk.schedule.history][0]
         if state is None or self.assembly is None or walk.sample(start) >= begun:
             return
-        state = moved_state(state, start)
+        state = _moved(state, start)
         self._fit(self._user_options, state, state.plan, warns=False)
         self._state = state
 
@@ -190,3 +189,9 @@ class NativeSetup:
         self.order.walk.know(state.cursor, state.step)
         self._position.settle(self.order.walk)
         self.ready.road.bad_count.restore(state.bad)
+
+
+def _moved(state: LoaderState, cursor: Cursor) -> LoaderState:
+    from penstock.pipeline.plan.history import moved_state  # a job's first start needs none of it
+
+    return moved_state(state, cursor)

@@ -14,7 +14,6 @@ from penstock.pipeline.options.sizes import (
     check_ends,
     sizes_in_world,
 )
-from penstock.pipeline.plan.history import resumed_schedule
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -126,15 +125,18 @@ class NativeOptions:
         """
         if state.plan.buckets is not None:
             return replace(self, seed=state.plan.seed)
+        # A job's first start needs none of it.
+        from penstock.pipeline.plan.history import resumed_schedule
+
         wanted = None if self.batch_is_default else self.sizes.schedule
         schedule = resumed_schedule(state, wanted, drop_last=self.drop_last)
         if warns:
-            self._warn_of_other_batches(state, schedule)
+            planned = resumed_schedule(state, None, drop_last=self.drop_last)
+            self._warn_of_other_batches(planned, schedule)
             self._warn_of_other_ends(state, global_batch=schedule.size)
         return replace(self, seed=state.plan.seed, sizes=sizes_in_world(schedule, self.world))
 
-    def _warn_of_other_batches(self, state: LoaderState, schedule: BatchSchedule) -> None:
-        planned = resumed_schedule(state, None, drop_last=self.drop_last)
+    def _warn_of_other_batches(self, planned: BatchSchedule, schedule: BatchSchedule) -> None:
         if schedule == planned:
             return
         if schedule.size != planned.size:

@@ -63,7 +63,7 @@ def test_every_argument_of_the_loader_is_in_one_value() -> None:
     given = set(inspect.signature(DataLoader.__init__).parameters)
     values = [*names(TorchOptions), *names(PlanOptions), *names(PenstockOptions)]
     assert len(values) == len(set(values))
-    apart = {"self", "dataset", "world", "snapshot_every_n_steps"}
+    apart = {"self", "dataset", "world", "data_parallel", "snapshot_every_n_steps"}
     assert set(values) - {"plan"} == given - apart
 
 

@@ -25,7 +25,12 @@ from penstock.pipeline.facade.samplers import PlanBatches, PlanSampler
 from penstock.pipeline.feed.native import NativeEngine
 from penstock.pipeline.options.checks import checked_augment
 from penstock.pipeline.options.foreign_options import planned_batch_size
-from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions, ResidentMode
+from penstock.pipeline.options.penstock_options import (
+    PenstockOptions,
+    PlanOptions,
+    ResidentMode,
+    SlotsMode,
+)
 from penstock.pipeline.options.refusals import no_worker_processes
 from penstock.pipeline.options.torch_options import TorchOptions
 from penstock.pipeline.torch_private import overwrite, show_as_stream, without_worker_context
@@ -139,6 +144,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
         as_dict: bool = False,
         batch_tokens: int | Mapping[str, int] | None = None,
         data_parallel: tuple[int, int] | None = None,
+        slots: SlotsMode = "data",
     ) -> None:
         self.snapshot_every_n_steps = snapshot_every_n_steps
         torch_options = TorchOptions(
@@ -171,6 +177,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
             resident=resident,
             as_dict=as_dict,
             batch_tokens=batch_tokens,
+            slots=slots,
         )
         self._arguments = LoaderArguments(
             torch_options, own, world=world, data_parallel=data_parallel

@@ -43,10 +43,13 @@ class Agreement:
         rank: int = 0,
         size: int = 1,
         speaks_for_rank: bool = True,
+        whole: JobStore | None = None,
     ) -> None:
-        """store: this loader's part of it. size: ranks of the job, whether or not there is a store
-        to reach them by. speaks_for_rank: this process does, of those that have the same rank."""
+        """store: this loader's part of it; whole: all of it. size: ranks of the job, whether or not
+        there is a store to reach them by. speaks_for_rank: this process does, of those that have
+        the same rank."""
         self._store = store
+        self._whole = whole
         self.rank = rank
         self.size = size
         self.speaks_for_rank = speaks_for_rank
@@ -64,6 +67,16 @@ class Agreement:
     def is_shared(self) -> bool:
         """Whether other ranks hear what this one says."""
         return self._store is not None
+
+    @property
+    def store(self) -> JobStore | None:
+        """This loader's part of the job's store; None where nobody answers."""
+        return self._store
+
+    @property
+    def whole_store(self) -> JobStore | None:
+        """The job's store; None where nobody answers, as far as is known."""
+        return None if self._store is None else self._whole
 
     def begin(self) -> None:
         """Forget what was told so far: the job goes on from a state. All ranks do so together."""
@@ -187,7 +200,7 @@ def join(*, dataset: str, shuffle: bool, world: World, store: JobStore | None = 
     number = Agreement(kind, rank=rank).add(f"loaders-{world.process}", 1)
     own = kind.under(str(number))
     speaks = world.place is None or _is_first(own, world)
-    agreement = Agreement(own, rank=rank, size=size, speaks_for_rank=speaks)
+    agreement = Agreement(own, rank=rank, size=size, speaks_for_rank=speaks, whole=store)
     agreement.join()
     return agreement
 
@@ -214,13 +227,19 @@ class LoaderFacts:
     at: str = ""
 
 
-def check_same_plan(agreement: Agreement, facts: LoaderFacts) -> None:
-    """Raise PlanError unless the ranks' loaders agree; the others then stop at their next batch."""
+def check_same_plan(
+    agreement: Agreement, facts: LoaderFacts, *, follows_data: bool = False
+) -> bool:
+    """Raise PlanError unless the ranks' loaders agree; the others then stop at their next batch.
+
+    follows_data: whether this rank would have slots follow the data. Returns what the first rank
+    that came here would, so that all do the same.
+    """
     mine = asdict(facts)
-    first = agreement.compare({**mine, "rank": agreement.rank})
+    first = agreement.compare({**mine, "rank": agreement.rank, "follows_data": follows_data})
     other, theirs = first.get("rank"), {name: first.get(name) for name in mine}
     if theirs == mine:
-        return
+        return bool(first.get("follows_data"))
     differ = [name for name in mine if theirs[name] != mine[name]]
     if "dataset" in differ:
         remedy = (

@@ -57,7 +57,8 @@ class BadCount:
         self._met: dict[int, str] = {}  # handed out, in any epoch
         self._counted: dict[int, set[int]] = {}  # by epoch: told to all ranks
         self._stopped = False
-        self._count, self._before = 0, 0  # in this epoch: in this process, and before a restart
+        # In this epoch: in this process, before a restart, and over all ranks as told last.
+        self._count, self._before, self._told = 0, 0, 0
 
     def check(self, cursor: Cursor) -> None:
         """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError.
@@ -86,7 +87,7 @@ class BadCount:
         """
         epoch = at.epoch
         if begins_epoch:
-            self._count, self._before = 0, 0
+            self._count, self._before, self._told = 0, 0, 0
             self._forget_before(epoch)
         if not bad:
             return
@@ -100,7 +101,8 @@ class BadCount:
         self._met.update(bad)
         if new:
             mine = len(new) if self._agreement.speaks_for_rank else 0  # else another tells
-            total = self._agreement.add(_counter(epoch), mine) + self._before
+            self._told = self._agreement.add(_counter(epoch), mine)
+            total = self._told + self._before
             if total > self._max_bad * self._samples:
                 self._agreement.stop(self._notice(at, total))
         if first_ever:
@@ -126,10 +128,15 @@ class BadCount:
         shared = self._agreement.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
         return self._before + (shared or 0)
 
+    def take_over(self, other: BadCount) -> None:
+        """Go on where another one was, which counts no more."""
+        self._met, self._counted, self._stopped = other._met, other._counted, other._stopped
+        self._count, self._before, self._told = other._count, other._before, other._told
+
     def restore(self, bad: int) -> None:
         """Go on in the middle of an epoch of which so many were counted before. All ranks do so
         together, and what was told to all is forgotten."""
-        self._count, self._before = 0, bad
+        self._count, self._before, self._told = 0, bad, 0
         self._counted.clear()
         self._stopped = False
         self._agreement.begin()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.errors import PenstockError
 from penstock.cache.outcomes import STALL_TIMEOUT_S
-from penstock.pipeline.feed.agreement import Agreement, LoaderFacts, check_same_plan, join
 from penstock.pipeline.feed.bad_count import BadCount
 from penstock.pipeline.feed.bad_samples import BadSamples
 from penstock.pipeline.feed.draws import BatchDraws
@@ -22,6 +21,7 @@ from penstock.pipeline.feed.image_graph import (
     make_resident,
 )
 from penstock.pipeline.feed.mapping.fields import mapped_fields
+from penstock.pipeline.feed.membership import Membership, join_ranks
 from penstock.pipeline.feed.padding import Pads
 from penstock.pipeline.feed.payloads import Payloads
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
@@ -38,6 +38,7 @@ from penstock.readers.fields.selection import stored_fields
 if TYPE_CHECKING:
     from penstock.augment.array_draws import ArrayDraws
     from penstock.augment.field_recipes import FieldRecipes
+    from penstock.pipeline.feed.agreement import Agreement
     from penstock.pipeline.feed.job_waits import JobWaits
     from penstock.pipeline.feed.mapping.fields import MappedFields
     from penstock.pipeline.feed.mapping.mapper import Mapper
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.prefetch import Prefetch
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.job_order import JobOrder
+    from penstock.pipeline.plan.lane_order import LaneOrder
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.readers.source import Source
 
@@ -56,6 +58,7 @@ class Assembly:
 
     order: JobOrder
     fingerprint: str
+    membership: Membership
     road: Road
     feed: Feed
 
@@ -66,25 +69,21 @@ def build(
     position: Position,
     *,
     settings: PlanSettings | None = None,
+    lane_order: LaneOrder | None = None,
+    membership: Membership | None = None,
 ) -> Assembly:
     """Open the dataset, freeze the order and build the graph; nothing is read yet.
 
     position: where the feed will look what its user wants next. settings: of the plan of a state,
-    taken over as they are. Raises what DataLoader's constructor documents.
+    taken over as they are; lane_order: of that plan. membership: among the ranks of the job, where
+    it stands; None begins one. Raises what DataLoader's constructor documents.
     """
-    order = freeze_order(dataset, options, settings)
+    order = freeze_order(dataset, options, settings, lane_order)
     if settings is None:
         warn_of_the_order(order, options)
-    agreement = _agreement(order, options)
     fingerprint, seed = order.fingerprint(), order.settings.seed
-    facts = LoaderFacts(
-        dataset=dataset.contents.fingerprint,
-        samples=dataset.contents.samples,
-        seed=seed,
-        plan=fingerprint,
-        size=options.world.size,
-    )
-    check_same_plan(agreement, facts)
+    membership = membership or join_ranks(order, options, plan=fingerprint)
+    agreement = membership.agreement
     threads = options.threads or options.world.threads(usable_cores())
     mapped = mapped_fields(dataset, options)
     recipes = make_recipes(dataset, options, mapped)
@@ -124,7 +123,9 @@ def build(
         prefetch=prefetch,
         timeout_s=options.timeout_s or STALL_TIMEOUT_S,
     )
-    return Assembly(order=order, fingerprint=fingerprint, feed=feed, road=road)
+    return Assembly(
+        order=order, fingerprint=fingerprint, membership=membership, feed=feed, road=road
+    )
 
 
 def _watch_chunks(meter: Meter, dataset: Source, options: NativeOptions, order: JobOrder) -> None:
@@ -238,14 +239,6 @@ def _page_locked(options: NativeOptions) -> PageLocked | None:
     from penstock.pipeline.feed.page_locked import PageLocked  # others needn't wait for its import
 
     return PageLocked.of(options.device, pins=options.pin_memory)
-
-
-def _agreement(order: JobOrder, options: NativeOptions) -> Agreement:
-    world = options.world
-    if not options.agrees:
-        return Agreement(rank=world.rank, size=world.size)
-    dataset = order.source.contents.fingerprint
-    return join(dataset=dataset, shuffle=order.settings.shuffle, world=world)
 
 
 def _job_waits(agreement: Agreement, meter: Meter, options: NativeOptions) -> JobWaits | None:

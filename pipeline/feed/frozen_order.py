@@ -15,25 +15,36 @@ from penstock.pipeline.plan.steps import Walk
 
 if TYPE_CHECKING:
     from penstock.pipeline.options.native_options import NativeOptions
+    from penstock.pipeline.plan.lane_order import LaneOrder
     from penstock.pipeline.plan.settings import PlanSettings
     from penstock.readers.contents import Contents
     from penstock.readers.source import Source
 
 
 def freeze_order(
-    source: Source, options: NativeOptions, settings: PlanSettings | None = None
+    source: Source,
+    options: NativeOptions,
+    settings: PlanSettings | None = None,
+    lane_order: LaneOrder | None = None,
 ) -> JobOrder:
     """The order of a job. settings: of the plan of a state, taken over as they are; None: a job's
-    first start. Raises ConfigError and PlanError."""
+    first start. lane_order: of that plan; None is the identity. Raises ConfigError and PlanError.
+    """
     if options.batch_tokens is not None or (settings and settings.buckets):
-        return _by_tokens(source, options, settings)
+        return _by_tokens(source, options, settings, lane_order)
     if settings is None:
         global_batch = options.sizes.schedule.first_size  # the lanes stay as the batch grows
         settings = _first_settings(source.contents, options, global_batch=global_batch)
-    return JobOrder(source=source, settings=settings, walk=_walk(source, options))
+    walk = _walk(source, options)
+    return JobOrder(source=source, settings=settings, walk=walk, lane_order=lane_order)
 
 
-def _by_tokens(source: Source, options: NativeOptions, settings: PlanSettings | None) -> JobOrder:
+def _by_tokens(
+    source: Source,
+    options: NativeOptions,
+    settings: PlanSettings | None,
+    lane_order: LaneOrder | None,
+) -> JobOrder:
     """The order of a job whose batches are cut by tokens."""
     from penstock.pipeline.feed.token_order import (  # other jobs need none of it
         check_resumed,
@@ -47,7 +58,7 @@ def _by_tokens(source: Source, options: NativeOptions, settings: PlanSettings | 
         settings = replace(first, buckets=buckets)
     else:
         check_resumed(source, settings.buckets, options, ranks=options.world.size)
-    told, found = settings.buckets, buckets_of(source, settings)
+    told, found = settings.buckets, buckets_of(source, settings, lane_order)
     assert told is not None
     assert found is not None
     samples = source.contents.samples
@@ -57,7 +68,7 @@ def _by_tokens(source: Source, options: NativeOptions, settings: PlanSettings | 
         drop_last=False,
         buckets=found,
     )
-    return JobOrder(source=source, settings=settings, walk=walk)
+    return JobOrder(source=source, settings=settings, walk=walk, lane_order=lane_order)
 
 
 def _first_settings(

@@ -95,6 +95,7 @@ class NativeEngine:
         Nothing is consumed before the first next(): some trainers call iter() once more to look.
         """
         self._check_open()
+        self._setup.agree()
         self._setup.ready.feed.start(self._position.ask())
         return _PassIterator(self)
 

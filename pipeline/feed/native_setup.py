@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PlanError
 from penstock.pipeline.feed.build import Assembly, build, check
+from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.pipeline.plan.settings import order_fingerprint
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.pipeline.feed.membership import Membership
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.job_order import JobOrder
@@ -39,6 +41,7 @@ class NativeSetup:
         self._state: LoaderState | None = None  # that was loaded
         self.assembly: Assembly | None = None
         self._looked_up: tuple[JobOrder, JobPlan] | None = None
+        self._is_agreed, self._agreements = False, 0  # on who reads what: now, and how often
         if world_is_known:
             self._install(build(dataset, options, position))
         else:
@@ -71,6 +74,7 @@ class NativeSetup:
             schedule=order.walk.schedule,
             drop_last=order.walk.drop_last,
             bad=bad,
+            lane_order=None if order.lane_order is None else order.lane_order.text,
         )
 
     def step(self) -> int | None:
@@ -110,8 +114,23 @@ class NativeSetup:
         if state is None or self.assembly is None or walk.sample(start) >= begun:
             return
         state = _moved(state, start)
-        self._fit(self._user_options, state, state.plan, warns=False)
+        self._fit(self._user_options, state, state.plan, self.order.lane_order, warns=False)
         self._state = state
+
+    def agree(self) -> None:
+        """A pass begins: have the ranks decide which of them reads what, unless they have since
+        this loader was made or given a state. Waits for the others where that matters.
+
+        Raises what `exchange` raises; nothing is changed then.
+        """
+        membership = self.ready.membership
+        if self._is_agreed or not membership.follows_data:
+            return
+        self._agreements += 1
+        at, number = self._position.start, self._agreements
+        lane_order = membership.lane_order(self.order, self.options, at, number=number)
+        self._rebuild(self.options, self.order.settings, lane_order=lane_order)
+        self._is_agreed = True
 
     def change(self, user_options: NativeOptions) -> None:
         """Work by other options from the next pass on: for another world, with other threads.
@@ -128,9 +147,12 @@ class NativeSetup:
             before.sizes,
         ):
             settings = self.order.settings  # a plan stays, once it is made
-        self._fit(user_options, state, settings)
+        before_it = self.assembly
+        kept = self.order.lane_order if before_it is not None else _lane_order_of(state)
+        self._fit(user_options, state, settings, None if settings is None else kept)
         if state is not None and self._position.is_restored:
-            self._settle(state)
+            membership = None if before_it is None else before_it.membership
+            self._settle(state, is_new=self.ready.membership is not membership)
         self._user_options = user_options
 
     def resume(self, state: LoaderState) -> None:
@@ -149,12 +171,13 @@ class NativeSetup:
         fingerprint = order_fingerprint(contents, state.plan)
         if fingerprint != state.fingerprint:
             raise other_order(state.fingerprint, fingerprint)
+        lane_order = _lane_order_of(state)
         if self.assembly is not None:
-            self._fit(self._user_options, state, state.plan)
+            self._fit(self._user_options, state, state.plan, lane_order)
         self._position.restore(state.cursor)
         if self.assembly is not None:
             self._settle(state)
-        self._state = state
+        self._state, self._is_agreed = state, False
 
     def stop(self) -> None:
         """Stop what runs and release it. Safe to call twice."""
@@ -166,17 +189,49 @@ class NativeSetup:
         user_options: NativeOptions,
         state: LoaderState | None,
         settings: PlanSettings | None,
+        lane_order: LaneOrder | None,
         *,
         warns: bool = True,
     ) -> None:
         """An assembly for what the user gave, as far as a state leaves it so."""
         options = user_options if state is None else user_options.resumed(state, warns=warns)
-        if self.assembly is None or options != self.options or settings != self.order.settings:
-            assembly = build(self._dataset, options, self._position, settings=settings)
-            assembly.order.walk.learn(self.order.walk)
-            self.stop()
-            self.options = options
-            self._install(assembly)
+        self._rebuild(options, settings, lane_order=lane_order)
+
+    def _rebuild(
+        self,
+        options: NativeOptions,
+        settings: PlanSettings | None,
+        *,
+        lane_order: LaneOrder | None,
+        membership: Membership | None = None,
+        goes_on: bool = False,
+    ) -> None:
+        """Work by another assembly, if anything differs. membership: None keeps the one that there
+        is, among the same ranks with the same plan. goes_on: passes that have begun do."""
+        old, before = self.assembly, self.order
+        is_same = old is not None and settings == before.settings
+        is_same = is_same and membership is None and options.world == self.options.world
+        if is_same and options == self.options and lane_order == before.lane_order:
+            return
+        if is_same and old is not None:
+            membership = old.membership
+        assembly = build(
+            self._dataset,
+            options,
+            self._position,
+            settings=settings,
+            lane_order=lane_order,
+            membership=membership,
+        )
+        assembly.order.walk.learn(before.walk)
+        if old is not None:
+            assembly.road.bad_count.take_over(old.road.bad_count)
+        self.stop()
+        self.options = options
+        self._install(assembly)
+        if not is_same:
+            self._is_agreed, self._agreements = False, 0
+        if not goes_on:
             self._position.end_passes()
 
     def _install(self, assembly: Assembly) -> None:
@@ -185,10 +240,19 @@ class NativeSetup:
         self._finalizer = weakref.finalize(self, assembly.feed.close)
         self._finalizer.atexit = False  # the feed has a hook of its own, in the right order
 
-    def _settle(self, state: LoaderState) -> None:
+    def _settle(self, state: LoaderState, *, is_new: bool = True) -> None:
+        """Go to the place of a state. is_new: all ranks do so now."""
         self.order.walk.know(state.cursor, state.step)
         self._position.settle(self.order.walk)
-        self.ready.road.bad_count.restore(state.bad)
+        if is_new:
+            self.ready.road.bad_count.restore(state.bad)
+
+
+def _lane_order_of(state: LoaderState | None) -> LaneOrder | None:
+    """The order of lanes that a state has; None is the identity. Raises ResumeError."""
+    if state is None or state.lane_order is None:
+        return None
+    return LaneOrder.parse(state.lane_order, lanes=state.plan.lanes)
 
 
 def _moved(state: LoaderState, cursor: Cursor) -> LoaderState:

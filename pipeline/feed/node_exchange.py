@@ -1,9 +1,9 @@
 """How the ranks of a job learn who the nodes are, and one answer that all of them go by.
 
-Every rank says its word through the job's store; rank 0 waits for all of them, makes one answer of
-that and publishes it once; all go by what is published. Nobody goes on alone: a rank that went its
-own way after a while would read other samples than the rest think. So a rank that doesn't come is
-an error on all of them, which names it.
+Every process says its word through the job's store; rank 0 waits for all of them, makes one answer
+of that and publishes it once; all go by what is published. Nobody goes on alone: a rank that went
+its own way after a while would read other samples than the rest think. So a rank that doesn't come
+is an error on all of them, which names it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import JobStoreError, PenstockError, PlanError, StalledError
-from penstock.pipeline.plan.nodes import Nodes, RankWord
+from penstock.pipeline.plan.nodes import Nodes, Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -53,23 +53,24 @@ class Answer:
 def exchange(
     store: JobStore,
     world: World,
-    word: RankWord,
+    word: Word,
     *,
     groups: int,
     decide: Callable[[Nodes | None], dict[str, Any]],
     timeout_s: float = EXCHANGE_TIMEOUT_S,
 ) -> Answer:
-    """Say this rank's word, and wait for the answer.
+    """Say this process's word, and wait for the answer. Ranks in messages are processes, which are
+    more where several share one.
 
     store: for this one exchange. groups: of lanes. decide: called on rank 0 alone.
 
     Raises StalledError on each rank that waits where some don't come within the time limit, naming
     them; JobStoreError where the store doesn't answer; PlanError for a word that can't be read.
     """
-    store.tell(_word(world.rank), word.text())
-    if store.add("came", 1) == world.size:
+    store.tell(_word(world.process), word.text())
+    if store.add("came", 1) == world.processes:
         store.tell(_ALL, "1")
-    if world.rank == 0:
+    if world.process == 0:
         store.first(_ANSWER, _answer(store, world, groups, decide, timeout_s=timeout_s))
     elif not _wait(store, _ANSWER, world, timeout_s=timeout_s + _ANSWER_SPARE_S):
         missing = _missing(store, world)
@@ -98,13 +99,25 @@ def _answer(
         missing = _missing(store, world)
         if missing:
             return json.dumps({"missing": missing})
-    texts = store.all_heard([_word(rank) for rank in range(world.size)])
+    texts = store.all_heard([_word(process) for process in range(world.processes)])
     try:
-        words = [RankWord.parse(text, groups=groups) for text in texts]
-        nodes = Nodes.of_words(words, groups=groups)
+        words = [Word.parse(text, groups=groups) for text in texts]
+        _check_alike(words)
+        nodes = Nodes.of_words(words, size=world.size, groups=groups)
         return json.dumps({"nodes": nodes and nodes.to_dict(), "decision": decide(nodes)})
     except PenstockError as error:  # told to all, and raised on all
         return json.dumps({"failed": str(error)})
+
+
+def _check_alike(words: Sequence[Word]) -> None:
+    """Raise PlanError unless all go on from the same place with the same order."""
+    for word in words:
+        if word.goes_on != words[0].goes_on:
+            others = [n for n, other in enumerate(words) if other.goes_on == word.goes_on]
+            raise PlanError(
+                f"{ranks_words(others).capitalize()} would go on from {word.goes_on}, rank 0 from "
+                f"{words[0].goes_on}: load the same state on every rank."
+            )
 
 
 def _wait(store: JobStore, key: str, world: World, *, timeout_s: float) -> bool:
@@ -116,7 +129,7 @@ def _wait(store: JobStore, key: str, world: World, *, timeout_s: float) -> bool:
         missing = _missing(store, world)
         log.warning(
             "rank %d has waited %.0f s for %s to begin a pass; it waits %.0f s more",
-            world.rank,
+            world.process,
             first_s,
             ranks_words(missing) if missing else "rank 0 to decide who reads what, and not",
             timeout_s - first_s,
@@ -125,17 +138,17 @@ def _wait(store: JobStore, key: str, world: World, *, timeout_s: float) -> bool:
 
 
 def _missing(store: JobStore, world: World) -> list[int]:
-    return [rank for rank in range(world.size) if store.heard(_word(rank)) is None]
+    return [rank for rank in range(world.processes) if store.heard(_word(rank)) is None]
 
 
-def _word(rank: int) -> str:
-    return f"word-{rank}"
+def _word(process: int) -> str:
+    return f"word-{process}"
 
 
 def _stalled(world: World, missing: Sequence[int], *, timeout_s: float) -> StalledError:
     return StalledError(
-        f"Rank {world.rank} of {world.size} waited {timeout_s:.0f} s for {ranks_words(missing)} to "
-        f"begin the first pass over this loader. {_REMEDY}"
+        f"Rank {world.process} of {world.processes} waited {timeout_s:.0f} s for "
+        f"{ranks_words(missing)} to begin the first pass over this loader. {_REMEDY}"
     )
 
 

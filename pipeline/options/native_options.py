@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         PenstockOptions,
         PlanOptions,
         ResidentMode,
+        SlotsMode,
     )
     from penstock.pipeline.options.seed import LoaderSeed
     from penstock.pipeline.options.torch_options import TorchOptions
@@ -47,6 +48,7 @@ class NativeOptions:
     samples together. resident: whether decoded images stay in memory. pin_memory: of what is
     handed out on the CPU. as_dict: batches are dicts by field, not tuples. batch_tokens: of a
     rank's batch at most, whose samples then vary in number, and sizes mean nothing; else None.
+    slots: whether who reads what follows what the nodes' caches hold.
     """
 
     world: World
@@ -70,6 +72,7 @@ class NativeOptions:
     pin_memory: bool = False
     as_dict: bool = False
     batch_tokens: int | Mapping[str, int] | None = None
+    slots: SlotsMode = "data"
 
     @classmethod
     def of(
@@ -114,6 +117,7 @@ class NativeOptions:
             pin_memory=bool(torch_options.pin_memory),
             as_dict=own.as_dict,
             batch_tokens=own.batch_tokens,
+            slots=own.slots,
         )
 
     def resumed(self, state: LoaderState, *, warns: bool = True) -> NativeOptions:

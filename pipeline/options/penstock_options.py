@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options.sizes import GlobalBatch
 
 ResidentMode = bool | Literal["auto"]
+SlotsMode = Literal["data", "rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +92,12 @@ class PenstockOptions:
     resident: ResidentMode = False
     as_dict: bool = False
     batch_tokens: int | Mapping[str, int] | None = None
+    slots: SlotsMode = "data"
 
     def __post_init__(self) -> None:
         check_tokens(self.batch_tokens)
         check_choice("pad", self.pad, (None, "mask"))
+        check_choice("slots", self.slots, get_args(SlotsMode))
         check_choice("read", self.read, get_args(ReadMode))
         check_resident(self.resident)
         if self.max_bad is not None:
@@ -114,6 +117,7 @@ class PenstockOptions:
                 "resident=True": self.resident is True,
                 "as_dict=True": self.as_dict is True,
                 "batch_tokens": self.batch_tokens is not None,
+                'slots="rank"': self.slots != "data",
                 "global_batch_size= by samples": isinstance(self.global_batch_size, Mapping),
             }
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from penstock.cache.errors import JobStoreError, PlanError, StalledError
 from penstock.cache.job_store import JobStore
 from penstock.pipeline.feed.node_exchange import exchange, ranks_words
-from penstock.pipeline.plan.nodes import Nodes, RankWord
+from penstock.pipeline.plan.nodes import Nodes, Word
 from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
@@ -26,13 +27,13 @@ def hash_store() -> JobStore:
     return JobStore(dist.HashStore())  # type: ignore[attr-defined]
 
 
-def word(cache: str, held: Sequence[int] | None = None, about: str = "") -> RankWord:
+def word(cache: str, held: Sequence[int] | None = None, about: str = "", **more: Any) -> Word:
     array = None if held is None else np.array(held, dtype=np.int64)
-    return RankWord(cache=cache, held=array, about=about)
+    return Word(**{"rank": 0, "cache": cache, "held": array, "about": about, **more})
 
 
 def meet(
-    words: dict[int, RankWord],
+    words: dict[int, Word],
     size: int,
     *,
     store: JobStore | None = None,
@@ -47,7 +48,7 @@ def meet(
             return exchange(
                 store,
                 World(rank, size),
-                words[rank],
+                replace(words[rank], rank=rank),
                 groups=GROUPS,
                 decide=decide,
                 timeout_s=timeout_s,
@@ -75,19 +76,35 @@ def test_all_ranks_get_what_rank_0_decides_once() -> None:
     }
     found = meet(words, 5, decide=decide)
     assert len(asked) == 1
-    for rank, answer in found.items():
+    for answer in found.values():
         assert answer.decision == {"text": "x"}
         nodes = answer.nodes
-        assert nodes.first_ranks == (0, 2, 4)
+        assert nodes.ranks == ((0, 2), (2, 4), (4, 5))
         assert nodes.about == ("at a", "at b", "")
         assert nodes.held.tolist() == [[1, 2, 0, 0], [0, 0, 3, 2**40], [0, 0, 0, 0]]
-        assert nodes.node_of(rank) == rank // 2
-    assert [nodes.ranks_of(node) for node in range(3)] == [(0, 2), (2, 4), (4, 5)]
 
 
 def test_ranks_that_are_dealt_round_over_the_nodes_have_no_nodes_in_a_row() -> None:
     found = meet({rank: word("ab"[rank % 2], [1] * GROUPS) for rank in range(4)}, 4)
     assert all(answer.nodes is None for answer in found.values())
+
+
+def test_nodes_of_a_split_model_that_read_the_same_are_one_share() -> None:
+    words = [word(cache, [n] * GROUPS, rank=n // 4) for n, cache in enumerate("aabbccdd")]
+    nodes = Nodes.of_words(words, size=2, groups=GROUPS)
+    assert nodes is not None
+    assert nodes.ranks == ((0, 1), (0, 1), (1, 2), (1, 2))
+    firsts, held = nodes.shares()
+    assert firsts == (0, 1)
+    assert held[:, 0].tolist() == [1 + 3, 5 + 7]
+
+
+def test_ranks_that_go_on_from_elsewhere_are_named_on_each_rank() -> None:
+    words = {rank: word("a", goes_on="step 7") for rank in range(4)}
+    words[2] = words[3] = word("b", goes_on="step 0")
+    for error in meet(words, 4).values():
+        assert isinstance(error, PlanError)
+        assert "Ranks 2 to 3 would go on from step 0, rank 0 from step 7" in str(error)
 
 
 def test_who_does_not_come_is_named_on_each_rank_and_late_ones_hear_it_too() -> None:
@@ -129,33 +146,30 @@ def test_a_store_that_is_gone_is_an_error_and_no_order_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{}", '{"cache": "a", "held": "AAAA", "about": ""}', "x" * 99]
+    "text",
+    ["", "[]", "{}", '{"rank": 0, "cache": "a", "goes_on": "", "held": "AAAA", "about": ""}'],
 )
 def test_a_word_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
-        RankWord.parse(text, groups=GROUPS)
+        Word.parse(text, groups=GROUPS)
     with pytest.raises(PlanError):
-        Nodes.from_dict({"first": [0], "held": [text]}, groups=GROUPS)
+        Nodes.from_dict({"ranks": [[0, 1]], "held": [text]}, groups=GROUPS)
 
 
 def test_a_word_of_another_number_of_groups_is_refused() -> None:
     text = word("a", [1, 2, 3]).text()
     with pytest.raises(PlanError, match="3 groups"):
-        RankWord.parse(text, groups=GROUPS)
+        Word.parse(text, groups=GROUPS)
 
 
 def test_words_are_short() -> None:
     """A node of 512 that holds its part of 2,048 groups."""
     held = np.zeros(2048, dtype=np.int64)
     held[100:104] = 2**36 + np.arange(4)
-    assert len(RankWord(cache="x" * 40, held=held, about="").text()) < 300
-    nodes = Nodes(
-        first_ranks=tuple(range(0, 4096, 8)),
-        ranks=4096,
-        held=np.zeros((512, 4), dtype=np.int64),
-        about=("",) * 512,
-    )
-    assert len(json.dumps(nodes.to_dict())) < 8000
+    assert len(Word(rank=0, cache="x" * 40, held=held).text()) < 300
+    ranks = tuple((first, first + 8) for first in range(0, 4096, 8))
+    nodes = Nodes(ranks=ranks, held=np.zeros((512, 4), dtype=np.int64), about=("",) * 512)
+    assert len(json.dumps(nodes.to_dict())) < 16_000
 
 
 def test_ranks_are_listed_in_runs() -> None:

@@ -1,0 +1,141 @@
+"""Which rank reads which lanes: decided by what the nodes' caches hold, once for all ranks.
+
+The first process of each node says how much of each group of lanes its cache holds. Rank 0 takes
+the order of lanes by which the nodes have most of what they will read; if nothing is gained by
+another, the one that the job has. What is in a global batch stays the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from penstock.cache.base.sizes import format_size
+from penstock.cache.disk.layout import boot_id
+from penstock.cache.errors import PlanError
+from penstock.pipeline.feed.node_exchange import EXCHANGE_TIMEOUT_S, exchange
+from penstock.pipeline.plan.held_lanes import held_bytes_of_lanes
+from penstock.pipeline.plan.lane_choice import choose_lane_order
+from penstock.pipeline.plan.lane_order import LaneGroups, LaneOrder
+from penstock.pipeline.plan.nodes import Word
+from penstock.pipeline.plan.settings import make_plan
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.cache.job_store import JobStore
+    from penstock.pipeline.options.native_options import NativeOptions
+    from penstock.pipeline.plan.job_order import JobOrder
+    from penstock.pipeline.plan.nodes import Nodes
+    from penstock.pipeline.plan.steps import Cursor
+
+    Ints = NDArray[np.int64]
+
+log = logging.getLogger("penstock")
+
+
+def agreed_lane_order(
+    store: JobStore, order: JobOrder, options: NativeOptions, at: Cursor, *, about: str = ""
+) -> tuple[LaneOrder | None, Nodes | None]:
+    """The order of lanes that all ranks go by, None for the identity, and the job's nodes.
+
+    store: for this one agreement. order: with the last order of lanes. at: where the job goes on;
+    both the same on every rank. about: what this node says of itself. Raises what `exchange`
+    raises.
+    """
+    world, lanes, last = options.world, order.settings.lanes, order.lane_order
+    remote = order.source.remote_shards
+    word = Word(
+        rank=world.rank,
+        cache=_cache_name(() if remote is None else remote.caches, world.process),
+        goes_on=_goes_on(order, at),
+        held=held_of_groups(order, at.epoch) if world.is_first_on_node else None,
+        about=about,
+    )
+    answer = exchange(
+        store,
+        world,
+        word,
+        groups=len(LaneGroups(lanes)),
+        decide=lambda nodes: _decide(nodes, last, ranks=world.size, lanes=lanes),
+        timeout_s=options.timeout_s or EXCHANGE_TIMEOUT_S,
+    )
+    told = answer.decision
+    try:
+        decided = LaneOrder.parse(told["lane_order"], lanes=lanes)
+        held, before = int(told["held"]), int(told["before"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise PlanError(f"What rank 0 told of the order of lanes can't be read: {error}") from None
+    if world.is_first_on_node:
+        _say(decided, last, held_bytes=held, before_bytes=before)
+    return None if decided.is_identity else decided, answer.nodes
+
+
+def held_of_groups(order: JobOrder, epoch: int) -> Ints:
+    """Bytes of each group of lanes that this node's caches hold, int64, shape (groups,)."""
+    remote, contents = order.source.remote_shards, order.source.contents
+    held = contents.shard_bytes * 0
+    if remote is not None:
+        held = (contents.shard_bytes * remote.held_shares()).astype(held.dtype)
+    return held_bytes_of_lanes(make_plan(contents, order.settings), epoch, held)
+
+
+def _decide(
+    nodes: Nodes | None, last: LaneOrder | None, *, ranks: int, lanes: int
+) -> dict[str, Any]:
+    """What rank 0 publishes: the order, and the bytes that nodes hold of what they read, with it
+    and with the last one."""
+    if nodes is None:
+        log.info("nodes' ranks aren't numbered in a row, so the order of lanes stays")
+        stays = last or LaneOrder(tuple(range(lanes)))
+        return {"lane_order": stays.text, "held": 0, "before": 0}
+    firsts, held = nodes.shares()
+    counts = [end - first for first, end in zip(firsts, (*firsts[1:], ranks), strict=True)]
+    choice = choose_lane_order(held, nodes=counts, last=last, lanes=lanes)
+    return {"lane_order": choice.order.text, "held": choice.chosen, "before": choice.last}
+
+
+def _say(decided: LaneOrder, last: LaneOrder | None, *, held_bytes: int, before_bytes: int) -> None:
+    """Say, once a node, that ranks read other slots than their numbers say."""
+    if decided.is_identity and last is None:
+        return
+    stays = decided == last or (last is None and decided.is_identity)
+    log.info(
+        "slots follow the data: %s; nodes hold %s of what they read, %s. Global batches stay the "
+        "same; which rank has which part of them differs, and so may sums of floats",
+        "the order of lanes that the job had stays" if stays else "another order of lanes is taken",
+        format_size(held_bytes),
+        "as before" if stays else f"where it would be {format_size(before_bytes)}",
+    )
+
+
+def _goes_on(order: JobOrder, at: Cursor) -> str:
+    """From where and how this rank goes on, for people and for comparing."""
+    last = order.lane_order
+    lanes = (
+        hashlib.sha256(last.text.encode()).hexdigest()[:12] if last is not None else "as numbered"
+    )
+    coming = order.walk.schedule.entries[order.walk.schedule.history :]
+    return (
+        f"epoch {at.epoch}, position {at.position} with global batches of "
+        f"{', '.join(str(size) for _, size in coming[:4])} (order of lanes {lanes})"
+    )
+
+
+def _cache_name(caches: Sequence[DiskCache], process: int) -> str:
+    """What names the folders of caches, the same for all processes that share them, in a short
+    text; a process that has none is a node of its own."""
+    places = []
+    for cache in caches:
+        if cache.can_be_used:
+            found = os.stat(cache.path)
+            places.append(f"{found.st_dev}:{found.st_ino}")
+    if not places:
+        return f"process {process}"
+    return hashlib.sha256(f"{boot_id()} {sorted(places)}".encode()).hexdigest()[:24]

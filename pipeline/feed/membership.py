@@ -1,0 +1,108 @@
+"""The ranks that a loader belongs to: who they are, whether they agree, and who reads what.
+
+A membership begins with a loader, and anew with `rejoin`. Its ranks compare what they were made
+with at once, without waiting; they wait for one another only where slots follow the data, when a
+pass begins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.cache.errors import PenstockError
+from penstock.pipeline.feed.agreement import Agreement, LoaderFacts, check_same_plan, join
+
+if TYPE_CHECKING:
+    from penstock.cache.job_store import JobStore
+    from penstock.pipeline.options.native_options import NativeOptions
+    from penstock.pipeline.plan.job_order import JobOrder
+    from penstock.pipeline.plan.lane_order import LaneOrder
+    from penstock.pipeline.plan.steps import Cursor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Membership:
+    """A loader's place among the ranks of its job.
+
+    follows_data: whether its ranks decide by what their caches hold which of them reads what; the
+    same on all of them.
+    """
+
+    agreement: Agreement
+    follows_data: bool
+
+    def lane_order(
+        self, order: JobOrder, options: NativeOptions, at: Cursor, *, number: int
+    ) -> LaneOrder | None:
+        """The order of lanes that all its ranks go by; None for the identity. Waits for them.
+
+        order: with the last one. at: where they go on. number: of such decisions in this
+        membership. Raises what `exchange` raises, and then the other ranks stop too.
+        """
+        from penstock.pipeline.feed.lane_agreement import (
+            agreed_lane_order,  # others need none of it
+        )
+
+        store = self.agreement.store
+        if store is None:  # nobody can be asked any more, which was said
+            return order.lane_order
+        try:
+            return agreed_lane_order(store.under(f"lanes-{number}"), order, options, at)[0]
+        except PenstockError as error:
+            self.agreement.fail(f"{type(error).__name__}: {error}")
+            raise
+
+
+def alone(options: NativeOptions) -> Membership:
+    """The membership of a rank that can't reach the others, or has none."""
+    world = options.world
+    return Membership(agreement=Agreement(rank=world.rank, size=world.size), follows_data=False)
+
+
+def join_ranks(
+    order: JobOrder,
+    options: NativeOptions,
+    *,
+    plan: str,
+    store: JobStore | None = None,
+    at: str = "",
+) -> Membership:
+    """Speak for this rank's loader, and compare it with the others'. Waits for nobody.
+
+    plan: the order's fingerprint. store: of a membership of its own; None is the process group's.
+    at: where the loader goes on with others. Raises PlanError where they differ.
+    """
+    world, contents = options.world, order.source.contents
+    if store is None and not options.agrees:
+        return alone(options)
+    agreement = join(
+        dataset=contents.fingerprint,
+        shuffle=order.settings.shuffle,
+        world=world,
+        store=store,
+    )
+    facts = LoaderFacts(
+        dataset=contents.fingerprint,
+        samples=contents.samples,
+        seed=order.settings.seed,
+        plan=plan,
+        size=world.size,
+        at=at,
+    )
+    follows = check_same_plan(agreement, facts, follows_data=_follows_data(order, options))
+    return Membership(agreement=agreement, follows_data=follows)
+
+
+def _follows_data(order: JobOrder, options: NativeOptions) -> bool:
+    """Whether it matters who reads what: on several nodes with caches that stay. As far as this
+    rank knows."""
+    world, remote, settings = options.world, order.source.remote_shards, order.settings
+    return (
+        options.slots == "data"
+        and settings.shuffle
+        and settings.lanes > 1
+        and world.nodes > 1
+        and remote is not None
+        and any(not cache.is_temporary for cache in remote.caches)
+    )

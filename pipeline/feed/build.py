@@ -100,13 +100,7 @@ def build(
     if prefetch is not None:
         meter.remote = prefetch.facts
     _watch_chunks(meter, dataset, options, order)
-    scale = ReadScale.of(
-        dataset,
-        options,
-        fields=mapped.reads,
-        are_slow=road.reader.payloads.are_slow,
-        is_plain=not road.graphs and mapper is None,
-    )
+    scale = _read_scale(dataset, options, mapped, road, mapper)
     map_threads = mapper.threads if mapper is not None else 0
     units_threads = scale.threads if dataset.contents.units is not None else 0
     # Without images nothing is in DALI: one batch waits there, the others where they are counted.
@@ -125,6 +119,22 @@ def build(
     )
     return Assembly(
         order=order, fingerprint=fingerprint, membership=membership, feed=feed, road=road
+    )
+
+
+def _read_scale(
+    dataset: Source,
+    options: NativeOptions,
+    mapped: MappedFields,
+    road: Road,
+    mapper: Mapper | None,
+) -> ReadScale:
+    return ReadScale.of(
+        dataset,
+        options,
+        fields=mapped.reads,
+        are_slow=road.reader.payloads.are_slow,
+        is_plain=not road.graphs and mapper is None,
     )
 
 

@@ -69,11 +69,6 @@ class Agreement:
         return self._store is not None
 
     @property
-    def store(self) -> JobStore | None:
-        """This loader's part of the job's store; None where nobody answers."""
-        return self._store
-
-    @property
     def whole_store(self) -> JobStore | None:
         """The job's store; None where nobody answers, as far as is known."""
         return None if self._store is None else self._whole

@@ -17,7 +17,10 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 SOURCES: dict[str, list[Path]] = {}
 for _path in all_sources():
     SOURCES.setdefault(_path.name, []).append(_path)
-TOPS = ("augment", "benchmarks", "cache", "docs", "penstock", "pipeline", "readers", "tests")
+TOPS = (
+    *("augment", "benchmarks", "cache", "docs", "examples"),
+    *("penstock", "pipeline", "readers", "tests"),
+)
 
 
 def named(document: Path) -> list[str]:

@@ -1,0 +1,131 @@
+"""The launch recipes in examples/ run as they stand, as far as one machine can tell."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from penstock.pipeline.cli.main import app
+from tests.watchdog import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
+SCRIPTS = sorted([*EXAMPLES.glob("*.sh"), *EXAMPLES.glob("*.sbatch")])
+LAUNCHED = [*SCRIPTS, EXAMPLES / "kubernetes.yaml"]
+
+
+def commands(path: Path, name: str) -> list[list[str]]:
+    """The words of each command of a name in a script, or in a manifest's arguments."""
+    text = "\n".join(
+        line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")
+    )
+    if path.suffix == ".yaml":
+        yaml = pytest.importorskip("yaml")
+        found = [
+            one
+            for document in yaml.safe_load_all(text)
+            if document["kind"] == "Job"
+            for kind in ("initContainers", "containers")
+            for container in document["spec"]["template"]["spec"][kind]
+            for one in container["args"]
+        ]
+        text = "\n".join(found)
+    text = text.replace("\\\n", " ").replace("'", " ")
+    lines = [line for line in text.splitlines() if re.search(rf"\b{name}\b", line)]
+    return [shlex.split(line[re.search(rf"\b{name}\b", line).end() :]) for line in lines]  # type: ignore[union-attr]
+
+
+def flags(words: list[str]) -> set[str]:
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_shell_scripts_are_shell(path: Path) -> None:
+    subprocess.run(["bash", "-n", path], check=True, timeout=PATIENCE_S)
+    assert "set -euo pipefail" in path.read_text()
+
+
+@pytest.mark.parametrize("path", LAUNCHED, ids=lambda path: path.name)
+def test_their_flags_are_ours(path: Path) -> None:
+    warm: Any = typer.main.get_command(app)
+    warm = warm.commands["warm"]
+    known = {option for one in warm.params for option in one.opts}
+    calls = commands(path, "penstock warm")
+    assert calls
+    for words in calls:
+        assert flags(words) <= known
+        assert {"--cache", "--seed", "--global-batch-size"} <= flags(words)
+    from torch.distributed.run import get_args_parser
+
+    torchrun = {option for action in get_args_parser()._actions for option in action.option_strings}
+    train = set(re.findall(r'add_argument\("(--[\w-]+)"', (EXAMPLES / "train.py").read_text()))
+    calls = commands(path, "torchrun")
+    assert calls
+    for words in calls:
+        script = next(i for i, word in enumerate(words) if word.endswith("train.py"))
+        assert flags(words[:script]) <= torchrun
+        assert "--node-rank" in flags(words[:script])
+        assert flags(words[script:]) <= train
+
+
+def test_the_manifest_is_one_of_kubernetes() -> None:
+    yaml = pytest.importorskip("yaml")
+    documents = list(yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()))
+    service, job = documents
+    spec, pod = job["spec"], job["spec"]["template"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"]
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
+    volumes = {one["name"] for one in pod["volumes"]}
+    for container in (*pod["initContainers"], *pod["containers"]):
+        told = {one["name"]: one["value"] for one in container["env"]}
+        assert told["NODES"] == str(spec["completions"])
+        assert {one["name"] for one in container["volumeMounts"]} <= volumes
+        used = set(re.findall(r"\$\(?\(?([A-Z_]+)", " ".join(container["args"])))
+        assert used <= {*told, "JOB_COMPLETION_INDEX"}
+
+
+def test_the_manifest_fits_the_api_s_schema() -> None:
+    validate = pytest.importorskip("kubernetes_validate")
+    yaml = pytest.importorskip("yaml")
+    for document in yaml.safe_load_all((EXAMPLES / "kubernetes.yaml").read_text()):
+        validate.validate(document, validate.latest_version(), strict=True)
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_scripts_say_how_they_are_started(path: Path) -> None:
+    text = path.read_text()
+    compile(text, str(path), "exec")
+    assert f"python examples/{path.name}" in text.split('"""')[1]
+
+
+def test_training_goes_on_with_other_ranks(pack: Path, tmp_path: Path) -> None:
+    """Two processes under torchrun stop in an epoch; one goes on behind their checkpoint."""
+    train = [
+        *(str(EXAMPLES / "train.py"), str(pack), "--val", str(pack), "--size", "32"),
+        *("--global-batch-size", "40", "--checkpoint", str(tmp_path / "state.pt")),
+    ]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    told = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    kept = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}
+
+    def run(command: list[str]) -> str:
+        done = subprocess.run(
+            command, env={**kept, **told}, capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run([*launcher, *train, "--stop-after", "2"])
+    out = run([sys.executable, *train, "--epochs", "1"])
+    assert "epoch 0: 3 steps" in out  # 203 samples are 5 steps of 40
+    assert "accuracy" in out

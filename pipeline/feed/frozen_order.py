@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockWarning, PlanError
-from penstock.pipeline.plan.advice import advice
+from penstock.pipeline.plan.advice import advice, uneven_words
 from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.job_order import JobOrder, buckets_of
 from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
@@ -114,5 +114,6 @@ def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
         nodes=world.nodes,
         chosen=options.plan.lanes is None,
     )
-    for one in words:
+    uneven = uneven_words(order.walk.schedule, lanes=order.settings.lanes, nodes=world.nodes)
+    for one in [*words, *([uneven] if uneven else ())]:
         warnings.warn(one, PenstockWarning, stacklevel=4)

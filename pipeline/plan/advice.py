@@ -6,9 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.pipeline.plan.lanes import lanes_of_slots
 from penstock.pipeline.plan.order import default_lanes, default_window, label_spread, most_lanes
 
 if TYPE_CHECKING:
+    from penstock.pipeline.plan.batch_schedule import BatchSchedule
     from penstock.pipeline.plan.job_plan import JobPlan
 
 # Per-batch label counts vary this much more than in a full shuffle before we speak of it: below
@@ -105,6 +107,31 @@ def advice(
         if spread > LOPSIDED_SPREAD:
             words.append(lopsided_words(icc, mixed=mixed, shards=shards, spread=spread))
     return words
+
+
+def uneven_words(schedule: BatchSchedule, *, lanes: int, nodes: int) -> str | None:
+    """A warning for batches that grow to what the lanes don't divide; None where that costs little.
+
+    A node's slots then reach into its neighbours' lanes, a few samples of each batch, and it
+    fetches those lanes' shards for them.
+    """
+    for first, size in schedule.entries[schedule.history + 1 :]:
+        if nodes < 2 or size % lanes == 0 or size < nodes:
+            continue
+        cuts = [
+            lanes_of_slots(n * size // nodes, (n + 1) * size // nodes, count=size, lanes=lanes)
+            for n in range(nodes)
+        ]
+        readers = sum(end - begin for begin, end in cuts) / lanes
+        least = readers_per_shard(lanes, nodes)
+        if readers > MANY_READERS * least:
+            better = max(1, round(size / lanes)) * lanes
+            return (
+                f"global_batch_size: the {size:,} samples from sample {first:,} on aren't a "
+                f"multiple of the job's {lanes} lanes, and each shard is then read by "
+                f"{readers:.1f} of the {nodes} nodes, with {better:,} by {least:.1f}. Pass that."
+            )
+    return None
 
 
 def few_lanes_words(here: BatchCost, there: BatchCost, *, nodes: int) -> str:

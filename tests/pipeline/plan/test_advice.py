@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,10 +16,18 @@ from hypothesis import strategies as st
 
 from penstock.cache.errors import PenstockWarning
 from penstock.pipeline import DataLoader, World
-from penstock.pipeline.plan.advice import advice, better_batch, readers_per_shard, usual_spreads
+from penstock.pipeline.plan.advice import (
+    advice,
+    better_batch,
+    readers_per_shard,
+    uneven_words,
+    usual_spreads,
+)
+from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window, most_lanes
 from penstock.readers import Dataset, pack
 from tests.images import jpeg
+from tests.sources import Values
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,6 +154,21 @@ def test_the_loader_names_a_better_batch(sorted_folder: Path, tmp_path: Path) ->
         DataLoader(dataset, global_batch_size=37, world=one_node, **options).close()
         loader = DataLoader(dataset, global_batch_size=37, world=World(0, 4), lanes=1, **options)
         loader.close()
+
+
+def test_batches_that_grow_past_the_lanes_are_named() -> None:
+    schedule = BatchSchedule.of({0: 8192, 10**6: 16384, 5 * 10**7: 16000})
+    words = uneven_words(schedule, lanes=1024, nodes=32)
+    assert words is not None
+    assert (
+        "the 16,000 samples from sample 50,000,000 on aren't a multiple of the job's 1024" in words
+    )
+    assert "read by 1.5 of the 32 nodes, with 16,384 by 1.0" in words
+    assert uneven_words(schedule, lanes=1024, nodes=1) is None
+    assert uneven_words(BatchSchedule.of({0: 8192, 9: 12288}), lanes=1024, nodes=32) is None
+    loader = partial(DataLoader, Values([9] * 64), world=World(0, 4), drop_last=True)
+    with pytest.warns(PenstockWarning, match="the 36 samples from sample 200 on aren't a multiple"):
+        loader(global_batch_size={0: 32, 200: 36}, shuffle=True, seed=1, lanes=16).close()
 
 
 def test_pack_and_inspect_warn(sorted_folder: Path, tmp_path: Path) -> None:

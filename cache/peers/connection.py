@@ -1,8 +1,8 @@
 """One connection to the server: requests one behind another, each with limits in bytes and time.
 
-What of an answer fits into the socket at once is sent at once, with sendfile; the rest, what the
-disk has to bring, and all that is encrypted, by a task. Nothing is read ahead of a request that is
-being answered, and of a body only a small part is ever in memory.
+Plain bodies go from the file to the socket with sendfile, as much as the socket takes at once; what
+the disk has to bring, and all that is encrypted, is sent by a task. Nothing is read ahead of a
+request that is being answered, and of a body only a small part is ever in memory.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import socket
 from typing import TYPE_CHECKING, Any, cast
 
 from penstock.cache.peers.answers import add_crc, is_quick
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _STEP = 2**20
 _TLS_STEP, _SMALL_TLS_STEP = 2**18, 2**15
-_MANY = 32
+_MANY = 8
 """So many connections with encrypted bodies under way are served in smaller steps: what waits to be
 sent is memory."""
 _TLS_SHUTDOWN_S = 1.0
@@ -73,6 +74,38 @@ class Office:
         await done
 
 
+class PlainBody:
+    """A part of a file on its way through a socket that has nothing else to send. at: bytes sent.
+
+    Raises OSError, EOFError.
+    """
+
+    def __init__(self, reply: Reply, raw: socket.socket) -> None:
+        assert reply.file is not None
+        self.reply, self._file, self._raw = reply, reply.file, raw
+        self._head = memoryview(reply.head())
+        self.at = 0
+
+    def is_at_hand(self) -> bool:
+        """Whether the next part needn't wait for the disk."""
+        first = self.reply.span[0] + self.at
+        return self._file.is_in_memory(first, min(first + _STEP, self.reply.span[1]))
+
+    def send(self) -> bool:
+        """Send what the socket takes, of a long body a part; whether all is sent."""
+        with contextlib.suppress(BlockingIOError):
+            if self._head:
+                self._head = self._head[self._raw.send(self._head, socket.MSG_MORE) :]
+            if not self._head:
+                start, end = self.reply.span
+                size_bytes = min(_STEP, end - start - self.at)
+                sent = os.sendfile(self._raw.fileno(), self._file.fd, start + self.at, size_bytes)
+                if not sent:
+                    raise EOFError("the file is shorter than it was")
+                self.at += sent
+        return self.at == self.reply.length
+
+
 class Connection(asyncio.Protocol):
     """A Connection answers what comes on one socket."""
 
@@ -87,6 +120,8 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
+        self._raw: socket.socket | None = None  # the same socket, past the transport
+        self._body: PlainBody | None = None
         self.address = ""
 
     # -- what the loop tells
@@ -101,6 +136,7 @@ class Connection(asyncio.Protocol):
         self._wait(self._limits.head_s)
         if self._office.tls is None:
             self._transport = plain
+            self._raw = socket.socket(fileno=os.dup(plain.get_extra_info("socket").fileno()))
         else:
             plain.pause_reading()
             self._task = self._loop.create_task(self._secure(plain, self._office.tls))
@@ -122,6 +158,7 @@ class Connection(asyncio.Protocol):
         if secured is None or secured.is_closing():
             self.abort()
             return
+        secured.set_write_buffer_limits(high=_SMALL_TLS_STEP)  # asyncio's is 512 KiB
         self._transport = secured
         self._task = None
         self._wait(self._limits.head_s)
@@ -150,6 +187,9 @@ class Connection(asyncio.Protocol):
             self._timer.cancel()
         if self._task is not None:
             self._task.cancel()
+        self._end_body()
+        if self._raw is not None:
+            self._raw.close()
 
     def abort(self) -> None:
         """End the connection at once."""
@@ -188,37 +228,68 @@ class Connection(asyncio.Protocol):
         elif not reply.keeps:
             self._office.refused(self.address)
         try:
-            if is_quick(reply):
-                add_crc(reply)
-                at = self._send_now(transport, reply)
-                if at == reply.length:
+            if not is_quick(reply):
+                self._begin_task(transport, reply, -1)
+                return
+            add_crc(reply)
+            if self._raw is None or reply.file is None or transport.get_write_buffer_size():
+                at = self._send_head(transport, reply)
+                if at < reply.length:
+                    self._begin_task(transport, reply, at)
+                else:
                     self._finish(transport, reply)
-                    return
-            else:
-                at = -1
+                return
+            body = PlainBody(reply, self._raw)
+            if body.send():
+                self._finish(transport, reply)
+                return
         except (OSError, EOFError):
             reply.close()
             self.abort()
             return
         transport.pause_reading()
+        self._body = body
+        self._wait(self._limits.write_s)
+        self._loop.add_writer(self._raw, self._send_on, transport, body)
+
+    def _send_on(self, transport: asyncio.Transport, body: PlainBody) -> None:
+        """The socket takes more of a plain body."""
+        before = body.at // _STEP
+        try:
+            if not body.is_at_hand():
+                self._end_body(keep=True)
+                self._begin_task(transport, body.reply, body.at)
+                return
+            is_sent = body.send()
+        except (OSError, EOFError):
+            self.abort()
+            return
+        if is_sent:
+            self._end_body(keep=True)
+            self._finish(transport, body.reply)
+        elif body.at // _STEP > before:
+            self._wait(self._limits.write_s)
+
+    def _end_body(self, *, keep: bool = False) -> None:
+        """Send no more of a plain body. keep: its file stays open."""
+        body, self._body = self._body, None
+        if body is not None:
+            assert self._raw is not None
+            self._loop.remove_writer(self._raw)
+            if not keep:
+                body.reply.close()
+
+    def _begin_task(self, transport: asyncio.Transport, reply: Reply, at: int) -> None:
+        transport.pause_reading()
+        if self._timer is not None:
+            self._timer.cancel()
         self._task = self._loop.create_task(self._send(transport, reply, at))
 
-    def _send_now(self, transport: asyncio.Transport, reply: Reply) -> int:
-        """Send the head, and of the body what the socket takes; returns how many bytes of it."""
-        small = reply.file is None and reply.length <= _SMALL_TLS_STEP
-        transport.write(reply.head() + reply.body if small else reply.head())
-        if small:
-            return reply.length
-        at = 0
-        if self._office.tls is None and reply.file is not None:
-            sock = transport.get_extra_info("socket").fileno()
-            start = reply.span[0]
-            while at < reply.length and not transport.get_write_buffer_size():
-                try:
-                    at += os.sendfile(sock, reply.file.fd, start + at, reply.length - at)
-                except BlockingIOError:
-                    break
-        return at
+    def _send_head(self, transport: asyncio.Transport, reply: Reply) -> int:
+        """Send the head, and a small body with it; returns how many bytes of the body."""
+        is_small = reply.file is None and reply.length <= _SMALL_TLS_STEP
+        transport.write(reply.head() + reply.body if is_small else reply.head())
+        return reply.length if is_small else 0
 
     def _finish(self, transport: asyncio.Transport, reply: Reply) -> None:
         reply.close()
@@ -240,7 +311,7 @@ class Connection(asyncio.Protocol):
         try:
             if at < 0:
                 await office.in_thread(lambda: add_crc(reply))
-                at = self._send_now(transport, reply)
+                at = self._send_head(transport, reply)
             while at < reply.length:
                 async with asyncio.timeout(self._limits.write_s):
                     at += await self._send_step(transport, reply, at)

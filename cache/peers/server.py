@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from asyncio.sslproto import SSLProtocol
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.base.folders import Folder
@@ -123,6 +124,8 @@ async def serve(spec: ServerSpec, name: str, tell: Callable[[dict[str, Any]], No
     _log.setLevel(logging.INFO)
     _log.propagate = False
     loop.set_exception_handler(_log_trouble)
+    # Each encrypted connection would have 256 KiB to read into, for requests of 300 bytes.
+    SSLProtocol.max_size = 2**14
     tls = None if spec.credentials is None else spec.credentials.server_context()
     doors = Doors(Limits())
     readers = Workers(_READERS, name="peer-read")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import os
 import socket
@@ -90,7 +91,7 @@ def read_answer(sock: socket.socket, left: bytes = b"") -> tuple[Answer, bytes]:
     return Answer(int(first.split()[1]), headers, data[:length]), data[length:]
 
 
-@dataclass
+@dataclass(eq=False)
 class Served:
     """A cache and its server, and one who knows the secret."""
 
@@ -104,6 +105,7 @@ class Served:
         host, _, port = self.server.address.rpartition(":")
         return host, int(port)
 
+    @functools.cache  # noqa: B019
     def client_context(self) -> ssl.SSLContext | None:
         credentials = credentials_of(self.peers, self.secret)
         return None if credentials is None else credentials.client_context()

@@ -1,0 +1,257 @@
+"""`python -m benchmarks.peers`: what it costs that nodes serve one another.
+
+CPU-seconds a GB of the process that asks and of the one that serves, over loopback, plain and TLS,
+for ranges of 16 MiB, 1 MiB and 100 KB; both sides check a CRC-32C. Beside it nginx, asked by
+Penstock's own client for web stores, where it is installed. Cases take turns in rounds. Writes
+benchmarks/results/peers.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from crc32c import crc32c
+from rich.console import Console
+
+from benchmarks.record import RESULTS, write_result
+from penstock import DiskCache
+from penstock.cache.base.blob import BlobSource, Segment, blob_key
+from penstock.cache.base.peer_settings import Peers
+from penstock.cache.peers.certificates import make_credentials
+from penstock.cache.peers.peer_client import PeerClient
+from penstock.cache.peers.peer_directory import Peer
+from penstock.cache.peers.server_process import PeerServer
+from penstock.cache.peers.tokens import PeerSecret
+from penstock.cache.stores.proxies import Proxies
+from penstock.cache.stores.web_address import Hop
+from penstock.cache.stores.web_client import WebClient
+from penstock.pipeline.bench.figures import Figure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MIB = 2**20
+BLOB_BYTES = 128 * MIB
+IN_FLIGHT = 4
+RANGES = {"16 MiB": 16 * MIB, "1 MiB": MIB, "100 KB": 100_000}
+NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+_NGINX = """\
+{user}daemon off; worker_processes 1; pid {place}/pid; error_log {place}/error.log;
+events {{ worker_connections 512; }}
+http {{
+    access_log off; sendfile on; keepalive_requests 1000000;
+    client_body_temp_path {place}/body; proxy_temp_path {place}/proxy;
+    fastcgi_temp_path {place}/fastcgi; uwsgi_temp_path {place}/uwsgi; scgi_temp_path {place}/scgi;
+    server {{ listen 127.0.0.1:{port}{tls}; root {root}; }}
+}}
+"""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One server and how it is asked. fetch: bytes [start, end), checked. pids: of the server."""
+
+    name: str
+    fetch: Callable[[int, int], object]
+    pids: Callable[[], list[int]]
+
+
+def cpu_s(pids: list[int]) -> float:
+    """CPU-seconds that processes have used, all threads."""
+    total = 0
+    for pid in pids:
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+def play(case: Case, range_bytes: int, total_bytes: int) -> dict[str, float]:
+    """Fetch ranges at pages drawn by chance, some at a time; what it cost."""
+    rng = np.random.default_rng(range_bytes)
+    count = max(IN_FLIGHT, total_bytes // range_bytes)
+    starts = rng.integers(0, (BLOB_BYTES - range_bytes) // 4096, count) * 4096
+    if range_bytes >= MIB:  # as fills ask
+        starts = starts // MIB * MIB
+    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+
+        def fetch(start: int) -> None:
+            case.fetch(start, start + range_bytes)
+
+        list(threads.map(fetch, starts[: 2 * IN_FLIGHT].tolist()))
+        began_s, mine_s, theirs_s = time.monotonic(), time.process_time(), cpu_s(case.pids())
+        list(threads.map(fetch, starts.tolist()))
+        mine_s, theirs_s = time.process_time() - mine_s, cpu_s(case.pids()) - theirs_s
+        took_s = time.monotonic() - began_s
+    size_gb = count * range_bytes / 1e9
+    return {
+        "client": mine_s / size_gb,
+        "server": theirs_s / size_gb,
+        "both": (mine_s + theirs_s) / size_gb,
+        "mb_per_s": 1000 * size_gb / took_s,
+    }
+
+
+@contextlib.contextmanager
+def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
+    """A node's server, asked as other nodes ask it."""
+    key = blob_key(scope="", uri="memory://peers", version="")
+    blob = BlobSource(
+        key=key,
+        uri="memory://peers",
+        segments=[Segment(path="", size_bytes=len(data), version=None)],
+        size_bytes=len(data),
+    )
+    secret, peers = PeerSecret.draw(), Peers("127.0.0.1:0", tls=tls)
+    cache = DiskCache(os.path.join(folder, f"cache-{tls}"), max_bytes="2GiB", peers=peers)
+    cache.use(lambda shelf: shelf.filling.put(blob, memoryview(data), group="a" * 32, kept=False))
+    server = PeerServer(cache, peers, secret)
+    context = make_credentials(secret, "127.0.0.1").client_context() if tls else None
+    client = PeerClient(secret, tls=None if context is None else lambda: context)
+    peer = Peer(0, server.address)
+    try:
+        yield Case(
+            f"penstock, {'TLS' if tls else 'plain'}",
+            lambda start, end: _held(client.blob(peer, key, (start, end), len(data))),
+            lambda: [server.pid],
+        )
+    finally:
+        client.abort()
+        server.close()
+        cache.close()
+
+
+def _held(data: object) -> None:
+    if data is None:
+        raise RuntimeError("the server doesn't hold what it was given")
+
+
+@contextlib.contextmanager
+def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
+    """The yardstick: files by sendfile, and nothing checked but what the client reads."""
+    place = os.path.join(folder, f"nginx-{tls}")
+    os.makedirs(os.path.join(place, "root"))
+    Path(place, "root", "blob").write_bytes(data)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    credentials = make_credentials(PeerSecret.draw(), "127.0.0.1")
+    Path(place, "cert.pem").write_text(credentials.certificate)
+    Path(place, "key.pem").write_text(credentials.key)
+    secured = f" ssl; ssl_certificate {place}/cert.pem; ssl_certificate_key {place}/key.pem"
+    Path(place, "conf").write_text(
+        _NGINX.format(
+            user="user root; " if os.geteuid() == 0 else "",
+            place=place,
+            port=port,
+            tls=secured + "; ssl_protocols TLSv1.3" if tls else "",
+            root=os.path.join(place, "root"),
+        )
+    )
+    assert NGINX is not None
+    command = [NGINX, "-p", place, "-c", os.path.join(place, "conf")]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    context = credentials.client_context()
+    client = WebClient(
+        connect_timeout_s=10,
+        read_timeout_s=30,
+        timeout_s=60,
+        tls=lambda: context,
+        proxies=Proxies(),
+    )
+    url = f"http{'s' if tls else ''}://127.0.0.1:{port}/blob"
+
+    def fetch(start: int, end: int) -> None:
+        own = {"Range": f"bytes={start}-{end - 1}"}
+        with contextlib.closing(client.ask(Hop(url), headers={}, own=own)) as reply:
+            crc32c(reply.read(end - start))
+
+    def pids() -> list[int]:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        return [process.pid, *map(int, children.split())]
+
+    try:
+        _until_it_listens(port)
+        yield Case(f"nginx, {'TLS' if tls else 'plain'}", fetch, pids)
+    finally:
+        client.abort()
+        process.terminate()
+        process.wait(10)
+
+
+def _until_it_listens(port: int) -> None:
+    deadline_s = time.monotonic() + 10
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=5).close()
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline_s:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+def measure(*, rounds: int, total_bytes: int, results: Path, console: Console) -> Path:
+    """Play the rounds in turning order, print a table, write the result. Returns its path."""
+    data = np.random.default_rng(1).bytes(BLOB_BYTES)
+    played: dict[tuple[str, str], list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        kinds = [penstock] if NGINX is None else [penstock, nginx]
+        cases = [
+            stack.enter_context(kind(folder, data, tls=tls))
+            for tls in (False, True)
+            for kind in kinds
+        ]
+        for number in range(rounds):
+            for case in cases if number % 2 == 0 else cases[::-1]:
+                for name, size in RANGES.items():
+                    told = play(case, size, total_bytes if size >= MIB else total_bytes // 4)
+                    played.setdefault((case.name, name), []).append(told)
+    found: dict[str, dict[str, Any]] = {}
+    for (case_name, name), runs in played.items():
+        figures = {what: Figure.of([run[what] for run in runs]) for what in runs[0]}
+        found.setdefault(case_name, {})[name] = {k: asdict(v) for k, v in figures.items()}
+        console.print(
+            f"{case_name:15} {name:>7}: client {figures['client'].median:.2f} + server "
+            f"{figures['server'].median:.2f} = {figures['both'].median:.2f} CPU-s a GB, "
+            f"{statistics.median(run['mb_per_s'] for run in runs):,.0f} MB/s",
+            highlight=False,
+        )
+    settings = {"rounds": rounds, "in_flight": IN_FLIGHT, "bytes": total_bytes}
+    return write_result(
+        "peers", settings | {"cpu_s_per_gb": found}, folder=results, distributions=["cryptography"]
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(prog="benchmarks.peers", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one short round: a look, no evidence")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args(argv)
+    quick = options.quick
+    measure(
+        rounds=1 if quick else options.rounds,
+        total_bytes=64 * MIB if quick else 2**30,
+        results=options.results,
+        console=Console(),
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,448 @@
+"""Whoever isn't of the job gets nothing from the peers' port, and is in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.cache.base.peer_settings import Peers
+from penstock.cache.peers import protocol
+from penstock.cache.peers.answers import Replies
+from penstock.cache.peers.certificates import make_credentials
+from penstock.cache.peers.connection import Connection, Office
+from penstock.cache.peers.doors import Doors, Limits
+from penstock.cache.peers.held_files import HeldFiles
+from penstock.cache.peers.tokens import PeerSecret, Question, authorize
+from penstock.cache.threads import Workers
+from tests.cache.peers.serving import (
+    PATIENCE_S,
+    Served,
+    content,
+    key_of,
+    put,
+    read_answer,
+    serving,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+    from penstock.cache.peers.doors import Guest
+
+SIZE = 16 * 2**20
+FLAT_BYTES = 16e6
+"""What a server's memory may move by: 200 connections have their buffers."""
+SLOW = 200
+KEY = key_of("whole")
+PATH = protocol.blob_path(KEY)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    peers = Peers("127.0.0.1:0", tls=request.param)
+    with serving(tmp_path_factory.mktemp("cache"), peers) as found:
+        put(found.cache, "whole", SIZE)
+        assert_alive(found)
+        yield found
+        assert_alive(found)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("cache")) as found:
+        put(found.cache, "whole", SIZE)
+        pid = found.server.pid
+        yield found
+        assert_alive(found)
+        assert found.server.pid == pid
+
+
+def assert_alive(served: Served) -> None:
+    answer = served.ask(PATH, (5, 50_005))
+    assert answer.body == content("whole", SIZE)[5:50_005]
+
+
+def all_that_comes(sock: socket.socket) -> bytes:
+    """What the server says until it ends the connection."""
+    parts = []
+    with contextlib.suppress(ConnectionError, ssl.SSLError):
+        while part := sock.recv(2**16):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def refused(served: Served, request: bytes) -> int:
+    """The status of the answer to what isn't a request of the job, which tells nothing else. The
+    connection is ended behind it; 0: without a word."""
+    with contextlib.closing(served.dial()) as sock:
+        with contextlib.suppress(ConnectionError):
+            sock.sendall(request)
+        with contextlib.suppress(OSError):
+            socket.socket.shutdown(sock, socket.SHUT_WR)  # below TLS, too
+        said = all_that_comes(sock)
+    if not said:
+        return 0
+    head, _, body = said.partition(b"\r\n\r\n")
+    assert not body
+    assert b"Content-Length: 0" in head
+    assert b"Penstock" not in head
+    return int(head.split()[1])
+
+
+# -- what isn't this protocol
+
+
+def malformed(served: Served) -> dict[str, bytes]:
+    right = served.head(PATH, (0, 100))
+    line, rest = right.split(b"\r\n", 1)
+    return {
+        "no request": b"\r\n\r\n",
+        "lf only": right.replace(b"\r\n", b"\n") + b"\r\n\r\n",
+        "old": right.replace(b"HTTP/1.1", b"HTTP/1.0"),
+        "newer": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+        "absolute": line.replace(b"GET ", b"GET http://x") + b"\r\n" + rest,
+        "nul": line.replace(b"/v1", b"/\0v1") + b"\r\n" + rest,
+        "unicode": line.replace(b"/v1", "/ü".encode()) + b"\r\n" + rest,
+        "long path": b"GET /" + b"a" * 3000 + b" HTTP/1.1\r\n" + rest,
+        "chunked": served.head(PATH, (0, 100), more="Transfer-Encoding: chunked\r\n")
+        + b"5\r\nabcde",
+        "a body": served.head(PATH, (0, 100), more="Content-Length: 5\r\n") + b"abcde",
+        "two tokens": served.head(PATH, (0, 100), more="Authorization: x\r\n"),
+        "two ranges": served.head(PATH, (0, 100), more="Range: bytes=0-1\r\n"),
+        "upgrade": served.head(PATH, (0, 100), more="Upgrade: h2c\r\nConnection: Upgrade\r\n"),
+        "expect": served.head(PATH, (0, 100), more="Expect: 100-continue\r\n"),
+        "folded": served.head(PATH, (0, 100), more="X: a\r\n b\r\n"),
+        "a name with a space": served.head(PATH, (0, 100), more="Host : y\r\n"),
+        "many headers": served.head(PATH, (0, 100), more="X: a\r\n" * 100),
+        "a long header": served.head(PATH, (0, 100), more=f"X: {'a' * 2000}\r\n"),
+        "a head without end": right[:-2] + b"X: " + b"a" * 5000,
+        "a client's hello": bytes.fromhex("1603010200010001fc0303") + os.urandom(500),
+    }
+
+
+def test_what_is_none_of_the_protocol_gets_nothing(served: Served) -> None:
+    for name, request in malformed(served).items():
+        assert refused(served, request) in (0, 400, 401), name
+
+
+@pytest.mark.parametrize("method", ["HEAD", "POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT"])
+def test_other_methods_get_nothing(served: Served, method: str) -> None:
+    right = served.head(PATH, (0, 100))
+    assert refused(served, right.replace(b"GET", method.encode())) == 401  # signed for GET
+
+
+def test_paths_that_look_elsewhere_find_nothing_even_signed(plain: Served) -> None:
+    root = plain.cache.path
+    secret = "the file of another"
+    for place in (
+        f"{root}/{'1' * 40}",
+        f"{root}/unverified/{'2' * 40}",
+        f"{root}/trash/{'3' * 40}",
+    ):
+        with open(place, "w", encoding="ascii") as file:
+            file.write(secret)
+    os.symlink(f"{root}/{'1' * 40}", f"{root}/blobs/{'4' * 40}")
+    os.symlink(f"{root}/{'1' * 40}", f"{root}/fills/{'5' * 40}.part")
+    os.mkfifo(f"{root}/blobs/{'6' * 40}")
+    os.mkdir(f"{root}/blobs/{'7' * 40}")
+    open(f"{root}/blobs/{'8' * 40}", "w", encoding="ascii").close()
+    paths = [protocol.blob_path(str(n) * 40) for n in range(1, 9)]
+    paths += [
+        f"/v1/blobs/../blobs/{KEY}",
+        f"/v1/blobs/%2e%2e/blobs/{KEY}",
+        f"/v1/blobs/./{KEY}",
+        f"/v1/blobs//{KEY}",
+        f"//v1/blobs/{KEY}",
+        f"/v1/blobs/{KEY}/",
+        f"/v1/blobs/{KEY}.part",
+        f"/v1/blobs/{KEY}%00",
+        f"/v1/blobs/{KEY}?x",
+        f"/v1/blobs/{KEY}#x",
+        f"/v1/blobs/{KEY.upper()}",
+        f"/v1/blobs/{KEY[:-1]}",
+        "/v1/blobs/../format.json",
+        "/v1/blobs/../catalogue.db",
+        "/v1/blobs/..%2fcatalogue.db",
+        "/v1/blobs/\\..\\catalogue.db",
+        "/v1/held/../blobs/" + KEY,
+        "/v1/held/*",
+        "/etc/passwd",
+        "/",
+        "*",
+    ]
+    for path in paths:
+        answer = plain.ask(path, (0, 10))
+        assert (answer.status, answer.body) == (404, b""), path
+    for name in "68":
+        os.unlink(f"{root}/blobs/{name * 40}")
+
+
+@pytest.mark.parametrize("text", ["", "bytes=0-", "bytes=-1", "bytes=0-1,5-6", "bytes=9-1", "x"])
+def test_ranges_that_arent_one_get_nothing_even_signed(plain: Served, text: str) -> None:
+
+    token = authorize(plain.secret, Question("GET", PATH, text), now_s=time.time())
+    asked = f"Range: {text}\r\n" if text else ""
+    with contextlib.closing(plain.dial()) as sock:
+        sock.sendall(f"GET {PATH} HTTP/1.1\r\nAuthorization: {token}\r\n{asked}\r\n".encode())
+        answer = read_answer(sock)[0]
+    assert (answer.status, answer.body) == (400, b"")
+
+
+# -- much of it
+
+
+def garbage(number: int, right: bytes) -> bytes:
+    """A request that somebody's program might send: random bytes, or a right one with damage."""
+    rng = random.Random(number)
+    kind = number % 4
+    if kind == 0:
+        return rng.randbytes(rng.randrange(1, 3000)) + b"\r\n\r\n"
+    if kind == 1:
+        return "".join(rng.choices("GET /v1blobs.%20:\r\n\t0123456789abcdef", k=300)).encode() + (
+            b"\r\n\r\n"
+        )
+    damaged = bytearray(right)
+    for _ in range(rng.randrange(1, 6)):
+        damaged[rng.randrange(len(damaged) - 4)] = rng.randrange(256)
+    return bytes(damaged) if kind == 2 else bytes(damaged[: rng.randrange(len(damaged))])
+
+
+@pytest.mark.parametrize("count", [1000, pytest.param(10_000, marks=pytest.mark.grid)])
+def test_garbage_gets_no_data_and_takes_no_memory(plain: Served, count: int) -> None:
+    right = plain.head(PATH, (0, 100_000))
+    for number in range(100):
+        refused(plain, garbage(number, right))
+    before = plain.rss_bytes()
+    said: dict[int, int] = {}
+    for number in range(100, 100 + count):
+        request = garbage(number, right)
+        if request == right:
+            continue
+        try:
+            status = refused(plain, request)
+        except AssertionError:
+            # Damage to a header that nobody reads: it is the right request still.
+            assert b"Host: x" not in request
+            continue
+        said[status] = said.get(status, 0) + 1
+    assert set(said) <= {0, 400, 401}
+    assert abs(plain.rss_bytes() - before) < FLAT_BYTES / 4
+    assert_alive(plain)
+
+
+def test_a_head_that_never_ends_is_cut_and_takes_no_memory(plain: Served) -> None:
+    before = plain.rss_bytes()
+    for _ in range(20):
+        with contextlib.closing(plain.dial()) as sock, contextlib.suppress(ConnectionError):
+            sock.sendall(b"GET / HTTP/1.1\r\nX: ")
+            for _ in range(64):
+                sock.sendall(b"a" * 2**16)
+            all_that_comes(sock)
+    assert plain.rss_bytes() - before < FLAT_BYTES / 4
+
+
+def test_requests_ahead_of_their_turn_take_no_memory(plain: Served) -> None:
+    """A pipeline that nobody reads the answers of."""
+    before = plain.rss_bytes()
+    request = plain.head(PATH, (0, SIZE))
+    with contextlib.ExitStack() as stack:
+        for _ in range(20):
+            sock = stack.enter_context(contextlib.closing(plain.dial()))
+            sock.settimeout(0.05)
+            with contextlib.suppress(TimeoutError, ConnectionError):
+                for _ in range(50_000):
+                    sock.sendall(request)
+        assert plain.rss_bytes() - before < FLAT_BYTES
+        assert_alive(plain)
+
+
+def test_200_who_say_nothing_are_in_nobodys_way(served: Served) -> None:
+    with contextlib.ExitStack() as stack:
+        for number in range(SLOW):
+            sock = socket.create_connection(served.place, timeout=PATIENCE_S)
+            stack.enter_context(contextlib.closing(sock))
+            sock.sendall(b"GET /v1/blobs/"[: number % 10])
+        for _ in range(20):
+            assert_alive(served)
+
+
+def test_200_who_dont_read_what_they_ask_for_take_no_memory(served: Served) -> None:
+    """Of the job, or with a token that they overheard."""
+    before = served.rss_bytes()
+    request = served.head(PATH, (0, SIZE))
+    with contextlib.ExitStack() as stack:
+        slow = []
+        for _ in range(SLOW):
+            sock = stack.enter_context(contextlib.closing(served.dial()))
+            sock.sendall(request)
+            slow.append(sock)
+        for sock in slow:
+            assert sock.recv(4) == b"HTTP"
+        for _ in range(10):
+            assert_alive(served)
+        most = FLAT_BYTES if served.client_context() is None else 4 * FLAT_BYTES
+        assert served.rss_bytes() - before < most
+
+
+# -- encryption
+
+
+def test_plain_text_where_tls_is_required_gets_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=True)) as served:
+        put(served.cache, "whole", 1000)
+        sock = socket.create_connection(served.place, timeout=PATIENCE_S)
+        with contextlib.closing(sock):
+            sock.sendall(served.head(PATH, (0, 100)))
+            said = all_that_comes(sock)
+        assert b"HTTP" not in said
+        assert len(said) < 16  # an alert of TLS, at most
+
+
+def test_who_shows_no_certificate_of_the_job_gets_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=True)) as served:
+        put(served.cache, "whole", 1000)
+        bare = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        bare.load_verify_locations(cadata=make_credentials(served.secret, "x").authority)
+        old = make_credentials(served.secret, "127.0.0.1").client_context()
+        old.minimum_version = ssl.TLSVersion.TLSv1_2
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        others = make_credentials(PeerSecret.draw(), "127.0.0.1").client_context()
+        others.check_hostname, others.verify_mode = False, ssl.CERT_NONE  # the thief's own choice
+        thieves: tuple[ssl.SSLContext, ...] = (bare, old, others)
+        for thief in thieves:
+            sock = socket.create_connection(served.place, timeout=PATIENCE_S)
+            with (
+                contextlib.suppress(OSError),
+                thief.wrap_socket(sock, server_hostname="127.0.0.1") as secured,
+            ):
+                secured.sendall(served.head(PATH, (0, 100)))
+                assert all_that_comes(secured) == b""
+            sock.close()
+        assert served.ask(PATH, (0, 100)).status == 206
+
+
+def test_a_server_of_another_job_isnt_believed(tmp_path: Path) -> None:
+    with serving(tmp_path / "cache", Peers("127.0.0.1:0", tls=True)) as served:
+        context = make_credentials(PeerSecret.draw(), "127.0.0.1").client_context()
+        sock = socket.create_connection(served.place, timeout=PATIENCE_S)
+        with contextlib.closing(sock), pytest.raises(ssl.SSLCertVerificationError):
+            context.wrap_socket(sock, server_hostname="127.0.0.1")
+        context = served.client_context()
+        assert context is not None
+        sock = socket.create_connection(served.place, timeout=PATIENCE_S)
+        with contextlib.closing(sock), pytest.raises(ssl.SSLCertVerificationError):
+            context.wrap_socket(sock, server_hostname="127.0.0.9")  # another node's place
+
+
+# -- limits in time: a server inside of this process, whose limits are short
+
+
+class WatchedDoors(Doors):
+    """Says when everybody has left."""
+
+    def __init__(self, limits: Limits) -> None:
+        super().__init__(limits)
+        self.empty = asyncio.Event()
+
+    def enter(self, guest: Guest) -> bool:
+        self.empty.clear()
+        return super().enter(guest)
+
+    def leave(self, guest: Guest) -> None:
+        super().leave(guest)
+        if not self.count:
+            self.empty.set()
+
+
+@contextlib.asynccontextmanager
+async def short_of_time(served: Served, limits: Limits) -> AsyncIterator[tuple[int, WatchedDoors]]:
+    held = HeldFiles(served.cache.path, mode=0o700)
+    readers = Workers(1, name="test-read")
+    doors = WatchedDoors(limits)
+    replies = Replies(held, {served.secret.job: served.secret})
+    office = Office(replies, doors, readers=readers, tls=None, refused=lambda _: None)
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: Connection(office), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], doors
+    finally:
+        server.close()
+        doors.clear()
+        readers.close()
+        held.close()
+
+
+@pytest.mark.parametrize("begun", [b"", b"GET /v1/alive HT"])
+def test_who_doesnt_come_to_the_point_is_cut(plain: Served, begun: bytes) -> None:
+    async def play() -> None:
+        async with short_of_time(plain, Limits(head_s=0.1)) as (port, doors):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begun)
+            assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
+            assert doors.count == 0
+            writer.close()
+
+    asyncio.run(play())
+
+
+def test_who_is_idle_or_reads_too_slowly_is_cut_and_holds_no_file(plain: Served) -> None:
+    async def play() -> None:
+        async with short_of_time(plain, Limits(idle_s=0.1, write_s=0.1)) as (port, doors):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(plain.head(protocol.ALIVE))
+            said = await asyncio.wait_for(reader.read(), PATIENCE_S)
+            assert said.startswith(b"HTTP/1.1 200")
+            writer.close()
+            await asyncio.wait_for(doors.empty.wait(), PATIENCE_S)
+            # 64 KiB of it are buffered here, some in the kernel, and nobody reads on.
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**15)
+            writer.write(plain.head(PATH, (0, SIZE)))
+            await reader.readexactly(4)
+            while doors.count:
+                await asyncio.sleep(0.01)
+            with pytest.raises(asyncio.IncompleteReadError):
+                await asyncio.wait_for(reader.readexactly(SIZE), PATIENCE_S)
+            writer.close()
+
+    asyncio.run(play())
+
+
+def test_places_are_limited_and_strangers_go_first(plain: Served) -> None:
+    async def play() -> None:
+        limits = Limits(connections=6, of_one_address=5)
+        async with short_of_time(plain, limits) as (port, doors):
+            known = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+            for reader, writer in known:
+                writer.write(plain.head(protocol.ALIVE))
+                await reader.readuntil(b"\r\n\r\n")
+            first, _ = stranger = await asyncio.open_connection("127.0.0.1", port)
+            second = await asyncio.open_connection("127.0.0.1", port)
+            assert await asyncio.wait_for(_end(first), PATIENCE_S)
+            assert doors.count == 5
+            second[1].write(plain.head(protocol.ALIVE))
+            await second[0].readuntil(b"\r\n\r\n")
+            late = await asyncio.open_connection("127.0.0.1", port)  # all are of the job
+            assert await asyncio.wait_for(_end(late[0]), PATIENCE_S)
+            for _, writer in (*known, stranger, second, late):
+                writer.close()
+
+    asyncio.run(play())
+
+
+async def _end(reader: asyncio.StreamReader) -> bool:
+    """Whether a connection was ended without a word."""
+    try:
+        return await reader.read() == b""
+    except ConnectionError:
+        return True

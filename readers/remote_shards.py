@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,6 +102,11 @@ class RemoteShards:
         found = self.find(shard)
         return 0 if found is None else found[0].fill(found[1], progress=progress, stop=stop)
 
+    def is_left_to_others(self, shard: int) -> bool:
+        """Whether a shard's fill shall wait, as `Remote.is_left_to_others` says."""
+        found = self.find(shard)
+        return found is not None and found[0].is_left_to_others(found[1])
+
     def wanted_share(
         self, shard: int, fields: Sequence[str], draw: Callable[[Ints], Mapping[str, Crop]]
     ) -> float:
@@ -116,6 +122,32 @@ class RemoteShards:
         """Where a remote shard lies, for people."""
         found = self.find(shard)
         return "" if found is None else found[1].uri
+
+    def shard_of(self, remote: Remote) -> Callable[[str], int | None]:
+        """A function that finds the shard that a blob of a remote is, by its key; None where it is
+        of no shard here."""
+        mine = [provider for provider in self._providers if provider.remote is remote]
+
+        @functools.cache
+        def marks() -> tuple[NDArray[np.uint64], Ints]:
+            found, shards = [], []
+            for provider in mine:
+                keys = provider.shards.keys()
+                places = np.flatnonzero(provider.numbers != _ABSENT)
+                shards.append(places)
+                numbers = provider.numbers[places].tolist()
+                found.append(np.array([_mark(keys[number]) for number in numbers], np.uint64))
+            every, shard = np.concatenate(found), np.concatenate(shards)
+            order = np.argsort(every, kind="stable")
+            return every[order], shard[order]
+
+        def find(key: str) -> int | None:
+            every, shards = marks()
+            mark = np.uint64(_mark(key))
+            at = int(np.searchsorted(every, mark))
+            return int(shards[at]) if at < len(every) and every[at] == mark else None
+
+        return find
 
     # -- all remotes
 
@@ -205,6 +237,11 @@ class RemoteShards:
         """Each provider, and the places of its shards among some."""
         for number, provider in enumerate(self._providers):
             yield np.flatnonzero(self._of[shards] == number), provider
+
+
+def _mark(key: str) -> int:
+    """The first 64 bits of a blob's key."""
+    return int(key[:16], 16)
 
 
 class RemoteJobs:

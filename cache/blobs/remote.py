@@ -129,6 +129,11 @@ class Remote:
         """
         return self._whole_fills.fill(source, progress=progress, stop=stop)
 
+    def is_left_to_others(self, source: BlobSource) -> bool:
+        """Whether the fill of a blob shall wait for a while: another node of the job fetches it
+        from the remote for this one too."""
+        return self.upstream.is_left_to_others(source.key)
+
     def block_sums(self, blob: Blob) -> BlockSums | None:
         """The checksums of a whole blob's blocks; None of one that isn't whole or is kept nowhere,
         and where nobody has noted any."""

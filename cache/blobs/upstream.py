@@ -69,6 +69,9 @@ class Upstream(Protocol):
     def uri(self, path: str) -> str:
         """Name an object as the errors of `fetch` do. path: of a segment."""
 
+    def is_left_to_others(self, key: str) -> bool:
+        """Whether the fill of a blob shall wait for a while, as it can come cheaper then."""
+
     def doubt(self, key: str) -> None:
         """Note that bytes of a blob were wrong: whoever isn't its origin isn't asked for it."""
 

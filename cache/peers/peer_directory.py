@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from penstock.cache.peers.peer_health import PeerHealth
 from penstock.cache.peers.protocol import key_prefix
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
@@ -42,6 +42,31 @@ class Peer:
     address: str
 
 
+class PlannedHolders(Protocol):
+    """What the job's plan says of who has what: nodes by their numbers."""
+
+    def likely(self, key: str) -> Sequence[int]:
+        """Nodes that may hold a blob, the best first."""
+
+    def owner(self, key: str) -> int | None:
+        """The node that fetches a blob from the remote for the others that need it too; None where
+        that is this node, or nobody else needs it."""
+
+
+class NothingPlanned:
+    """Nobody knows who has what."""
+
+    def likely(self, key: str) -> Sequence[int]:
+        """No node."""
+        del key
+        return ()
+
+    def owner(self, key: str) -> int | None:
+        """Nobody."""
+        del key
+        return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Told:
     """What a peer said it holds of a dataset, and when."""
@@ -54,7 +79,6 @@ class PeerDirectory:
     """Knows the job's other nodes, how well they are, and what each said it holds. Asks nobody.
 
     Safe for several threads. Times are seconds of one monotonic clock that the caller reads.
-    likely: nodes that may hold a key, by the plan, the best first.
     """
 
     def __init__(self, *, group: str) -> None:
@@ -66,7 +90,7 @@ class PeerDirectory:
         self._told: dict[Peer, _Told] = {}
         self._lacks: dict[tuple[Peer, str], float] = {}
         self._known: dict[str, tuple[Peer, ...]] = {}
-        self._likely: Callable[[str], Sequence[int]] = lambda _key: ()
+        self._planned: PlannedHolders = NothingPlanned()
 
     @property
     def peers(self) -> tuple[Peer, ...]:
@@ -77,16 +101,14 @@ class PeerDirectory:
         """The peer of a number; None of one that isn't known any more."""
         return self._peers.get(node)
 
-    def know(
-        self, peers: Sequence[Peer], *, likely: Callable[[str], Sequence[int]] | None = None
-    ) -> None:
+    def know(self, peers: Sequence[Peer], *, planned: PlannedHolders | None = None) -> None:
         """Take over the job's other nodes; what is known of those that stay, stays."""
         with self._lock:
             self._peers = {peer.node: peer for peer in peers}
             self._health = {peer: self._health.get(peer) or PeerHealth() for peer in peers}
             self._told = {peer: told for peer, told in self._told.items() if peer in self._health}
-            if likely is not None:
-                self._likely = likely
+            if planned is not None:
+                self._planned = planned
             self._lacks.clear()
             self._known.clear()
 
@@ -111,13 +133,25 @@ class PeerDirectory:
         holders = [peer for peer, told in self._told.items() if _has(told.marks, key)]
         # Where several hold it, who asks which is spread by the key.
         holders.sort(key=lambda peer: hash((key, peer.node)))
-        named = [self._peers[node] for node in self._likely(key) if node in self._peers]
+        named = [self._peers[node] for node in self._planned.likely(key) if node in self._peers]
         return tuple(dict.fromkeys([*holders, *named]))
+
+    def plan_again(self) -> None:
+        """Ask the plan again who has what: it may be another epoch."""
+        with self._lock:
+            self._known.clear()
 
     def holds(self, key: str) -> bool:
         """Whether a peer said that it holds a whole blob."""
         with self._lock:
             return any(_has(told.marks, key) for told in self._told.values())
+
+    def has_other_owner(self, key: str, now_s: float) -> bool:
+        """Whether another node, which is well, fetches a blob from the remote for this one."""
+        node = self._planned.owner(key)
+        peer = None if node is None else self._peers.get(node)
+        health = None if peer is None else self._health.get(peer)
+        return health is not None and not health.rests(now_s)
 
     # -- what peers say
 

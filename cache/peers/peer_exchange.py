@@ -85,10 +85,14 @@ class PeerExchange:
             self._told[found[0]] = found[1:]
 
     def _others(self, text: str | None) -> list[Peer]:
+        """The entries of other nodes. Nodes are numbered in the order of their ranks; where all
+        have as many, so are those that are missing yet."""
         entries = json.loads(text) if text is not None else []
+        each = self._ranks.end - self._ranks.first
+        alike = all(end - first == each and first % each == 0 for first, end, _ in entries)
         return [
-            Peer(node, address)
-            for node, (first, _, address) in enumerate(entries)
+            Peer(first // each if alike else place, address)
+            for place, (first, _, address) in enumerate(entries)
             if first != self._ranks.first
         ]
 

@@ -22,11 +22,12 @@ from penstock.cache.peers.peer_directory import Peer
 from penstock.cache.peers.peer_exchange import PeerExchange
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from penstock.cache.base.peer_settings import Peers
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.cache.job_store import JobStore
+    from penstock.cache.peers.peer_directory import PlannedHolders
     from penstock.cache.peers.peer_exchange import NodeRanks
     from penstock.cache.peers.peer_upstream import PeerUpstream
     from penstock.cache.peers.server_process import PeerServer
@@ -67,10 +68,11 @@ class PeerLink:
         self,
         secret_of: Callable[[Peers], PeerSecret],
         *,
-        likely: Callable[[str], Sequence[int]] | None = None,
+        planned: PlannedHolders | None = None,
     ) -> None:
-        """Serve the others, and have the upstream ask them. secret_of: the job's secret. likely:
-        see PeerUpstream.know. Raises ConfigError for a secret or certificates that can't be."""
+        """Serve the others, and have the upstream ask them. secret_of: the job's secret. planned:
+        what the plan says of them. Raises ConfigError for a secret or certificates that can't
+        be."""
         if not self.is_needed or self._server is not None:
             return
         if self._store is None and not self._settings.nodes:
@@ -91,15 +93,24 @@ class PeerLink:
         credentials = credentials_of(self._settings, secret)
         tls = None if credentials is None else credentials.client_context
         client = PeerClient(secret, tls=tls)
-        self._upstream.know(peers, client, likely=likely)
+        self._upstream.know(peers, client, planned=planned)
 
-    def renew(self, likely: Callable[[str], Sequence[int]] | None = None) -> None:
+    def renew(self) -> None:
         """Look who is there by now; waits for nobody."""
-        if self._exchange is not None:
+        exchange = self._exchange
+
+        def look() -> list[Peer] | None:
             try:
-                self._upstream.renew(self._exchange.hear(timeout_s=0.0), likely=likely)
-            except JobStoreError:
-                self._exchange = None  # the job's end: those that are known are asked on
+                return None if exchange is None else exchange.hear(timeout_s=0.0)
+            except JobStoreError:  # the job's end: those that are known are asked on
+                return None
+
+        if exchange is not None:
+            self._upstream.renew(look)
+
+    def plan_again(self) -> None:
+        """Ask the plan again who has what: it is another epoch."""
+        self._upstream.directory.plan_again()
 
     def close(self) -> None:
         """Let the server go. Safe to call twice."""

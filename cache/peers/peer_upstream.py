@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.blobs.upstream import BlobRange, Upstream
     from penstock.cache.peers.peer_client import PeerClient
-    from penstock.cache.peers.peer_directory import Peer, PeerDirectory
+    from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedHolders
 
 log = logging.getLogger("penstock")
 
@@ -48,6 +48,8 @@ makes an answer of 8 MiB later."""
 _SIDE_CALLS = 8
 """Calls whose peers are asked beside the store; others ask one behind the other."""
 _MOST_DOUBTED = 65_536
+_LEFT_S = 30.0
+"""So long a fill is left to the node that fetches the blob for all that need it."""
 
 
 class PeerUpstream:
@@ -65,6 +67,7 @@ class PeerUpstream:
         self._side = Workers(_SIDE_CALLS, name="peers")
         self._lists: PeerLists | None = None
         self._doubted: dict[str, None] = {}
+        self._left_since_s: dict[str, float] = {}
         self._is_closed = False
 
     @property
@@ -82,11 +85,11 @@ class PeerUpstream:
         peers: Sequence[Peer],
         client: PeerClient,
         *,
-        likely: Callable[[str], Sequence[int]] | None = None,
+        planned: PlannedHolders | None = None,
     ) -> None:
-        """Ask these peers from now on. client: this one's own, closed with it. likely: nodes that
-        may hold a key, the best first."""
-        self.directory.know(peers, likely=likely)
+        """Ask these peers from now on. client: this one's own, closed with it. planned: what the
+        job's plan says of them."""
+        self.directory.know(peers, planned=planned)
         fetcher = self._fetcher
         if client is not self._client or fetcher is None:
             self._client = client
@@ -97,13 +100,17 @@ class PeerUpstream:
                 before.close()
         self._lists = PeerLists(self.directory, fetcher, self._side)
 
-    def renew(
-        self, peers: Sequence[Peer], *, likely: Callable[[str], Sequence[int]] | None = None
-    ) -> None:
-        """Take over who is there now, with the client of before."""
-        if self._lists is not None:
-            self.directory.know(peers, likely=likely)
-            self._lists.missed()  # who is new is asked at the next look
+    def renew(self, look: Callable[[], Sequence[Peer] | None]) -> None:
+        """Take over who is there now, by a look that is made on another thread; None: as before."""
+
+        def know(_: None) -> None:
+            peers = look()
+            if peers is not None and self._lists is not None:
+                self.directory.know(peers)
+                self._lists.missed()  # who is new is asked at the next look
+
+        if self._lists is not None and not self._is_closed:
+            self._side.submit(know, None)
 
     def fetch(
         self,
@@ -140,6 +147,19 @@ class PeerUpstream:
     def uri(self, path: str) -> str:
         """Name an object as the errors of `fetch` do."""
         return self._store.uri(path)
+
+    def is_left_to_others(self, key: str) -> bool:
+        """Whether the fill of a blob shall wait, as another node fetches it for this one too."""
+        lists, now_s = self._lists, time.monotonic()
+        if lists is None or not self.directory.has_other_owner(key, now_s):
+            return False
+        lists.missed()
+        lists.hear()
+        if self.directory.holds(key):
+            return False
+        if len(self._left_since_s) >= _MOST_DOUBTED:
+            self._left_since_s.clear()
+        return now_s - self._left_since_s.setdefault(key, now_s) < _LEFT_S
 
     def doubt(self, key: str) -> None:
         """Ask no peer any more for a blob whose bytes were wrong."""

@@ -150,8 +150,17 @@ class Filler:
                 self._idle = False
         if due:
             self._source.give_back()
+        later: list[int] = []
         while (shard := self._next()) is not None:
-            self._fill(shard)
+            if self._remote.is_left_to_others(shard):
+                later.append(shard)
+            else:
+                self._fill(shard)
+        for shard in later:
+            self.queue.put_back(shard)
+        if later:
+            with self._lock:
+                self._idle = False
 
     def _next(self) -> int | None:
         """The next shard to fill; None if nothing may or need be filled now."""

@@ -9,13 +9,42 @@ from penstock.cache.peers.peer_exchange import NodeRanks
 from penstock.cache.peers.peer_link import PeerLink
 from penstock.cache.peers.peer_secret import job_secret
 from penstock.cache.peers.peer_upstream import PeerUpstream
+from penstock.pipeline.plan.holders import Holders
 from penstock.pipeline.plan.needs import node_ranks
+from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.world import peer_token
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from penstock.cache.disk.disk_cache import DiskCache
+    from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.world import World
     from penstock.readers.remote_shards import RemoteShards
+
+
+class PlannedNodes:
+    """Who may hold a blob, by the plan: `PlannedHolders` of one remote.
+
+    node: this one. shard_of: finds a blob's shard. epoch: that is read now; it is set.
+    """
+
+    def __init__(
+        self, holders: Holders, *, node: int, shard_of: Callable[[str], int | None], epoch: int
+    ) -> None:
+        self._holders, self._node, self._shard_of = holders, node, shard_of
+        self.epoch = epoch
+
+    def likely(self, key: str) -> Sequence[int]:
+        """Nodes that may hold a blob, the best first."""
+        shard = self._shard_of(key)
+        return () if shard is None else self._holders.nodes_of(shard, self.epoch)
+
+    def owner(self, key: str) -> int | None:
+        """The node that fetches a blob for this one too; None where there is none."""
+        shard = self._shard_of(key)
+        owner = None if shard is None else self._holders.owner(shard, self.epoch)
+        return None if owner == self._node else owner
 
 
 class PeerLinks:
@@ -24,24 +53,50 @@ class PeerLinks:
     store: this loader's part of the job's; None where there is none.
     """
 
-    def __init__(self, remote: RemoteShards, *, world: World, store: JobStore | None) -> None:
-        self._remote, self._world, self._store = remote, world, store
+    def __init__(
+        self, remote: RemoteShards, order: JobOrder, *, world: World, store: JobStore | None
+    ) -> None:
+        self._remote, self._order, self._world, self._store = remote, order, world, store
         self._links: list[PeerLink] | None = None
+        self._planned: list[PlannedNodes] = []
+        self._epoch = 0
 
-    def begin(self) -> None:
+    def begin(self, epoch: int) -> None:
         """Serve and ask the other nodes from now on; the first time waits for their addresses, a
         while. Raises ConfigError."""
         if self._links is not None:
-            for link in self._links:
-                link.renew()
+            self.at(epoch, looks=True)
             return
-        self._links = []
+        self._links, self._epoch = [], epoch
         for number, one in enumerate(self._remote.remotes):
             if one.cache is not None and isinstance(one.upstream, PeerUpstream):
                 store = None if self._store is None else self._store.under(f"peers/{number}")
-                self._links.append(self._link(one.upstream, one.cache, store))
+                planned = self._plan(self._remote.shard_of(one))
+                self._links.append(self._link(one.upstream, one.cache, store, planned))
 
-    def _link(self, upstream: PeerUpstream, cache: DiskCache, store: JobStore | None) -> PeerLink:
+    def at(self, epoch: int, *, looks: bool = False) -> None:
+        """Note that an epoch is read now. looks: who is there, even if it is the same one."""
+        if epoch == self._epoch and not looks:
+            return
+        self._epoch = epoch
+        for planned in self._planned:
+            planned.epoch = epoch
+        for link in self._links or ():
+            link.plan_again()
+            link.renew()
+
+    def close(self) -> None:
+        """End them. Safe to call twice."""
+        for link in self._links or ():
+            link.close()
+
+    def _link(
+        self,
+        upstream: PeerUpstream,
+        cache: DiskCache,
+        store: JobStore | None,
+        planned: PlannedNodes | None,
+    ) -> PeerLink:
         world, (first, end) = self._world, node_ranks(self._world)
         link = PeerLink(
             upstream,
@@ -50,10 +105,22 @@ class PeerLinks:
             speaks=world.rank == first,
             store=store,
         )
-        link.begin(lambda settings: job_secret(settings, JobStore.of_group(), peer_token()))
+        link.begin(
+            lambda settings: job_secret(settings, JobStore.of_group(), peer_token()),
+            planned=planned,
+        )
         return link
 
-    def close(self) -> None:
-        """End them. Safe to call twice."""
-        for link in self._links or ():
-            link.close()
+    def _plan(self, shard_of: Callable[[str], int | None]) -> PlannedNodes | None:
+        """Who may hold what, where the plan tells: nodes have as many ranks each, and batches are
+        cut by samples."""
+        plan, (first, end) = self._order.plan(), node_ranks(self._world)
+        nodes, rest = divmod(self._world.size, end - first)
+        if rest or first % (end - first) or not isinstance(plan, Plan):
+            return None
+        holders = Holders(plan, nodes=[end - first] * nodes, start_epoch=self._epoch)
+        planned = PlannedNodes(
+            holders, node=first // (end - first), shard_of=shard_of, epoch=self._epoch
+        )
+        self._planned.append(planned)
+        return planned

@@ -76,7 +76,7 @@ class Prefetch:
         self._least = least_ahead
         self._seen = remote.traffic()
         self._handed_out: float | None = None
-        self._peers = _peer_links(remote, world, store)
+        self._peers = _peer_links(remote, order, world, store)
         self._filler: Filler | None = None
         if self._share.is_cached and fills:
             self._filler = Filler(
@@ -109,7 +109,7 @@ class Prefetch:
         """Prepare for batches from this cursor on; the first call makes it a job of the cache."""
         self._handed_out = None
         if self._peers is not None:
-            self._peers.begin()
+            self._peers.begin(cursor.epoch)
         self._share.join()
         if self._filler is not None:
             self._filler.seek(cursor)
@@ -136,8 +136,10 @@ class Prefetch:
         mean_s, p99_s = self._remote.request_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)
 
-    def fill(self, size_bytes: int) -> None:
-        """Go on with fills, now that so many bytes more were consumed."""
+    def fill(self, size_bytes: int, *, epoch: int) -> None:
+        """Go on with fills, now that so many bytes more of an epoch were consumed."""
+        if self._peers is not None:
+            self._peers.at(epoch)
         if self._filler is not None:
             self._filler.count_batch(size_bytes, self._seen)
 
@@ -161,9 +163,11 @@ class Prefetch:
             self._peers.close()
 
 
-def _peer_links(remote: RemoteShards, world: World, store: JobStore | None) -> PeerLinks | None:
+def _peer_links(
+    remote: RemoteShards, order: JobOrder, world: World, store: JobStore | None
+) -> PeerLinks | None:
     if all(cache.peers is None for cache in remote.caches):
         return None
     from penstock.pipeline.feed.peer_links import PeerLinks  # a node alone needs none of it
 
-    return PeerLinks(remote, world=world, store=store)
+    return PeerLinks(remote, order, world=world, store=store)

@@ -141,7 +141,7 @@ class ReadAhead:
                 stream.ahead = self._within_epoch(step.start, step.then, decoding=decoding)
         stream.fill()
         if self._prefetch is not None:
-            self._prefetch.fill(size_bytes)
+            self._prefetch.fill(size_bytes, epoch=step.start.epoch)
 
     def _within_epoch(self, start: Cursor, then: Cursor, *, decoding: int) -> int:
         """Of the batches that are wanted ahead of a step, those that don't fetch for an epoch that

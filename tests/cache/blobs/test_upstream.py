@@ -80,6 +80,9 @@ class FolderUpstream:
     def uri(self, path: str) -> str:
         return self._other.uri(path)
 
+    def is_left_to_others(self, key: str) -> bool:
+        return self._other.is_left_to_others(key)
+
     def doubt(self, key: str) -> None:
         self._other.doubt(key)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import pytest
@@ -31,6 +32,21 @@ if TYPE_CHECKING:
 LIMITS = PeerLimits(connect_s=0.3, silent_s=0.3, least_rate=10 * 2**20)
 
 
+@dataclass
+class Planned:
+    """What a plan says: nodes that may hold any blob, and the owner of some."""
+
+    nodes: list[int]
+    owners: dict[str, int] = field(default_factory=dict)
+
+    def likely(self, key: str) -> list[int]:
+        del key
+        return self.nodes
+
+    def owner(self, key: str) -> int | None:
+        return self.owners.get(key)
+
+
 class Asking:
     """An upstream over peers and a store, and what it counted."""
 
@@ -42,10 +58,8 @@ class Asking:
         other = StoreUpstream(self.fetcher)
         self.upstream = PeerUpstream(other, self.directory, meter=self.meter)
 
-    def know(
-        self, peers: Sequence[Peer], likely: Callable[[str], Sequence[int]] | None = None
-    ) -> None:
-        self.upstream.know(peers, PeerClient(self.secret, limits=LIMITS), likely=likely)
+    def know(self, peers: Sequence[Peer], planned: Planned | None = None) -> None:
+        self.upstream.know(peers, PeerClient(self.secret, limits=LIMITS), planned=planned)
 
     def fetch(self, wanted: Sequence[BlobRange], *, urgent: bool = True) -> None:
         """Fetch ranges, and check each one's bytes."""
@@ -127,7 +141,7 @@ def test_likely_nodes_are_asked_for_what_they_have_of_a_blob(
     peers[1].parts[source.key] = content(store, source), [(0, 60_000), (90_000, 120_000)]
     asking.know(
         [peer.peer(node) for node, peer in enumerate(peers)],
-        lambda key: [1] if key == source.key else [],
+        Planned([1]),
     )
     asking.fetch(ranges(store, 0)[:2])
     assert store.reads == []
@@ -157,7 +171,7 @@ def test_another_jobs_token_gets_nothing_and_costs_little(
 ) -> None:
     asking = Asking(store, secret=PeerSecret(b"another secret of another job"))
     hold(peers[0], store, 0)
-    asking.know([peers[0].peer(0)], lambda _key: [0])
+    asking.know([peers[0].peer(0)], Planned([0]))
     asking.fetch(ranges(store, 0))
     asking.close()
     assert store.bytes_read == SIZES[0]
@@ -341,7 +355,7 @@ def test_peers_that_are_gone_or_never_were_cost_little(
 ) -> None:
     hold(peers[0], store, 0)
     gone = [Peer(1, "127.0.0.1:9"), Peer(2, "localhost.invalid:80"), Peer(3, "no address")]
-    asking.know([peers[0].peer(0), *gone], lambda _key: [1, 2, 3])
+    asking.know([peers[0].peer(0), *gone], Planned([1, 2, 3]))
     asking.fetch([*ranges(store, 0), *ranges(store, 4)])
     assert store.bytes_read == SIZES[4]
 
@@ -386,3 +400,20 @@ def test_ranges_of_many_objects_come_too(
     asking.know([peers[0].peer(0)])
     asking.fetch([range_of(whole, i, 0, size) for i, size in enumerate(SIZES)], urgent=False)
     assert not store.bytes_read
+
+
+def test_a_fill_is_left_to_the_node_that_fetches_for_all(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    mine, others = single(store, 0).key, single(store, 4).key
+    assert not asking.upstream.is_left_to_others(others)
+    hold(peers[1], store, 0)
+    owned = {others: 1, single(store, 3).key: 7, mine: 1}
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)], Planned([1], owned))
+    assert asking.upstream.is_left_to_others(others)
+    assert not asking.upstream.is_left_to_others(single(store, 3).key)  # nobody knows node 7
+    assert not asking.upstream.is_left_to_others(single(store, 5).key)
+    assert not asking.upstream.is_left_to_others(mine)  # it is there already
+    peers[1].server.asked.clear()
+    asking.directory.failed(peers[1].peer(1), time.monotonic(), reason="gone")
+    assert not asking.upstream.is_left_to_others(others)

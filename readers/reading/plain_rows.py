@@ -41,8 +41,8 @@ _LARGE_BYTES = (
 
 
 class _Noted(NamedTuple):
-    """Where rows begin, by shard, 0 where that isn't known; and what keeps their maps. Whoever
-    reads holds on to both, so nothing is unmapped under it."""
+    """Where rows begin, by shard, 0 where that isn't known; and what keeps their maps: what is
+    there is never replaced, and whoever reads holds on to both, so nothing is unmapped under it."""
 
     starts: Ints
     kept: dict[int, NDArray[Any]]
@@ -66,10 +66,11 @@ class PlainRows:
         if self._is_off or not len(rows):
             return None
         began = time.perf_counter()
-        addresses = self._addresses(rows)
+        found = self._addresses(rows)
         plain = self._plain
-        if addresses is None or plain is None:
+        if found is None or plain is None:
             return None
+        addresses, _maps = found  # held to the end: another thread may forget what is noted
         ids = self._index.starts[rows[:, 0]] + rows[:, 1]
         parts = []
         for a, b in pairwise(bounds):
@@ -96,8 +97,8 @@ class PlainRows:
     def _nothing(self) -> _Noted:
         return _Noted(np.zeros(len(self._index.sizes), np.int64), {})
 
-    def _addresses(self, rows: Ints) -> Ints | None:
-        """Where rows begin in this process's memory."""
+    def _addresses(self, rows: Ints) -> tuple[Ints, _Noted] | None:
+        """Where rows begin in this process's memory, and what keeps them there."""
         noted = self._noted
         begins = noted.starts[rows[:, 0]]
         if not begins.all():
@@ -110,7 +111,7 @@ class PlainRows:
         addresses: Ints = begins + rows[:, 1] * plain.stride_bytes
         if self._advice.is_on:
             advise_willneed(addresses, addresses + plain.row_bytes)
-        return addresses
+        return addresses, noted
 
     def _note(self, shards: Ints, noted: _Noted) -> _Noted:
         """Note where the rows of these shards begin; of many others that is forgotten."""
@@ -127,8 +128,9 @@ class PlainRows:
                 return noted
             rows = int(self._index.sizes[shard])
             assert (rows - 1) * plain.stride_bytes + plain.row_bytes <= plain.data.nbytes
-            noted.kept[shard] = plain.data
-            noted.starts[shard] = plain.data.ctypes.data
+            # Another thread may have opened it meanwhile, and read there: the first map stays.
+            kept = noted.kept.setdefault(shard, plain.data)
+            noted.starts[shard] = kept.ctypes.data
         return noted
 
     def _is_like(self, plain: Plain) -> bool:

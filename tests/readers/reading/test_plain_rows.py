@@ -12,8 +12,10 @@ from penstock.readers.blocks import Blocks
 from penstock.readers.fields.columns import DenseColumn
 from penstock.readers.formats.tokens import listing
 from penstock.readers.reading import plain_rows
+from penstock.readers.reading.open_shards import OpenShards
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -83,3 +85,34 @@ def test_files_of_several_dtypes_are_gathered(tmp_path: Path) -> None:
         for _ in range(2):
             found = values(dataset.read(rows).columns["tokens"])
             assert found == [list(range(i, i + 8)) for i in range(0, 80, 8)] * 2
+
+
+def test_a_map_that_another_thread_reads_stays(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that meet a shard first open it twice; the first map is the one that is used."""
+    get, inner = OpenShards.get, list[Any]()
+
+    def get_beside_another(self: OpenShards, numbers: Sequence[int]) -> list[Any]:
+        if inner:
+            return get(self, numbers)
+        inner.append(dataset.read(rows))  # the other thread's whole read, inside of this one's
+        opened = self._open(list(numbers))
+        return [opened[number] for number in numbers]
+
+    with Dataset(root, **SETTINGS) as dataset:
+        rows = rows_of(dataset)
+        wanted = values(dataset.read(rows, mode="pread").columns["tokens"])
+    with Dataset(root, **SETTINGS) as dataset:
+        monkeypatch.setattr(OpenShards, "get", get_beside_another)
+        maps = list[Any]()
+        note = plain_rows.PlainRows._note
+
+        def note_maps(self: Any, *arguments: Any) -> Any:
+            noted = note(self, *arguments)
+            maps.append(dict(noted.kept))
+            return noted
+
+        monkeypatch.setattr(plain_rows.PlainRows, "_note", note_maps)
+        batch = dataset.read(rows)
+        assert values(batch.columns["tokens"]) == wanted == values(inner[0].columns["tokens"])
+        first, last = maps
+        assert all(last[shard] is first[shard] for shard in first)

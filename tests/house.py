@@ -113,7 +113,19 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
         (frozenset({"fetch"}),),
         (frozenset({"stores"}),),
         (frozenset({"base"}),),
-        (frozenset({"processes", "threads", "outcomes", "forks", "job_store", "executors"}),),
+        (
+            frozenset(
+                {
+                    "processes",
+                    "threads",
+                    "outcomes",
+                    "forks",
+                    "job_store",
+                    "executors",
+                    "ray_executor",
+                }
+            ),
+        ),
         (frozenset({"errors", "secrets"}),),
     ),
 }

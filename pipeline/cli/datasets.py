@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
+from penstock.pipeline.cli.executors import executor_on
 from penstock.pipeline.cli.options import (
     Baseline,
     CacheFolder,
@@ -23,6 +24,7 @@ from penstock.pipeline.cli.options import (
     Json,
     ManifestFile,
     NumberType,
+    On,
     PackFields,
     PackFolder,
     Quality,
@@ -45,6 +47,9 @@ from penstock.pipeline.cli.options import (
 from penstock.pipeline.cli.progress import SampleProgress
 from penstock.pipeline.plan.world import World
 
+if TYPE_CHECKING:
+    from penstock.readers import PackSummary
+
 
 def pack(
     src: Source,
@@ -65,6 +70,7 @@ def pack(
     documents: DocumentMode = None,
     vocabulary: Vocabulary = None,
     workers: Workers = 0,
+    on: On = None,
     cache: CacheFolder = None,
     storage_option: StorageOption = None,
     as_json: Json = False,
@@ -80,8 +86,8 @@ def pack(
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )
-    world = World.detect()
-    with SampleProgress("pack") as progress:
+    world = _world(on)
+    with executor_on(on) as executor, SampleProgress("pack") as progress:
         summary = pack_dataset(
             src,
             dst,
@@ -96,16 +102,31 @@ def pack(
             quality=quality,
             baseline=baseline,
             image=parse_names(image),
-            workers=workers or usable_cores(),
+            workers=_threads(workers, on),
             rank=world.rank,
             size=world.size,
             progress=progress,
             storage_options=parse_storage_options(storage_option),
             cache=cache,
+            executor=executor,
         )
+    _report_pack(summary, dst, as_json=as_json)
+
+
+def _world(on: str | None) -> World:
+    """Where a launcher starts workers and one process hands out the work, ranks mean nothing."""
+    return World.detect() if on is None else World(0, 1)
+
+
+def _report_pack(summary: PackSummary, dst: str, *, as_json: bool) -> None:
     _report(asdict(summary), as_json=as_json, place=f"{dst.rstrip('/')}/_penstock")
     if summary.complete:
         _warn_of_labels(dst)
+
+
+def _threads(workers: int, on: str | None) -> int | None:
+    """Of this process; of each task where others do the work, 1 unless told."""
+    return workers or (usable_cores() if on is None else None)
 
 
 def _warn_of_labels(dst: str) -> None:
@@ -127,6 +148,7 @@ def index(
     manifest: ManifestFile = None,
     fields: FieldPlaces = None,
     workers: Workers = 0,
+    on: On = None,
     cache: CacheFolder = None,
     storage_option: StorageOption = None,
     as_json: Json = False,
@@ -141,7 +163,7 @@ def index(
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )
-    with SampleProgress("index") as progress:
+    with executor_on(on) as executor, SampleProgress("index") as progress:
         summary = build_index(
             url,
             format=format,
@@ -153,6 +175,7 @@ def index(
             workers=workers or usable_cores(),
             progress=progress,
             storage_options=parse_storage_options(storage_option),
+            executor=executor,
         )
     _report(asdict(summary), as_json=as_json, place=summary.place)
 

@@ -27,6 +27,15 @@ CacheFolder = Annotated[
     Path | None,
     typer.Option("--cache", help="Folder that keeps what is downloaded from a remote URL."),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        help="Whose workers do it, a shard a task: dask://HOST:PORT, dask-scheduler-file:FILE, "
+        "ray://HOST:PORT, ray (the one that runs here) or mpi (docs/packs.md). Source and "
+        "destination have to lie where all of them reach them.",
+    ),
+]
 JobCacheFolder = Annotated[
     Path, typer.Option("--cache", help="The cache folder that the job will use.")
 ]

@@ -202,10 +202,7 @@ class IndexBuilder:
         )
         quarantined = list(candidates.quarantined)
         settling, draft = Settling(candidates.schema), _Draft(folder, snapshot.fingerprint)
-        results = self._results(
-            candidates, prior, reporter, folder=folder, listing=snapshot.fingerprint
-        )
-        for shard in results:
+        for shard in self._results(candidates, prior, reporter, folder, snapshot.fingerprint):
             quarantined += shard.rejected(candidates)
             if not settling.is_done:
                 for position, facts in shard.good():
@@ -270,7 +267,6 @@ class IndexBuilder:
         candidates: Candidates,
         prior: PriorFacts | None,
         reporter: Reporter,
-        *,
         folder: bytes,
         listing: str,
     ) -> Iterator[_ShardResults]:

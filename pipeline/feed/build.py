@@ -166,7 +166,14 @@ def _road(
     resident = make_resident(
         dataset, options, order.settings, images, mapped, walk=walk, threads=threads
     )
-    graphs = make_graphs(recipes, options, threads, resident, ranges=dataset.contents.images)
+    graphs = make_graphs(
+        recipes,
+        options,
+        threads,
+        resident,
+        ranges=dataset.contents.images,
+        elsewhere=order.partners_elsewhere(options.world),
+    )
     if resident is not None:
         meter.resident = graphs.resident_facts
     bad_samples = BadSamples(dataset, seed=seed)

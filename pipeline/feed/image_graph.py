@@ -168,14 +168,19 @@ def make_graphs(
     resident: ResidentImages | None,
     *,
     ranges: Mapping[str, ImageRange],
+    elsewhere: int = PARTNERS_ELSEWHERE,
 ) -> ImageGraphs:
     """Build the graphs that decode a loader's batches. threads: of all of them together, as far as
-    each can have one. ranges: sizes of the images by field."""
+    each can have one. ranges: sizes of the images by field. elsewhere: samples of other ranks that
+    are read as partners, at most, where the recipe mixes."""
     shares = thread_shares(threads, {field: ranges[field] for field in recipes.images})
     graphs: dict[str, Graph | ResidentGraph] = {}
     try:
         for field, recipe in recipes.images.items():
-            graphs[field] = _make_graph(recipe, options, shares[field], resident)
+            batch = options.sizes.per_rank
+            if options.world.size > 1 and recipe.mixing:
+                batch += elsewhere
+            graphs[field] = _make_graph(recipe, options, shares[field], resident, batch=batch)
     except BaseException:
         ImageGraphs(graphs).close()
         raise
@@ -201,14 +206,17 @@ def thread_shares(threads: int, ranges: Mapping[str, ImageRange]) -> dict[str, i
 
 
 def _make_graph(
-    recipe: CheckedRecipe, options: NativeOptions, threads: int, resident: ResidentImages | None
+    recipe: CheckedRecipe,
+    options: NativeOptions,
+    threads: int,
+    resident: ResidentImages | None,
+    *,
+    batch: int,
 ) -> Graph | ResidentGraph:
-    alone = options.world.size == 1 or not recipe.mixing
-
     def make(*, from_memory: bool = False) -> Graph:
         return Graph(
             recipe,
-            batch_size=options.sizes.per_rank + (0 if alone else PARTNERS_ELSEWHERE),
+            batch_size=batch,
             threads=threads,
             device=options.device.type,
             device_id=options.device.index,

@@ -133,12 +133,26 @@ def cut_by_tokens(lengths: Ints, *, tokens: int, is_padded: bool, ranks: int) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Pool:
-    """start: position of its first sample; rows: batch by batch; ends: of batches, from start."""
+    """start: position of its first sample; rows: batch by batch; ends: of batches, from start.
+    turns: what sorts the rows of a batch by the place of their lane; None: they stand so."""
 
     epoch: int
     start: int
     rows: Ints
     ends: Ints
+    turns: Ints | None
+
+    @property
+    def end(self) -> int:
+        """The position behind its last sample."""
+        return self.start + len(self.rows)
+
+    def stands(self, begin: int, end: int) -> Ints | None:
+        """Positions [begin, end), counted from `begin`, as their slots have them: sorted by the
+        place of the lane and the offset. None where they stand so."""
+        if self.turns is None:
+            return None
+        return np.argsort(self.turns[begin - self.start : end - self.start])
 
 
 class Buckets:
@@ -234,6 +248,13 @@ class Buckets:
     def _make(self, epoch: int, number: int, start: int, end: int) -> _Pool:
         count, settings = end - start, self.settings
         rows = self.plan.places(epoch, start, max(1, count), low=0, high=count).rows
+        # What is in a batch may not depend on the lanes' order, so it is undone here.
+        own = self.plan.own_slots(epoch, start, count) if count else None
+        turns = None
+        if own is not None:
+            turns = np.empty(count, dtype=np.int64)
+            turns[own] = np.arange(count)
+            rows = rows[turns]
         order, ends = cut_by_tokens(
             self._lengths(rows),
             tokens=settings.tokens,
@@ -246,13 +267,15 @@ class Buckets:
         order = order[np.lexsort((order, batch))]
         if self._seed is not None:
             keys = keyed_hash(self._seed, _BUCKET, epoch, number, np.arange(len(ends)))
-            turns = np.argsort(keys, kind="stable")
+            swapped = np.argsort(keys, kind="stable")
             begins = ends - sizes
             order = np.concatenate(
-                [order[begins[turn] : ends[turn]] for turn in turns.tolist()] or [order]
+                [order[begins[turn] : ends[turn]] for turn in swapped.tolist()] or [order]
             )
-            ends = np.cumsum(sizes[turns])
-        return _Pool(epoch=epoch, start=start, rows=rows[order], ends=ends)
+            ends = np.cumsum(sizes[swapped])
+        if turns is not None:
+            turns = turns[order]
+        return _Pool(epoch=epoch, start=start, rows=rows[order], ends=ends, turns=turns)
 
 
 class BucketPlan:
@@ -284,12 +307,30 @@ class BucketPlan:
         at, end = position + low, position + high
         while at < end:
             pool = self._buckets.pool(epoch, at)
-            part = pool.rows[at - pool.start : end - pool.start]
+            begin, stop = max(position, pool.start), min(position + count, pool.end)
+            rows = pool.rows[begin - pool.start : stop - pool.start]
+            if (stands := pool.stands(begin, stop)) is not None:
+                rows = rows[stands]
+            part = rows[at - begin : end - begin]
             parts.append(part)
             at += len(part)
         if not parts:
             return Places(rows=np.empty((0, 2), np.int64))
         return Places(rows=parts[0].copy() if len(parts) == 1 else np.concatenate(parts))
+
+    def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
+        """The number that each slot of a global batch has where lanes have no order of their own,
+        as `JobPlan.own_slots`."""
+        parts: list[Ints] = []
+        at, end = position, min(position + size, self.samples)
+        while at < end:
+            pool = self._buckets.pool(epoch, at)
+            stop = min(end, pool.end)
+            if (stands := pool.stands(at, stop)) is None:
+                return None
+            parts.append(stands + (at - position))
+            at = stop
+        return np.concatenate(parts) if parts else None
 
     def batch(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """(shard, row) of one rank's slots of a global batch, as `JobPlan.batch`."""

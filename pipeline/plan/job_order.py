@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE, most_elsewhere
 from penstock.pipeline.plan.settings import make_plan, order_fingerprint
 from penstock.pipeline.plan.steps import Cursor
 
@@ -57,6 +58,13 @@ class JobOrder:
         from penstock.pipeline.plan.buckets import BucketPlan
 
         return BucketPlan(buckets)
+
+    def partners_elsewhere(self, world: World) -> int:
+        """Samples of other ranks that a rank reads as partners of mixing, at most."""
+        if self.lane_order is None:
+            return PARTNERS_ELSEWHERE
+        sizes, lanes = self.walk.schedule.sizes, self.settings.lanes
+        return max(most_elsewhere(size, lanes=lanes, ranks=world.size) for size in sizes)
 
     def fingerprint(self) -> str:
         """What a resumed job must share, of dataset and order, as hex."""

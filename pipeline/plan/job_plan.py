@@ -58,5 +58,9 @@ class JobPlan(Protocol):
         """(shard, row) of one rank's slots of a global batch: of n slots [r·n // world,
         (r + 1)·n // world) for rank r. int64, shape (slots, 2)."""
 
+    def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
+        """The number that each slot of a global batch has in the plan's own order, whatever order
+        the lanes have, int64, shape (slots,): a permutation. None where that is the slot's."""
+
     def shards(self, global_batch: int, *, first: int, end: int, world: int) -> Ints:
         """Shards that ranks [first, end) of a world read in any epoch, int64, ascending."""

@@ -170,3 +170,17 @@ def ordered_slots(
         nth = slots - np.where(place > 0, ends[place - 1], 0)
     lane = lane_at[place]
     return lane, nth + turn + (lane < start)
+
+
+def own_slots(position: int, count: int, lane_at: Ints) -> Ints:
+    """The number that each slot of the positions [position, position + count), as `ordered_slots`
+    has them, has in the plan's own order, where lane 0 comes first. int64, shape (count,)."""
+    lanes = len(lane_at)
+    each, more = divmod(count, lanes)
+    turn, start = divmod(position, lanes)
+    lane, offset = ordered_slots(position, count, lane_at, low=0, high=count)
+    numbers = np.arange(lanes, dtype=np.int64)
+    rows = each + ((numbers - start) % lanes < more)
+    first = np.cumsum(rows) - rows - turn - (numbers < start)
+    slots: Ints = offset + first[lane]
+    return slots

@@ -37,7 +37,7 @@ import numpy as np
 from penstock.cache.base.hashing import keyed_hash, unit
 from penstock.cache.errors import PlanError
 from penstock.pipeline.plan.job_plan import Places
-from penstock.pipeline.plan.lane_order import ordered_slots
+from penstock.pipeline.plan.lane_order import ordered_slots, own_slots
 from penstock.pipeline.plan.lanes import LaneLayout, StrandPieces, cut, deal, lanes_of_slots, lay
 from penstock.pipeline.plan.units import units_of
 from penstock.pipeline.plan.windows import UnitBorders, Windows, window_count
@@ -201,6 +201,14 @@ class Plan:
             if state.windows is not None:
                 offset = state.windows.shuffled(strand, offset)
         return Places(rows=state.layout.rows(state.strand_start[strand] + offset))
+
+    def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
+        """The number that each slot of a batch has with lane 0 first, int64, shape (slots,); None
+        where that is its own."""
+        if self._lane_at is None:
+            return None
+        _whole("epoch", epoch, at_least=0)
+        return own_slots(position, self._count(position, size), self._lane_at)
 
     def ids(self, epoch: int, position: int, size: int, *, rank: int = 0, world: int = 1) -> Ints:
         """Sample ids of what `batch` gives: samples of the shards before, plus row.

@@ -23,7 +23,19 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 PARTNERS_ELSEWHERE = 2
-"""Samples of other ranks that a rank reads as partners, at most."""
+"""Samples of other ranks that a rank reads as partners, at most, in the plan's own order of lanes
+and wherever each of its lanes has two samples of a batch or more."""
+
+
+def most_elsewhere(batch: int, *, lanes: int, ranks: int) -> int:
+    """Samples of other ranks that a rank reads as partners, at most, beyond the room that a batch
+    shorter than usual leaves, where lanes have any order: a lane's only sample has its partner in
+    a lane that may be anybody's.
+
+    batch: samples of the usual global batch. Of a batch of under two samples a lane the rest makes
+    less than half of the usual one, if that has four.
+    """
+    return PARTNERS_ELSEWHERE if batch >= 4 * lanes else max(PARTNERS_ELSEWHERE, -(-batch // ranks))
 
 
 def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
@@ -45,15 +57,21 @@ def partners(slots: Ints, *, position: int, size: int, lanes: int) -> Ints:
 
 
 def with_partners(
-    low: int, high: int, *, position: int, size: int, lanes: int
+    low: int, high: int, *, position: int, size: int, lanes: int, own_slots: Ints | None = None
 ) -> tuple[Ints, Ints]:
     """What a rank with the slots [low, high) of the global batch [position, position + size) reads.
 
-    Returns the slots, its own first and then at most two more, and for each of its own the place of
-    the partner among them.
+    own_slots: what the batch's slots are in the plan's own order, int64, shape (size,); None: they
+    are as they stand. Returns the slots, its own first and then a few more (`most_elsewhere`), and
+    for each of its own the place of the partner among them.
     """
     own = np.arange(low, high)
-    wanted = partners(own, position=position, size=size, lanes=lanes)
+    if own_slots is None:
+        wanted = partners(own, position=position, size=size, lanes=lanes)
+    else:
+        stands = np.empty(size, dtype=np.int64)
+        stands[own_slots] = np.arange(size)
+        wanted = stands[partners(own_slots[low:high], position=position, size=size, lanes=lanes)]
     outside = (wanted < low) | (wanted >= high)
     more = np.unique(wanted[outside])
     place = np.where(outside, len(own) + np.searchsorted(more, wanted), wanted - low)

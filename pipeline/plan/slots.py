@@ -71,8 +71,14 @@ class RankOrder:
         size, world = step.size, self.world
         low = world.rank * size // world.size  # as the plan cuts a batch
         position, lanes = step.start.position, self.plan.lanes
+        own_slots = self.plan.own_slots(step.start.epoch, position, size)
         slots, partner = with_partners(
-            low, low + len(rows), position=position, size=size, lanes=lanes
+            low,
+            low + len(rows),
+            position=position,
+            size=size,
+            lanes=lanes,
+            own_slots=own_slots,
         )
         elsewhere = [
             self.plan.places(step.start.epoch, position, size, low=slot, high=slot + 1).rows

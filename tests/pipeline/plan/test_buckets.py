@@ -19,6 +19,7 @@ from penstock.pipeline.plan.buckets import (
     cut_by_tokens,
     least_tokens,
 )
+from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.steps import Cursor
 
@@ -58,9 +59,12 @@ def made(
     ranks: int,
     seed: int | None,
     smaller: int = 32,
+    lanes: int = 2,
+    lane_order: LaneOrder | None = None,
 ) -> tuple[BucketPlan, BucketWalk]:
     """A plan over samples of these lengths, and its walk. smaller: pools, so many times."""
-    plan = Plan([len(each) for each in lengths], seed=seed, lanes=2, window=2)
+    sizes = [len(each) for each in lengths]
+    plan = Plan(sizes, seed=seed, lanes=lanes, window=2, lane_order=lane_order)
     flat = np.array([each for shard in lengths for each in shard], np.int64)
     told = bucket_settings("t", tokens=tokens, is_padded=is_padded, ranks=ranks, some=flat)
     object.__setattr__(told, "pool", max(2 * ranks, told.pool // smaller))
@@ -178,3 +182,50 @@ def test_too_many_samples_are_not_counted_for_a_number(monkeypatch: pytest.Monke
     walk.know(Cursor(9, 0), 3 * number)  # as a state tells
     assert walk.step_number(Cursor(9, 0)) == 3 * number
     assert walk.cursor_of(3 * number) == Cursor(9, 0)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=SHARDS,
+    is_padded=st.booleans(),
+    world=st.integers(1, 4),
+    lanes=st.integers(1, 5),
+    epoch=st.integers(0, 2),
+    data=st.data(),
+)
+def test_an_order_of_lanes_sorts_each_batch_and_changes_none(
+    lengths: list[list[int]],
+    is_padded: bool,
+    world: int,
+    lanes: int,
+    epoch: int,
+    data: st.DataObject,
+) -> None:
+    places = LaneOrder(tuple(data.draw(st.permutations(range(lanes)))))
+    longest = max(each for shard in lengths for each in shard)
+    told: dict[str, Any] = {
+        "tokens": least_tokens(longest, ranks=world) + 50,
+        "is_padded": is_padded,
+        "ranks": world,
+        "seed": 3,
+        "lanes": lanes,
+    }
+    plan, walk = made(lengths, **told)
+    other, other_walk = made(lengths, **told, lane_order=places)
+    steps = list(walk.steps(Cursor(epoch, 0), endless=False))
+    assert steps == list(other_walk.steps(Cursor(epoch, 0), endless=False))
+    own = Plan(plan.sizes, seed=3, lanes=lanes, window=2)
+    stream = own.batch(epoch, 0, own.samples).tolist()
+    lane_of = [x for x in range(lanes) for _ in range(x, own.samples, lanes)]
+    place_of = {lane: place for place, lane in enumerate(places.places)}
+    for step in steps:
+        at, size = step.start, step.size
+        before = plan.batch(epoch, at.position, size)
+        after = np.concatenate(
+            [other.batch(epoch, at.position, size, rank=r, world=world) for r in range(world)]
+        )
+        where = [stream.index(row) for row in after.tolist()]
+        assert where == sorted(where, key=lambda slot: (place_of[lane_of[slot]], slot))
+        own_slots = other.own_slots(epoch, at.position, size)
+        assert own_slots is not None
+        assert before[own_slots].tolist() == after.tolist()

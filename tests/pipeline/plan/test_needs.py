@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from penstock.cache.errors import PlanError
 from penstock.pipeline import World
 from penstock.pipeline.plan.batch_schedule import BatchSchedule
+from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.pipeline.plan.needs import (
     DEMAND,
     MOST_AHEAD,
@@ -33,10 +34,13 @@ shard_sizes = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(any)
 @st.composite
 def jobs(draw: st.DrawFn) -> tuple[Plan, int, int, int, int]:
     """A plan, a global batch, a world and ranks [first, end) of it."""
+    lanes = draw(st.integers(1, 16))
+    places = draw(st.one_of(st.none(), st.permutations(range(lanes))))
     plan = Plan(
         draw(shard_sizes),
         seed=draw(st.one_of(st.none(), st.integers(0, 99))),
-        lanes=draw(st.integers(1, 16)),
+        lanes=lanes,
+        lane_order=None if places is None else LaneOrder(tuple(places)),
         window=draw(st.integers(1, 4)),
         reshuffle=draw(st.sampled_from([0.0, 0.0, 0.5])),
     )

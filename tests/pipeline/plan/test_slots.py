@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.pipeline.plan.batch_schedule import BatchSchedule
+from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.pipeline.plan.order import Plan
-from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE, partners
+from penstock.pipeline.plan.partners import PARTNERS_ELSEWHERE, most_elsewhere, partners
 from penstock.pipeline.plan.slots import RankOrder
 from penstock.pipeline.plan.steps import Cursor, Walk
 from penstock.pipeline.plan.world import World
@@ -65,3 +66,37 @@ def test_partners_are_read_beside_the_own_samples(
         assert slots.rows[: slots.real].tolist() == whole[own].tolist()
         assert slots.rows[slots.partner].tolist() == whole[wanted[own]].tolist()
         assert len(slots.rows) - slots.real <= PARTNERS_ELSEWHERE
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sizes=sizes,
+    world=st.integers(1, 7),
+    batch=st.integers(1, 60),
+    lanes=st.integers(1, 8),
+    data=st.data(),
+)
+def test_no_order_of_lanes_changes_who_is_mixed_with_whom(
+    sizes: list[int], world: int, batch: int, lanes: int, data: st.DataObject
+) -> None:
+    batch = max(batch, world)
+    places = LaneOrder(tuple(data.draw(st.permutations(range(lanes)))))
+    own = Plan(sizes, seed=1, lanes=lanes, window=2)
+    plan = Plan(sizes, seed=1, lanes=lanes, window=2, lane_order=places)
+    walk = Walk(samples=plan.samples, schedule=BatchSchedule.constant(batch), drop_last=False)
+    step = data.draw(st.sampled_from(list(walk.steps(Cursor(1, 0), endless=False))))
+    at, size = step.start, step.size
+    whole = own.batch(at.epoch, at.position, size)
+    wanted = partners(np.arange(size), position=at.position, size=size, lanes=lanes)
+    pairs = dict(zip(ids(own, whole), ids(own, whole[wanted]), strict=True))
+    found: dict[int, int] = {}
+    room = -(-batch // world) + most_elsewhere(batch, lanes=lanes, ranks=world)
+    for rank in range(world):
+        slots = RankOrder(plan=plan, world=World(rank, world), mixes=True).slots(step)
+        assert slots.partner is not None
+        mine = ids(own, slots.rows[: slots.real])
+        found |= dict(zip(mine, ids(own, slots.rows[slots.partner]), strict=True))
+        assert len({tuple(row) for row in slots.rows.tolist()}) == len(slots.rows) <= room
+        if size >= 2 * lanes:
+            assert len(slots.rows) - slots.real <= PARTNERS_ELSEWHERE
+    assert found == pairs

@@ -46,6 +46,10 @@ class TwoParts:
         second = place * self.weights[1] // sum(self.weights)
         return place - second, second
 
+    def own_slots(self, epoch: int, position: int, size: int) -> Ints | None:
+        del epoch, position, size
+        return None
+
     def places(self, epoch: int, position: int, size: int, *, low: int, high: int) -> Places:
         count = min(size, self.samples - position)
         if not 0 <= low <= high <= count:

@@ -59,6 +59,7 @@ class PlanOptions:
     epochs: int
     cpu_s_per_1000: float | None
     peers: bool
+    moved: float | None
     cores: float
     ram: str
     nvme: str
@@ -207,6 +208,8 @@ def _job(
     notes.note("CPU-s to decode 1,000", f"{cpu:g}", origin)
     notes.note("epochs", str(options.epochs), _origin(options, "epochs"))
     notes.note("peers", "yes" if options.peers else "no", _origin(options, "peers"))
+    caches = "empty" if options.moved is None else f"filled, {options.moved:.0%} on other nodes"
+    notes.note("caches at the start", caches, _origin(options, "moved"))
     return JobFigures(
         nodes=options.nodes,
         gpus=options.gpus,
@@ -215,6 +218,7 @@ def _job(
         epochs=options.epochs,
         cpu_s_per_1000=cpu,
         peers=options.peers,
+        moved=options.moved,
     )
 
 

@@ -86,6 +86,15 @@ WithPeers = Annotated[
         rich_help_panel=JOB,
     ),
 ]
+Moved = Annotated[
+    float | None,
+    typer.Option(
+        help="The caches are filled, and this share of what a node reads lies on other nodes: 1/N "
+        "after one of N was added, 0.5 after halving, 1 - 1/N for nodes dealt anew; 0 after "
+        "`penstock warm`. Without: they are empty.",
+        rich_help_panel=JOB,
+    ),
+]
 Cores = Annotated[
     float, typer.Option(help="CPU cores; 128 as nodes of 8 GPUs have.", rich_help_panel=NODE)
 ]

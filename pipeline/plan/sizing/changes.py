@@ -63,14 +63,14 @@ def changes(now: Forecast) -> list[SetupChange]:
 def _warmed(now: Forecast) -> SetupChange | None:
     """`penstock warm` on all nodes before the GPUs are held."""
     store, node, nodes = now.setup.store, now.setup.node, now.setup.job.nodes
-    if store is None or not now.kept:
+    if store is None or not now.kept or now.setup.job.moved is not None:
         return None
     seconds = now.setup.job.epochs * now.later.seconds
     gain = now.seconds / seconds
     if gain < _LEAST_GAIN:
         return None
     size = node_set_bytes(now.setup, now.geometry) * now.kept
-    rate = min(store.bytes_per_s / nodes, node.nic_bytes_per_s, node.nvme_bytes_per_s)
+    rate = min(store.bytes_per_s / nodes, now.setup.link_bytes_per_s, node.nvme_bytes_per_s)
     return SetupChange(
         words=f"`penstock warm` before the GPUs are held: {format_size(size)} a node, at least "
         f"{duration(size / rate)} before the job, when nothing waits for it",

@@ -5,12 +5,7 @@ CPU seconds are of a core of the machine that they were measured on: faster core
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from penstock.cache.base.fetch_policy import FetchPolicy
-
-if TYPE_CHECKING:
-    from penstock.pipeline.plan.sizing.values import JobFigures
 
 FETCH_S_PER_GB, FETCH_S_PER_REQUEST = 0.63, 0.12e-3
 """Of the client of a store: 0.63, 0.75 and 2.4 CPU-s a GB in ranges of 8 MiB, 1 MiB and 64 KiB."""
@@ -24,11 +19,16 @@ PEER_CLIENT_S_PER_GB, PEER_SERVER_S_PER_GB = 0.57, 0.08
 PEER_TLS_CLIENT_S_PER_GB, PEER_TLS_SERVER_S_PER_GB = 1.4, 1.2
 """Of the same, encrypted on both sides."""
 
+NIC_PAYLOAD = 1448 / 1538
+"""Of what a network carries: TCP's payload of a full Ethernet frame, its gap and headers among it
+(40 bytes of IP and TCP, 12 of time stamps, 38 of Ethernet)."""
+
 RAM_SHARE = 0.5
 """Of a node's memory, that the kernel may keep cached files in: the rest is the job's."""
 
 REQUEST_BYTES = FetchPolicy().range_bytes
-CONNECTIONS_A_RANK = FetchPolicy().max_connections
+CONNECTIONS_A_RANK = FetchPolicy().start_connections
+"""That a rank begins with; where more bring more it goes up to half as many more, by and by."""
 
 MARGIN_SHARE = 0.002
 """Of the cache's limit, that isn't for shards."""
@@ -39,8 +39,8 @@ def fetch_cpu_s(size_bytes: float, requests: float) -> float:
     return FETCH_S_PER_GB * size_bytes / 1e9 + FETCH_S_PER_REQUEST * requests
 
 
-def peer_cpu_s(size_bytes: float, job: JobFigures) -> float:
+def peer_cpu_s(size_bytes: float, *, tls: bool) -> float:
     """CPU seconds of both sides for bytes that come from peers."""
-    if job.tls:
+    if tls:
         return (PEER_TLS_CLIENT_S_PER_GB + PEER_TLS_SERVER_S_PER_GB) * size_bytes / 1e9
     return (PEER_CLIENT_S_PER_GB + PEER_SERVER_S_PER_GB) * size_bytes / 1e9

@@ -25,7 +25,7 @@ from penstock.pipeline.plan.sizing.tiers import (
 from penstock.pipeline.plan.sizing.traffic import (
     EpochTraffic,
     cache_share,
-    cold_traffic,
+    first_traffic,
     warm_traffic,
 )
 
@@ -115,7 +115,7 @@ def forecast(setup: Setup, geometry: Geometry | None = None) -> Forecast:
     job = setup.job
     need = job.gpus * job.samples_per_s * setup.data.sample_bytes
     wanted, ahead = _ahead(setup, need)
-    cold, warm = _cold(setup, geometry), warm_traffic(setup, geometry)
+    cold, warm = _first(setup, geometry), warm_traffic(setup, geometry)
     return Forecast(
         setup=setup,
         geometry=geometry,
@@ -129,13 +129,13 @@ def forecast(setup: Setup, geometry: Geometry | None = None) -> Forecast:
     )
 
 
-def _cold(setup: Setup, geometry: Geometry) -> EpochTraffic:
+def _first(setup: Setup, geometry: Geometry) -> EpochTraffic:
     """The first epoch's: fills of whole shards give way where batches wait for the store."""
-    fed = cold_traffic(setup, geometry)
+    fed = first_traffic(setup, geometry)
     tiers = tier_seconds(setup, fed)
     others = max(took for tier, took in tiers.items() if tier not in OF_THE_STORE)
     slowest = max((tiers.get(tier, 0.0) for tier in OF_THE_STORE), default=0.0)
-    return cold_traffic(setup, geometry, starved=True) if slowest > others else fed
+    return first_traffic(setup, geometry, starved=True) if slowest > others else fed
 
 
 def _check_room(setup: Setup, geometry: Geometry) -> None:
@@ -170,9 +170,11 @@ def _first_batch_s(setup: Setup) -> float:
     samples = job.global_batch / job.nodes
     size = samples * setup.data.sample_bytes
     decode_s = samples * job.cpu_s_per_1000 / 1000 / node.cores
-    if store is None:
+    if store is None or job.moved == 0:
         return size / node.nvme_bytes_per_s + decode_s
-    rate = min(node.nic_bytes_per_s, store.bytes_per_s / job.nodes)
+    rate = setup.link_bytes_per_s
+    if job.moved is None or not job.peers:
+        rate = min(rate, store.bytes_per_s / job.nodes)
     alone = min(setup.data.sample_bytes, REQUEST_BYTES)
     rounds = max(1.0, size / alone / (job.gpus * CONNECTIONS_A_RANK))
     return store.latency_s + max(size / rate, rounds * store.request_s(alone)) + decode_s
@@ -193,5 +195,5 @@ def _epoch(setup: Setup, traffic: EpochTraffic, *, first_batch_s: float) -> Epoc
         tiers=tiers,
         traffic=traffic,
         cpu_s=decode_cpu_s(setup) + bytes_cpu_s(setup, traffic),
-        peer_cpu_s=peer_cpu_s(traffic.peer, setup.job),
+        peer_cpu_s=peer_cpu_s(traffic.peer, tls=setup.job.tls),
     )

@@ -161,7 +161,7 @@ class Simulation:
 
     def _fetch(self, node: int, need: BatchNeed, at: float) -> tuple[float, float, float, float]:
         """Bytes from the store and from peers, requests, and when all are here."""
-        store, parts, figures = self._setup.store, self._parts[node], self._setup.node
+        store, parts = self._setup.store, self._parts[node]
         assert store is not None
         on_peers = np.zeros(len(need.absent), np.bool_)
         if self._job.peers:
@@ -183,13 +183,13 @@ class Simulation:
         if peer > 0:
             holders = [n for n in range(self._job.nodes) if self._whole[n, need.absent].any()]
             came = max(came, self._from_peers(node, holders, peer, at))
-        came = max(came, parts.nic_in.serve(at, (remote + peer) / figures.nic_bytes_per_s))
+        came = max(came, parts.nic_in.serve(at, (remote + peer) / self._setup.link_bytes_per_s))
         return remote, peer, requests, came
 
     def _from_peers(self, node: int, holders: Sequence[int], size: float, at: float) -> float:
         """When bytes that others hold have left them, all of these alike."""
         others = [other for other in holders if other != node]
-        out_s = size / max(1, len(others)) / self._setup.node.nic_bytes_per_s
+        out_s = size / max(1, len(others)) / self._setup.link_bytes_per_s
         cpu_s = self._peer_cpu_s(size / max(1, len(others)))[1] / self._setup.node.cores
         for other in others:
             self._parts[other].cores.free_s += cpu_s
@@ -224,7 +224,7 @@ class Simulation:
         streams = self._job.gpus * self._beside_urgent
         stream = REQUEST_BYTES / store.request_s(REQUEST_BYTES)
         nic_s = until - max(since, parts.nic_in.free_s)
-        link = min(nic_s * figures.nic_bytes_per_s, (until - since) * streams * stream)
+        link = min(nic_s * self._setup.link_bytes_per_s, (until - since) * streams * stream)
         disk_s = until - max(since, parts.disk.free_s)
         disk = disk_s * figures.nvme_bytes_per_s
         room = max(0.0, min(link, share_s * store.bytes_per_s, disk))
@@ -241,7 +241,7 @@ class Simulation:
                 self._store.serve(since, got / store.bytes_per_s)
                 self._answers.serve(since, got / REQUEST_BYTES / store.requests_per_s)
                 self._moved(found, remote=got, requests=got / REQUEST_BYTES)
-            parts.nic_in.serve(since, got / figures.nic_bytes_per_s)
+            parts.nic_in.serve(since, got / self._setup.link_bytes_per_s)
             parts.disk.serve(since, got / figures.nvme_bytes_per_s)
             parts.cores.serve(since, fetch_cpu_s(got, got / REQUEST_BYTES) / figures.cores)
             whole = state.filled[shard] + state.single[shard] >= self.order.shard_bytes[shard] - 1

@@ -45,7 +45,7 @@ def bytes_cpu_s(setup: Setup, traffic: EpochTraffic) -> float:
     """CPU seconds of all nodes to move an epoch's bytes: from the store, peers, disk and memory."""
     read = READ_S_PER_GB * (traffic.disk_read + traffic.memory) / 1e9
     fetched = fetch_cpu_s(traffic.remote, traffic.requests)
-    return read + fetched + peer_cpu_s(traffic.peer, setup.job)
+    return read + fetched + peer_cpu_s(traffic.peer, tls=setup.job.tls)
 
 
 def tier_seconds(setup: Setup, traffic: EpochTraffic) -> dict[Tier, float]:
@@ -59,7 +59,7 @@ def tier_seconds(setup: Setup, traffic: EpochTraffic) -> dict[Tier, float]:
         "model": setup.steps * job.step_s,
         "decode" if decode > moving else "cores": (decode + moving) / (job.nodes * node.cores),
         "disk": (traffic.disk_read + traffic.disk_write) / (job.nodes * node.nvme_bytes_per_s),
-        "nic": (traffic.remote + traffic.peer) / (job.nodes * node.nic_bytes_per_s),
+        "nic": (traffic.remote + traffic.peer) / (job.nodes * setup.link_bytes_per_s),
     }
     if store is not None:
         seconds["remote"] = traffic.remote / store.bytes_per_s

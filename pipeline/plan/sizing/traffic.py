@@ -61,32 +61,37 @@ def single_share(open_share: float) -> float:
     return open_share * (1 - open_share / 2)
 
 
-def cold_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) -> EpochTraffic:
-    """An epoch over empty caches, and over data on local disks that memory has nothing of.
+def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) -> EpochTraffic:
+    """A job's first epoch: over empty caches, over some of which a part lies on other nodes
+    (`moved`), or over data on local disks that memory has nothing of.
 
-    starved: batches wait for the store. Then it is asked for what they need and nothing beside, so
-    every sample comes by a request of its own, and no node fetches the rest of its shards.
+    starved: batches wait for what is fetched. Then they get what they need and nothing comes beside
+    it, so every sample comes by a request of its own, and no node fetches the rest of its shards.
     """
-    data, kept = setup.data, cache_share(setup, geometry)
+    data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
     total = data.total_bytes
     if setup.store is None:
         return _local(total, found=0.0)
-    passed = total * (1 - kept)
+    moved = 1.0 if job.moved is None else job.moved
+    passed, absent = total * (1 - kept), total * kept * moved
     # Each node that reads a shard keeps it whole.
-    filled = total * kept * (1.0 if starved else geometry.readers)
-    remote = (total * kept if setup.job.peers else filled) + passed
+    filled = absent * (1.0 if starved else geometry.readers)
+    from_store = filled
+    if job.peers:  # once, where nobody has it yet
+        from_store = absent if job.moved is None else 0.0
     each = math.ceil(data.sample_bytes / REQUEST_BYTES)
     alone = 1.0 if starved else single_share(geometry.open_share)
-    single = data.samples * ((1 - kept) + kept * alone) * each
-    fills = 0.0 if starved else remote - passed
+    of_store = from_store / filled if filled else 0.0
+    single = data.samples * each * ((1 - kept) + kept * moved * alone * of_store)
+    fills = 0.0 if starved else from_store / geometry.shard_bytes
+    here = _local(total * kept * (1 - moved), found=_found(setup, geometry, kept))
     return EpochTraffic(
-        remote=remote,
-        peer=passed + filled - remote,
-        disk_read=0.0,  # what was just written is in memory still
+        remote=from_store + passed,
+        peer=filled - from_store,
+        disk_read=here.disk_read,
         disk_write=filled,
-        memory=total * kept,
-        requests=single
-        + fills / geometry.shard_bytes * math.ceil(geometry.shard_bytes / REQUEST_BYTES),
+        memory=here.memory + absent,  # what was just written is in memory still
+        requests=single + fills * math.ceil(geometry.shard_bytes / REQUEST_BYTES),
         single=single,
     )
 
@@ -94,9 +99,7 @@ def cold_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) -> 
 def warm_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
     """An epoch over caches that hold all that they keep."""
     data, kept = setup.data, cache_share(setup, geometry)
-    on_disk = max(1.0, kept * node_set_bytes(setup, geometry))
-    found = memory_share(min(1.0, RAM_SHARE * setup.node.ram_bytes / on_disk))
-    local = _local(data.total_bytes * kept, found=found)
+    local = _local(data.total_bytes * kept, found=_found(setup, geometry, kept))
     if setup.store is None or kept >= 1:
         return local
     requests = data.samples * (1 - kept) * math.ceil(data.sample_bytes / REQUEST_BYTES)
@@ -109,6 +112,12 @@ def warm_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
         requests=requests,
         single=requests,
     )
+
+
+def _found(setup: Setup, geometry: Geometry, kept: float) -> float:
+    """Of what an epoch reads locally, the part that is in memory."""
+    on_disk = max(1.0, kept * node_set_bytes(setup, geometry))
+    return memory_share(min(1.0, RAM_SHARE * setup.node.ram_bytes / on_disk))
 
 
 def _local(read: float, *, found: float) -> EpochTraffic:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.plan.sizing.checks import check_count, check_figure
+from penstock.pipeline.plan.sizing.costs import NIC_PAYLOAD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +92,9 @@ class JobFigures:
     """The training job. gpus: of a node, with a rank each. global_batch: of all ranks.
     samples_per_s: that one GPU takes when it never waits. cpu_s_per_1000: that decoding and
     augmenting a thousand samples take of the cores (0: the GPU does it, or there is nothing to
-    decode). peers: nodes ask one another before the store; tls: and encrypt that."""
+    decode). peers: nodes ask one another before the store; tls: and encrypt that. moved: the caches
+    are filled, and so much of what each node reads, 0 to 1, lies on other nodes, as after a change
+    of nodes; None: the caches are empty."""
 
     nodes: int
     gpus: int
@@ -101,6 +104,7 @@ class JobFigures:
     cpu_s_per_1000: float = 0.0
     peers: bool = False
     tls: bool = False
+    moved: float | None = None
 
     def __post_init__(self) -> None:
         check_count("nodes", self.nodes)
@@ -109,6 +113,8 @@ class JobFigures:
         check_count("epochs", self.epochs)
         check_figure("samples/s of a GPU", self.samples_per_s)
         check_figure("CPU seconds per 1,000", self.cpu_s_per_1000, may_be_zero=True)
+        if self.moved is not None and not 0 <= self.moved <= 1:
+            raise ConfigError(f"moved: got {self.moved:g}, wanted a share from 0 to 1.")
         if self.global_batch < self.ranks:
             raise ConfigError(
                 f"global batch: got {self.global_batch}, {self.ranks - self.global_batch} fewer "
@@ -143,6 +149,11 @@ class Setup:
                 f"epoch has no whole batch, {self.job.global_batch - self.data.samples} are "
                 "missing. Lower the batch, or use fewer GPUs."
             )
+
+    @property
+    def link_bytes_per_s(self) -> float:
+        """Payload that a node's network carries, in each direction."""
+        return NIC_PAYLOAD * self.node.nic_bytes_per_s
 
     @property
     def steps(self) -> int:

@@ -111,21 +111,21 @@ def test_a_store_that_hardly_keeps_up_is_where_they_end_too() -> None:
 
 
 @pytest.mark.parametrize("peers", [False, True])
-def test_nodes_dealt_anew_ask_their_peers(peers: bool) -> None:
+@pytest.mark.parametrize("nic", [12.5e9, 2e8])
+def test_nodes_dealt_anew_ask_their_peers(peers: bool, nic: float) -> None:
     """Each node holds what another one will read: all from the store, or none."""
     wanted = setup(
-        data={"samples": 100_000}, job={"nodes": 4, "peers": peers, "global_batch": 4096}
+        data={"samples": 100_000, "shards": 400},
+        node={"nic_bytes_per_s": nic},
+        job={"nodes": 4, "peers": peers, "global_batch": 2048, "moved": 1.0},
     )
-    order = Simulation(wanted).order
-    held = np.roll(order.read, 1, axis=0)
-    moved = Simulation(wanted, held=held).epoch(0).bytes_by_tier
+    found, order = forecast(wanted), Simulation(wanted).order
+    walked = Simulation(wanted, held=np.roll(order.read, 1, axis=0)).epoch(0)
     total = wanted.data.total_bytes
-    if peers:
-        assert moved["remote"] < 0.03 * total
-        assert moved["peer"] > 0.9 * total
-    else:
-        assert moved["peer"] == 0
-        assert moved["remote"] > 0.9 * total
+    assert walked.seconds == pytest.approx(found.first.seconds, rel=0.1)
+    for tier, said in (("remote", found.first.traffic.remote), ("peer", found.first.traffic.peer)):
+        assert walked.bytes_by_tier[tier] == pytest.approx(said, abs=0.04 * total)
+    assert (found.first.traffic.peer > 0.9 * total) is peers
 
 
 def test_data_that_are_local_are_only_read() -> None:

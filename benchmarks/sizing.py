@@ -1,0 +1,338 @@
+"""`python -m benchmarks.sizing [NAME …]`: `penstock plan` against the real loader.
+
+Each set-up holds one thing back that can be held back honestly on one machine: a store with a
+bandwidth or a latency, a disk that the kernel throttles (blkio), links of network namespaces that
+it shapes (tbf), a decoder that sleeps, a step that sleeps, a cache with room for half. The plan is
+told the same figures, never what was measured of the run. Writes benchmarks/results/sizing.json.
+Needs root for disk, nic and peer; those are left out by name without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.hosts import hosts, why_not
+from benchmarks.record import write_result
+from penstock import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from benchmarks.hosts import Host
+
+SAMPLES, SAMPLE_BYTES, BATCH = 4_096, 50_000, 64
+SHARD_BYTES = "2MiB"
+MB = 1_000_000
+WITHIN = 0.15
+_CGROUP = Path("/sys/fs/cgroup/blkio")
+_PATIENCE_S = 240
+_PORT, _PEER_PORT = 29_700, 7_177
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetUp:
+    """One set-up. store: (seconds of latency, bytes/s), None for local data. step_s: of a step;
+    decode: seconds that decoding a sample sleeps, on two workers. room: of the cache, over the
+    data. link, disk: bits/s and bytes/s where these are throttled. nodes: that change places before
+    the last epoch. told: further options of the plan. epoch: the kind of epoch that is compared."""
+
+    name: str
+    epoch: str
+    store: tuple[float, float] | None = (0.005, 1000 * MB)
+    step_s: float = 0.02
+    decode: float = 0.0
+    room: float = 4.0
+    link: float | None = None
+    disk: float | None = None
+    nodes: int = 1
+    told: tuple[str, ...] = ()
+
+
+SET_UPS = (
+    SetUp(name="model", epoch="later", step_s=0.1),
+    SetUp(name="remote", epoch="first", store=(0.005, 25 * MB)),
+    SetUp(name="small cache", epoch="later", store=(0.005, 20 * MB), room=0.5),
+    SetUp(name="latency", epoch="first", store=(0.4, 1000 * MB)),
+    SetUp(name="decode", epoch="later", decode=0.004),
+    SetUp(name="disk", epoch="first", store=None, disk=25 * MB),
+    SetUp(name="nic", epoch="first", link=200e6),
+    SetUp(name="peer", epoch="first", link=80e6, store=(0.005, 2 * MB), nodes=2),
+)
+
+
+def make_data(folder: Path) -> int:
+    """A pack of bytes that nothing has to decode, each sample to be had alone; returns its bytes.
+    (Arrays of one shape lie in blocks of a MiB: a cold batch fetches those.)"""
+    random = np.random.default_rng(1)
+    data = [random.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)]
+    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+        table = pa.table({"data": pa.array(data, pa.binary())})
+        pq.write_table(table, Path(place) / "data.parquet")
+        pack(str(Path(place) / "data.parquet"), str(folder), shard_bytes=SHARD_BYTES, seed=1)
+    return sum(path.stat().st_size for path in folder.rglob("*.arrow"))
+
+
+def planned(wanted: SetUp, pack_url: Path, data_bytes: int) -> dict[str, Any]:
+    """What `penstock plan` says of a set-up, told its figures."""
+    words = [str(pack_url), "--nodes", str(wanted.nodes), "--gpus", "1", "--epochs", "3"]
+    words += ["--global-batch-size", str(BATCH)]
+    words += ["--samples-per-s", str(BATCH / wanted.nodes / wanted.step_s)]
+    words += ["--cores", "2", "--ram", "16GB", "--nvme-bandwidth", f"{wanted.disk or 1e9:.0f}B/s"]
+    words += [
+        "--nvme",
+        str(int(wanted.room * data_bytes)),
+        "--nic",
+        f"{wanted.link or 1e11:.0f}b/s",
+    ]
+    if wanted.store is None:
+        words.append("--local")
+    else:
+        latency_s, bandwidth = wanted.store
+        words += ["--store-latency", str(1000 * latency_s), "--stream-bandwidth", "500MB/s"]
+        words += ["--store-bandwidth", f"{bandwidth:.0f}B/s", "--store-requests-per-s", "1e6"]
+    if wanted.decode:
+        words += ["--cpu-s-per-1000", str(1000 * wanted.decode)]
+    if wanted.nodes > 1:
+        words += ["--peers", "--moved", "1.0"]
+    command = [sys.executable, "-m", "penstock.pipeline.cli", "plan", *words, *wanted.told]
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found | {"command": " ".join(words)}
+
+
+@contextlib.contextmanager
+def store_server(
+    folder: Path, figures: tuple[float, float], host: Host | None = None
+) -> Iterator[str]:
+    """URL of a store with a latency and a bandwidth, on this machine or on a host."""
+    address = [host.address] if host is not None else []
+    words = [sys.executable, "-m", "benchmarks.store_server", str(folder), *map(str, figures)]
+    start = host.start if host is not None else _start
+    server = start([*words, *address], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert server.stdout is not None
+        port = int(server.stdout.readline())
+        yield f"http://{host.address if host is not None else '127.0.0.1'}:{port}"
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _start(command: Sequence[str], **more: Any) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, text=True, **more)
+
+
+@contextlib.contextmanager
+def throttled_disk(folder: Path, bytes_per_s: float | None) -> Iterator[Path | None]:
+    """A control group whose reads of a folder's disk are bounded by the kernel; None without."""
+    if bytes_per_s is None:
+        yield None
+        return
+    device = os.stat(folder).st_dev
+    group = _CGROUP / f"penstock-{os.getpid()}"
+    group.mkdir()
+    try:
+        limit = f"{os.major(device)}:{os.minor(device)} {int(bytes_per_s)}"
+        (group / "blkio.throttle.read_bps_device").write_text(limit)
+        yield group
+    finally:
+        group.rmdir()
+
+
+def forget_pages(folder: Path) -> None:
+    """Have the kernel forget what it keeps of a folder's files."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            fd = os.open(path, os.O_RDONLY)
+            os.fsync(fd)
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(fd)
+
+
+@dataclass(slots=True)
+class Bench:
+    """Runs set-ups over one pack. data: its folder; scratch: for caches."""
+
+    data: Path
+    scratch: Path
+    data_bytes: int
+    runs: int = field(default=0)
+
+    def measured(self, wanted: SetUp) -> dict[str, float]:
+        """The epoch of a set-up, measured."""
+        self.runs += 1
+        cache = self.scratch / f"cache-{self.runs}"
+        if wanted.nodes > 1:
+            return self._peers(wanted, cache)
+        task = {
+            "cache": str(cache) if wanted.store is not None and wanted.room else "",
+            "max_bytes": int(wanted.room * self.data_bytes),
+            "batch": BATCH,
+            "step_s": wanted.step_s,
+            "decode": wanted.decode,
+            # A small cache settles in the first two.
+            "epochs": 1 if wanted.epoch == "first" else 3,
+        }
+        if wanted.link is not None:
+            return self._linked(wanted, task)
+        if wanted.store is None:
+            forget_pages(self.data)
+            with throttled_disk(self.data, wanted.disk) as group:
+                return self._child(task | {"url": str(self.data)}, group=group)[-1]
+        with store_server(self.data, wanted.store) as url:
+            return self._child(task | {"url": url})[-1]
+
+    def _child(self, task: dict[str, Any], *, group: Path | None = None) -> list[dict[str, float]]:
+        def enter() -> None:
+            if group is not None:
+                (group / "cgroup.procs").write_text(str(os.getpid()))
+
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.sizing_child", json.dumps(task)],
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+            timeout=_PATIENCE_S,
+            preexec_fn=enter,
+        )
+        found: list[dict[str, float]] = json.loads(done.stdout)
+        return found
+
+    def _linked(self, wanted: SetUp, task: dict[str, Any]) -> dict[str, float]:
+        """One node behind a link."""
+        assert wanted.store is not None
+        with hosts(2) as (node, far), store_server(self.data, wanted.store, far) as url:
+            node.set_rate(wanted.link)
+            command = [sys.executable, "-m", "benchmarks.sizing_child"]
+            told = json.dumps(task | {"url": url})
+            process = node.start([*command, told], stdout=subprocess.PIPE)
+            out, _ = process.communicate(timeout=_PATIENCE_S)
+            found: dict[str, float] = json.loads(out)[-1]
+            return found
+
+    def _peers(self, wanted: SetUp, cache: Path) -> dict[str, float]:
+        """Nodes fill their caches, then change places: what each reads lies on another."""
+        assert wanted.store is not None
+        with hosts(wanted.nodes + 1) as made:
+            *nodes, far = made
+            # One server for both: the caches know the data by its URL.
+            with store_server(self.data, (wanted.store[0], 1e9), far) as url:
+                self._job(wanted, nodes, range(wanted.nodes), url, cache)
+                far.set_rate(8 * wanted.store[1])
+                for node in nodes:
+                    node.set_rate(wanted.link)
+                return self._job(wanted, nodes, [*range(1, wanted.nodes), 0], url, cache)
+
+    def _job(
+        self, wanted: SetUp, nodes: Sequence[Host], order: Sequence[int], url: str, cache: Path
+    ) -> dict[str, float]:
+        """A job under torchrun, node order[r] with rank r: the epoch of its slowest rank."""
+        self.runs += 1
+        out = self.scratch / f"out-{self.runs}"
+        out.mkdir()
+        jobs = []
+        for rank, number in enumerate(order):
+            host = nodes[number]
+            task = {
+                "url": url,
+                "cache": f"{cache}-{number}",
+                "max_bytes": int(wanted.room * self.data_bytes),
+                "peers": f"{host.address}:{_PEER_PORT}",
+                "batch": BATCH,
+                "step_s": wanted.step_s,
+                "decode": 0.0,
+                "epochs": 1,
+                "slots": "rank",
+                "group": str(out),
+            }
+            launcher = ["-m", "torch.distributed.run", "--nnodes", str(len(nodes))]
+            launcher += ["--node-rank", str(rank), "--nproc-per-node", "1"]
+            launcher += ["--master-addr", nodes[order[0]].address]
+            launcher += ["--master-port", str(_PORT + self.runs), "-m", "benchmarks.sizing_child"]
+            jobs.append(
+                host.start(
+                    [sys.executable, *launcher, json.dumps(task)],
+                    env={"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+                )
+            )
+        if any(job.wait(_PATIENCE_S) for job in jobs):
+            raise RuntimeError(f"{wanted.name}: a rank failed.")
+        ranks = [json.loads(path.read_text())[-1] for path in sorted(out.glob("rank-*.json"))]
+        slowest = max(ranks, key=lambda rank: float(rank["seconds"]))
+        return slowest | {"bytes_peers": sum(rank["bytes_peers"] for rank in ranks)}
+
+
+def compare(wanted: SetUp, bench: Bench, rounds: int) -> dict[str, Any]:
+    """A set-up's plan and its measured epochs, of which the median counts."""
+    plan = planned(wanted, bench.data, bench.data_bytes)
+    told = plan[wanted.epoch]
+    runs = [bench.measured(wanted) for _ in range(rounds)]
+    seconds = statistics.median(run["seconds"] for run in runs)
+    return {
+        "epoch": wanted.epoch,
+        "limit": max(told["tiers_s"], key=lambda tier: told["tiers_s"][tier]),
+        "planned_s": told["seconds"],
+        "measured_s": seconds,
+        "ratio": seconds / told["seconds"],
+        "planned_au": told["au"],
+        "measured_au": statistics.median(run["au"] for run in runs),
+        "planned_remote_bytes": told["bytes_by_tier"]["remote"],
+        "planned_peer_bytes": told["bytes_by_tier"]["peer"],
+        "runs": runs,
+        "plan": plan["command"],
+    }
+
+
+def main() -> None:
+    """Compare the set-ups that were named, and keep what came."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    wanted = [one for one in SET_UPS if not options.names or one.name in options.names]
+    console, found, left_out = Console(), {}, {}
+    with tempfile.TemporaryDirectory(prefix="penstock-sizing-") as place:
+        data = Path(place) / "pack"
+        bench = Bench(data, Path(place), make_data(data))
+        for one in wanted:
+            needs_root = one.link is not None or one.disk is not None
+            if needs_root and (words := why_not()):
+                left_out[one.name] = words
+                continue
+            found[one.name] = compare(one, bench, options.rounds)
+            console.print(one.name, _short(found[one.name]), highlight=False)
+    table = Table("set-up", "epoch", "limit", "planned s", "measured s", "ratio", box=None)
+    for name, row in found.items():
+        figures = (f"{row['planned_s']:.2f}", f"{row['measured_s']:.2f}", f"{row['ratio']:.2f}")
+        table.add_row(name, row["epoch"], row["limit"], *figures)
+    console.print(table)
+    within = sum(abs(row["ratio"] - 1) <= WITHIN for row in found.values())
+    console.print(f"{within} of {len(found)} within {WITHIN:.0%}; left out: {left_out or 'none'}")
+    if not options.names:
+        print(write_result("sizing", {"set_ups": found, "left_out": left_out, "within": within}))
+
+
+def _short(row: dict[str, Any]) -> str:
+    return f"planned {row['planned_s']:.2f} s, measured {row['measured_s']:.2f} s"
+
+
+if __name__ == "__main__":
+    main()

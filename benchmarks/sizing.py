@@ -71,8 +71,8 @@ SET_UPS = (
     SetUp(name="latency", epoch="first", store=(0.4, 1000 * MB)),
     SetUp(name="decode", epoch="later", decode=0.004),
     SetUp(name="disk", epoch="first", store=None, disk=25 * MB),
-    SetUp(name="nic", epoch="first", link=200e6),
-    SetUp(name="peer", epoch="first", link=80e6, store=(0.005, 2 * MB), nodes=2),
+    SetUp(name="nic", epoch="first", link=100e6),
+    SetUp(name="peer", epoch="first", link=40e6, store=(0.005, 2 * MB), nodes=2),
 )
 
 
@@ -276,7 +276,7 @@ class Bench:
         if any(job.wait(_PATIENCE_S) for job in jobs):
             raise RuntimeError(f"{wanted.name}: a rank failed.")
         ranks = [json.loads(path.read_text())[-1] for path in sorted(out.glob("rank-*.json"))]
-        slowest = max(ranks, key=lambda rank: float(rank["seconds"]))
+        slowest: dict[str, float] = max(ranks, key=lambda rank: float(rank["seconds"]))
         return slowest | {"bytes_peers": sum(rank["bytes_peers"] for rank in ranks)}
 
 

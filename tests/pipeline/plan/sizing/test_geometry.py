@@ -58,7 +58,8 @@ def test_readers_and_open_shards_are_the_plans(
     read = sum(
         len(plan.shards(batch, first=node, end=node + 1, world=nodes)) for node in range(nodes)
     )
-    assert found.readers == pytest.approx(read / shards, rel=0.05)
+    # One strand may end where a shard does.
+    assert found.readers == pytest.approx(read / shards, rel=0.05, abs=2.5 / shards)
 
 
 def test_shards_are_of_64_mib_where_nothing_asks_for_less() -> None:

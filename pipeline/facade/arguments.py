@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -88,6 +89,20 @@ class LoaderArguments:
                 late.settle(has_begun=False)
         if self.world != self._device_world:
             self.device, self._device_world = self._own_device(), self.world
+
+    def rejoined(self, world: World, *, seed: int) -> LoaderArguments:
+        """The arguments among other ranks: this process stays where it is, and the job's batches
+        and seed are as they are. world: one that says no place on a node keeps this one's."""
+        before = self.world
+        if world.local_size == 1 and before.local_size <= world.processes:
+            world = replace(world, local_rank=before.local_rank, local_size=before.local_size)
+        found = copy(self)
+        found.torch_options = replace(self.torch_options, batch_size=1)
+        found.own = replace(self.own, global_batch_size=None)
+        found.seed = LoaderSeed(given=seed)
+        found._late_world = LateWorld(world)
+        found._device_world = world  # the device stays
+        return found
 
     def _own_device(self) -> torch.device:
         place = self.world.local_rank or local_rank()

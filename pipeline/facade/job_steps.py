@@ -5,17 +5,24 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
+from penstock.cache.job_store import JobStore
+from penstock.pipeline.facade.late_attributes import AS_GIVEN
 from penstock.pipeline.feed.native import NativeEngine
+from penstock.pipeline.options.checks import check_count
+from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from penstock.pipeline.facade.arguments import LoaderArguments
 
 
 class JobSteps:
     """A loader's methods that count global batches since the job's start, on all ranks alike."""
 
     _engine: Any
+    _arguments: LoaderArguments
 
     @property
     def step(self) -> int:
@@ -45,11 +52,56 @@ class JobSteps:
         """
         self._steps_of_plan("skip").skip(steps)
 
+    def rejoin(self, world: World, *, step: int, store: Any = None) -> None:
+        """Go on at a global batch of the job as a rank of another world, without a restart.
+
+        All ranks of the new world call it with the same step: of the next global batch. It may be
+        one that was handed out before and came to nothing, or one ahead. Global batches are those
+        of the job, so ranks may get more samples or fewer of each; also where `batch_size` was
+        given. An iterator that runs goes on there if the step is in its epoch, else it ends, and
+        the next one begins there. It costs the same for any step.
+
+        world: rank and size; such as World.detect() finds, or counted by who manages the ranks.
+        store: any of torch's stores that all of the new ranks reach, of these ranks alone (a
+        PrefixStore of the quorum): through it they compare what they read, and agree on what their
+        caches hold. None: the ranks before are compared with if their store still answers, and who
+        reads what stays; so a process that is new must have loaded another one's state_dict().
+        A process that is new makes its loader, loads such a state and calls this.
+
+        Native datasets only. Raises ConfigError and PlanError for a world or a step that can't be,
+        for a global batch below the world, and where ranks differ; StalledError naming the ranks
+        that don't come to the store. The loader is then unchanged.
+        """
+        if not isinstance(world, World):
+            raise ConfigError(f"rejoin: got {world!r}, wanted World(rank, size).")
+        step = check_count("step", step, least=0)
+        if store is not None and not hasattr(store, "compare_set"):
+            raise ConfigError(
+                f"rejoin: got store={store!r}, wanted one of torch.distributed's stores, such as "
+                "PrefixStore(quorum, store), or None."
+            )
+        engine = self._numbered("rejoin")
+        arguments = self._arguments.rejoined(world, seed=engine.seed)
+        live = {name: getattr(self, name) for name in AS_GIVEN}
+        job_store = None if store is None else JobStore.of(store)
+        engine.rejoin(arguments.native(live), step=step, store=job_store)
+        self._arguments = arguments
+        self._show(engine.batch_size)
+
     def _settle(self, *, begins: bool) -> None:
+        raise NotImplementedError
+
+    def _show(self, batch_size: int | None) -> None:
         raise NotImplementedError
 
     def _steps_of_plan(self, name: str) -> NativeEngine:
         """The engine that numbers steps, for the world as it is now."""
+        engine = self._numbered(name)
+        if not engine.has_begun:
+            self._settle(begins=False)
+        return engine
+
+    def _numbered(self, name: str) -> NativeEngine:
         engine = self._engine
         if not isinstance(engine, NativeEngine):
             raise ConfigError(
@@ -57,6 +109,4 @@ class JobSteps:
                 "dataset, whose state keeps no history of its batches. Count its steps in your "
                 "loop, or point penstock.Dataset at the files."
             )
-        if not engine.has_begun:
-            self._settle(begins=False)
         return engine

@@ -74,9 +74,11 @@ class Agreement:
         return None if self._store is None else self._whole
 
     def begin(self) -> None:
-        """Forget what was told so far: the job goes on from a state. All ranks do so together."""
+        """Forget what was told so far: the job goes on from a state. All ranks do so together. That
+        ranks' loaders differ stays."""
+        notice = self.stop_notice()
         self._round += 1
-        self._notice = None
+        self._notice = notice if notice is not None and notice.get("differs") else None
 
     def compare(self, facts: dict[str, Any]) -> dict[str, Any]:
         """What the first rank that came here said; this rank's own facts if it is the first."""
@@ -101,16 +103,22 @@ class Agreement:
         first = self._ask(lambda store: store.first(self._key(f"at-{place}"), mine), "")
         return int(first) if first else None
 
+    def first_told(self, name: str, value: int) -> int:
+        """What the first rank told that came here; this rank's own where nobody answers."""
+        return int(self._ask(lambda store: store.first(self._key(name), str(value)), str(value)))
+
     def stop(self, notice: dict[str, Any]) -> None:
         """Tell every rank to stop when it asks for its next batch; the first notice stays."""
         self._notice = self._notice or notice
         text = json.dumps(notice)
         self._ask(lambda store: store.first(self._key("stop"), text), "")
 
-    def fail(self, reason: str) -> None:
-        """Tell every rank that this one can't go on: whatever step they are at, they end there."""
+    def fail(self, reason: str, *, differs: bool = False) -> None:
+        """Tell every rank that this one can't go on: whatever step they are at, they end there.
+        differs: as its loader isn't as theirs."""
         if self.is_shared:
-            self.stop({"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]})
+            told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
+            self.stop({**told, "differs": differs})
 
     def stop_notice(self) -> dict[str, Any] | None:
         """The notice, if a rank told all to stop."""
@@ -241,6 +249,11 @@ def check_same_plan(
             "Give every rank the same dataset: the loader shares it out itself, so a part of one's "
             "own (subset, split, a folder a rank) would be shared out twice."
         )
+    elif differ == ["at"] or facts.at:
+        remedy = (
+            "Call rejoin with the same step on every rank, and with a store that these ranks alone "
+            "have, such as a PrefixStore: another rejoin needs another."
+        )
     else:
         remedy = "Pass the same seed=, lanes=, window= and batch on every rank, and one world."
     text = (
@@ -248,7 +261,7 @@ def check_same_plan(
         f"{_words(mine)}: samples would be lost or read twice. {remedy} For a loader that is this "
         f"rank's own: world=World(0, 1)."
     )
-    agreement.fail(text)
+    agreement.fail(text, differs=True)
     raise PlanError(text)
 
 

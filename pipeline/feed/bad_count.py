@@ -128,18 +128,24 @@ class BadCount:
         shared = self._agreement.count_at(f"{at.epoch}-{at.position}", _counter(at.epoch))
         return self._before + (shared or 0)
 
+    @property
+    def known(self) -> int:
+        """Bad samples of this epoch so far, as far as this rank heard, without asking."""
+        return self._before + max(self._count, self._told)
+
     def take_over(self, other: BadCount) -> None:
         """Go on where another one was, which counts no more."""
         self._met, self._counted, self._stopped = other._met, other._counted, other._stopped
         self._count, self._before, self._told = other._count, other._before, other._told
 
-    def restore(self, bad: int) -> None:
+    def restore(self, bad: int, *, begins: bool = True) -> None:
         """Go on in the middle of an epoch of which so many were counted before. All ranks do so
-        together, and what was told to all is forgotten."""
+        together, and what was told to all is forgotten. begins: among the same ranks as before."""
         self._count, self._before, self._told = 0, bad, 0
         self._counted.clear()
         self._stopped = False
-        self._agreement.begin()
+        if begins:
+            self._agreement.begin()
 
     def _forget_before(self, epoch: int) -> None:
         self._bad_samples.forget_before(epoch)

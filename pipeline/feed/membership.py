@@ -7,7 +7,7 @@ pass begins.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockError
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.lane_order import LaneOrder
+    from penstock.pipeline.plan.state import LoaderState
     from penstock.pipeline.plan.steps import Cursor
 
 
@@ -106,3 +107,31 @@ def _follows_data(order: JobOrder, options: NativeOptions) -> bool:
         and remote is not None
         and any(not cache.is_temporary for cache in remote.caches)
     )
+
+
+def join_again(
+    order: JobOrder,
+    options: NativeOptions,
+    state: LoaderState,
+    *,
+    store: JobStore | None,
+    old: Agreement | None,
+) -> Membership:
+    """Speak for this rank among others than before, and compare it with them. Waits for nobody.
+
+    state: where they go on. store: of the new ranks. old: of the ranks before; if it still answers,
+    it serves where no other store is given. Raises PlanError where they differ.
+    """
+    whole = store or (None if old is None else old.whole_store)
+    if whole is None:
+        return alone(options)
+    schedule = order.walk.schedule
+    sizes = ", ".join(str(size) for _, size in schedule.entries[schedule.history :][:4])
+    found = join_ranks(
+        order,
+        options,
+        plan=state.fingerprint,
+        store=whole.under("rejoined"),
+        at=f"step {state.step} ({state.cursor}) with global batches of {sizes}",
+    )
+    return found if store is not None else replace(found, follows_data=False)

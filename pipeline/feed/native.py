@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.cache.job_store import JobStore
     from penstock.pipeline.feed.batch import Output
     from penstock.pipeline.feed.position import PassId
     from penstock.pipeline.options.native_options import NativeOptions
@@ -68,6 +69,11 @@ class NativeEngine:
         if order.settings.buckets is not None:
             return self.world.share(order.settings.buckets.batch)
         return self.options.sizes.share(order.walk.full_size(self._position.start))
+
+    @property
+    def seed(self) -> int:
+        """Of order and draws, by now."""
+        return self._setup.order.settings.seed
 
     @property
     def world(self) -> World:
@@ -182,6 +188,14 @@ class NativeEngine:
         steps = check_count("steps", steps, least=0)
         if steps:
             self._position.move_to(self._setup.ready.order.walk.cursor_of(self.step + steps))
+
+    def rejoin(self, user_options: NativeOptions, *, step: int, store: JobStore | None) -> None:
+        """Go on at a global batch of the job among other ranks, in a pass that has begun too.
+
+        Raises as `NativeSetup.rejoin`, and is then unchanged.
+        """
+        self._check_open()
+        self._setup.rejoin(user_options, step=step, store=store)
 
     def epoch_batches(self) -> Iterator[list[int]]:
         """Sample ids that this rank is handed in a whole current epoch, a batch at a time."""

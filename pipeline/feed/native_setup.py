@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PlanError
 from penstock.pipeline.feed.build import Assembly, build, check
+from penstock.pipeline.feed.frozen_order import freeze_order
+from penstock.pipeline.feed.membership import join_again
 from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.pipeline.plan.settings import order_fingerprint
 from penstock.pipeline.plan.state import LoaderState, check_resumable, other_order
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from penstock.cache.job_store import JobStore
     from penstock.pipeline.feed.membership import Membership
     from penstock.pipeline.feed.position import Position
     from penstock.pipeline.options.native_options import NativeOptions
@@ -54,14 +58,15 @@ class NativeSetup:
             raise PlanError("This loader's world isn't known yet: begin with iter(loader).")
         return self.assembly
 
-    def state(self) -> LoaderState:
-        """What was handed out."""
+    def state(self, *, is_shared: bool = True) -> LoaderState:
+        """What was handed out. is_shared: the same on all ranks; else as far as this one heard."""
         cursor, order = self._position.cursor, self.order
         if self.assembly is None and self._state is not None:  # nothing is built for it yet
             return self._state if cursor == self._state.cursor else _moved(self._state, cursor)
         bad, fingerprint = 0, None
         if self.assembly is not None:
-            bad = self.assembly.road.bad_count.count_before(cursor)
+            counted = self.assembly.road.bad_count
+            bad = counted.count_before(cursor) if is_shared else counted.known
             fingerprint = self.assembly.fingerprint
         return LoaderState(
             dataset=self._dataset.contents.fingerprint,
@@ -154,6 +159,45 @@ class NativeSetup:
             membership = None if before_it is None else before_it.membership
             self._settle(state, is_new=self.ready.membership is not membership)
         self._user_options = user_options
+
+    def rejoin(self, user_options: NativeOptions, *, step: int, store: JobStore | None) -> None:
+        """Go on at a global batch of the job among other ranks; passes that have begun go on too.
+
+        user_options: for the new world, without a batch: the job's stays. store: of the new ranks;
+        without one they are compared, if the old one answers, and the order of lanes stays.
+        Raises PlanError for a step that isn't known and where ranks differ, and what building and
+        `exchange` raise; nothing is changed then.
+        """
+        state = self._state_at(step)
+        options = user_options.resumed(state, warns=False)
+        lane_order = _lane_order_of(state)
+        order = freeze_order(self._dataset, options, state.plan, lane_order)
+        old = None if self.assembly is None else self.assembly.membership.agreement
+        membership = join_again(order, options, state, store=store, old=old)
+        if membership.follows_data and store is not None:
+            lane_order = membership.lane_order(order, options, state.cursor, number=0)
+        state = replace(state, bad=membership.agreement.first_told("bad", state.bad))
+        self._rebuild(
+            options,
+            state.plan,
+            lane_order=lane_order,
+            membership=membership,
+            goes_on=True,
+        )
+        self._position.rejoin(state.cursor)
+        self._settle(state, is_new=False)
+        self.ready.road.bad_count.restore(state.bad, begins=False)
+        self._state, self._user_options, self._is_agreed = state, user_options, True
+
+    def _state_at(self, step: int) -> LoaderState:
+        """The state of a job that has come to a step, as far as this rank knows it."""
+        state = self._state
+        if state is None or self._position.received is not None:
+            state = self.state(is_shared=False)
+        walk = self.order.walk if state.plan.buckets is not None else state.walk
+        cursor = walk.cursor_of(step)
+        bad = state.bad if cursor.epoch == state.epoch and cursor.position else 0
+        return replace(state, epoch=cursor.epoch, position=cursor.position, step=step, bad=bad)
 
     def resume(self, state: LoaderState) -> None:
         """Go on from a state: by its plan, behind the last batch that it counts.

@@ -108,6 +108,12 @@ class Position:
         self.is_restored = True
         self.end_passes()
 
+    def rejoin(self, cursor: Cursor) -> None:
+        """Move to where the job goes on with other ranks. A pass that has begun goes on there, if
+        that is in its epoch."""
+        self.cursor, self.received = cursor, None
+        self.is_restored = True
+
     def settle(self, walk: Walk) -> None:
         """Move on to the next epoch where the batch, now that it is known, leaves no step in this
         one."""

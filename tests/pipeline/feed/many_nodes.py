@@ -109,9 +109,9 @@ def order_of(loader: DataLoader) -> Any:
 
 def shards_of(loader: DataLoader) -> NDArray[np.int64]:
     """The shards that a rank reads."""
-    plan, world = order_of(loader).plan(), loader.world
-    shards: NDArray[np.int64] = plan.shards(
-        OPTIONS["global_batch_size"], first=world.rank, end=world.rank + 1, world=world.size
+    order, world = order_of(loader), loader.world
+    shards: NDArray[np.int64] = order.plan().shards(
+        order.walk.schedule.size, first=world.rank, end=world.rank + 1, world=world.size
     )
     return shards
 

@@ -28,7 +28,7 @@ def main() -> None:
     with loader, (out / f"ids-{rank}.jsonl").open("a", buffering=1) as ids:
         if state.is_file():
             loader.load_state_dict(json.loads(state.read_text()))
-        while loader.epoch < options.epochs and sum(e["steps"] for e in epochs) != options.steps:
+        while loader.epoch < options.epochs and not _is_done(epochs, options.steps):
             before = loader.statistics()
             told = _epoch(loader, options, ids, done=int(sum(e["steps"] for e in epochs)))
             after = loader.statistics()
@@ -41,6 +41,11 @@ def main() -> None:
         _write(out / f"rank-{rank}.json", measured)
     dist.barrier()
     dist.destroy_process_group()
+
+
+def _is_done(epochs: list[dict[str, float]], steps: int) -> bool:
+    """Whether as many steps were made as were asked for; never for 0."""
+    return steps > 0 and sum(epoch["steps"] for epoch in epochs) >= steps
 
 
 def _loader(options: argparse.Namespace) -> DataLoader:

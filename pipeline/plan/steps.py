@@ -78,7 +78,8 @@ class Walk:
 
     def step_size(self, at: Cursor) -> int:
         """Samples of the step that begins at a cursor; 0 where the epoch has none left."""
-        wanted = self.full_size(at)
+        entries = self.schedule.entries  # asked twice a step: a batch of one size takes no search
+        wanted = entries[0][1] if len(entries) == 1 else self.full_size(at)
         size = min(wanted, self.samples - at.position)
         return 0 if size < (wanted if self.drop_last else 1) else size
 

@@ -22,7 +22,8 @@ def shares(nodes: list[int], groups: int) -> np.ndarray:
     begins = ends - np.array(nodes) / sum(nodes)
     place = np.arange(groups)[None] / groups
     low = np.maximum(begins[:, None], place)
-    return np.maximum(0.0, np.minimum(ends[:, None], place + 1 / groups) - low) * groups
+    part: np.ndarray = np.maximum(0.0, np.minimum(ends[:, None], place + 1 / groups) - low)
+    return part * groups
 
 
 def worth(held: np.ndarray, nodes: list[int], order: LaneOrder | None) -> float:
@@ -56,7 +57,7 @@ def share(choice: Choice, lanes: int = LANES) -> float:
 
 
 def dealt(nodes: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).permutation(nodes).tolist()
+    return [int(node) for node in np.random.default_rng(seed).permutation(nodes)]
 
 
 @pytest.mark.parametrize("nodes", [2, 8, 32])

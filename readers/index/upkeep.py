@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.readers.formats.candidates import Candidates
     from penstock.readers.formats.format import Format, Indexing, Listing
     from penstock.readers.formats.prior import PriorFacts
+    from penstock.readers.index.first_use import FirstUse
     from penstock.readers.index.manifest import Manifest
     from penstock.readers.index.places import Places
     from penstock.readers.origin.origin import Origin
@@ -61,10 +63,60 @@ class Upkeep:
 
     def open(self) -> tuple[Manifest, bytes]:
         """Find or make the index; returns its manifest and folder. Raises as open_index does."""
+        found = self._found()
+        if found is None and (job := self._first_use()) is not None:
+            found = self._with_job(job)
+        return found or self._made()
+
+    def _found(self) -> tuple[Manifest, bytes] | None:
+        """An index that stands already."""
         for place in self._places.candidates():
             manifest = self._read(place)
             if manifest is not None and self._stands(manifest, place):
                 return manifest, place
+        return None
+
+    def _first_use(self) -> FirstUse | None:
+        """The agreement with the other processes of a job; None where there are none."""
+        if "torch.distributed" not in sys.modules:
+            return None
+        # Others start without it.
+        from penstock.readers.index.first_use import FirstUse
+
+        named = f"{self._origin.key}\0{self._format.name}\0{self._places.index}"
+        return FirstUse.of_job(named, self._origin.url, self._progress)
+
+    def _with_job(self, job: FirstUse) -> tuple[Manifest, bytes] | None:
+        """One process of the job builds, the others get what it built; None where this node has to
+        build its own."""
+        if job.claim():
+            self._progress = job.told
+            with job.building():
+                manifest, place = self._made()
+                job.publish(manifest, place)
+            return manifest, place
+        outcome = job.wait()
+        if (found := self._found()) is not None:
+            return found
+        place = self._places.make()
+        with locked(place):
+            known = self._read(place)  # another process of this node has put it there
+            if known is None or not self._stands(known, place):
+                known = self._read(place) if job.receive(outcome, place) else None
+            if known is not None and self._stands(known, place):
+                return known, place
+        _log.warning(
+            "%s: %s has built the index in %s, which isn't seen here, and it is too large to be "
+            "handed on: this node builds its own. `penstock index` with --out FOLDER, one that all "
+            "nodes see, saves that.",
+            self._origin.url,
+            outcome.builder,
+            outcome.place,
+        )
+        return None
+
+    def _made(self) -> tuple[Manifest, bytes]:
+        """Build the index, or bring it up to date, in this process."""
         listing = self._listing()
         place, snapshot = self._make_place(listing)
         with locked(place):

@@ -1,0 +1,240 @@
+"""A dataset's first use by a job of many processes: one builds the index, the others wait for it.
+
+They wait on the job's store, not on a file system, and only where somebody has said that it builds:
+rank 0 alone, with a validation set, builds and goes on. A builder that fails tells the others its
+error; one that is gone falls silent. An index that lies where another node doesn't see it comes to
+it in pieces through the store, if it is small; else that node builds its own.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import logging
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import zlib
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.cache import errors
+from penstock.cache.errors import DatasetError, JobStoreError, PenstockError
+from penstock.cache.job_store import JobStore
+from penstock.cache.threads import Workers
+from penstock.readers.files.atomic import make_folder, write_bytes
+from penstock.readers.index.manifest_file import MANIFEST
+from penstock.readers.index.sidecar_names import is_sidecar_name
+from penstock.readers.origin.quarantine import QUARANTINE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from penstock.readers.index.manifest import Manifest
+    from penstock.readers.types import Progress
+
+_log = logging.getLogger("penstock")
+
+BEAT_S = 5.0
+SILENT_S = 30.0
+"""A builder that told nothing for so long is gone."""
+
+WAIT_S = 12 * 3600.0
+MOST_PIECES_BYTES = 4 * 2**20
+"""Of a compressed index that goes through the store, whose server is one of the ranks."""
+
+_MOST_FILES_BYTES = 64 * 2**20
+_PIECE_BYTES = 256 * 2**10
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a builder ended. error: its message, "" where the index stands; pieces: of the index in
+    the store, 0 where it was too large."""
+
+    builder: str
+    error: str = ""
+    kind: str = ""
+    place: str = ""
+    pieces: int = 0
+
+    def check(self, url: str) -> None:
+        """Raise the builder's error, if it had one."""
+        if self.error:
+            kind = getattr(errors, self.kind, DatasetError)
+            message = f"{url}: {self.builder} built the index for the job, and failed: {self.error}"
+            try:
+                raised = kind(message)
+            except TypeError:
+                raised = DatasetError(message)
+            assert isinstance(raised, PenstockError)
+            raise raised
+
+
+@dataclass(slots=True)
+class FirstUse:
+    """The agreement of a job's processes on who builds one index. key: names the index; progress:
+    called as ever, on the builder."""
+
+    store: JobStore
+    key: str
+    url: str
+    progress: Progress | None = None
+    _me: str = field(
+        default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+    )
+    _done: tuple[int, int] = (0, 0)
+
+    @classmethod
+    def of_job(cls, named: str, url: str, progress: Progress | None) -> FirstUse | None:
+        """Of the process group that stands; None without one, or with one process. named: what the
+        index is of, and where it was asked for."""
+        distributed = sys.modules.get("torch.distributed")
+        store = JobStore.of_group()
+        if distributed is None or store is None or distributed.get_world_size() < 2:
+            return None
+        key = hashlib.sha256(named.encode("utf-8", "surrogateescape")).hexdigest()[:24]
+        return cls(store.under("index"), key, url, progress)
+
+    def claim(self) -> bool:
+        """Whether this process builds. Asked once; then `building`, or `wait`."""
+        attempt = self.store.heard(f"{self.key}/attempt") or "0"
+        self._attempt = attempt
+        return self.store.first(self._name("builder"), self._me) == self._me
+
+    def _name(self, what: str) -> str:
+        return f"{self.key}/{self._attempt}/{what}"
+
+    _attempt: str = "0"
+
+    def told(self, done: int, total: int, done_bytes: int) -> None:
+        """The builder's progress."""
+        self._done = (done, total)
+        if self.progress is not None:
+            self.progress(done, total, done_bytes)
+
+    @contextmanager
+    def building(self) -> Iterator[None]:
+        """While this process builds: the others hear that it lives, and what its error was."""
+        ended, beat = threading.Event(), Workers(1, name="index-beat")
+        self._beat(0)
+        beat.submit(self._beats, ended)
+        try:
+            yield
+        except BaseException as error:
+            kind = type(error).__name__ if isinstance(error, PenstockError) else ""
+            self._end(Outcome(self._shown(self._me), f"{error}" or kind or "interrupted", kind))
+            # A later try isn't met with this error.
+            self.store.add(f"{self.key}/attempt", 1)
+            raise
+        finally:
+            ended.set()
+            beat.close(timeout_s=1.0)
+
+    def _beats(self, ended: threading.Event) -> None:
+        number = 0
+        try:
+            while not ended.wait(BEAT_S):
+                number += 1
+                self._beat(number)
+        except JobStoreError as error:  # who asks it next says so
+            _log.warning("%s", error)
+
+    def _beat(self, number: int) -> None:
+        self.store.tell(self._name("beat"), json.dumps([number, *self._done]))
+
+    def _end(self, outcome: Outcome) -> None:
+        told = [outcome.builder, outcome.error[:2000], outcome.kind, outcome.place, outcome.pieces]
+        self.store.tell(self._name("done"), json.dumps(told))
+
+    def publish(self, manifest: Manifest, place: bytes) -> None:
+        """The index stands: where it does, and a copy where it is small."""
+        pieces = 0
+        packed = _packed(manifest, place)
+        if packed is not None:
+            for start in range(0, len(packed), _PIECE_BYTES):
+                self.store.tell(self._name(f"piece{pieces}"), packed[start : start + _PIECE_BYTES])
+                pieces += 1
+        self._end(Outcome(self._shown(self._me), place=os.fsdecode(place), pieces=pieces))
+
+    def wait(self) -> Outcome:
+        """Wait for the builder. Raises its error, and JobStoreError where it is gone."""
+        builder = self._shown(self.store.heard(self._name("builder")) or "")
+        began = heard = logged = time.monotonic()
+        beat = ""
+        while self.store.wait([self._name("done")], timeout_s=BEAT_S):
+            now, latest = time.monotonic(), self.store.heard(self._name("beat")) or ""
+            if latest != beat:
+                beat, heard = latest, now
+            if now - heard > SILENT_S or now - began > WAIT_S:
+                raise JobStoreError(
+                    f"{self.url}: {builder} was building the index for all processes of the job, "
+                    f"and hasn't been heard of for {now - heard:.0f} s. Look at its log; with "
+                    "`penstock index` before the job nobody has to wait."
+                )
+            if now - logged > 2 * BEAT_S:
+                logged = now
+                _, done, total = json.loads(beat) if beat else (0, 0, 0)
+                _log.info(
+                    "Waiting for the index of %s, which %s builds: %d of %d samples",
+                    self.url,
+                    builder,
+                    done,
+                    total,
+                )
+        outcome = Outcome(*json.loads(self.store.heard(self._name("done")) or "[]"))
+        outcome.check(self.url)
+        return outcome
+
+    @staticmethod
+    def _shown(me: str) -> str:
+        host, process, _ = [*me.split(":"), "", "", ""][:3]
+        return f"process {process} of {host}"
+
+    def receive(self, outcome: Outcome, place: bytes) -> bool:
+        """Put the copy of the index that came through the store into a folder; False where none
+        came. Raises WriteError."""
+        told = [self.store.heard(self._name(f"piece{n}")) for n in range(outcome.pieces)]
+        files = _unpacked("".join(each or "" for each in told)) if all(told) and told else None
+        if files is None:
+            return False
+        for name in sorted(files, key=lambda name: name == MANIFEST):  # the manifest last
+            make_folder(os.path.dirname(os.path.join(place, name)))
+            write_bytes(os.path.join(place, name), files[name])
+        return True
+
+
+def _packed(manifest: Manifest, place: bytes) -> str | None:
+    """An index as a text; None where it is too large for that."""
+    names = [*manifest.names, QUARANTINE, MANIFEST]
+    paths = [os.path.join(place, name) for name in names]
+    try:
+        if sum(os.stat(path).st_size for path in paths) > _MOST_FILES_BYTES:
+            return None
+        files = {}
+        for name, path in zip(names, paths, strict=True):
+            with open(path, "rb") as file:
+                files[os.fsdecode(name)] = base64.b85encode(file.read()).decode()
+    except FileNotFoundError:
+        return None
+    packed = zlib.compress(json.dumps(files).encode(), 6)
+    return base64.b64encode(packed).decode() if len(packed) <= MOST_PIECES_BYTES else None
+
+
+def _unpacked(text: str) -> Mapping[bytes, bytes] | None:
+    """The files of an index by name; None for what isn't that."""
+    try:
+        opened = zlib.decompressobj()
+        told = opened.decompress(base64.b64decode(text), 2 * _MOST_FILES_BYTES)
+        files = {os.fsencode(n): base64.b85decode(data) for n, data in json.loads(told).items()}
+    except (ValueError, zlib.error, AttributeError, TypeError):
+        return None
+    wanted = {QUARANTINE, MANIFEST}
+    if not wanted <= set(files) or not all(n in wanted or is_sidecar_name(n) for n in files):
+        return None
+    return files

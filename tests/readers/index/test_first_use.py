@@ -1,0 +1,137 @@
+"""A dataset's first use by several processes of a job, over a real process group."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import subprocess
+import sys
+import zlib
+from pathlib import Path
+from typing import Any
+
+from penstock.readers.index import first_use
+from tests import images
+from tests.watchdog import PATIENCE_S
+
+ROOT = Path(__file__).resolve().parents[3]
+
+RANK = """
+import json, os, sys
+from pathlib import Path
+import torch.distributed as dist
+from penstock.cache.errors import PenstockError
+from penstock.readers import open_index
+from penstock.readers.index import first_use
+from tests import images
+
+out, phases = Path(sys.argv[1]), json.loads(sys.argv[2])
+rank, size = int(sys.argv[3]), int(sys.argv[4])
+first_use.BEAT_S = 0.1
+dist.init_process_group("gloo", init_method=f"file://{out}/group", rank=rank, world_size=size)
+
+def verify(samples):
+    (place / f"built-{rank}").touch()
+    if phase.get("dies") and not (place / "died").exists():
+        (place / "died").touch()
+        os.kill(os.getpid(), 9)
+    return images.verify(samples)
+
+for phase in phases:
+    place = out / phase["name"]
+    first_use.SILENT_S = phase.get("silent", 30.0)
+    first_use.MOST_PIECES_BYTES = phase.get("pieces", 2**20)
+    os.environ["XDG_CACHE_HOME"] = str(place / f"home-{rank}")
+    answer = {}
+    if rank in phase.get("ranks", range(size)):
+        try:
+            index = open_index(phase["url"], verify=verify)
+            answer = {"samples": index.samples, "print": index.fingerprint, "place": index.place}
+            open_index(phase["url"], verify=verify)  # it is there
+        except PenstockError as error:
+            answer = {"error": f"{type(error).__name__}: {error}"}
+    (place / f"{rank}.json").write_text(json.dumps(answer))
+    if not phase.get("dies"):
+        dist.barrier()
+os._exit(0)  # others may be dead
+"""
+
+
+def job(out: Path, phases: list[dict[str, Any]], size: int) -> dict[str, list[dict[str, Any]]]:
+    """What the ranks of a job of so many say in each phase; nothing of one that was killed."""
+    for phase in phases:
+        (out / phase["name"]).mkdir(parents=True)
+    command = [sys.executable, "-c", RANK, str(out), json.dumps(phases)]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(size)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    words = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
+    for rank, said in zip(ranks, words, strict=True):
+        assert rank.returncode in (0, -signal.SIGKILL), said
+    return {
+        phase["name"]: [
+            json.loads(path.read_text()) if path.exists() else {}
+            for path in (out / phase["name"] / f"{rank}.json" for rank in range(size))
+        ]
+        for phase in phases
+    }
+
+
+def photographs(root: Path, name: str, *, is_writable: bool) -> str:
+    """40 photographs; is_writable: an index may lie beside them."""
+    folder = images.class_folder(root / name / "set", samples=40)
+    if not is_writable:
+        (root / name / "set.penstock").touch()
+    return str(folder)
+
+
+def test_one_builds_and_the_others_have_it(tmp_path: Path) -> None:
+    bad = images.write_folder(tmp_path / "bad", {"a/1.jpg": b"", "a/2.jpg": b"?" * 5000})
+    beside, apart, large, alone = (
+        photographs(tmp_path, name, is_writable=name in ("beside", "alone"))
+        for name in ("beside", "apart", "large", "alone")
+    )
+    out = tmp_path / "out"
+    phases: list[dict[str, Any]] = [
+        {"name": "beside", "url": beside},
+        {"name": "apart", "url": apart},
+        {"name": "large", "url": large, "pieces": 10},
+        {"name": "alone", "url": alone, "ranks": [0]},
+        {"name": "fails", "url": str(bad)},
+    ]
+    told = job(out, phases, 2)
+    built = {name: len(list((out / name).glob("built-*"))) for name in told}
+    # Too large for the store, each node builds its own.
+    assert built == {"beside": 1, "apart": 1, "large": 2, "alone": 1, "fails": built["fails"]}
+    for name in ("beside", "apart", "large"):
+        assert [each.get("samples") for each in told[name]] == [40, 40], told
+        assert len({each["print"] for each in told[name]}) == 1
+    assert {each["place"] for each in told["beside"]} == {f"{beside}.penstock"}
+    assert len({each["place"] for each in told["apart"]}) == 2
+    assert told["alone"][0]["samples"] == 40
+    assert all(each["error"].startswith("DatasetNotFoundError") for each in told["fails"])
+
+
+def test_a_builder_that_is_killed_is_missed(tmp_path: Path) -> None:
+    url = photographs(tmp_path, "data", is_writable=True)
+    phase = {"name": "dies", "url": url, "dies": True, "silent": 1.0}
+    (left,) = [each for each in job(tmp_path / "out", [phase], 2)["dies"] if each]
+    assert left["error"].startswith("JobStoreError"), left
+    assert "hasn't been heard of" in left["error"]
+
+
+def test_what_comes_through_a_store_is_looked_at() -> None:
+    for text in ("", "x", "AAAA", base64.b64encode(b"{}").decode()):
+        assert first_use._unpacked(text) is None
+    evil = {"../../evil": "", "manifest.arrow": "", "quarantine.jsonl": ""}
+    packed = zlib.compress(json.dumps(evil).encode())
+    assert first_use._unpacked(base64.b64encode(packed).decode()) is None

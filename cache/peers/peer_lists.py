@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
+import warnings
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import PenstockError
+from penstock.cache.errors import PenstockError, PenstockWarning
 from penstock.cache.fetch.object_range import ObjectRange
 from penstock.cache.peers.peer_store import list_name
 
@@ -23,6 +24,7 @@ _FIRST_S = 4.0
 _AGAIN_S = 10.0
 _MOST = 64
 """Peers that are asked at a time."""
+_SHOWN = 5  # of those that don't answer
 
 
 class PeerLists:
@@ -44,7 +46,7 @@ class PeerLists:
         self._first: Outcome[None] | None = None
         self._wait_until_s = 0.0
         self._due_s = 0.0
-        self._has_missed = False
+        self._has_missed = self._has_warned = False
 
     def missed(self) -> None:
         """Note that a range had to be fetched from the remote: somebody may hold more by now."""
@@ -61,6 +63,25 @@ class PeerLists:
             self._pool.submit(self._ask, None)
         if not self._first.done():
             self._first.wait(self._wait_until_s - now_s)
+        if not self._has_warned:
+            self._has_warned = True
+            self._warn_of_silence()
+
+    def _warn_of_silence(self) -> None:
+        directory = self._directory
+        silent = [peer for peer in directory.peers[:_MOST] if not directory.has_heard(peer)]
+        if silent:
+            shown = ", ".join(f"node {one.node} ({one.address})" for one in silent[:_SHOWN])
+            more = f" and {len(silent) - _SHOWN} more" if len(silent) > _SHOWN else ""
+            are_many = len(silent) > 1
+            warnings.warn(
+                f"peers: {shown}{more} didn't answer within {_FIRST_S:.0f} s: what "
+                f"{'they hold' if are_many else 'it holds'} comes from the remote as long as that "
+                "is so. Check the address, that the job runs there with the same token, and that "
+                "no firewall is between.",
+                PenstockWarning,
+                stacklevel=2,
+            )
 
     def _ask(self, _: None) -> None:
         due = self._directory.unheard(self._clock(), older_s=_AGAIN_S / 2, most=_MOST)

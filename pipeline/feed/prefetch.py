@@ -76,7 +76,7 @@ class Prefetch:
         self._least = least_ahead
         self._seen = remote.traffic()
         self._handed_out: float | None = None
-        self._peers = _peer_links(remote, order, world, store)
+        self._peers = peer_links(remote, order, world, store)
         self._filler: Filler | None = None
         if self._share.is_cached and fills:
             self._filler = Filler(
@@ -163,9 +163,11 @@ class Prefetch:
             self._peers.close()
 
 
-def _peer_links(
+def peer_links(
     remote: RemoteShards, order: JobOrder, world: World, store: JobStore | None
 ) -> PeerLinks | None:
+    """The ties to the job's other nodes, where a cache has some; None otherwise. store: a part of
+    the job's that the loaders of this one dataset and order share."""
     if all(cache.peers is None for cache in remote.caches):
         return None
     from penstock.pipeline.feed.peer_links import PeerLinks  # a node alone needs none of it

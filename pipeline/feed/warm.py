@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.cache.errors import ConfigError, WriteError
+from penstock.cache.job_store import JobStore
 from penstock.pipeline.feed.node_share import NodeShare
+from penstock.pipeline.feed.prefetch import peer_links
 from penstock.pipeline.feed.share_fills import ShareFills
 from penstock.pipeline.options.sizes import batch_schedule
 from penstock.pipeline.plan.job_order import JobOrder
@@ -96,19 +98,19 @@ def warm(
     world, contents = world or World(0, 1), dataset.contents
     remote = _checked_remote(dataset)
     schedule = _schedule(global_batch_size, world)
-    settings = ordered_settings(seed=seed)
-    if shuffle:
-        settings = shuffled_settings(
-            contents,
-            seed=seed,
-            global_batch=schedule.first_size,
-            lanes=lanes,
-            window=window,
-            reshuffle=reshuffle,
-        )
-    walk = Walk(samples=contents.samples, schedule=schedule, drop_last=False)
-    order = JobOrder(source=dataset, settings=settings, walk=walk)
+    order = _order(
+        dataset,
+        schedule,
+        seed=seed,
+        shuffle=shuffle,
+        lanes=lanes,
+        window=window,
+        reshuffle=reshuffle,
+    )
     share = NodeShare(remote, contents, order.plan(), batches=schedule.sizes, world=world)
+    peers = None if dry_run else peer_links(remote, order, world, _store())
+    if peers is not None:
+        peers.begin(epoch)
     share.join()
     try:
         fills = ShareFills(
@@ -116,10 +118,54 @@ def warm(
         )
         shards = _in_order(_needs(order, world), fills.kept, start=Cursor(epoch, 0))
         mine = itertools.islice(shards, process[0], None, process[1])
-        fills.run(mine, workers=workers, stop=stop or threading.Event())
+        own = mine if peers is None else _own_first(remote, mine)
+        fills.run(own, workers=workers, stop=stop or threading.Event())
     finally:
         share.leave()
+        if peers is not None:
+            peers.close()
     return fills.result(time.perf_counter() - began)
+
+
+def _order(
+    dataset: Source,
+    schedule: BatchSchedule,
+    *,
+    seed: int,
+    shuffle: bool,
+    lanes: int | None,
+    window: int | None,
+    reshuffle: float,
+) -> JobOrder:
+    settings = ordered_settings(seed=seed)
+    if shuffle:
+        settings = shuffled_settings(
+            dataset.contents,
+            seed=seed,
+            global_batch=schedule.first_size,
+            lanes=lanes,
+            window=window,
+            reshuffle=reshuffle,
+        )
+    walk = Walk(samples=dataset.contents.samples, schedule=schedule, drop_last=False)
+    return JobOrder(source=dataset, settings=settings, walk=walk)
+
+
+def _store() -> JobStore | None:
+    store = JobStore.of_group()
+    return None if store is None else store.under("warm")
+
+
+def _own_first(remote: RemoteShards, shards: Iterator[int]) -> Iterator[int]:
+    """The shards that this node fetches from the remote, then those that another one fetches for it
+    too: by then they are there."""
+    others = []
+    for shard in shards:
+        if remote.is_left_to_others(shard):
+            others.append(shard)
+        else:
+            yield shard
+    yield from others
 
 
 def _schedule(size: GlobalBatch | None, world: World) -> BatchSchedule:

@@ -12,10 +12,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pytest
 
-from penstock import pack
+from tests.array_packs import SAMPLES, array_pack_bytes, write_array_pack
 from tests.servers import Server, serving
 from tests.watchdog import PATIENCE_S
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-SAMPLES, SAMPLE_BYTES, NODES = 720, 10_000, 3
-BATCH = 24
+NODES, BATCH = 3, 24
 
 SCRIPT = """
 import json, sys
@@ -41,7 +39,7 @@ for phase in json.loads(sys.argv[5]):
     cache = DiskCache(place, max_bytes="1GB", peers=peers)
     dataset = Dataset(url, cache=cache, fields=("array", "id"))
     loader = DataLoader(dataset, global_batch_size=phase["batch"], shuffle=True, seed=7,
-        drop_last=True, reshuffle=phase["reshuffle"])
+        drop_last=True, slots="rank", reshuffle=phase["reshuffle"])
     ids = []
     with dataset, loader:
         for _ in range(phase["epochs"]):
@@ -61,13 +59,7 @@ with open(f"{folder}/{node}.json", "w") as file:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pack of arrays whose first and last bytes tell the sample."""
-    root = tmp_path_factory.mktemp("peers")
-    samples = np.random.default_rng(1).integers(0, 256, (SAMPLES, SAMPLE_BYTES), dtype=np.uint8)
-    samples[:, 0], samples[:, -1] = np.arange(SAMPLES) % 251, np.arange(SAMPLES) % 241
-    np.save(root / "data.npy", samples)
-    pack(str(root / "data.npy"), str(root / "pack"), shard_bytes=2**18, shuffle=False)
-    return root / "pack"
+    return write_array_pack(tmp_path_factory.mktemp("peers"))
 
 
 @pytest.fixture
@@ -122,7 +114,7 @@ def total(told: list[list[Any]], number: int, what: str) -> int:
 def test_what_the_nodes_hold_leaves_the_remote_once(
     server: Server, data: Path, tmp_path: Path
 ) -> None:
-    size = sum(path.stat().st_size for path in data.rglob("*.arrow"))
+    size = array_pack_bytes(data)
     told = run(
         server,
         data,

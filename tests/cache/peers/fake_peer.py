@@ -54,7 +54,7 @@ class FakePeer:
             if found == "expired":
                 more[protocol.FAULT_HEADER] = "expired"
             self._refuse(talk, more)
-        elif protocol.group_of(asked.target) == GROUP:
+        elif protocol.group_of(asked.target) is not None:
             keys = list(self.blobs) if self.said is None else self.said
             talk.answer(200, protocol.held_keys(keys))
         else:

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cache.base.counters import TrafficMeter
 from penstock.cache.blobs.store_upstream import StoreUpstream
+from penstock.cache.errors import PenstockWarning
 from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.peers import protocol
 from penstock.cache.peers.peer_client import PeerClient, PeerLimits
@@ -172,7 +173,8 @@ def test_another_jobs_token_gets_nothing_and_costs_little(
     asking = Asking(store, secret=PeerSecret(b"another secret of another job"))
     hold(peers[0], store, 0)
     asking.know([peers[0].peer(0)], Planned([0]))
-    asking.fetch(ranges(store, 0))
+    with pytest.warns(PenstockWarning, match="node 0 .* didn't answer"):
+        asking.fetch(ranges(store, 0))
     asking.close()
     assert store.bytes_read == SIZES[0]
     assert asking.meter.snapshot().bytes_peers == 0
@@ -356,7 +358,8 @@ def test_peers_that_are_gone_or_never_were_cost_little(
     hold(peers[0], store, 0)
     gone = [Peer(1, "127.0.0.1:9"), Peer(2, "localhost.invalid:80"), Peer(3, "no address")]
     asking.know([peers[0].peer(0), *gone], Planned([1, 2, 3]))
-    asking.fetch([*ranges(store, 0), *ranges(store, 4)])
+    with pytest.warns(PenstockWarning, match="node 1 .*, node 2 .*, node 3 .* didn't answer"):
+        asking.fetch([*ranges(store, 0), *ranges(store, 4)])
     assert store.bytes_read == SIZES[4]
 
 
@@ -373,7 +376,8 @@ def test_lists_that_are_none_are_no_lists(
 
     peers[0].act = act
     asking.know([peers[0].peer(0)])
-    asking.fetch(ranges(store, 0))
+    with pytest.warns(PenstockWarning, match="didn't answer"):
+        asking.fetch(ranges(store, 0))
     assert store.bytes_read == SIZES[0]
     assert not peers[0].asked_for()
 

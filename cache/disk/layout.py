@@ -6,6 +6,7 @@ blobs/<key>          whole blobs; fills/<key>.part, .map: being filled
 trash/<key>-<inode>  dropped, but perhaps still mapped by someone
 unverified/<key>     blobs of before a reboot: their checksums are due
 boot                 the boot of the machine that blobs/ are of, with a checksum
+peers/<name>.lock    of a server for other nodes, and .sock, see `cache.peers`
 *.lock               see `cache.base.locks`
 indexes/, …          other modules' own, counted into the limit
 """

@@ -145,7 +145,12 @@ class PeerServer:
                 PenstockWarning,
                 stacklevel=5,
             )
-        return ServerLine(self._folder, self._name, self._secret)
+        try:
+            return ServerLine(self._folder, self._name, self._secret)
+        except (ConnectionError, ValueError) as error:
+            raise WorkerError(
+                f"{self._root}: the server of the cache ended as soon as it had begun ({error})."
+            ) from error
 
     def _run(self, spec: ServerSpec) -> dict[str, object]:
         """Start the process; what it tells."""
@@ -219,7 +224,7 @@ class PeerServer:
         before = self._line
         try:
             line = self._find_or_start(before.port)
-        except (OSError, ConfigError, WorkerError, ValueError) as error:
+        except (OSError, ConfigError, WorkerError) as error:
             _log.warning("%s: the server of the cache is gone: %s", self._root, error)
             return False
         with self._changing:

@@ -338,11 +338,11 @@ def test_a_server_of_another_job_isnt_believed(tmp_path: Path) -> None:
         sock = socket.create_connection(served.place, timeout=PATIENCE_S)
         with contextlib.closing(sock), pytest.raises(ssl.SSLCertVerificationError):
             context.wrap_socket(sock, server_hostname="127.0.0.1")
-        context = served.client_context()
-        assert context is not None
+        right = served.client_context()
+        assert right is not None
         sock = socket.create_connection(served.place, timeout=PATIENCE_S)
         with contextlib.closing(sock), pytest.raises(ssl.SSLCertVerificationError):
-            context.wrap_socket(sock, server_hostname="127.0.0.9")  # another node's place
+            right.wrap_socket(sock, server_hostname="127.0.0.9")  # another node's place
 
 
 # -- limits in time: a server inside of this process, whose limits are short

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
     from penstock.cache.threads import Workers
 
 _STEP = 2**20
-_TLS_STEP, _SMALL_TLS_STEP = 2**18, 2**15
-_MANY = 8
-"""So many connections with encrypted bodies under way are served in smaller steps: what waits to be
-sent is memory."""
+_TLS_STEP = 2**16
+"""Of more the C library would get and give back pages for each step: twice the CPU time."""
+_WAITING_BYTES = 2**15
+"""So much of what is encrypted may wait for the socket; asyncio's own limit is 512 KiB."""
 _TLS_SHUTDOWN_S = 1.0
 
 
@@ -50,7 +50,6 @@ class Office:
     ) -> None:
         self.replies, self.doors, self.readers = replies, doors, readers
         self.tls, self.refused = tls, refused
-        self.sending = 0
 
     async def in_thread(self, act: Callable[[], object]) -> None:
         """Do what may wait for the disk. Raises what it raises."""
@@ -158,7 +157,7 @@ class Connection(asyncio.Protocol):
         if secured is None or secured.is_closing():
             self.abort()
             return
-        secured.set_write_buffer_limits(high=_SMALL_TLS_STEP)  # asyncio's is 512 KiB
+        secured.set_write_buffer_limits(high=_WAITING_BYTES)
         self._transport = secured
         self._task = None
         self._wait(self._limits.head_s)
@@ -287,7 +286,7 @@ class Connection(asyncio.Protocol):
 
     def _send_head(self, transport: asyncio.Transport, reply: Reply) -> int:
         """Send the head, and a small body with it; returns how many bytes of the body."""
-        is_small = reply.file is None and reply.length <= _SMALL_TLS_STEP
+        is_small = reply.file is None and reply.length <= _WAITING_BYTES
         transport.write(reply.head() + reply.body if is_small else reply.head())
         return reply.length if is_small else 0
 
@@ -307,7 +306,6 @@ class Connection(asyncio.Protocol):
     async def _send(self, transport: asyncio.Transport, reply: Reply, at: int) -> None:
         """Send the rest of an answer, from byte `at` of its body; -1: and its head."""
         office = self._office
-        office.sending += 1
         try:
             if at < 0:
                 await office.in_thread(lambda: add_crc(reply))
@@ -319,20 +317,18 @@ class Connection(asyncio.Protocol):
         except (OSError, EOFError, RuntimeError):  # gone, too slow, closing; or a file that is cut
             self.abort()
         finally:
-            office.sending -= 1
             reply.close()
 
     async def _send_step(self, transport: asyncio.Transport, reply: Reply, at: int) -> int:
         """Send a part of a body; how many bytes."""
         file, first = reply.file, reply.span[0] + at
         if file is None:
-            step = min(_SMALL_TLS_STEP, reply.length - at)
+            step = min(_WAITING_BYTES, reply.length - at)
             transport.write(memoryview(reply.body)[at : at + step])
             await self._drain(transport)
             return step
         is_plain = self._office.tls is None
-        many = _SMALL_TLS_STEP if self._office.sending > _MANY else _TLS_STEP
-        step = min(_STEP if is_plain else many, reply.length - at)
+        step = min(_STEP if is_plain else _TLS_STEP, reply.length - at)
         if not file.is_in_memory(first, first + step):
             await self._office.in_thread(lambda: file.load(first, first + step))
         if is_plain:

@@ -313,6 +313,24 @@ class TestSkip:
             assert len(next(iter(loader))[-1]) == 6
 
 
+@pytest.mark.parametrize("steps", [(0, 3, 2), (0, 12, 25), (4, 9, 3)])
+def test_ranks_that_come_and_go_keep_the_growing_batches(
+    steps: tuple[int, ...], uninterrupted: Any
+) -> None:
+    wanted, _ = uninterrupted
+    ranks = [made(World(rank, 5)) for rank in range(5)]
+    for size, step in zip((5, 2, 3), steps, strict=True):
+        found: list[list[int]] = [[] for _ in range(4)]
+        for rank, loader in enumerate(ranks[:size]):
+            loader.rejoin(World(rank, size), step=step)
+            for batch, ids in zip(found, endless(loader), strict=False):
+                batch += ids
+        assert found == wanted[step : step + 4]
+        assert [loader.samples_of(step).tolist() for loader in ranks[:size]] == [found[0]] * size
+    for loader in ranks:
+        loader.close()
+
+
 def test_padded_batches_are_filled_up_to_their_steps_size() -> None:
     sizes = []
     for rank in range(3):

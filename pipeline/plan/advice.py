@@ -6,10 +6,20 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.pipeline.plan.lanes import lanes_of_slots
-from penstock.pipeline.plan.order import default_lanes, default_window, label_spread, most_lanes
+from penstock.pipeline.plan.order import (
+    SAMPLES_PER_LANE,
+    default_lanes,
+    default_window,
+    label_spread,
+    most_lanes,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.pipeline.plan.batch_schedule import BatchSchedule
     from penstock.pipeline.plan.job_plan import JobPlan
 
@@ -18,6 +28,9 @@ if TYPE_CHECKING:
 LOPSIDED_SPREAD = 2.0
 # As many more readers a shard has before we speak of it.
 MANY_READERS = 1.25
+# Nodes from which on we speak of any shard that more than this many read. On fewer the extra bytes
+# are those of a small dataset.
+MANY_NODES, MOST_READERS = 64, 1.105
 # Where nobody knows the world yet: samples of a rank, and the worlds to tell for.
 USUAL_PER_RANK, USUAL_WORLDS = 32, (1, 8, 64, 256, 1024)
 # Batches that are looked at in search of a better one, either way.
@@ -31,6 +44,12 @@ def readers_per_shard(lanes: int, nodes: int) -> float:
     pairs overlap. Exact where both divide the batch.
     """
     return (lanes + nodes - math.gcd(lanes, nodes)) / lanes
+
+
+def readers_of(shards: int, *, lanes: int, nodes: int) -> float:
+    """How many nodes read a shard, on average, those too that lie across the lanes of two nodes:
+    each of a lane's two strands ends in one. docs/order.md has it beside what plans read."""
+    return readers_per_shard(lanes, nodes) + (2 * nodes / max(1, shards) if nodes > 1 else 0.0)
 
 
 def shards_of_a_rank(open_shards: float, *, lanes: int, ranks: int) -> float:
@@ -100,6 +119,11 @@ def advice(
         step = ranks if global_batch % ranks == 0 else 1
         if found := better_batch(global_batch, shards, nodes=nodes, step=step):
             words.append(few_lanes_words(*found, nodes=nodes))
+    filled = int(np.count_nonzero(plan.sizes))
+    if not words and (
+        many := many_readers_words(filled, lanes=plan.lanes, nodes=nodes, global_batch=global_batch)
+    ):
+        words.append(many)
     if icc is not None:
         per_rank = -(-global_batch // ranks)
         mixed = shards_of_a_rank(plan.open_shards, lanes=plan.lanes, ranks=ranks)
@@ -107,6 +131,36 @@ def advice(
         if spread > LOPSIDED_SPREAD:
             words.append(lopsided_words(icc, mixed=mixed, shards=shards, spread=spread))
     return words
+
+
+def many_readers_words(shards: int, *, lanes: int, nodes: int, global_batch: int) -> str | None:
+    """A warning for a job of so many nodes that each shard has more readers than `MOST_READERS`,
+    with what would have to be otherwise; None for one of less."""
+    readers = readers_of(shards, lanes=lanes, nodes=nodes)
+    if nodes < MANY_NODES or readers <= MOST_READERS:
+        return None
+    most = most_lanes(global_batch, shards)
+    divisors = [one for one in range(1, most + 1) if global_batch % one == 0]
+    best = min(divisors, key=lambda one: (readers_of(shards, lanes=one, nodes=nodes), -one))
+    least = readers_of(shards, lanes=best, nodes=nodes)
+    wanted = math.ceil(2 * nodes / (MOST_READERS - 1) / 100) * 100  # shards that only ends cut
+    remedies = []
+    if least < readers / 1.05:
+        remedies.append(f"with lanes={best} it would be {least:.2f}")
+    if least > MOST_READERS and shards < wanted:
+        remedies.append(f"a node wants some 20 shards or more: pack into {wanted:,} smaller ones")
+    if global_batch < SAMPLES_PER_LANE * nodes:
+        remedies.append(f"a batch wants {SAMPLES_PER_LANE} samples a node or more")
+    remedy = f" {_sentence(remedies)}" if remedies else ""
+    return (
+        f"Each of {shards:,} shards is read by {readers:.2f} of the {nodes} nodes on average "
+        f"(lanes={lanes}), so they fetch and keep {readers:.2f} times the dataset.{remedy}"
+    )
+
+
+def _sentence(parts: Sequence[str]) -> str:
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
 
 
 def uneven_words(schedule: BatchSchedule, *, lanes: int, nodes: int) -> str | None:

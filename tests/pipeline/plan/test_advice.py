@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -19,11 +20,14 @@ from penstock.pipeline import DataLoader, World
 from penstock.pipeline.plan.advice import (
     advice,
     better_batch,
+    many_readers_words,
+    readers_of,
     readers_per_shard,
     uneven_words,
     usual_spreads,
 )
 from penstock.pipeline.plan.batch_schedule import BatchSchedule
+from penstock.pipeline.plan.holders import Holders
 from penstock.pipeline.plan.order import Plan, default_lanes, default_window, most_lanes
 from penstock.readers import Dataset, pack
 from tests.images import jpeg
@@ -184,3 +188,49 @@ def test_pack_and_inspect_warn(sorted_folder: Path, tmp_path: Path) -> None:
     spreads = json.loads(told.stdout)["rank_label_spread"]
     assert list(spreads) == ["1", "8", "64", "256", "1024"]
     assert spreads["1"] < 2 < spreads["64"]
+
+
+@pytest.mark.parametrize("shards", [2_000, 10_000])
+@pytest.mark.parametrize("nodes", [8, 64, 512, 660, 4096])
+def test_readers_with_those_of_the_ends_are_what_a_plan_has(shards: int, nodes: int) -> None:
+    lanes = default_lanes(nodes * 256, shards)
+    plan = Plan(np.full(shards, 37), seed=1, lanes=lanes, window=1)
+    holders = Holders(plan, nodes=[8] * nodes)
+    some = range(0, shards, 7)
+    mean = sum(len(holders.readers(shard, 0)) for shard in some) / len(some)
+    assert readers_of(shards, lanes=lanes, nodes=nodes) == pytest.approx(mean, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("shards", "nodes", "told"),
+    [
+        (100_000, 4096, None),
+        (10_000, 512, None),
+        (300, 32, None),  # few nodes: a small dataset's bytes
+        (2_000, 512, r"by 2\.51 of the 512 nodes .*A node wants some 20 shards or more: pack"),
+        (10_000, 4096, r"by 2\.82 of the 4096 nodes"),
+        (
+            20_000,
+            660,
+            r"by 1\.19 of the 660 nodes .*\(lanes=4224\).*With lanes=2640 it would be 1\.07\.$",
+        ),
+    ],
+)
+def test_many_readers_are_told_with_the_figure(shards: int, nodes: int, told: str | None) -> None:
+    batch = nodes * 256
+    lanes = default_lanes(batch, shards)
+    words = many_readers_words(shards, lanes=lanes, nodes=nodes, global_batch=batch)
+    if told is None:
+        assert words is None
+        return
+    assert words is not None
+    assert re.search(told, words), words
+    (only,) = words_for(shards, batch=batch, ranks=8 * nodes, nodes=nodes, icc=None)
+    assert only == words
+
+
+def test_a_batch_of_few_samples_a_node_is_told_too() -> None:
+    words = many_readers_words(10_000, lanes=128, nodes=1024, global_batch=1024)
+    assert words is not None
+    assert "by 8.20 of the 1024 nodes" in words
+    assert "a batch wants 8 samples a node or more" in words

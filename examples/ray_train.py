@@ -39,7 +39,7 @@ def train_worker(options: dict[str, Any]) -> None:
         augment=imagenet_train(options["size"]),
         device=get_device(),
     )
-    classes = len(dataset.classes or ())
+    classes = class_count(dataset)
     model = prepare_model(
         nn.Sequential(
             nn.Conv2d(3, 32, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(),
@@ -62,6 +62,12 @@ def train_worker(options: dict[str, Any]) -> None:
             optimizer.step()
         report(epoch, loss, {"model": model, "optimizer": optimizer, "loader": loader})
     loader.close()
+
+
+def class_count(dataset: Dataset) -> int:
+    """Apart: where torch and an attribute called `classes` are named in one function, cloudpickle
+    takes torch.classes with it, which can't be pickled."""
+    return len(dataset.classes or ())
 
 
 def report(epoch: int, loss: torch.Tensor, parts: dict[str, Any]) -> None:

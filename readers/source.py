@@ -73,6 +73,11 @@ class Source(ABC):
         return self.schema.class_names()
 
     @property
+    def part_of(self) -> str | None:
+        """The fingerprint of what this is a part of; None where it is whole."""
+        return None
+
+    @property
     def cache_folder(self) -> str | None:
         """The user's cache folder; None where there is none."""
         return None
@@ -283,6 +288,11 @@ class Selection(Source):
 
     def __repr__(self) -> str:
         return f"Selection(<{len(self._places):,} samples>, {self._base!r})"
+
+    @property
+    def part_of(self) -> str:
+        """The fingerprint of what it was selected from."""
+        return self._fingerprint
 
     @property
     def contents(self) -> Contents:

@@ -11,10 +11,9 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from penstock.cache.errors import JobStoreError, PenstockWarning, PlanError
+from penstock.cache.errors import JobStoreError, PenstockWarning
 from penstock.cache.job_store import JobStore
 
 if TYPE_CHECKING:
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.world import World
 
 T = TypeVar("T")
+
+_ALL_THERE = "all-there"
 
 # How long a rank that stops waits for those that are still in the step before: as long as one step
 # may take, and no longer than somebody would look at a job that has ended.
@@ -42,20 +43,19 @@ class Agreement:
         *,
         rank: int = 0,
         size: int = 1,
-        speaks_for_rank: bool = True,
         whole: JobStore | None = None,
     ) -> None:
         """store: this loader's part of it; whole: all of it. size: ranks of the job, whether or not
-        there is a store to reach them by. speaks_for_rank: this process does, of those that have
-        the same rank."""
+        there is a store to reach them by."""
         self._store = store
         self._whole = whole
         self.rank = rank
         self.size = size
-        self.speaks_for_rank = speaks_for_rank
+        self.number_of_rank = 1  # this process's, among those that have its rank, as they came
         self._counts: dict[str, int] = {}
         self._notice: dict[str, Any] | None = None
         self._round = 0
+        self._has_met = False
         self._told_waits = 0  # this process's number among those that told, from 1
 
     @property
@@ -72,6 +72,11 @@ class Agreement:
     def whole_store(self) -> JobStore | None:
         """The job's store; None where nobody answers, as far as is known."""
         return None if self._store is None else self._whole
+
+    @property
+    def speaks_for_rank(self) -> bool:
+        """Whether this process does, of those that have its rank."""
+        return self.number_of_rank == 1
 
     def begin(self) -> None:
         """Forget what was told so far: the job goes on from a state. All ranks do so together. That
@@ -115,10 +120,31 @@ class Agreement:
 
     def fail(self, reason: str, *, differs: bool = False) -> None:
         """Tell every rank that this one can't go on: whatever step they are at, they end there.
-        differs: as its loader isn't as theirs."""
-        if self.is_shared:
-            told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
-            self.stop({**told, "differs": differs})
+
+        differs: as its loader isn't as theirs; then those too that have gone on from a state since.
+        """
+        if not self.is_shared:
+            return
+        told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
+        notice = {**told, "differs": differs}
+        self.stop(notice)
+        if differs:
+            resumed, text = f"{self._round + 1}/stop", json.dumps(notice)
+            self._ask(lambda store: store.first(resumed, text), "")
+        self._ask(lambda store: store.tell(_ALL_THERE, "1"), None)
+
+    def arrive(self, processes: int) -> None:
+        """Tell that this one's loader is as the others'. processes: that have one, if all do."""
+        if self._ask(lambda store: store.add("there", 1), 0) == processes:
+            self._ask(lambda store: store.tell(_ALL_THERE, "1"), None)
+
+    def meet(self, *, timeout_s: float) -> None:
+        """Wait until all have arrived or one has failed; not longer than that, and not twice."""
+        if self._has_met or self._store is None:
+            return
+        self._has_met = True
+        nobody: list[str] = []
+        self._ask(lambda store: store.wait([_ALL_THERE], timeout_s=timeout_s), nobody)
 
     def stop_notice(self) -> dict[str, Any] | None:
         """The notice, if a rank told all to stop."""
@@ -191,9 +217,10 @@ def _waits_key(number: int) -> str:
 def join(*, dataset: str, shuffle: bool, world: World, store: JobStore | None = None) -> Agreement:
     """Speak for this process's next loader; for it alone where no process group stands.
 
-    dataset: fingerprint. A process's k-th shuffled loader belongs to the others' k-th, and its
-    k-th loader in order of a dataset to the others' k-th of that: rank 0 alone may evaluate. store:
-    of a membership; None is the process group's.
+    dataset: that belongs together: its fingerprint, or that of the whole where it is a part. A
+    process's k-th shuffled loader belongs to the others' k-th, and its k-th loader in order of a
+    dataset to the others' k-th of that: rank 0 alone may evaluate. store: of a membership; None is
+    the process group's.
     """
     rank, size = world.rank, world.size
     store = store or JobStore.of_group()
@@ -201,74 +228,8 @@ def join(*, dataset: str, shuffle: bool, world: World, store: JobStore | None = 
         return Agreement(rank=rank, size=size)
     kind = store.under("shuffled" if shuffle else f"in-order/{dataset[:32]}")
     number = Agreement(kind, rank=rank).add(f"loaders-{world.process}", 1)
-    own = kind.under(str(number))
-    speaks = world.place is None or _is_first(own, world)
-    agreement = Agreement(own, rank=rank, size=size, speaks_for_rank=speaks, whole=store)
+    agreement = Agreement(kind.under(str(number)), rank=rank, size=size, whole=store)
+    if world.place is not None:
+        agreement.number_of_rank = agreement.add(f"of-rank-{rank}", 1)
     agreement.join()
     return agreement
-
-
-def _is_first(store: JobStore, world: World) -> bool:
-    """Whether this process came first of those that have its rank, and so speaks for it."""
-    own = str(world.process)
-    try:
-        return store.first(f"speaks-{world.rank}", own) == own
-    except JobStoreError:  # the next question says so
-        return True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderFacts:
-    """What the ranks' loaders must share. dataset, plan: fingerprints; samples: of the dataset;
-    size: ranks that it is for. at: where they go on, "" for a loader that begins."""
-
-    dataset: str
-    samples: int
-    seed: int
-    plan: str
-    size: int
-    at: str = ""
-
-
-def check_same_plan(
-    agreement: Agreement, facts: LoaderFacts, *, follows_data: bool = False
-) -> bool:
-    """Raise PlanError unless the ranks' loaders agree; the others then stop at their next batch.
-
-    follows_data: whether this rank would have slots follow the data. Returns what the first rank
-    that came here would, so that all do the same.
-    """
-    mine = asdict(facts)
-    first = agreement.compare({**mine, "rank": agreement.rank, "follows_data": follows_data})
-    other, theirs = first.get("rank"), {name: first.get(name) for name in mine}
-    if theirs == mine:
-        return bool(first.get("follows_data"))
-    differ = [name for name in mine if theirs[name] != mine[name]]
-    if "dataset" in differ:
-        remedy = (
-            "Give every rank the same dataset: the loader shares it out itself, so a part of one's "
-            "own (subset, split, a folder a rank) would be shared out twice."
-        )
-    elif differ == ["at"] or facts.at:
-        remedy = (
-            "Call rejoin with the same step on every rank, and with a store that these ranks alone "
-            "have, such as a PrefixStore: another rejoin needs another."
-        )
-    else:
-        remedy = "Pass the same seed=, lanes=, window= and batch on every rank, and one world."
-    text = (
-        f"Rank {other} built this loader {_words(theirs)}; rank {agreement.rank} "
-        f"{_words(mine)}: samples would be lost or read twice. {remedy} For a loader that is this "
-        f"rank's own: world=World(0, 1)."
-    )
-    agreement.fail(text, differs=True)
-    raise PlanError(text)
-
-
-def _words(facts: dict[str, Any]) -> str:
-    where = f" at {facts['at']}" if facts["at"] else ""
-    return (
-        f"with seed {facts['seed']} for {facts['size']} ranks, of dataset "
-        f"{str(facts['dataset'])[:12]} ({facts['samples']} samples; plan "
-        f"{str(facts['plan'])[:12]}){where}"
-    )

@@ -7,11 +7,19 @@ pass begins.
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockError
-from penstock.pipeline.feed.agreement import Agreement, LoaderFacts, check_same_plan, join
+from penstock.pipeline.feed.agreement import Agreement, join
+from penstock.pipeline.feed.handshake import (
+    MEET_TIMEOUT_S,
+    SharedFacts,
+    check_places,
+    check_same_plan,
+)
+from penstock.pipeline.feed.recipe_text import recipe_text
 
 if TYPE_CHECKING:
     from penstock.cache.job_store import JobStore
@@ -21,17 +29,27 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.state import LoaderState
     from penstock.pipeline.plan.steps import Cursor
 
+_RECIPE_SHOWN = 200  # characters
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Membership:
     """A loader's place among the ranks of its job.
 
     follows_data: whether its ranks decide by what their caches hold which of them reads what; the
-    same on all of them.
+    same on all of them. meets: whether all of them are to be expected at the first batch.
     """
 
     agreement: Agreement
     follows_data: bool
+    meets: bool = False
+
+    def meet(self) -> None:
+        """The first batch is asked for: wait a little for ranks that haven't built their loader,
+        so that all hear of one that was built otherwise. Not of those that rank 0 may have alone.
+        """
+        if self.meets:
+            self.agreement.meet(timeout_s=MEET_TIMEOUT_S)
 
     def lane_order(
         self, order: JobOrder, options: NativeOptions, at: Cursor, *, number: int
@@ -74,25 +92,50 @@ def join_ranks(
     plan: the order's fingerprint. store: of a membership of its own; None is the process group's.
     at: where the loader goes on with others. Raises PlanError where they differ.
     """
-    world, contents = options.world, order.source.contents
+    world = options.world
     if store is None and not options.agrees:
         return alone(options)
+    whole = order.source.part_of  # parts may be what each rank has cut for itself
     agreement = join(
-        dataset=contents.fingerprint,
+        dataset=order.source.contents.fingerprint if whole is None else f"part-{whole}",
         shuffle=order.settings.shuffle,
         world=world,
         store=store,
     )
-    facts = LoaderFacts(
+    facts = _shared_facts(order, options, plan=plan, at=at)
+    follows = check_same_plan(
+        agreement, facts, label=world.label, follows_data=_follows_data(order, options)
+    )
+    check_places(agreement, world)
+    agreement.arrive(world.processes)
+    return Membership(
+        agreement=agreement, follows_data=follows, meets=order.settings.shuffle and world.size > 1
+    )
+
+
+def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str) -> SharedFacts:
+    contents, settings, walk = order.source.contents, order.settings, order.walk
+    recipe = recipe_text(options.augment)
+    batch = ", ".join(
+        f"{size} from sample {first} on" if first else str(size)
+        for first, size in walk.schedule.entries[walk.schedule.history :]
+    )
+    return SharedFacts(
         dataset=contents.fingerprint,
         samples=contents.samples,
-        seed=order.settings.seed,
+        seed=settings.seed,
         plan=plan,
-        size=world.size,
+        size=options.world.size,
         at=at,
+        url=order.source.url,
+        lanes=settings.lanes,
+        window=settings.window,
+        reshuffle=float(settings.reshuffle),
+        batch="" if at else batch,  # of those that join later only what is to come is sure
+        ends=f"drop_last={walk.drop_last}, pad={'mask' if options.pad else None}",
+        recipe=hashlib.sha256(recipe.encode()).hexdigest(),
+        recipe_words=recipe[:_RECIPE_SHOWN],
     )
-    follows = check_same_plan(agreement, facts, follows_data=_follows_data(order, options))
-    return Membership(agreement=agreement, follows_data=follows)
 
 
 def _follows_data(order: JobOrder, options: NativeOptions) -> bool:

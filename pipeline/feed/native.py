@@ -119,6 +119,8 @@ class NativeEngine:
         if position.is_over(pass_id):
             return None
         position.check(pass_id)
+        if not self.has_begun:
+            self._setup.ready.membership.meet()
         output = feed.take()
         self.has_begun = True
         return output

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Set
 from dataclasses import fields, is_dataclass
 from typing import Any
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
-
-def recipe_fingerprint(recipe: object) -> str:
-    """The hash of a recipe's text, as hex."""
-    return hashlib.sha256(recipe_text(recipe).encode()).hexdigest()[:16]
 
 
 def recipe_text(value: object) -> str:

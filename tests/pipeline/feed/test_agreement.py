@@ -22,15 +22,14 @@ from penstock.cache.job_store import JobStore
 from penstock.pipeline.feed.agreement import (
     ENDING_TIMEOUT_S,
     Agreement,
-    LoaderFacts,
-    check_same_plan,
     join,
 )
+from penstock.pipeline.feed.handshake import SharedFacts, check_same_plan
 from penstock.pipeline.plan.world import World
 from tests.pipeline.feed.test_bad_samples import build
 from tests.watchdog import PATIENCE_S
 
-FACTS = LoaderFacts(dataset="d", samples=10, seed=1, plan="p", size=2)
+FACTS = SharedFacts(dataset="d", samples=10, seed=1, plan="p", size=2)
 
 
 def pair(store: Any = None) -> tuple[Agreement, Agreement]:
@@ -105,12 +104,14 @@ class TestAgreement:
         check_same_plan(first, FACTS)
         check_same_plan(second, FACTS)
         assert first.stop_notice() is None
-        with pytest.raises(PlanError, match=r"Rank 0 .*seed 1 for 2 ranks.*seed 2 for 3 ranks"):
+        with pytest.raises(
+            PlanError, match=r"Rank 0 .*seed 1, for 2 ranks.*rank 1 with seed 2, for 3 ranks"
+        ):
             check_same_plan(second, replace(FACTS, seed=2, size=3))
         notice = first.stop_notice()
         assert notice is not None
         assert notice["rank"] == 1
-        assert "seed 2 for 3 ranks" in notice["failed"]
+        assert "seed 2, for 3 ranks" in notice["failed"]
 
     def test_a_part_of_its_own_for_each_rank_is_refused(self) -> None:
         first, second = pair()

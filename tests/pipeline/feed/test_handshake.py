@@ -1,0 +1,195 @@
+"""Loaders that ranks made differently: each rank ends with an error that names who, and in what."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch.distributed as dist
+
+from penstock.augment import imagenet_eval, imagenet_train
+from penstock.cache.errors import PlanError
+from penstock.cache.job_store import JobStore
+from penstock.pipeline.feed.agreement import Agreement
+from penstock.pipeline.feed.handshake import SharedFacts, check_places, check_same_plan
+from penstock.pipeline.feed.recipe_text import recipe_text
+from penstock.pipeline.plan.world import World
+from tests.pipeline.ranks import run_ranks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FACTS = SharedFacts(
+    dataset="d",
+    samples=10,
+    seed=1,
+    plan="p",
+    size=2,
+    url="s3://a/b",
+    lanes=2,
+    window=3,
+    batch="8",
+    ends="drop_last=True, pad=None",
+    recipe="r",
+    recipe_words="[Normalize()]",
+)
+
+
+def pair() -> tuple[Agreement, Agreement]:
+    kept = JobStore(dist.HashStore()).under("x")  # type: ignore[attr-defined]
+    return Agreement(kept, rank=0, size=2), Agreement(kept, rank=1, size=2)
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"seed": 2, "plan": "q"}, r"seed 1; .* seed 2.*seed="),
+        ({"dataset": "e", "samples": 5, "plan": "q"}, r"\(10 samples.*\(5 samples.*out twice"),
+        ({"window": 4, "plan": "q"}, r"window=3; .* window=4.*window="),
+        ({"lanes": 4, "plan": "q"}, r"lanes=2; .* lanes=4.*lanes="),
+        ({"reshuffle": 0.5, "plan": "q"}, r"reshuffle=0\.0; .* reshuffle=0\.5"),
+        ({"batch": "16"}, r"batches of 8; .* batches of 16.*global_batch_size="),
+        ({"ends": "drop_last=False, pad=mask"}, r"drop_last=True.*pad=mask.*drop_last="),
+        ({"recipe": "s", "recipe_words": "[]"}, r"Normalize.*recipe s, \[\].*augment="),
+        ({"size": 3}, r"for 2 ranks; .* for 3 ranks.*one world"),
+        ({"at": "step 7"}, r"at its beginning; .* at step 7.*rejoin with the same step"),
+        ({"plan": "q"}, r"with plan p; .* plan q"),
+    ],
+)
+def test_what_differs_is_named_on_both(other: dict[str, Any], words: str) -> None:
+    first, second = pair()
+    check_same_plan(first, FACTS, label="rank 0")
+    with pytest.raises(PlanError, match=rf"(?s)^Rank 0 .*{words}.*World\(0, 1\)") as caught:
+        check_same_plan(second, replace(FACTS, **other), label="rank 1 (process 3)")
+    assert "rank 1 (process 3)" in str(caught.value)
+    first.begin()  # it has loaded a state meanwhile
+    notice = first.stop_notice()
+    assert notice is not None
+    assert notice["failed"] == str(caught.value)
+
+
+def test_where_the_data_lies_may_differ() -> None:
+    first, second = pair()
+    check_same_plan(first, FACTS)
+    check_same_plan(second, replace(FACTS, url="/mnt/b", recipe_words="?"))
+
+
+def test_who_fails_lets_nobody_wait() -> None:
+    first, second = pair()
+    check_same_plan(first, FACTS)
+    first.arrive(2)
+    with pytest.raises(PlanError):
+        check_same_plan(second, replace(FACTS, seed=2))
+    first.meet(timeout_s=60.0)  # else the watchdog says so
+
+
+def test_a_rank_that_two_processes_claim_is_refused() -> None:
+    first, second = pair()
+    world = World(0, 2, place=(1, 2))
+    second.number_of_rank = 2
+    check_places(first, world)
+    with pytest.raises(PlanError, match=r"Rank 0 \(process 1\) is one of more than 1 processes"):
+        check_places(second, world)
+    assert first.stop_notice() is not None
+
+
+# -- recipes
+
+
+@dataclass(frozen=True)
+class Op:
+    size: Any
+
+
+def test_recipes_are_compared_by_what_is_the_same_in_all_processes() -> None:
+    assert recipe_text(imagenet_train(32)) == recipe_text(imagenet_train(32))
+    texts = {recipe_text(imagenet_train(32)), recipe_text(imagenet_train(33)), recipe_text(None)}
+    assert len(texts | {recipe_text(imagenet_eval(32))}) == 4
+    assert recipe_text([Op(lambda x: x), Op({"b", "a"})]) == (
+        "[Op(size=test_recipes_are_compared_by_what_is_the_same_in_all_processes.<locals>.<lambda>)"
+        ", Op(size={'a', 'b'})]"
+    )
+    assert recipe_text({"image": [Op(object())]}) == "{'image': [Op(size=object)]}"
+
+
+# -- real processes
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import json, os, sys, warnings
+    import torch.distributed as dist
+    from penstock.augment import Normalize, RandomResizedCrop
+    from penstock.pipeline import DataLoader, World
+    from penstock.readers import Dataset
+
+    warnings.simplefilter("ignore")
+    pack, case, rank = sys.argv[1], sys.argv[2], int(os.environ["RANK"])
+    dist.init_process_group("gloo")
+    odd = rank == dist.get_world_size() - 1
+    data = Dataset(pack, fields=("label", "id"))
+    options = dict(batch_size=4, shuffle=True, seed=3, drop_last=True, num_workers=1)
+    if case == "seed" and odd:
+        options["seed"] = 4
+    if case == "dataset" and odd:
+        data = data.subset(range(100))
+    if case in ("twice", "evaluation"):
+        data = data.subset(range(rank, 200, dist.get_world_size()))
+    if case == "evaluation":
+        options.update(shuffle=False, drop_last=False, pad="mask", seed=None)
+    if case == "window" and odd:
+        options["window"] = 7
+    if case == "batch" and odd:
+        options["batch_size"] = 5
+    if case == "recipe":
+        data = Dataset(pack, fields=("image",))
+        half = (0.5, 0.5, 0.5)
+        options["augment"] = [RandomResizedCrop(size=16 + odd), Normalize(mean=half, std=half)]
+    if case == "replicas":  # both processes of the second replica, and one of the first
+        options["data_parallel"] = (min(1, rank), 2)
+    told = {"type": "", "text": ""}
+    try:
+        with DataLoader(data, **options) as loader:
+            while True:  # until somebody says why not
+                for batch in loader:
+                    pass
+    except Exception as error:
+        told = {"type": type(error).__name__, "text": str(error)}
+    print(json.dumps(told), flush=True)
+    # The store stays until all have ended: rank 0's process holds it.
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"ended {rank}", "")
+    store.wait([f"ended {one}" for one in range(dist.get_world_size())])
+    os._exit(0)
+    """
+)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("evaluation", ("(100 samples", "shared out twice")),
+        ("recipe", ("size=[16, 16]", "size=[17, 17]", "augment=")),
+        pytest.param("seed", ("seed 3", "seed 4"), marks=pytest.mark.grid),
+        pytest.param("twice", ("(100 samples", "shared out twice"), marks=pytest.mark.grid),
+        pytest.param("dataset", ("(203 samples", "(100 samples"), marks=pytest.mark.grid),
+        pytest.param("window", ("window=7",), marks=pytest.mark.grid),
+        pytest.param("batch", ("batches of 8", "batches of 10"), marks=pytest.mark.grid),
+    ],
+)
+def test_each_rank_ends_with_the_reason(pack: Path, case: str, words: tuple[str, ...]) -> None:
+    told = run_ranks(SCRIPT, str(pack), case)
+    for one in told:
+        assert one["type"] in ("PlanError", "RankFailedError"), told
+        for word in (*words, "rank 0", "rank 1"):
+            assert word in one["text"].replace("Rank", "rank")
+    assert [one["type"] for one in told].count("PlanError") == 1
+
+
+@pytest.mark.grid
+def test_replicas_that_miss_a_process_are_refused(pack: Path) -> None:
+    told = run_ranks(SCRIPT, str(pack), "replicas", size=4)
+    assert any("more than 2 processes with that rank" in one["text"] for one in told)
+    assert all(one["type"] in ("PlanError", "RankFailedError") for one in told), told

@@ -11,13 +11,16 @@ from rich.console import Console
 
 from penstock.cache.base.limits import usable_cores
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.executors import executor_on
 from penstock.pipeline.cli.options import (
     Baseline,
     CacheFolder,
     DocumentMode,
     FieldPlaces,
+    ForBatch,
     Format,
+    ForNodes,
     ImageFields,
     IndexedSource,
     IndexOut,
@@ -48,7 +51,15 @@ from penstock.pipeline.cli.progress import SampleProgress
 from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from penstock.readers import PackSummary
+
+_SHARD_BYTES = "64MiB"
+_BATCH = 2048  # of a node, where nobody says: 8 GPUs with 256 samples each
 
 
 def pack(
@@ -56,7 +67,9 @@ def pack(
     dst: PackFolder,
     shuffle: Shuffle = True,
     seed: ShuffleSeed = 0,
-    shard_bytes: ShardBytes = "64MiB",
+    shard_bytes: ShardBytes = _SHARD_BYTES,
+    for_nodes: ForNodes = None,
+    for_batch: ForBatch = None,
     fields: PackFields = None,
     manifest: ManifestFile = None,
     short_side: ShortSide = None,
@@ -97,7 +110,7 @@ def pack(
             sampling=sampling,
             shuffle=shuffle,
             seed=seed,
-            shard_bytes=shard_bytes,
+            shard_bytes=_shards(shard_bytes, nodes=for_nodes, batch=for_batch),
             short_side=short_side,
             quality=quality,
             baseline=baseline,
@@ -111,6 +124,21 @@ def pack(
             executor=executor,
         )
     _report_pack(summary, dst, as_json=as_json)
+
+
+def _shards(
+    told: str, *, nodes: int | None, batch: int | None
+) -> str | Callable[[NDArray[np.int64]], int]:
+    """The size of shards, or how it follows from the samples'."""
+    if nodes is None:
+        if batch is not None:
+            raise ConfigError("--for-batch is of the job of --for-nodes: pass that too.")
+        return told
+    if told != _SHARD_BYTES:
+        raise ConfigError(f"Got --shard-bytes {told} and --for-nodes {nodes}, wanted one of them.")
+    from penstock.pipeline.plan.sizing.geometry import shards_for
+
+    return shards_for(nodes=nodes, global_batch=batch if batch is not None else _BATCH * nodes)
 
 
 def _world(on: str | None) -> World:

@@ -117,6 +117,20 @@ ShuffleSeed = Annotated[int, typer.Option(help="Seed of that shuffle.")]
 ShardBytes = Annotated[
     str, typer.Option(help="Size of a shard: what is fetched and cached as one.")
 ]
+ForNodes = Annotated[
+    int | None,
+    typer.Option(
+        "--for-nodes",
+        help="Instead of --shard-bytes: as large as a job on so many nodes wants its shards, 64MiB "
+        "at most (docs/sizing.md).",
+    ),
+]
+ForBatch = Annotated[
+    int | None,
+    typer.Option(
+        "--for-batch", help="With --for-nodes: its global batch; by default 2,048 a node."
+    ),
+]
 PackFields = Annotated[
     str | None,
     typer.Option(

@@ -115,5 +115,23 @@ def warn_of_the_order(order: JobOrder, options: NativeOptions) -> None:
         chosen=options.plan.lanes is None,
     )
     uneven = uneven_words(order.walk.schedule, lanes=order.settings.lanes, nodes=world.nodes)
-    for one in [*words, *([uneven] if uneven else ())]:
+    few = None if words else _few_shards(order, options)
+    for one in [*words, *(one for one in (uneven, few) if one)]:
         warnings.warn(one, PenstockWarning, stacklevel=4)
+
+
+def _few_shards(order: JobOrder, options: NativeOptions) -> str | None:
+    """What to say of shards that several nodes fetch; None where nothing is fetched."""
+    contents, nodes = order.source.contents, options.world.nodes
+    if nodes == 1 or options.plan.lanes is not None or order.source.remote_shards is None:
+        return None
+    from penstock.pipeline.plan.sizing.reach import few_shards_words  # one node needs none of it
+
+    return few_shards_words(
+        samples=contents.samples,
+        shards=len(contents.sizes),
+        total_bytes=int(contents.shard_bytes.sum()),
+        lanes=order.settings.lanes,
+        global_batch=order.walk.schedule.size,
+        nodes=nodes,
+    )

@@ -97,6 +97,11 @@ class NodeShare:
             )
         ):
             warnings.warn(words, PenstockWarning, stacklevel=6)
+        elif cache.max_bytes is not None and cache.max_bytes < node_bytes:
+            from penstock.pipeline.plan.sizing.reach import small_cache_words  # others need none
+
+            if words := small_cache_words(cache.max_bytes, node_bytes):
+                warnings.warn(words, PenstockWarning, stacklevel=6)
 
     @property
     def is_cached(self) -> bool:

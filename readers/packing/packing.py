@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from penstock.readers.origin.urls import Url
     from penstock.readers.packing.crew import Crew, Luggage
     from penstock.readers.packing.summary import PackSummary
+    from penstock.readers.packing.task import ShardRule
     from penstock.readers.types import Progress, Verify
 
 
@@ -62,7 +63,7 @@ def pack(
     sampling: Sampling = AS_THEY_COME,
     shuffle: bool = True,
     seed: int = 0,
-    shard_bytes: int | str = "64MiB",
+    shard_bytes: int | str | ShardRule = "64MiB",
     short_side: int | None = None,
     quality: int | None = None,
     baseline: bool = False,
@@ -82,7 +83,8 @@ def pack(
     src: what a Dataset takes; or a dataset, a part of one, several end to end. fields: those that
     are packed, None is all; it, format, manifest, schema and sampling say how src lies, as for
     `open_index`. shuffle: False keeps the ids of the source's index. shard_bytes: mean bytes of a
-    shard, counted before images are rewritten. short_side: images with a longer one become baseline
+    shard, counted before images are rewritten; or a function of the samples' bytes (int64) that
+    tells them. short_side: images with a longer one become baseline
     JPEGs of this short side (pixels, upright, quality 92), their masks, boxes and points follow.
     quality: of what is rewritten, 1 to 100; without short_side every image is, at its size.
     baseline: other progressive JPEGs become baseline ones without loss (extra `transcode`). image:
@@ -100,7 +102,9 @@ def pack(
     task = PackTask(
         shuffle=shuffle,
         seed=seed,
-        shard_bytes=parse_size(shard_bytes, what="shard_bytes"),
+        shard_bytes=parse_size(shard_bytes, what="shard_bytes")
+        if isinstance(shard_bytes, int | str)
+        else shard_bytes,
         transcode=rewrite,
         workers=workers if workers and executor is None else usable_cores(),
         verify=named_verify(verify) if isinstance(verify, str) else verify,

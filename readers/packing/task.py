@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from penstock.cache.base.sizes import parse_size
 from penstock.cache.errors import ConfigError
 from penstock.readers.fields.place_names import stay_behind
 from penstock.readers.files.atomic import locked, make_folder
@@ -22,6 +23,9 @@ from penstock.readers.packing.writer import ShardWriter
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from penstock.readers.packing.crew import Crew, Luggage
     from penstock.readers.packing.folder import ShardRecord
     from penstock.readers.packing.plan import PackPlan
@@ -29,16 +33,19 @@ if TYPE_CHECKING:
     from penstock.readers.packing.transcode import Transcode
     from penstock.readers.types import Progress, Verify
 
+    ShardRule = Callable[[NDArray[np.int64]], int]
+
 _log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackTask:
-    """What `pack` was asked for, checked. Raises ConfigError."""
+    """What `pack` was asked for, checked. shard_bytes: or a rule that tells it from the samples'
+    bytes, asked once these are known. Raises ConfigError."""
 
     shuffle: bool
     seed: int
-    shard_bytes: int
+    shard_bytes: int | ShardRule
     transcode: Transcode
     workers: int
     verify: Verify | None
@@ -77,6 +84,9 @@ class PackTask:
     ) -> PackSummary:
         """Write this rank's share, and the manifest if all shares are there by then. luggage: the
         source for a crew, asked for where there is one."""
+        if not isinstance(self.shard_bytes, int):
+            told = parse_size(self.shard_bytes(source.sizes), what="shard_bytes")
+            return replace(self, shard_bytes=told).run(source, root, luggage)
         travels = None if self.crew is None or luggage is None else luggage()
         self.transcode.image_fields(source.schema)
         if self.transcode.short_side is not None:

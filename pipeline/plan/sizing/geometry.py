@@ -6,11 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.cache.errors import ConfigError
 from penstock.pipeline.plan.advice import readers_per_shard
 from penstock.pipeline.plan.order import SHARDS_PER_LANE, default_lanes, default_window
+from penstock.pipeline.plan.sizing.checks import check_count
 from penstock.pipeline.plan.windows import window_count
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+    from numpy.typing import NDArray
+
     from penstock.pipeline.plan.sizing.values import DataFigures, JobFigures
 
 SHARD_BYTES = 64 * 2**20
@@ -97,6 +104,25 @@ def shard_bytes_for(samples: int, sample_bytes: float, *, nodes: int, global_bat
     enough = [pair for pair in found if pair[0] <= MOST_READERS]
     chosen = -(enough[0] if enough else min(found))[1]
     return max(round(chosen), math.ceil(sample_bytes))
+
+
+def shards_for(*, nodes: int, global_batch: int) -> Callable[[NDArray[np.int64]], int]:
+    """`shard_bytes_for` of a job, as `pack(shard_bytes=)` takes it: a function of the samples'
+    bytes. Raises ConfigError for a job that can't be."""
+    check_count("nodes", nodes)
+    check_count("global batch", global_batch)
+    if global_batch < nodes:
+        raise ConfigError(
+            f"global batch: got {global_batch}, {nodes - global_batch} fewer than the {nodes} "
+            "nodes: each takes a sample at least."
+        )
+
+    def rule(sizes: NDArray[np.int64]) -> int:
+        samples = max(1, len(sizes))
+        mean = max(1.0, float(sizes.sum()) / samples)
+        return shard_bytes_for(samples, mean, nodes=nodes, global_batch=global_batch)
+
+    return rule
 
 
 def _readers(samples: int, sample_bytes: float, size: float, nodes: int, batch: int) -> float:

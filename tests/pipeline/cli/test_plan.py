@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock import pack
@@ -132,3 +135,22 @@ def test_the_chart_shows_both_kinds_of_epoch(tmp_path: Path) -> None:
     picture = tmp_path / "plan.png"
     assert main([*RESNET, "--plot", str(picture)]) == 0
     assert picture.stat().st_size > 10_000
+
+
+def test_pack_takes_its_shard_size_from_the_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """40 samples of 1 MB on 4 nodes: 10 shards of 4 MiB, where 64 MiB would make one."""
+    rng = np.random.default_rng(0)
+    rows = [rng.bytes(2**20) for _ in range(40)]
+    pq.write_table(pa.table({"data": pa.array(rows, pa.binary())}), tmp_path / "d.parquet")
+    packed = ["pack", str(tmp_path / "d.parquet"), str(tmp_path / "pack"), "--json"]
+    assert main([*packed, "--for-nodes", "4", "--for-batch", "32"]) == 0
+    assert json.loads(capsys.readouterr().out)["shards"] in (10, 11)
+    for wrong in (
+        ["--for-nodes", "4", "--shard-bytes", "1MiB"],
+        ["--for-batch", "4"],
+        ["--for-nodes", "4", "--for-batch", "3"],
+        ["--for-nodes", "0"],
+    ):
+        assert main([*packed, *wrong]) == 2

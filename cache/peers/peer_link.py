@@ -93,20 +93,25 @@ class PeerLink:
         credentials = credentials_of(self._settings, secret)
         tls = None if credentials is None else credentials.client_context
         client = PeerClient(secret, tls=tls)
-        self._upstream.know(peers, client, planned=planned)
+        self._upstream.know(self._others(peers), client, planned=planned, look=self._look)
 
     def renew(self) -> None:
         """Look who is there by now; waits for nobody."""
+        self._upstream.renew()
+
+    def _look(self) -> list[Peer] | None:
         exchange = self._exchange
+        try:
+            return None if exchange is None else self._others(exchange.hear(timeout_s=0.0))
+        except JobStoreError:  # the job's end: those that are known are asked on
+            self._exchange = None
+            return None
 
-        def look() -> list[Peer] | None:
-            try:
-                return None if exchange is None else exchange.hear(timeout_s=0.0)
-            except JobStoreError:  # the job's end: those that are known are asked on
-                return None
-
-        if exchange is not None:
-            self._upstream.renew(look)
+    def _others(self, peers: list[Peer]) -> list[Peer]:
+        """Those that aren't this node's own: where nobody told which ranks share a node, several
+        have one server."""
+        mine = None if self._server is None else self._server.address
+        return [peer for peer in peers if peer.address != mine]
 
     def plan_again(self) -> None:
         """Ask the plan again who has what: it is another epoch."""

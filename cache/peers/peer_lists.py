@@ -12,11 +12,11 @@ from penstock.cache.fetch.object_range import ObjectRange
 from penstock.cache.peers.peer_store import list_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from penstock.cache.fetch.fetcher import Fetcher
     from penstock.cache.outcomes import Outcome
-    from penstock.cache.peers.peer_directory import PeerDirectory
+    from penstock.cache.peers.peer_directory import Peer, PeerDirectory
     from penstock.cache.threads import Workers
 
 _FIRST_S = 4.0
@@ -39,8 +39,11 @@ class PeerLists:
         fetcher: Fetcher,
         pool: Workers,
         *,
+        look: Callable[[], Sequence[Peer] | None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """look: who is there by now, asked before lists are asked for again."""
+        self._look = look
         self._directory, self._fetcher, self._pool = directory, fetcher, pool
         self._clock = clock
         self._first: Outcome[None] | None = None
@@ -60,7 +63,7 @@ class PeerLists:
             self._first = self._pool.submit(self._ask, None)
         elif self._has_missed and now_s >= self._due_s:
             self._due_s, self._has_missed = now_s + _AGAIN_S, False
-            self._pool.submit(self._ask, None)
+            self._pool.submit(self._look_and_ask, None)
         if not self._first.done():
             self._first.wait(self._wait_until_s - now_s)
         if not self._has_warned:
@@ -82,6 +85,12 @@ class PeerLists:
                 PenstockWarning,
                 stacklevel=2,
             )
+
+    def _look_and_ask(self, _: None) -> None:
+        peers = None if self._look is None else self._look()
+        if peers is not None:
+            self._directory.know(peers)
+        self._ask(None)
 
     def _ask(self, _: None) -> None:
         due = self._directory.unheard(self._clock(), older_s=_AGAIN_S / 2, most=_MOST)

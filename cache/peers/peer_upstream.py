@@ -86,9 +86,10 @@ class PeerUpstream:
         client: PeerClient,
         *,
         planned: PlannedHolders | None = None,
+        look: Callable[[], Sequence[Peer] | None] | None = None,
     ) -> None:
         """Ask these peers from now on. client: this one's own, closed with it. planned: what the
-        job's plan says of them."""
+        job's plan says of them. look: who is there by now, None: as before."""
         self.directory.know(peers, planned=planned)
         fetcher = self._fetcher
         if client is not self._client or fetcher is None:
@@ -98,19 +99,12 @@ class PeerUpstream:
             fetcher = self._fetcher
             if before is not None:
                 before.close()
-        self._lists = PeerLists(self.directory, fetcher, self._side)
+        self._lists = PeerLists(self.directory, fetcher, self._side, look=look)
 
-    def renew(self, look: Callable[[], Sequence[Peer] | None]) -> None:
-        """Take over who is there now, by a look that is made on another thread; None: as before."""
-
-        def know(_: None) -> None:
-            peers = look()
-            if peers is not None and self._lists is not None:
-                self.directory.know(peers)
-                self._lists.missed()  # who is new is asked at the next look
-
-        if self._lists is not None and not self._is_closed:
-            self._side.submit(know, None)
+    def renew(self) -> None:
+        """Have it looked who is there by now, on another thread, at the next range."""
+        if self._lists is not None:
+            self._lists.missed()
 
     def fetch(
         self,

@@ -106,7 +106,7 @@ class PeerLinks:
             store=store,
         )
         link.begin(
-            lambda settings: job_secret(settings, JobStore.of_group(), peer_token()),
+            lambda settings: job_secret(settings, JobStore.of_group() or self._store, peer_token()),
             planned=planned,
         )
         return link

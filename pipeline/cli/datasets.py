@@ -99,7 +99,6 @@ def pack(
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )
-    world = _world(on)
     with executor_on(on) as executor, SampleProgress("pack") as progress:
         summary = pack_dataset(
             src,
@@ -116,8 +115,7 @@ def pack(
             baseline=baseline,
             image=parse_names(image),
             workers=_threads(workers, on),
-            rank=world.rank,
-            size=world.size,
+            **_share(on),
             progress=progress,
             storage_options=parse_storage_options(storage_option),
             cache=cache,
@@ -141,9 +139,11 @@ def _shards(
     return shards_for(nodes=nodes, global_batch=batch if batch is not None else _BATCH * nodes)
 
 
-def _world(on: str | None) -> World:
-    """Where a launcher starts workers and one process hands out the work, ranks mean nothing."""
-    return World.detect() if on is None else World(0, 1)
+def _share(on: str | None) -> dict[str, int]:
+    """Rank and size of this process, as `pack` takes them. Where a launcher starts workers and one
+    process hands out the work, ranks mean nothing."""
+    world = World.detect() if on is None else World(0, 1)
+    return {"rank": world.rank, "size": world.size}
 
 
 def _report_pack(summary: PackSummary, dst: str, *, as_json: bool) -> None:

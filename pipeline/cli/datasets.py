@@ -139,7 +139,7 @@ def _shards(
     return shards_for(nodes=nodes, global_batch=batch if batch is not None else _BATCH * nodes)
 
 
-def _share(on: str | None) -> dict[str, int]:
+def _share(on: str | None) -> dict[str, Any]:
     """Rank and size of this process, as `pack` takes them. Where a launcher starts workers and one
     process hands out the work, ranks mean nothing."""
     world = World.detect() if on is None else World(0, 1)

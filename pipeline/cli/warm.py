@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from penstock.cache.base.sizes import format_size
+from penstock.cache.errors import ConfigError, PlanError
 from penstock.pipeline.cli.options import (
     DocumentMode,
     DryRun,
@@ -42,7 +43,8 @@ from penstock.pipeline.cli.options import (
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import ByteProgress
-from penstock.pipeline.plan.world import World
+from penstock.pipeline.plan.needs import node_ranks
+from penstock.pipeline.plan.world import World, pod_index
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -85,7 +87,8 @@ def warm(
     """Fetch what this node will read into its cache, in the order in which the job reads it.
 
     Which shards a node of several reads depends on the job's seed and global batch: pass the same.
-    Under torchrun or srun each node fetches its share, and a node's processes share that out.
+    Under torchrun, srun or mpirun each node fetches its share, and a node's processes share that
+    out; a pod of a Kubernetes Indexed Job is the node of its index: pass --nodes there.
     Interrupted, the same command goes on from there. It may run beside the job: they share fills.
     """
     from penstock.readers import Dataset
@@ -93,7 +96,7 @@ def warm(
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )
-    launched = World.detect()
+    launched = _launched(nodes=nodes, node_rank=node_rank)
     dataset = Dataset(
         url,
         fields=parse_places(fields),
@@ -112,7 +115,7 @@ def warm(
         result = _fetched(
             dataset, order, world=world, process=process, workers=workers, dry_run=dry_run
         )
-    _report(result, as_json=as_json, dry_run=dry_run)
+    _report(result, as_json=as_json, dry_run=dry_run, share=_share_words(world, process))
     raise typer.Exit(bool(result.failed))
 
 
@@ -156,6 +159,31 @@ def _show_progress(bar: ByteProgress, state: WarmState) -> None:
     )
 
 
+def _launched(*, nodes: int | None, node_rank: int | None) -> World:
+    """What the launcher says of this process; in a pod that has none, this one alone."""
+    try:
+        return World.detect()
+    except PlanError:
+        pod = pod_index()
+        if pod is None:
+            raise
+        if nodes is None and node_rank is None:
+            raise ConfigError(
+                f"This is pod {pod} of an Indexed Job, and nothing tells how many there are: pass "
+                f"--nodes (the Job's completions) to fetch the share of node {pod}, or --nodes 1 "
+                "where each pod is a job of its own."
+            ) from None
+        return World(0, 1)
+
+
+def _share_words(world: World, process: tuple[int, int]) -> str:
+    """Whose share was fetched."""
+    first, end = node_ranks(world)
+    ranks = f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
+    own = f", part {process[0] + 1} of {process[1]}" if process[1] > 1 else ""
+    return f"of {ranks} of {world.size}{own}, on one of {world.nodes:,} nodes"
+
+
 def _node(
     launched: World, *, world_size: int | None, nodes: int | None, node_rank: int | None
 ) -> World:
@@ -167,15 +195,18 @@ def _node(
     nodes = nodes or max(1, launched.size // launched.local_size)
     world_size = world_size or max(launched.size, nodes)
     if node_rank is None:
-        node_rank = launched.rank // launched.local_size
+        pod = pod_index() if launched.processes == 1 else None
+        node_rank = launched.rank // launched.local_size if pod is None else pod
+        if pod is not None and nodes == 1:  # each pod is a job of its own
+            node_rank = 0
     return node_world(world_size, nodes=nodes, node_rank=node_rank)
 
 
-def _report(result: WarmResult, *, as_json: bool, dry_run: bool) -> None:
+def _report(result: WarmResult, *, as_json: bool, dry_run: bool, share: str) -> None:
     if as_json:
         facts = asdict(result)
         facts["failed"] = [{"uri": uri, "reason": reason} for uri, reason in result.failed]
-        typer.echo(json.dumps({**facts, "dry_run": dry_run}))
+        typer.echo(json.dumps({**facts, "dry_run": dry_run, "share": share}))
         return
     console = Console()
     rate = f", {format_size(result.bytes / result.seconds)}/s" if result.seconds else ""
@@ -184,7 +215,7 @@ def _report(result: WarmResult, *, as_json: bool, dry_run: bool) -> None:
         f"{head} {result.objects:,} object{'s' * (result.objects != 1)}, "
         f"{format_size(result.bytes)}"
         + ("" if dry_run else f" in {result.seconds:.1f} s{rate}")
-        + f"; {result.skipped:,} were there",
+        + f"; {result.skipped:,} were there ({share})",
         soft_wrap=True,
     )
     if result.left_out:

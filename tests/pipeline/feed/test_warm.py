@@ -357,3 +357,67 @@ def test_launched_processes_of_a_node_share_its_list_out(
         objects.append(json.loads(out))
     assert [found["skipped"] for found in objects] == [0, 0]
     assert sum(found["bytes"] for found in objects) == objects[0]["node_bytes"]
+
+
+def launcher(monkeypatch: pytest.MonkeyPatch, **told: object) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB_COMPLETION_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delitem(sys.modules, "torch.distributed", raising=False)
+    for name, value in told.items():
+        monkeypatch.setenv(name, str(value))
+
+
+@pytest.mark.parametrize(
+    ("told", "flags", "share"),
+    [
+        ({}, (), "rank 0 of 1, on one of 1 nodes"),
+        (
+            {"SLURM_STEP_ID": 0, "SLURM_PROCID": 1, "SLURM_NTASKS": 2, "SLURM_LOCALID": 0},
+            (),
+            "rank 1 of 2, on one of 2 nodes",
+        ),
+        (
+            {"JOB_COMPLETION_INDEX": 1},
+            ("--nodes", "2", "--world-size", "4"),
+            "ranks 2 to 3 of 4, on one of 2 nodes",
+        ),
+        ({"JOB_COMPLETION_INDEX": 1}, ("--nodes", "1"), "rank 0 of 1, on one of 1 nodes"),
+        (
+            {"JOB_COMPLETION_INDEX": 1},
+            ("--nodes", "2", "--node-rank", "0"),
+            "rank 0 of 2, on one of 2 nodes",
+        ),
+        (
+            {"RANK": 3, "WORLD_SIZE": 4, "LOCAL_RANK": 1, "LOCAL_WORLD_SIZE": 2},
+            (),
+            "ranks 2 to 3 of 4, part 2 of 2, on one of 2 nodes",
+        ),
+    ],
+)
+def test_it_knows_its_share_by_the_launcher(
+    url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    told: dict[str, object],
+    flags: tuple[str, ...],
+    share: str,
+) -> None:
+    launcher(monkeypatch, **told)
+    options = ("--cache", str(tmp_path / "cache"), "--max-bytes", "64MiB", "--dry-run", *flags)
+    code, out, _ = run(capsys, url, *options)
+    assert code == 0
+    assert share in " ".join(out.split())
+
+
+def test_a_pod_that_does_not_know_how_many_there_are_asks(
+    url: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launcher(monkeypatch, JOB_COMPLETION_INDEX=3)
+    code, _, err = run(capsys, url, "--cache", str(tmp_path / "cache"))
+    assert code == 2
+    assert "pod 3" in err
+    assert "--nodes" in err

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from penstock.cache.peers.request_head import Request
     from penstock.cache.peers.tokens import PeerSecret
 
-_AT_ONCE_BYTES = 2**21
-"""So much is read for a checksum while others wait: half a millisecond."""
+AT_ONCE_BYTES = 2**21
+"""So much is read for a checksum while others wait: half a millisecond. So much of a body is looked
+at before it is begun to be sent."""
 _REASONS = {
     200: "OK",
     206: "Partial Content",
@@ -157,14 +158,18 @@ class Replies:
 
 
 def is_quick(reply: Reply) -> bool:
-    """Whether `add_crc` and sending the first bytes hardly wait: for the disk, or for a core."""
+    """Whether `add_crc` and sending the first bytes hardly wait: for the disk, or for a core. The
+    kernel is told to read what isn't in memory, or may not be."""
     file = reply.file
     if file is None:
         return True
     start, end = reply.span
-    if bytes_to_read(file.crcs, file.size_bytes, start, end) > _AT_ONCE_BYTES:
-        return False
-    return file.is_in_memory(start, min(end, start + _AT_ONCE_BYTES))
+    is_little = bytes_to_read(file.crcs, file.size_bytes, start, end) <= AT_ONCE_BYTES
+    is_there = file.is_in_memory(start, min(end, start + AT_ONCE_BYTES))
+    if not is_there or end - start > AT_ONCE_BYTES:
+        with contextlib.suppress(OSError):
+            file.advise(start, end)
+    return is_little and is_there
 
 
 def add_crc(reply: Reply) -> None:
@@ -176,7 +181,5 @@ def add_crc(reply: Reply) -> None:
     def read(start: int, end: int, crc: int) -> int:
         return crc_of_file(file.fd, start, end, crc)
 
-    with contextlib.suppress(OSError):
-        file.advise(*reply.span)
     crc = crc_of_range(file.crcs, file.size_bytes, *reply.span, read)
     reply.headers.append((protocol.CRC_HEADER, protocol.crc_text(crc)))

@@ -13,7 +13,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.cache.peers.answers import add_crc, is_quick
+from penstock.cache.peers.answers import AT_ONCE_BYTES, add_crc, is_quick
 from penstock.cache.peers.protocol import MOST_HEAD_BYTES
 from penstock.cache.peers.request_head import END, read_head
 
@@ -83,18 +83,22 @@ class PlainBody:
         assert reply.file is not None
         self.reply, self._file, self._raw = reply, reply.file, raw
         self._head = memoryview(reply.head())
-        self.at = 0
+        self.at, self._at_hand = 0, AT_ONCE_BYTES
 
     def is_at_hand(self) -> bool:
-        """Whether the next part needn't wait for the disk."""
-        first = self.reply.span[0] + self.at
-        return self._file.is_in_memory(first, min(first + _STEP, self.reply.span[1]))
+        """Whether the next part needn't wait for the disk. Looked at once a MiB."""
+        if self.at >= self._at_hand:
+            first = self.reply.span[0] + self.at
+            if not self._file.is_in_memory(first, min(first + 2 * _STEP, self.reply.span[1])):
+                return False
+            self._at_hand = self.at + _STEP
+        return True
 
     def send(self) -> bool:
         """Send what the socket takes, of a long body a part; whether all is sent."""
         with contextlib.suppress(BlockingIOError):
             if self._head:
-                self._head = self._head[self._raw.send(self._head, socket.MSG_MORE) :]
+                self._head = self._head[self._raw.send(self._head) :]
             if not self._head:
                 start, end = self.reply.span
                 size_bytes = min(_STEP, end - start - self.at)

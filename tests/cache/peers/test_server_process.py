@@ -20,6 +20,9 @@ from penstock.cache.base.peer_settings import Peers
 from penstock.cache.disk.disk_cache import DiskCache
 from penstock.cache.errors import ConfigError, PenstockWarning
 from penstock.cache.peers import protocol
+from penstock.cache.peers.certificates import make_credentials
+from penstock.cache.peers.peer_client import PeerClient
+from penstock.cache.peers.peer_directory import Peer
 from penstock.cache.peers.server_process import PeerServer
 from penstock.cache.peers.tokens import PeerSecret
 from tests.cache.peers.serving import PATIENCE_S, Served, key_of, put, serving
@@ -200,6 +203,20 @@ def test_it_is_small(served: Served) -> None:
     with open(f"/proc/{served.server.pid}/maps", encoding="ascii") as file:
         loaded = file.read()
     assert not any(name in loaded for name in ("numpy", "torch", "dali", "cryptography"))
+
+
+def test_an_address_of_ipv6_is_one(tmp_path: Path) -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no IPv6")
+    with serving(tmp_path / "cache", Peers("[::1]:0", tls=True)) as served:
+        put(served.cache, "any", 1000)
+        context = make_credentials(served.secret, "::1").client_context()
+        client = PeerClient(served.secret, tls=lambda: context)
+        peer = Peer(0, served.server.address)
+        assert client.blob(peer, key_of("any"), (0, 1000), 1000) is not None
+        client.abort()
 
 
 @pytest.mark.parametrize("address", ["192.0.2.7:0", "nowhere.invalid:0"])

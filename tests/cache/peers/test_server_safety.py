@@ -19,7 +19,7 @@ from penstock.cache.peers.answers import Replies
 from penstock.cache.peers.certificates import make_credentials
 from penstock.cache.peers.connection import Connection, Office
 from penstock.cache.peers.doors import Doors, Limits
-from penstock.cache.peers.held_files import HeldFiles
+from penstock.cache.peers.held_files import HeldFile, HeldFiles
 from penstock.cache.peers.tokens import PeerSecret, Question, authorize
 from penstock.cache.threads import Workers
 from tests.cache.peers.serving import (
@@ -413,6 +413,28 @@ def test_who_is_idle_or_reads_too_slowly_is_cut_and_holds_no_file(plain: Served)
                 await asyncio.sleep(0.01)
             with pytest.raises(asyncio.IncompleteReadError):
                 await asyncio.wait_for(reader.readexactly(SIZE), PATIENCE_S)
+            writer.close()
+
+    asyncio.run(play())
+
+
+def test_what_the_disk_has_to_bring_comes_all_the_same(
+    plain: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By threads that wait for it, in the middle of a body too."""
+    answers = iter([False, True, False] * 1000)
+    monkeypatch.setattr(HeldFile, "is_in_memory", lambda *_: next(answers))
+    data = content("whole", SIZE)
+
+    async def play() -> None:
+        async with short_of_time(plain, Limits()) as (port, _):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for span in ((0, 100), (7, SIZE - 7), (0, SIZE), (SIZE - 1, SIZE)):
+                writer.write(plain.head(PATH, span))
+                head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+                assert head.startswith(b"HTTP/1.1 206")
+                body = await asyncio.wait_for(reader.readexactly(span[1] - span[0]), PATIENCE_S)
+                assert body == data[slice(*span)]
             writer.close()
 
     asyncio.run(play())

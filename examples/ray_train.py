@@ -72,7 +72,7 @@ def class_count(dataset: Dataset) -> int:
 
 def report(epoch: int, loss: torch.Tensor, parts: dict[str, Any]) -> None:
     """Tell Ray of an epoch; the first worker hands it a checkpoint."""
-    metrics = {"epoch": epoch, "loss": float(loss)}
+    metrics = {"epoch": epoch, "loss": float(loss.detach())}
     state = {name: part.state_dict() for name, part in parts.items()}
     if train.get_context().get_world_rank():
         train.report(metrics)

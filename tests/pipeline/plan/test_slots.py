@@ -68,7 +68,7 @@ def test_partners_are_read_beside_the_own_samples(
         assert len(slots.rows) - slots.real <= PARTNERS_ELSEWHERE
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     sizes=sizes,
     world=st.integers(1, 7),

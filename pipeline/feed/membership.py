@@ -13,16 +13,10 @@ from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockError
 from penstock.pipeline.feed.agreement import Agreement, join
-from penstock.pipeline.feed.handshake import (
-    MEET_TIMEOUT_S,
-    SharedFacts,
-    check_places,
-    check_same_plan,
-)
-from penstock.pipeline.feed.recipe_text import recipe_text
 
 if TYPE_CHECKING:
     from penstock.cache.job_store import JobStore
+    from penstock.pipeline.feed.handshake import SharedFacts
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.lane_order import LaneOrder
@@ -49,6 +43,8 @@ class Membership:
         so that all hear of one that was built otherwise. Not of those that rank 0 may have alone.
         """
         if self.meets:
+            from penstock.pipeline.feed.handshake import MEET_TIMEOUT_S
+
             self.agreement.meet(timeout_s=MEET_TIMEOUT_S)
 
     def lane_order(
@@ -102,6 +98,13 @@ def join_ranks(
         world=world,
         store=store,
     )
+    if not agreement.is_shared:
+        return Membership(agreement=agreement, follows_data=False)
+    from penstock.pipeline.feed.handshake import (  # a process alone needs none of it
+        check_places,
+        check_same_plan,
+    )
+
     facts = _shared_facts(order, options, plan=plan, at=at)
     follows = check_same_plan(
         agreement, facts, label=world.label, follows_data=_follows_data(order, options)
@@ -114,6 +117,9 @@ def join_ranks(
 
 
 def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str) -> SharedFacts:
+    from penstock.pipeline.feed.handshake import SharedFacts
+    from penstock.pipeline.feed.recipe_text import recipe_text
+
     contents, settings, walk = order.source.contents, order.settings, order.walk
     recipe = recipe_text(options.augment)
     batch = ", ".join(

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from penstock.augment import imagenet_eval, imagenet_train
 from penstock.cache.errors import PlanError
 from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.agreement import Agreement
+from penstock.pipeline.feed.agreement import Agreement, join
 from penstock.pipeline.feed.handshake import SharedFacts, check_places, check_same_plan
 from penstock.pipeline.feed.recipe_text import recipe_text
 from penstock.pipeline.plan.world import World
@@ -93,6 +93,19 @@ def test_a_rank_that_two_processes_claim_is_refused() -> None:
     with pytest.raises(PlanError, match=r"Rank 0 \(process 1\) is one of more than 1 processes"):
         check_places(second, world)
     assert first.stop_notice() is not None
+
+
+def test_one_process_of_a_replica_speaks() -> None:
+    store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
+    worlds = [World(process // 2, 2, place=(process, 4)) for process in range(4)]
+    for number in range(2):  # of the replicas' first and second loader
+        joined = [join(dataset="d", shuffle=True, world=one, store=store) for one in worlds]
+        assert [one.speaks_for_rank for one in joined] == [True, False, True, False], number
+        for one, world in zip(joined, worlds, strict=True):
+            check_same_plan(one, FACTS, label=world.label)
+            check_places(one, world)
+            one.arrive(4)
+        joined[0].meet(timeout_s=60.0)  # all are there
 
 
 # -- recipes

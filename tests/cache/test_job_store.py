@@ -21,7 +21,7 @@ KINDS = ("hash", "file", "tcp", "prefix")
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> JobStore:
     if request.param == "file":
         return JobStore.of(dist.FileStore(str(tmp_path / "store"), 1))  # type: ignore[attr-defined]
-    kept = dist.HashStore()  # type: ignore[attr-defined]
+    kept: Any = dist.HashStore()  # type: ignore[attr-defined]
     if request.param == "tcp":
         kept = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)  # type: ignore[attr-defined]
     if request.param == "prefix":

@@ -7,11 +7,12 @@ pass begins.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import PenstockError
+from penstock.cache.errors import JobStoreError, PenstockError, PlanError
 from penstock.pipeline.feed.agreement import Agreement, join
 
 if TYPE_CHECKING:
@@ -106,14 +107,27 @@ def join_ranks(
     )
 
     facts = _shared_facts(order, options, plan=plan, at=at)
-    follows = check_same_plan(
-        agreement, facts, label=world.label, follows_data=_follows_data(order, options)
-    )
-    check_places(agreement, world)
+    follows_data = _follows_data(order, options)
+    try:
+        follows = check_same_plan(agreement, facts, label=world.label, follows_data=follows_data)
+        check_places(agreement, world)
+    except PlanError as error:
+        _give_up(agreement, str(error))
+        raise
     agreement.arrive(world.processes)
     return Membership(
         agreement=agreement, follows_data=follows, meets=order.settings.shuffle and world.size > 1
     )
+
+
+def _give_up(agreement: Agreement, reason: str) -> None:
+    """Have nobody wait for this rank, at the first pass or in a rejoin."""
+    from penstock.pipeline.feed.node_exchange import give_up  # others need none of it
+
+    if (store := agreement.store) is not None:
+        with contextlib.suppress(JobStoreError):
+            for number in range(2):
+                give_up(store.under(f"lanes-{number}"), reason)
 
 
 def _shared_facts(order: JobOrder, options: NativeOptions, *, plan: str, at: str) -> SharedFacts:
@@ -183,4 +197,4 @@ def join_again(
         store=whole.under("rejoined"),
         at=f"step {state.step} ({state.cursor}) with global batches of {sizes}",
     )
-    return found if store is not None else replace(found, follows_data=False)
+    return found if store is not None else replace(found, follows_data=False, meets=False)

@@ -79,11 +79,17 @@ def exchange(
     if (missing := told.get("missing")) is not None:
         raise _stalled(world, missing, timeout_s=timeout_s)
     if "failed" in told:
-        raise PlanError(f"Rank 0 can't decide who reads what: {told['failed']}")
+        raise PlanError(f"The ranks can't decide who reads what: {told['failed']}")
     if "decision" not in told:
         raise JobStoreError("The process group's store lost what rank 0 told: look at rank 0.")
     nodes = told["nodes"] and Nodes.from_dict(told["nodes"], groups=groups)
     return Answer(nodes=nodes, decision=told["decision"])
+
+
+def give_up(store: JobStore, reason: str) -> None:
+    """Tell those that wait, or will, that this rank doesn't come. Raises JobStoreError."""
+    store.first(_ANSWER, json.dumps({"failed": reason}))
+    store.tell(_ALL, "1")
 
 
 def _answer(
@@ -99,6 +105,8 @@ def _answer(
         missing = _missing(store, world)
         if missing:
             return json.dumps({"missing": missing})
+    if (given_up := store.heard(_ANSWER)) is not None:
+        return given_up
     texts = store.all_heard([_word(process) for process in range(world.processes)])
     try:
         words = [Word.parse(text, groups=groups) for text in texts]

@@ -7,10 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch.distributed as dist
 
 from penstock.cache.errors import PlanError, StalledError
-from penstock.pipeline import DataLoader
+from penstock.cache.job_store import JobStore
+from penstock.pipeline import DataLoader, World
 from tests.pipeline.feed.many_nodes import (
+    OPTIONS,
     Node,
     global_batches,
     job,
@@ -141,6 +144,19 @@ def test_a_rank_that_does_not_come_is_an_error_that_names_it(
         loaders[0].load_state_dict(state)
         with pytest.raises(StalledError, match=r"Rank 0 of 4 .*ranks 1 to 3 to begin"):
             iter(loaders[0])
+
+
+def test_a_rank_that_was_refused_is_waited_for_by_nobody(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = JobStore(dist.HashStore())  # type: ignore[attr-defined]
+    monkeypatch.setattr(JobStore, "of_group", classmethod(lambda _: store))
+    worlds = [World(rank, 2, place=(rank, 2)) for rank in range(2)]
+    with DataLoader(nodes[0].dataset, world=worlds[0], **OPTIONS) as first:
+        with pytest.raises(PlanError, match="seed"):
+            DataLoader(nodes[1].dataset, world=worlds[1], **{**OPTIONS, "seed": 8})
+        with pytest.raises(PlanError, match=r"can't decide who reads what.*seed"):
+            iter(first)
 
 
 def test_rank_0_alone_with_a_validation_loader_waits_for_nobody(

@@ -7,40 +7,24 @@ where it stopped.
 
 from __future__ import annotations
 
-import itertools
-import threading
-import time
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from penstock.cache.errors import ConfigError, WriteError
-from penstock.cache.job_store import JobStore
-from penstock.pipeline.feed.node_share import NodeShare
-from penstock.pipeline.feed.prefetch import peer_links
-from penstock.pipeline.feed.share_fills import ShareFills
-from penstock.pipeline.options.sizes import batch_schedule
-from penstock.pipeline.plan.job_order import JobOrder
-from penstock.pipeline.plan.needs import Needs, node_ranks
-from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
-from penstock.pipeline.plan.steps import Cursor, Walk
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.feed.node_warm import FILLS_AT_ONCE, WarmOrder, warm_node
 from penstock.pipeline.plan.world import World
+from penstock.readers.dataset import Dataset
+from penstock.readers.source import Source
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import os
+    import threading
+    from collections.abc import Callable
+    from concurrent.futures import Executor
 
-    from numpy.typing import NDArray
-
+    from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.feed.share_fills import WarmResult, WarmState
     from penstock.pipeline.options.sizes import GlobalBatch
-    from penstock.pipeline.plan.batch_schedule import BatchSchedule
-    from penstock.readers.remote_shards import RemoteShards
-    from penstock.readers.source import Source
-
-# Of one rank, where nobody says what the job's will be: as people train on images.
-BATCH_PER_RANK = 256
-# Shards at a time. Each is fetched by several ranges at once; several shards hide each one's ends.
-FILLS_AT_ONCE = 4
+    from penstock.readers.origin.urls import Url
 
 
 def node_world(world_size: int, *, nodes: int, node_rank: int) -> World:
@@ -62,8 +46,9 @@ def node_world(world_size: int, *, nodes: int, node_rank: int) -> World:
 
 
 def warm(
-    dataset: Source,
+    dataset: Source | Url,
     *,
+    cache: DiskCache | str | os.PathLike[str] | None = None,
     world: World | None = None,
     epoch: int = 0,
     seed: int = 0,
@@ -77,6 +62,8 @@ def warm(
     dry_run: bool = False,
     progress: Callable[[WarmState], None] | None = None,
     stop: threading.Event | None = None,
+    executor: Executor | None = None,
+    nodes: int | None = None,
 ) -> WarmResult:
     """Fill the cache with what this node reads in an epoch, in the order in which it reads it.
 
@@ -88,130 +75,45 @@ def warm(
     world: of a rank on this node, whose local ranks are all of the node's; None is World(0, 1).
     process: (number, of how many) where several processes of a node share its shards out. workers:
     shards at a time. dry_run: fetch nothing. progress: called from several threads. stop: ends it
-    early; the result tells what came till then.
+    early; the result tells what came till then. dataset, cache: also a URL and the cache for it.
+    executor: whose workers warm their machines, `nodes` of them (docs/packs.md); world is then any
+    rank's of the job, and the result the sum of all.
 
     Raises ConfigError for a local dataset (nothing to warm), one without cache=, and a limit
     below two open windows; WriteError for a cache folder that can't be used; and what opening the
     dataset raises. An object that fails doesn't end it: see WarmResult.failed.
     """
-    began = time.perf_counter()
-    world, contents = world or World(0, 1), dataset.contents
-    remote = _checked_remote(dataset)
-    schedule = _schedule(global_batch_size, world)
-    order = _order(
-        dataset,
-        schedule,
+    order = WarmOrder(
+        epoch=epoch,
         seed=seed,
+        global_batch_size=global_batch_size,
         shuffle=shuffle,
         lanes=lanes,
         window=window,
         reshuffle=reshuffle,
+        process=process,
+        workers=workers,
+        dry_run=dry_run,
     )
-    share = NodeShare(remote, contents, order.plan(), batches=schedule.sizes, world=world)
-    peers = None if dry_run else peer_links(remote, order, world, _store())
-    if peers is not None:
-        peers.begin(epoch)
-    share.join()
-    try:
-        fills = ShareFills(
-            contents, remote, share, processes=process[1], dry_run=dry_run, progress=progress
-        )
-        shards = _in_order(_needs(order, world), fills.kept, start=Cursor(epoch, 0))
-        mine = itertools.islice(shards, process[0], None, process[1])
-        own = mine if peers is None else _own_first(remote, mine)
-        fills.run(own, workers=workers, stop=stop or threading.Event())
-    finally:
-        share.leave()
-        if peers is not None:
-            peers.close()
-    return fills.result(time.perf_counter() - began)
+    if not isinstance(dataset, Source):
+        with Dataset(dataset, cache=cache) as opened:
+            return _warmed(opened, order, world, executor, nodes, progress, stop)
+    if cache is not None:
+        raise ConfigError("cache: got one beside a dataset, which was made with its own.")
+    return _warmed(dataset, order, world, executor, nodes, progress, stop)
 
 
-def _order(
+def _warmed(
     dataset: Source,
-    schedule: BatchSchedule,
-    *,
-    seed: int,
-    shuffle: bool,
-    lanes: int | None,
-    window: int | None,
-    reshuffle: float,
-) -> JobOrder:
-    settings = ordered_settings(seed=seed)
-    if shuffle:
-        settings = shuffled_settings(
-            dataset.contents,
-            seed=seed,
-            global_batch=schedule.first_size,
-            lanes=lanes,
-            window=window,
-            reshuffle=reshuffle,
-        )
-    walk = Walk(samples=dataset.contents.samples, schedule=schedule, drop_last=False)
-    return JobOrder(source=dataset, settings=settings, walk=walk)
+    order: WarmOrder,
+    world: World | None,
+    executor: Executor | None,
+    nodes: int | None,
+    progress: Callable[[WarmState], None] | None,
+    stop: threading.Event | None,
+) -> WarmResult:
+    if executor is None:
+        return warm_node(dataset, order, world=world or World(0, 1), progress=progress, stop=stop)
+    from penstock.pipeline.feed.warm_crew import warm_nodes  # one node needs none
 
-
-def _store() -> JobStore | None:
-    store = JobStore.of_group()
-    return None if store is None else store.under("warm")
-
-
-def _own_first(remote: RemoteShards, shards: Iterator[int]) -> Iterator[int]:
-    """The shards that this node fetches from the remote, then those that another one fetches for it
-    too: by then they are there."""
-    others = []
-    for shard in shards:
-        if remote.is_left_to_others(shard):
-            others.append(shard)
-        else:
-            yield shard
-    yield from others
-
-
-def _schedule(size: GlobalBatch | None, world: World) -> BatchSchedule:
-    schedule = batch_schedule(BATCH_PER_RANK * world.size if size is None else size)
-    if (least := schedule.smallest) < world.size:
-        raise ConfigError(
-            f"global_batch_size: got {least}, wanted at least the world's {world.size} ranks."
-        )
-    return schedule
-
-
-def _checked_remote(dataset: Source) -> RemoteShards:
-    remote = dataset.remote_shards
-    if remote is None:
-        raise ConfigError(
-            f"{dataset.url} is local: there is nothing to warm. Read it where it is; for data on a "
-            "network mount pass cache= to the Dataset."
-        )
-    if any(one.cache is None or one.cache.is_temporary for one in remote.remotes):
-        raise ConfigError(
-            f"{dataset.url}: the dataset has no cache to warm. Pass "
-            'cache=DiskCache("/nvme/penstock", max_bytes="1.5TB"), the one that the job will use.'
-        )
-    if unusable := [cache for cache in remote.caches if not cache.can_be_used]:
-        raise WriteError(
-            f"{unusable[0].path}: the cache folder can't be used, so nothing can be warmed. "
-            "`penstock doctor` with that folder tells why."
-        )
-    return remote
-
-
-def _needs(order: JobOrder, world: World) -> Needs:
-    first, end = node_ranks(world)
-    return Needs(order.plan(), order.walk, first=first, end=end, world=world.size)
-
-
-def _in_order(needs: Needs, kept: list[int], *, start: Cursor) -> Iterator[int]:
-    """Each kept shard once: those of the epoch by first need, then those of other epochs."""
-    todo = np.zeros(needs.shard_count, np.bool_)
-    todo[kept] = True
-    left = len(kept)
-    for _, needed in needs.shards(start, endless=False):
-        new: NDArray[np.int64] = needed[todo[needed]]
-        todo[new] = False
-        left -= len(new)
-        yield from new.tolist()
-        if not left:
-            return
-    yield from np.flatnonzero(todo).tolist()
+    return warm_nodes(dataset, order, executor=executor, nodes=nodes, world=world)

@@ -17,15 +17,17 @@ import numpy as np
 
 from penstock.cache.errors import ConfigError, DatasetNotFoundError
 from penstock.cache.secrets import find_secrets, plain_query
+from penstock.readers.files.names import printable
 from penstock.readers.formats.candidates import MISSING, Candidates, Spans
 from penstock.readers.formats.grouping import Grouping
+from penstock.readers.index.manifest_file import MANIFEST
 from penstock.readers.origin.local import LocalFolder
 from penstock.readers.origin.locate import locate
 from penstock.readers.origin.scratch import Scratch
 from penstock.readers.origin.urls import local_path, show
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from numpy.typing import NDArray
 
@@ -91,6 +93,18 @@ def check_seen(origin: Origin) -> None:
             "sees it. Mount it under the same path on every machine that runs workers, or name "
             "the data by the URL of a store."
         )
+
+
+def check_indexes(url: str, indexes: Iterable[bytes]) -> None:
+    """Raise ConfigError for a folder of an index that this machine hasn't: it would build its own,
+    in each process."""
+    for index in indexes:
+        if not os.path.exists(os.path.join(index, MANIFEST)):
+            raise ConfigError(
+                f"{url}: its index lies in {printable(index)}, which isn't there on this machine. "
+                "Put it where all machines see it: `penstock index` with --out FOLDER, and that "
+                "folder as the Dataset's index=."
+            )
 
 
 def _absolute(url: Url) -> Url:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from penstock.cache.errors import ConfigError, DestinationError, IndexChangedError
+from penstock.cache.errors import DestinationError, IndexChangedError
 from penstock.cache.executors import kept
 from penstock.readers.dataset import Dataset, copy_keeping
 from penstock.readers.fields.examine import verify_for
@@ -26,7 +26,7 @@ from penstock.readers.fields.verify import named_verify
 from penstock.readers.files.atomic import write_error
 from penstock.readers.files.names import printable
 from penstock.readers.formats.grouping import Grouping
-from penstock.readers.index.manifest_file import MANIFEST
+from penstock.readers.index.reach import check_indexes
 from penstock.readers.packing.folder import PackFolder, ShardRecord, shard_name
 from penstock.readers.packing.packed_source import PackedSource
 from penstock.readers.packing.plan import PackPlan
@@ -241,13 +241,7 @@ def _open(job: PackJob) -> Any:
     made = pickle.loads(job.source)  # of the driver, as the task that it came with
     if job.kind == "candidates":
         return made.open()
-    for index in job.indexes:
-        if not os.path.exists(os.path.join(index, MANIFEST)):
-            raise ConfigError(
-                f"{made.url}: its index lies in {printable(index)}, which isn't there on this "
-                "machine. Put it where all machines see it: `penstock index` with --out FOLDER, "
-                "and that folder as the Dataset's index=."
-            )
+    check_indexes(made.url, job.indexes)
     if job.kind == "pack":
         assert isinstance(made, Dataset)
         return PackedSource(made.open(), fields=job.fields, sizes_known=True)

@@ -1,0 +1,65 @@
+"""Warming nodes over an executor: each node's share once, and what can't be."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import fsspec
+import pytest
+
+from penstock import DiskCache, World, warm
+from penstock.cache.errors import ConfigError
+from penstock.pipeline.feed.warm_crew import _hosts
+from penstock.readers import Dataset, pack
+from tests import crews, images
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A pack of many shards in a remote file system that lives in this process."""
+    folder = images.class_folder(tmp_path / "set", samples=80)
+    pack(folder, tmp_path / "pack", shard_bytes=4000, verify=images.verify)
+    memory = fsspec.filesystem("memory")
+    memory.put(str(tmp_path / "pack"), "/warm-crew", recursive=True)
+    return "memory://warm-crew"
+
+
+def test_each_node_has_its_share_warmed(url: str, tmp_path: Path) -> None:
+    alone = warm(url, cache=DiskCache(tmp_path / "alone", max_bytes="1GB"))
+    executor = crews.Watched()
+    cache = DiskCache(tmp_path / "cache", max_bytes="1GB")
+    told = warm(url, cache=cache, executor=executor, nodes=2, world=World(0, 4))
+    assert len(executor.tasks) == 2
+    assert told.objects + told.skipped >= alone.objects
+    assert (told.bytes, told.failed) == (alone.bytes, ())  # both "nodes" have one cache here
+    again = warm(url, cache=cache, executor=executor, nodes=2, world=World(0, 4))
+    assert (again.objects, again.bytes) == (0, 0)
+
+
+def test_what_can_not_be(url: str, tmp_path: Path) -> None:
+    executor, cache = crews.Watched(), DiskCache(tmp_path / "cache", max_bytes="1GB")
+    with pytest.raises(ConfigError, match="how many nodes"):
+        warm(url, cache=cache, executor=executor)
+    with pytest.raises(ConfigError, match="a multiple of the 3 nodes"):
+        warm(url, cache=cache, executor=executor, nodes=3, world=World(0, 4))
+    with pytest.raises(ConfigError, match="cache: got one beside a dataset"):
+        warm(Dataset(url, cache=cache), cache=cache)
+    assert not executor.tasks
+
+
+def test_dask_has_one_worker_a_host_pinned(url: str, tmp_path: Path) -> None:
+    distributed = pytest.importorskip("distributed")
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        assert len(_hosts(client.get_executor())) == 1
+        cache = DiskCache(tmp_path / "cache", max_bytes="1GB")
+        told = warm(url, cache=cache, executor=client.get_executor())
+    assert told.objects > 4
+    assert told.failed == ()

@@ -12,6 +12,7 @@ from penstock.augment import Normalize, RandAugment, RandomResizedCrop
 from penstock.augment.ops import CutMix, MixUp, Operation
 from penstock.cache.errors import ConfigError
 from penstock.pipeline import DataLoader, World
+from penstock.pipeline.plan.lane_order import LaneOrder
 from penstock.readers import Dataset
 from tests.conftest import CLASSES, SAMPLES
 from tests.images import jpeg
@@ -188,3 +189,25 @@ def test_too_few_classes_are_told_with_the_batch(pack: Path) -> None:
         pytest.raises(ConfigError, match="wanted 0 to 1"),
     ):
         next(iter(loader))
+
+
+@pytest.mark.parametrize("places", [(2, 0, 1), (3, 1, *range(4, 15), 0, 2)])
+def test_no_order_of_lanes_changes_a_pixel(pack: Path, places: tuple[int, ...]) -> None:
+    """Also where a lane has one sample of a batch, whose partner may be anywhere."""
+    lanes = len(places)
+    with make(pack, lanes=lanes) as loader:
+        state = loader.state_dict()
+        before = by_id(loader)
+    state["lane_order"] = LaneOrder(places).text
+    found: dict[int, Sample] = {}
+    for rank in range(2):
+        with make(pack, lanes=lanes, world=World(rank=rank, size=2)) as loader:
+            loader.load_state_dict(state)
+            assert loader.state_dict()["lane_order"] == state["lane_order"]
+            part = by_id(loader)
+        if rank == 0:
+            with make(pack, lanes=lanes, world=World(rank=0, size=2)) as loader:
+                own = {int(i) for _, _, ids in loader for i in ids}
+            assert part.keys() != own  # it does read other slots
+        found |= part
+    assert found == before

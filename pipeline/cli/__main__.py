@@ -4,4 +4,5 @@ import sys
 
 from penstock.pipeline.cli.main import main
 
-sys.exit(main())
+if __name__ == "__main__":  # workers of MPI import it, too
+    sys.exit(main())

@@ -66,13 +66,13 @@ class SetUp:
 
 SET_UPS = (
     SetUp(name="model", epoch="later", step_s=0.1),
-    SetUp(name="remote", epoch="first", store=(0.005, 25 * MB)),
-    SetUp(name="small cache", epoch="later", store=(0.005, 20 * MB), room=0.5),
+    SetUp(name="remote", epoch="first", store=(0.005, 12.5 * MB)),
+    SetUp(name="small cache", epoch="later", store=(0.005, 10 * MB), room=0.5),
     SetUp(name="latency", epoch="first", store=(0.4, 1000 * MB)),
-    SetUp(name="decode", epoch="later", decode=0.004),
+    SetUp(name="decode", epoch="later", decode=0.008),
     SetUp(name="disk", epoch="first", store=None, disk=25 * MB),
     SetUp(name="nic", epoch="first", link=100e6),
-    SetUp(name="peer", epoch="first", link=40e6, store=(0.005, 2 * MB), nodes=2),
+    SetUp(name="peer", epoch="first", link=25e6, store=(0.005, 2 * MB), nodes=2),
 )
 
 

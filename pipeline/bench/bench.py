@@ -117,7 +117,7 @@ def _alone(
             floor = _floor(workload, setup, progress)
         raw = _play(workload, dataset, setup, progress, what="as fast as batches come")
         progress("each stage alone")
-        ceilings = _ceilings(workload, dataset, setup)
+        ceilings = workload_ceilings(workload, dataset, setup)
         return BenchResult(
             workload=workload,
             setup=setup,
@@ -196,7 +196,8 @@ def _floor(workload: Workload, setup: Setup, progress: ProgressReport) -> float:
     return floor_au(batch, step_s=workload.step_s, seconds=_FLOOR_SHARE * workload.seconds)
 
 
-def _ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
+def workload_ceilings(workload: Workload, dataset: Dataset, setup: Setup) -> Ceilings:
+    """What each stage of a workload does alone, on its dataset, which is open and settled."""
     from penstock.augment.array_crop import check_array_crops, cropped_schema, is_array_crop
     from penstock.augment.field_recipes import check_recipes
     from penstock.augment.map import check_maps, split_maps

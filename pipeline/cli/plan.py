@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -27,6 +27,7 @@ from penstock.pipeline.cli.plan_options import (
     GlobalBatch,
     Gpus,
     Local,
+    Measure,
     ModelName,
     Moved,
     Nic,
@@ -51,6 +52,7 @@ from penstock.pipeline.cli.plan_options import (
     WithPeers,
     given_options,
 )
+from penstock.pipeline.cli.progress import MeasuringBar
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -93,6 +95,7 @@ def plan(
     price: Price = None,
     local: Local = None,
     au: WantedAu = None,
+    measure: Measure = False,
     simulate: Simulate = False,
     plot: PlanPlot = None,
     format: Format = "auto",
@@ -104,27 +107,59 @@ def plan(
     """Tell what a job's input side will do on given hardware, and what to buy or change first.
 
     Shards, lanes, look-ahead, connections, the cache's share, epoch times and accelerator
-    utilisation (AU), the limit. Nothing is read but the URL's index. docs/sizing.md has the
-    formulas and the units.
+    utilisation (AU), the limit. docs/sizing.md has the formulas and the units.
     """
+    _plan(locals() | {"given": given_options(context)})
+
+
+def _plan(told: dict[str, Any]) -> None:
+    """told: the command's options, by the names of its parameters."""
     from penstock.pipeline.cli.plan_inputs import PlanOptions
 
-    told = locals() | {"given": given_options(context)}
     options = PlanOptions(**{each.name: told[each.name] for each in fields(PlanOptions)})
-    if plot is not None:
+    if told["plot"] is not None:
         from penstock.pipeline.bench.plot import check_plot
 
-        check_plot(plot)
+        check_plot(told["plot"])
+    if told["measure"] and told["url"] is None:
+        raise ConfigError("--measure probes a dataset and its store: pass the URL too.")
     known = None
-    if url is not None:
+    if told["url"] is not None:
         place: dict[str, Any] = {
-            "format": format,
-            "index": index_folder,
-            "cache": cache,
-            "storage_options": parse_storage_options(storage_option),
+            "format": told["format"],
+            "index": told["index_folder"],
+            "cache": told["cache"],
+            "storage_options": parse_storage_options(told["storage_option"]),
         }
-        known = _known(url, place)
-    _report(options, known, au=au, simulated=simulate, plot=plot, as_json=as_json)
+        known = _known(told["url"], place)
+        known = _measured(told["url"], place, known) if told["measure"] else known
+    _report(
+        options,
+        known,
+        au=told["au"],
+        simulated=told["simulate"],
+        plot=told["plot"],
+        as_json=told["as_json"],
+    )
+
+
+def _measured(url: str, place: dict[str, Any], known: KnownData) -> KnownData:
+    """With what this machine's disk, decoding and the URL's store do."""
+    from penstock.pipeline.bench.recipes import recipe_named
+    from penstock.pipeline.bench.sizing_probe import probe
+    from penstock.pipeline.bench.workload import Workload
+
+    workload = Workload(url=url, recipe=recipe_named("auto"), device="cpu", seconds=10.0, **place)
+    with MeasuringBar("plan") as bar:
+        bar("this machine's disk, decoding and store")
+        found = probe(workload)
+    return replace(
+        known,
+        cpu_s_per_1000=found.cpu_s_per_1000,
+        nvme_bytes_per_s=found.disk_bytes_per_s,
+        store_bytes_per_s=found.store_bytes_per_s,
+        store_latency_s=found.store_latency_s,
+    )
 
 
 def _known(url: str, place: dict[str, Any]) -> KnownData:

@@ -280,7 +280,7 @@ def _rate(options: PlanOptions, name: str, measured: float | None) -> tuple[floa
     """Bytes a second: as given, as measured, else the default."""
     told: Any = getattr(options, name)
     if measured is not None and name not in options.given:
-        return measured, "measured here"
+        return measured, "measured here, by one process"
     option = f"--{name.replace('_', '-')}"
     return parse_rate(told or DEFAULT_STORE_BANDWIDTH, what=option), _origin(options, name)
 

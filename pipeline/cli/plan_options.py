@@ -167,6 +167,15 @@ WantedAu = Annotated[
         rich_help_panel=OUT,
     ),
 ]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure",
+        help="Probe this machine's disk (--cache, else the temporary folder), decoding on the CPU "
+        "and the URL's store, for what isn't given; some seconds.",
+        rich_help_panel=OUT,
+    ),
+]
 Simulate = Annotated[
     bool,
     typer.Option(

@@ -13,6 +13,7 @@ import pytest
 from penstock import pack
 from penstock.cache.base.sizes import parse_rate
 from penstock.cache.errors import ConfigError
+from penstock.pipeline.bench.sizing_probe import disk_rate
 from penstock.pipeline.cli import main
 from penstock.pipeline.cli.plan_inputs import model_named
 from tests.conftest import write_photographs
@@ -154,3 +155,21 @@ def test_pack_takes_its_shard_size_from_the_job(
         ["--for-nodes", "0"],
     ):
         assert main([*packed, *wrong]) == 2
+
+
+def test_measure_probes_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("nvidia.dali")
+    write_photographs(tmp_path / "photos", samples=12, classes=2)
+    pack(str(tmp_path / "photos"), str(tmp_path / "pack"))
+    told = ["--samples-per-s", "10", "--gpus", "1", "--batch", "4", "--measure"]
+    found = planned(capsys, "plan", str(tmp_path / "pack"), *told)["assumptions"]
+    assert found["CPU-s to decode 1,000"]["from"].startswith("measured here")
+    assert float(found["CPU-s to decode 1,000"]["value"]) > 0
+    assert main(["plan", "--model", "resnet50", "--samples", "1000000", "--measure"]) == 2
+    assert "pass the URL too" in capsys.readouterr().err
+
+
+def test_a_disk_is_measured_or_not_known(tmp_path: Path) -> None:
+    rate = disk_rate(tmp_path / "not there yet", size_bytes=2**22)
+    assert rate is None or rate > 0
+    assert not any(tmp_path.iterdir())

@@ -1,0 +1,114 @@
+"""What this machine does of a sizing's figures: its disk, decoding, and the URL's store."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.cache.fetch.object_range import ObjectRange
+from penstock.cache.threads import ordered
+from penstock.pipeline.bench.bench import workload_ceilings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.pipeline.bench.workload import Workload
+    from penstock.readers.source import Source
+
+_DISK_BYTES, _BLOCK, _READERS = 2**28, 2**20, 8
+_LEAST_STORE_BYTES = 2**26  # of a dataset whose objects tell what a store gives
+_PINGS, _PING_BYTES = 8, 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineProbe:
+    """Figures of this machine; None: there is nothing to measure, or no way to.
+
+    cpu_s_per_1000: CPU seconds to decode and augment a thousand samples (of the recipe "imagenet").
+    disk_bytes_per_s: of the cache's folder, read past the kernel's memory. store_bytes_per_s,
+    store_latency_s: of the URL, as one process gets it; the former of 64 MiB or more.
+    """
+
+    cpu_s_per_1000: float | None
+    disk_bytes_per_s: float | None
+    store_bytes_per_s: float | None
+    store_latency_s: float | None
+
+
+def probe(workload: Workload) -> MachineProbe:
+    """Measure; takes some seconds. Raises what opening, reading and decoding raise."""
+    with workload.dataset() as dataset:
+        dataset.open()
+        settled = workload.settled(dataset)
+        ceilings = workload_ceilings(settled, dataset, settled.setup(dataset))
+        latency_s = store_latency(dataset)
+        is_enough = int(dataset.contents.shard_bytes.sum()) >= _LEAST_STORE_BYTES
+    remote = ceilings.remote if is_enough else None
+    return MachineProbe(
+        cpu_s_per_1000=ceilings.augment.cpu_s_per_1000 if ceilings.augment else None,
+        disk_bytes_per_s=disk_rate(workload.cache),
+        store_bytes_per_s=remote.bytes_per_s if remote else None,
+        store_latency_s=latency_s,
+    )
+
+
+def store_latency(dataset: Source) -> float | None:
+    """The median time of small requests one after the other; None for a local dataset."""
+    remote = dataset.remote_shards
+    found = remote.find(0) if remote is not None else None
+    if found is None:
+        return None
+    place, blob = found
+    segment = blob.segments[0]
+    span = ObjectRange(
+        path=segment.path,
+        start=segment.start,
+        end=segment.start + min(_PING_BYTES, segment.size_bytes),
+        version=segment.version,
+    )
+    took = []
+    for _ in range(_PINGS):
+        began = time.perf_counter()
+        place.fetcher.fetch([span], lambda _number, _answer: None)
+        took.append(time.perf_counter() - began)
+    return statistics.median(took)
+
+
+def disk_rate(folder: Path | None, *, size_bytes: int = _DISK_BYTES) -> float | None:
+    """Bytes a second of a folder's disk, by readers side by side; None where the file system can't
+    be read past the kernel's memory, or has no room for so much."""
+    place = folder
+    while place is not None and not place.is_dir():  # what isn't there yet will lie on this disk
+        place = place.parent
+    try:
+        with tempfile.TemporaryFile(dir=place) as file:
+            for _ in range(size_bytes // _BLOCK):
+                file.write(os.urandom(_BLOCK))
+            file.flush()
+            os.fsync(file.fileno())
+            # Opened anew, by the name that the kernel has for it.
+            fd = os.open(f"/proc/self/fd/{file.fileno()}", os.O_RDONLY | os.O_DIRECT)
+            try:
+                return _read_rate(fd, size_bytes)
+            finally:
+                os.close(fd)
+    except OSError:
+        return None
+
+
+def _read_rate(fd: int, size_bytes: int) -> float:
+    def read(at: int) -> int:
+        with mmap.mmap(-1, _BLOCK) as room:  # O_DIRECT wants whole pages
+            return os.preadv(fd, [room], at)
+
+    began = time.perf_counter()
+    blocks = ordered(read, range(0, size_bytes, _BLOCK), workers=_READERS, ahead=2 * _READERS)
+    with contextlib.closing(blocks):
+        done = sum(blocks)
+    return done / (time.perf_counter() - began)

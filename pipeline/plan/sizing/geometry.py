@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.plan.advice import readers_per_shard
+from penstock.pipeline.plan.advice import readers_of
 from penstock.pipeline.plan.order import SHARDS_PER_LANE, default_lanes, default_window
 from penstock.pipeline.plan.sizing.checks import check_count
 from penstock.pipeline.plan.windows import window_count
@@ -79,12 +79,8 @@ def geometry_of(data: DataFigures, job: JobFigures) -> Geometry:
 
 
 def shard_readers(shards: int, lanes: int, *, nodes: int) -> float:
-    """Nodes that read a shard, on average: of its lane, and a second one where a strand's end cuts
-    it. Exact to some per cent where nodes divide the lanes or lanes the nodes."""
-    if nodes == 1:
-        return 1.0
-    cut = 1 + 2 * min(nodes, lanes) / shards
-    return min(readers_per_shard(lanes, nodes) * cut, float(nodes))
+    """Nodes that read a shard, on average, and never more than there are."""
+    return min(readers_of(shards, lanes=lanes, nodes=nodes), float(nodes))
 
 
 def shard_bytes_for(samples: int, sample_bytes: float, *, nodes: int, global_batch: int) -> int:

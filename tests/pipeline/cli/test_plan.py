@@ -11,12 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from penstock import pack
-from penstock.cache.base.sizes import parse_rate
+from penstock.cache.base.sizes import format_size, parse_rate
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.sizing_probe import disk_rate
 from penstock.pipeline.cli import main
 from penstock.pipeline.cli.plan_inputs import model_named
+from penstock.pipeline.plan.sizing.changes import duration
 from tests.conftest import write_photographs
+from tests.house import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,3 +175,33 @@ def test_a_disk_is_measured_or_not_known(tmp_path: Path) -> None:
     rate = disk_rate(tmp_path / "not there yet", size_bytes=2**22)
     assert rate is None or rate > 0
     assert not any(tmp_path.iterdir())
+
+
+IMAGENET = ["--model", "h100-resnet50", "--samples", "1281167", "--global-batch-size", "32768"]
+UNET3D = ["--model", "b200-unet3d", "--nvme", "30TB", "--nvme-bandwidth", "50GB/s"]
+UNET3D += ["--nic", "400Gb/s", "--store-bandwidth"]
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("8 GPUs", [*IMAGENET, "--nodes", "1"]),
+        ("256 GPUs", [*IMAGENET, "--nodes", "32"]),
+        ("1,024 GPUs", [*IMAGENET, "--nodes", "128"]),
+        ("9 nodes", [*UNET3D, "100GB/s", "--nodes", "9", "--samples", "709410"]),
+        ("660 nodes", [*UNET3D, "1000GB/s", "--nodes", "660", "--samples", "3325360"]),
+    ],
+)
+def test_the_tables_of_the_docs_are_what_it_says(
+    name: str, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = planned(capsys, "plan", *arguments)
+    row = (
+        f"| {name} | {found['shards']:,} of {format_size(found['shard_bytes'])} "
+        f"| {found['lanes']:,} / {found['window']} | {found['readers']:.2f} "
+        f"| {found['cache_share']:.0%} | {format_size(found['bytes_per_s_node'])}/s "
+    )
+    for epoch, which in (("first", "_first"), ("later", "")):
+        told = duration(found[f"epoch_{epoch}_s"])
+        row += f"| {told}, AU {found[f'au_{epoch}']:.0f} %, {found[f'limit{which}']} "
+    assert f"{row}|" in (ROOT / "docs" / "sizing.md").read_text()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.agreement import Agreement
     from penstock.pipeline.plan.world import World
     from penstock.pipeline.report.meter import Meter
+    from penstock.pipeline.report.statistics import Statistics
 
 TELL_EVERY_S = 60.0
 # Also at an epoch's end, but not of epochs that end all the time.
@@ -41,7 +42,7 @@ class JobWaits:
             return
         self._told_s, self._due_s = now, now + TELL_EVERY_S
         found = self._meter.snapshot(briefly=True)
-        own = RankWaits.of(found, rank=self._world.rank, process=self._world.process)
+        own = _waits_of(found, self._world)
         self._agreement.tell_waits(own.text())
 
     def statistics(self) -> JobStatistics | None:
@@ -54,3 +55,21 @@ class JobWaits:
             processes=self._world.processes,
             step=self._meter.batches,
         )
+
+
+def _waits_of(found: Statistics, world: World) -> RankWaits:
+    """What a process has to tell. found: its own statistics."""
+    return RankWaits(
+        rank=world.rank,
+        process=world.process,
+        step=found.batches,
+        step_s=(found.step_s + found.wait_s) / max(1, found.batches - 1),
+        wait_share=found.wait_share,
+        wait_p50_s=found.wait_p50_s,
+        wait_p99_s=found.wait_p99_s,
+        bytes_disk=found.bytes_disk,
+        bytes_peers=found.bytes_peers,
+        bytes_remote=found.bytes_remote,
+        limit=found.limit,
+        cause=found.cause,
+    )

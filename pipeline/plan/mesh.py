@@ -6,34 +6,25 @@ No torch is loaded: a mesh is there already, and asked by its public names.
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from penstock.cache.errors import PlanError
 
-if TYPE_CHECKING:
-    from penstock.pipeline.plan.world import World
 
+def replicas_of(mesh: Any, process: int) -> list[int]:
+    """The processes that are at this one's place in each replica, in the replicas' order.
 
-def mesh_world(mesh: Any, launched: World) -> World:
-    """The world of the replicas along a mesh of one dimension.
-
-    launched: this process among all. Raises PlanError for a mesh of other dimensions or without
-    names, and for one that this process isn't in.
+    Raises PlanError for a mesh of other dimensions or without names, and for one that this process
+    isn't in.
     """
     _check(mesh)
     replicas = [int(one) for one in mesh.mesh.flatten().tolist()]
-    if launched.rank not in replicas:
+    if process not in replicas:
         raise PlanError(
-            f"World.from_mesh: process {launched.rank} isn't among the mesh's {len(replicas)} "
+            f"World.from_mesh: process {process} isn't among the mesh's {len(replicas)} "
             "processes. Make the mesh over all processes of the job, on each of them."
         )
-    rank, size = replicas.index(launched.rank), len(replicas)
-    return replace(
-        launched.with_replicas(rank, size),
-        place=(launched.rank, launched.size),  # said also where each process is a replica
-        node=_node(replicas, rank, launched),
-    )
+    return replicas
 
 
 def _check(mesh: Any) -> None:
@@ -58,21 +49,19 @@ def _check(mesh: Any) -> None:
         )
 
 
-def _node(replicas: list[int], rank: int, launched: World) -> tuple[int, int]:
+def node_of(replicas: list[int], process: int, node: range) -> tuple[int, int]:
     """Ranks [first, end) that have a process on this node; this rank alone where that isn't sure.
 
-    replicas: the processes that are at this one's place in each replica. Processes are numbered by
-    the mesh's dimensions, so these are one stride apart, and all else follows.
+    replicas: as `replicas_of`. Processes are numbered by the mesh's dimensions, so these are one
+    stride apart, and all else follows. node: the processes of this node, if they are in a row.
     """
+    rank = replicas.index(process)
     alone = rank, rank + 1
     size = len(replicas)
     stride = replicas[1] - replicas[0] if size > 1 else 1
     is_even = all(b - a == stride for a, b in itertools.pairwise(replicas))
-    if stride < 1 or not is_even or (launched.rank // stride) % size != rank:
+    if stride < 1 or not is_even or (process // stride) % size != rank:
         return alone
-    first = launched.rank - launched.local_rank
-    ranks = sorted(
-        {process // stride % size for process in range(first, first + launched.local_size)}
-    )
+    ranks = sorted({one // stride % size for one in node})
     in_a_row = ranks == list(range(ranks[0], ranks[-1] + 1))
-    return (ranks[0], ranks[-1] + 1) if first >= 0 and in_a_row and rank in ranks else alone
+    return (ranks[0], ranks[-1] + 1) if node.start >= 0 and in_a_row and rank in ranks else alone

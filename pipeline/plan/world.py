@@ -135,9 +135,19 @@ class World:
         replicas that are sharded too, mesh["dp_replicate", "dp_shard"]._flatten("dp").
         Raises PlanError for any other.
         """
-        from penstock.pipeline.plan.mesh import mesh_world  # other jobs need none of it
+        return cls.detect(environ).in_mesh(mesh)
 
-        return mesh_world(mesh, cls.detect(environ))
+    def in_mesh(self, mesh: Any) -> World:
+        """This process of all as one of a replica's, as `from_mesh`. Raises PlanError."""
+        from penstock.pipeline.plan.mesh import node_of, replicas_of  # other jobs need none of it
+
+        replicas = replicas_of(mesh, self.rank)
+        first = self.rank - self.local_rank
+        return replace(
+            self.with_replicas(replicas.index(self.rank), len(replicas)),
+            place=(self.rank, self.size),  # said also where each process is a replica
+            node=node_of(replicas, self.rank, range(first, first + self.local_size)),
+        )
 
     def with_replicas(self, rank: int, size: int) -> World:
         """This process as one of a replica's: batches are shared out over `size` replicas.

@@ -11,8 +11,6 @@ from penstock.cache.base.sizes import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from penstock.pipeline.report.statistics import Statistics
-
 MOST_TEXT = 300
 """Bytes of what one rank tells."""
 
@@ -76,24 +74,6 @@ class RankWaits:
         ):
             return None
         return cls(**dict(zip(_KINDS, values, strict=True)))
-
-    @classmethod
-    def of(cls, found: Statistics, *, rank: int, process: int) -> RankWaits:
-        """What a process has to tell. found: its own statistics."""
-        return cls(
-            rank=rank,
-            process=process,
-            step=found.batches,
-            step_s=(found.step_s + found.wait_s) / max(1, found.batches - 1),
-            wait_share=found.wait_share,
-            wait_p50_s=found.wait_p50_s,
-            wait_p99_s=found.wait_p99_s,
-            bytes_disk=found.bytes_disk,
-            bytes_peers=found.bytes_peers,
-            bytes_remote=found.bytes_remote,
-            limit=found.limit,
-            cause=found.cause,
-        )
 
 
 _KINDS: dict[str, Any] = {

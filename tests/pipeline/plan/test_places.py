@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from penstock.cache.errors import ConfigError, PlanError
 from penstock.pipeline import DataLoader
 from penstock.pipeline.facade.late_world import LateWorld
-from penstock.pipeline.plan.mesh import mesh_world
 from penstock.pipeline.plan.needs import node_ranks
 from penstock.pipeline.plan.world import World, pod_index
 from penstock.readers import Dataset
@@ -50,7 +49,7 @@ def test_a_mesh_tells_replicas_and_which_ranks_a_node_has(
     if first + local_size > processes:
         return
     launched = World(process, processes, local_rank=process - first, local_size=local_size)
-    world = mesh_world(mesh(names, shape, "dp", process), launched)
+    world = launched.in_mesh(mesh(names, shape, "dp", process))
     dimension = names.index("dp")
     ranks = {
         (grid == one).nonzero()[0].tolist()[dimension] for one in range(first, first + local_size)
@@ -79,7 +78,7 @@ def test_a_mesh_tells_replicas_and_which_ranks_a_node_has(
 )
 def test_other_meshes_are_refused_with_what_to_pass(wrong: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        mesh_world(wrong, World(3, 4))
+        World(3, 4).in_mesh(wrong)
 
 
 def test_torch_s_own_meshes_are_read() -> None:

@@ -57,7 +57,7 @@ def draw_plan(setup: Setup, *, title: str) -> Any:
     axes.set_xscale("log", base=2)
     axes.set_xticks(nodes, [f"{count:,}" for count in nodes])
     axes.set_xlim(nodes[0] / 1.25, max(nodes[-1], 2) * 1.9)
-    axes.set_ylim(0, 109)
+    axes.set_ylim(0, 114)
     _name_ends(axes, found[-1])
     axes.set_xlabel(f"nodes of {setup.job.gpus} GPUs", fontsize=9, color=_INK)
     axes.set_ylabel("accelerator utilisation (AU), %", fontsize=9, color=_INK)
@@ -94,21 +94,25 @@ def _remote_lines(axes: Any, setup: Setup, found: list[Forecast]) -> None:
     if store is None:
         return
     most = store.bytes_per_s / found[0].bytes_per_s
-    lines = [("all bytes from the store", most, ":")]
+    lines = [("with all of their bytes", most, ":")]
     partly = next((one for one in found if one.setup.job.nodes >= setup.job.nodes), found[-1])
     if 0 < partly.kept < 1:
-        share = f"the {1 - partly.kept:.0%} that {partly.setup.job.nodes} nodes don't keep"
+        share = (
+            f"with the {1 - partly.kept:.0%} that {partly.setup.job.nodes} nodes' caches don't keep"
+        )
         lines.append((share, most / (1 - partly.kept), "--"))
     for name, count, style in lines:
         if not NODES[0] <= count <= NODES[-1]:
             continue
+        is_left = style == ":" and count > NODES[3]  # away from the other line
         axes.axvline(count, color=_LINE, lw=1.2, ls=style)
         axes.annotate(
-            f"{name}: store\nfeeds {count:,.3g} nodes",
-            (count, 104 if style == ":" else 60),
-            xytext=(4, 0),
+            f"the store feeds {count:,.3g} nodes\n{name}",
+            (count, 108.5 if style == ":" else 88),
+            xytext=(-4 if is_left else 4, 0),
             textcoords="offset points",
             fontsize=8,
             color=_LINE,
+            ha="right" if is_left else "left",
             va="center",
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -96,7 +97,7 @@ def test_single_requests_are_those_that_were_walked() -> None:
 
 
 def test_shared_shards_come_from_peers() -> None:
-    few = {
+    few: dict[str, dict[str, Any]] = {
         "data": {"samples": 200_000, "shards": 64},
         "job": {"nodes": 64, "global_batch": 16384, "samples_per_s": 100},
         "store": {"bytes_per_s": 1e12},

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
 import statistics
@@ -28,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.hosts import hosts, why_not
-from benchmarks.record import write_result
+from benchmarks.record import RESULTS, write_result
 from penstock import pack
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ SET_UPS = (
     SetUp(name="latency", epoch="first", store=(0.4, 1000 * MB)),
     SetUp(name="decode", epoch="later", decode=0.008),
     SetUp(name="disk", epoch="first", store=None, disk=25 * MB),
-    SetUp(name="nic", epoch="first", link=100e6),
+    SetUp(name="nic", epoch="first", link=50e6),
     SetUp(name="peer", epoch="first", link=25e6, store=(0.005, 2 * MB), nodes=2),
 )
 
@@ -287,6 +288,7 @@ def compare(wanted: SetUp, bench: Bench, rounds: int) -> dict[str, Any]:
     runs = [bench.measured(wanted) for _ in range(rounds)]
     seconds = statistics.median(run["seconds"] for run in runs)
     return {
+        "measured_at": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "epoch": wanted.epoch,
         "limit": max(told["tiers_s"], key=lambda tier: told["tiers_s"][tier]),
         "planned_s": told["seconds"],
@@ -306,6 +308,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--update", action="store_true", help="replace those in the kept result")
     options = parser.parse_args()
     wanted = [one for one in SET_UPS if not options.names or one.name in options.names]
     console, found, left_out = Console(), {}, {}
@@ -324,9 +327,12 @@ def main() -> None:
         figures = (f"{row['planned_s']:.2f}", f"{row['measured_s']:.2f}", f"{row['ratio']:.2f}")
         table.add_row(name, row["epoch"], row["limit"], *figures)
     console.print(table)
+    if options.update:  # the others stay as they were measured, each with its own date
+        before = json.loads((RESULTS / "sizing.json").read_text())
+        found, left_out = before["set_ups"] | found, before["left_out"]
     within = sum(abs(row["ratio"] - 1) <= WITHIN for row in found.values())
     console.print(f"{within} of {len(found)} within {WITHIN:.0%}; left out: {left_out or 'none'}")
-    if not options.names:
+    if options.update or not options.names:
         print(write_result("sizing", {"set_ups": found, "left_out": left_out, "within": within}))
 
 

@@ -116,7 +116,7 @@ def planned(wanted: SetUp, pack_url: Path, data_bytes: int) -> dict[str, Any]:
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
-    return found | {"command": " ".join(words)}
+    return found | {"command": " ".join(["PACK", *words[1:]])}
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import OrderedDict
-from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, wait
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Future, wait
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -24,7 +24,7 @@ from penstock.cache.errors import ConfigError, MissingDependencyError, PenstockE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterable
-    from concurrent.futures import Executor, Future
+    from concurrent.futures import Executor
 
 _log = logging.getLogger("penstock")
 
@@ -63,6 +63,13 @@ class _Failure:
 
 
 @dataclass(frozen=True, slots=True)
+class _Success(Generic[R]):
+    """What a task returned; so that what an executor makes up isn't taken for it."""
+
+    result: R
+
+
+@dataclass(frozen=True, slots=True)
 class _Call(Generic[T, R]):
     """What a worker runs. version: Penstock's where the task was made."""
 
@@ -70,7 +77,7 @@ class _Call(Generic[T, R]):
     task: T
     version: str
 
-    def run(self) -> R | _Failure:
+    def run(self) -> _Success[R] | _Failure:
         if self.version != __version__:
             return _failure(
                 ConfigError(
@@ -79,7 +86,7 @@ class _Call(Generic[T, R]):
                 )
             )
         try:
-            return self.function(self.task)
+            return _Success(self.function(self.task))
         except (PenstockError, OSError) as error:
             return _failure(error)
 
@@ -90,7 +97,7 @@ def _failure(error: PenstockError | OSError) -> _Failure:
     return _Failure(kind, str(error), worker_name(), details)
 
 
-def _run(call: _Call[T, R]) -> R | _Failure:
+def _run(call: _Call[T, R]) -> _Success[R] | _Failure:
     return call.run()
 
 
@@ -119,7 +126,7 @@ def dask_client(executor: Executor) -> Any | None:
 
 def check_executor(executor: object) -> None:
     """Raise ConfigError for what is no executor."""
-    if not callable(getattr(executor, "submit", None)):
+    if isinstance(executor, type) or not callable(getattr(executor, "submit", None)):
         raise ConfigError(
             f"executor: got {executor!r}, wanted an Executor of concurrent.futures, such as a "
             "ProcessPoolExecutor or Dask's Client(…).get_executor()."
@@ -180,9 +187,21 @@ def _submitted(
     executor: Executor, call: _Call[T, R], *, what: str, done: int, total: int
 ) -> Future[Any]:
     try:
-        return executor.submit(_run, call)
+        future = executor.submit(_run, call)
     except BrokenExecutor as error:
         raise _died(error, what=what, done=done, total=total) from error
+    except RuntimeError as error:  # it was shut down, or its cluster is gone
+        raise WorkerError(
+            f"executor: {type(executor).__name__} takes no task ({_reason(error)}). {done} of "
+            f"{total} {what} of this run are done and stay: the same call, with an executor that "
+            "runs, goes on after them."
+        ) from error
+    if not isinstance(future, Future):
+        raise ConfigError(
+            f"executor: {type(executor).__name__}.submit returned {type(future).__name__}, wanted "
+            "a Future of concurrent.futures."
+        )
+    return future
 
 
 def _result(future: Future[Any], *, what: str, done: int, total: int) -> Any:
@@ -201,7 +220,13 @@ def _result(future: Future[Any], *, what: str, done: int, total: int) -> Any:
         raise
     if isinstance(result, _Failure):
         raise result.error()
-    return result
+    if not isinstance(result, _Success):
+        raise WorkerError(
+            f"The executor answered a task with {type(result).__name__}, which isn't what the task "
+            f"returned. {done} of {total} {what} of this run are done and stay. Pass an executor "
+            "that runs fn(*args) and hands its result back."
+        )
+    return result.result
 
 
 _GONE = frozenset(
@@ -224,8 +249,12 @@ def _lacking(error: ModuleNotFoundError) -> MissingDependencyError:
     )
 
 
+def _reason(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__
+
+
 def _died(error: BaseException, *, what: str, done: int, total: int) -> WorkerError:
-    reason = str(error).strip().split("\n")[0] or type(error).__name__
+    reason = _reason(error)
     return WorkerError(
         f"A worker died, or the executor let its tasks go ({reason}). {done} of {total} {what} of "
         "this run are done and stay: the same call, with a new executor, goes on after them. "

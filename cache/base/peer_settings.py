@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import KW_ONLY, dataclass
 from typing import TYPE_CHECKING
@@ -9,9 +10,10 @@ from typing import TYPE_CHECKING
 from penstock.cache.errors import ConfigError
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
+# What resolvers take for 0.0.0.0 or ::, every network: "0", "0x0", "000.0.0.0", "[0::0]" too.
+_EVERYWHERE = re.compile(r"\*|[0.]+|0x0+|\[[0:.]+\]|\[::ffff:[0.]+\]", re.IGNORECASE)
 _ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/@\[\]]+):([0-9]{1,5})")
 
 
@@ -22,9 +24,17 @@ class TlsFiles:
     certificate, key: this node's. authority: whose certificates the other nodes must show.
     """
 
-    certificate: str
-    key: str
-    authority: str
+    certificate: str | os.PathLike[str]
+    key: str | os.PathLike[str]
+    authority: str | os.PathLike[str]
+
+    def __post_init__(self) -> None:
+        for name in ("certificate", "key", "authority"):
+            if not isinstance(path := getattr(self, name), str | os.PathLike):
+                raise ConfigError(
+                    f"TlsFiles: got {name} of type {type(path).__name__}, wanted the path of a PEM "
+                    "file."
+                )
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +63,23 @@ class Peers:
     nodes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        _check_address(self.address, what="the address")
+        check_address(self.address, what="the address")
         self._check_nodes()
+        if not isinstance(self.token_file, str | os.PathLike | None):
+            raise ConfigError(
+                f"peers: got a token_file of type {type(self.token_file).__name__}, wanted the "
+                "path of a file that holds the secret."
+            )
         if not isinstance(self.tls, bool | TlsFiles | None):
             raise ConfigError(f"peers: got tls={self.tls!r}, wanted True, False or TlsFiles.")
 
     def _check_nodes(self) -> None:
-        if isinstance(self.nodes, str):
+        # Not a set: nodes are numbered by their places.
+        if not isinstance(self.nodes, list | tuple):
             raise ConfigError(f"peers: got nodes={self.nodes!r}, wanted a list of addresses.")
         object.__setattr__(self, "nodes", tuple(self.nodes))
         for node in self.nodes:
-            _check_address(node, what="among nodes")
+            check_address(node, what="among nodes")
             if node.endswith(":0"):
                 raise ConfigError(
                     f"peers: got {node!r} among nodes: others can't know a port that is chosen "
@@ -90,14 +106,15 @@ class Peers:
         return int(self.address.rpartition(":")[2])
 
 
-def _check_address(address: object, *, what: str) -> None:
+def check_address(address: object, *, what: str) -> None:
+    """Raise ConfigError unless it is the "HOST:PORT" of one node."""
     found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
     if found is None or int(found[2]) > 65535:
         raise ConfigError(
             f'peers: got {what} {address!r}, wanted "HOST:PORT" of a node, such as '
             '"10.0.0.7:7077" or "[fd00::7]:7077"; port 0 takes a free one.'
         )
-    if found[1] in ("0.0.0.0", "[::]", "*"):
+    if _EVERYWHERE.fullmatch(found[1]):
         raise ConfigError(
             f"peers: got {what} {address!r}, which is every network of a node. Pass the address by "
             "which the job's other nodes reach it."

@@ -104,13 +104,15 @@ def credentials_of(peers: Peers, secret: PeerSecret) -> Credentials | None:
     return found
 
 
-def _read(path: str, what: str) -> str:
+def _read(path: str | os.PathLike[str], what: str) -> str:
     try:
         with open(os.fsencode(path), encoding="ascii") as file:
             return file.read(2**20)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no PEM"
-        raise ConfigError(f"peers: the {what} {path} can't be read ({reason}).") from None
+        raise ConfigError(
+            f"peers: the {what} {os.fspath(path)} can't be read ({reason})."
+        ) from None
 
 
 def make_credentials(secret: PeerSecret, host: str) -> Credentials:

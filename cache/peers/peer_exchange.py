@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from penstock.cache.base.peer_settings import check_address
+from penstock.cache.errors import ConfigError, JobStoreError
 from penstock.cache.peers.peer_directory import Peer
 
 if TYPE_CHECKING:
@@ -87,7 +89,7 @@ class PeerExchange:
     def _others(self, text: str | None) -> list[Peer]:
         """The entries of other nodes. Nodes are numbered in the order of their ranks; where all
         have as many, so are those that are missing yet."""
-        entries = json.loads(text) if text is not None else []
+        entries = [] if text is None else _entries(text)
         each = self._ranks.end - self._ranks.first
         alike = all(end - first == each and first % each == 0 for first, end, _ in entries)
         return [
@@ -98,7 +100,27 @@ class PeerExchange:
 
 
 def _entry(text: str | None) -> tuple[int, int, str] | None:
-    if text is None:
-        return None
-    first, end, address = json.loads(text)
-    return int(first), int(end), str(address)
+    return None if text is None else _entries(f"[{text}]")[0]
+
+
+def _entries(text: str) -> list[tuple[int, int, str]]:
+    """What nodes told. Who can write to the store says whom this node asks, and nothing more."""
+    try:
+        found = [(first, end, address) for first, end, address in json.loads(text)]
+    except (ValueError, TypeError) as error:
+        raise _damaged() from error
+    for first, end, address in found:
+        if type(first) is not int or type(end) is not int or not 0 <= first < end:
+            raise _damaged()
+        try:
+            check_address(address, what="a node's address")
+        except ConfigError as error:
+            raise _damaged() from error
+    return found
+
+
+def _damaged() -> JobStoreError:
+    return JobStoreError(
+        "What the job's store says of the nodes' addresses is none of Penstock's: somebody else "
+        "writes there, or another version runs on some nodes."
+    )

@@ -87,10 +87,13 @@ class PeerLink:
             secret = secret_of(self._settings)
             address = self._serve(secret)
             peers = self._listed() if self._settings.nodes else self._exchanged(address)
+            credentials = credentials_of(self._settings, secret)
         except JobStoreError as error:
             _warn(f"{error} Nodes fetch all that they need from the remote.")
             return
-        credentials = credentials_of(self._settings, secret)
+        except BaseException:  # such as an interrupt of the wait for others
+            self.close()
+            raise
         tls = None if credentials is None else credentials.client_context
         client = PeerClient(secret, tls=tls)
         self._upstream.know(self._others(peers), client, planned=planned, look=self._look)

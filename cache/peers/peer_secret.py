@@ -21,7 +21,7 @@ def job_secret(settings: Peers, store: JobStore | None, token: str | None) -> Pe
     if settings.token_file is not None:
         return PeerSecret.of_file(settings.token_file)
     if token is not None:
-        return PeerSecret.of_text(token, what=SECRET_VARIABLE)
+        return PeerSecret.of_text(token, what=f"the environment's {SECRET_VARIABLE}")
     if store is None:
         raise ConfigError(
             "peers: without a process group the nodes have no secret in common. Pass token_file=, "

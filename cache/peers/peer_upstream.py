@@ -7,6 +7,7 @@ bounded time, and never fails a call.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -197,7 +198,9 @@ class PeerUpstream:
                 lambda _: self._ask_peers(fetcher, ranges, asked, gate, urgent=urgent), None
             )
             self._ask_store(ranges, others, gate, urgent=urgent)
-            side.result(timeout=_POLICY.retry_timeout_s + 1.0)
+            # Behind other calls it may not even have begun: the store has what is left.
+            with contextlib.suppress(TimeoutError):
+                side.result(timeout=_POLICY.retry_timeout_s + 1.0)
         if gate.error is not None:
             raise gate.error
         self._ask_store(ranges, gate.left(asked), gate, urgent=urgent)

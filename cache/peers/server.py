@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import ipaddress
 import json
 import logging
 import os
@@ -73,6 +74,10 @@ def listen(host: str, port: int) -> tuple[socket.socket, bool]:
     Raises OSError.
     """
     family, kind, protocol, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    address = ipaddress.ip_address(str(place[0]).partition("%")[0])
+    if (getattr(address, "ipv4_mapped", None) or address).is_unspecified:
+        # By a name's record; Peers refuses it where it is written.
+        raise OSError(errno.EADDRNOTAVAIL, f"{place[0]} is every network of the node")
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -147,7 +147,9 @@ class PeerServer:
             )
         try:
             return ServerLine(self._folder, self._name, self._secret)
-        except (ConnectionError, ValueError) as error:
+        except StalledError:
+            raise
+        except (OSError, ValueError) as error:
             raise WorkerError(
                 f"{self._root}: the server of the cache ended as soon as it had begun ({error})."
             ) from error

@@ -24,8 +24,6 @@ from penstock.cache.peers.protocol import date_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.cache.base.peer_settings import Peers
-    from penstock.cache.job_store import JobStore
 
 TOKEN_LIFE_S = 120
 """So long a token holds after it was signed."""
@@ -35,7 +33,6 @@ LEAST_SECRET_BYTES, MOST_SECRET_BYTES = 16, 4096
 SECRET_VARIABLE = "PENSTOCK_PEER_TOKEN"
 """Of the environment; `pipeline.plan.world` reads it."""
 
-_STORED = "peers/secret"
 _SCHEME = "Penstock"
 _TOKEN = re.compile(_SCHEME + r" ([0-9a-f]{16})\.([0-9]{1,12})\.([0-9a-f]{64})")
 _REMEDY = (
@@ -103,23 +100,6 @@ class PeerSecret:
     def text(self) -> str:
         """It, for the job's own store and nobody else. Raises UnicodeDecodeError."""
         return self.value.decode()
-
-
-def find_secret(peers: Peers, *, environment: str | None, store: JobStore | None) -> PeerSecret:
-    """The secret of a job's nodes: from its file, else the environment's, else one that the job
-    draws and tells its own processes.
-
-    environment: the value of SECRET_VARIABLE. store: the job's; without one nobody else learns what
-    is drawn. Raises ConfigError, JobStoreError.
-    """
-    if peers.token_file is not None:
-        return PeerSecret.of_file(peers.token_file)
-    if environment is not None:
-        return PeerSecret.of_text(environment, what=f"the environment's {SECRET_VARIABLE}")
-    drawn = PeerSecret.draw()
-    if store is None:
-        return drawn
-    return PeerSecret.of_text(store.first(_STORED, drawn.text), what="the job's store")
 
 
 def _check_private(found: os.stat_result, place: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ KINDS = "dask://HOST:PORT, dask-scheduler-file:FILE, ray://HOST:PORT, ray or mpi
 CONNECT_S = 5.0
 """So long a scheduler may take to answer."""
 
+_MOST_FILE = 2**20
 _DASK_PORT, _RAY_PORT = 8786, 10001
 
 
@@ -37,8 +39,7 @@ def executor_on(on: str | None) -> Iterator[Executor | None]:
         with _dask(on, address=f"tcp://{host}:{port}") as executor:
             yield executor
     elif kind == "dask-scheduler-file" and rest:
-        if not os.path.exists(rest):
-            raise ConfigError(f"--on: got {on}, and there is no file {rest}. Is the scheduler up?")
+        _check_scheduler_file(on, rest)
         with _dask(on, scheduler_file=rest) as executor:
             yield executor
     elif on == "mpi":
@@ -68,6 +69,22 @@ def _address(on: str, port: int) -> tuple[str, int]:
     if not host:
         raise ConfigError(f"--on: got {on!r} without a host, wanted {KINDS}.")
     return host, port
+
+
+def _check_scheduler_file(on: str, path: str) -> None:
+    """Dask waits for a file that isn't there, and fails in its own ways at one that is another."""
+    if not os.path.exists(path):
+        raise ConfigError(f"--on: got {on}, and there is no file {path}. Is the scheduler up?")
+    try:
+        with open(path, encoding="utf-8") as file:
+            told = json.loads(file.read(_MOST_FILE))
+    except (OSError, ValueError):
+        told = None
+    if not isinstance(told, dict) or not isinstance(told.get("address"), str):
+        raise ConfigError(
+            f"--on: got {on}, and {path} isn't what a scheduler writes, JSON with its address. "
+            "Pass the path that `dask scheduler --scheduler-file` was given."
+        )
 
 
 def _check_answers(on: str, host: str, port: int, *, speaks: bool = False) -> None:

@@ -191,9 +191,9 @@ def _job(
     )
     assert batch is not None
     check_count("--batch", batch)
-    size = options.global_batch or batch * ranks
+    size = batch * ranks if options.global_batch is None else options.global_batch
     notes.note("nodes", f"{options.nodes:,} of {options.gpus} GPUs", "given")
-    notes.note("global batch", f"{size:,}", "given" if options.global_batch else origin)
+    notes.note("global batch", f"{size:,}", origin if options.global_batch is None else "given")
     rate = model.samples_per_s if model is not None else options.samples_per_s
     assert rate is not None
     check_figure("--samples-per-s", rate)

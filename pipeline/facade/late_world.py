@@ -24,6 +24,8 @@ class LateWorld:
         """data_parallel: rank and size among the replicas of a model that several processes share.
 
         Raises ConfigError for both at once, and PlanError for replicas that can't be."""
+        if not isinstance(given, World | None):
+            raise ConfigError(f"world: got {given!r}, wanted World(rank, size) or None.")
         if given is not None and data_parallel is not None:
             raise ConfigError(
                 "world= and data_parallel= both say whose batches this process gets: pass one."

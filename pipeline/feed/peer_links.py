@@ -67,12 +67,20 @@ class PeerLinks:
         if self._links is not None:
             self.at(epoch, looks=True)
             return
-        self._links, self._epoch = [], epoch
-        for number, one in enumerate(self._remote.remotes):
-            if one.cache is not None and isinstance(one.upstream, PeerUpstream):
-                store = None if self._store is None else self._store.under(f"peers/{number}")
-                planned = self._plan(self._remote.shard_of(one))
-                self._links.append(self._link(one.upstream, one.cache, store, planned))
+        links: list[PeerLink] = []
+        self._epoch = epoch
+        try:
+            for number, one in enumerate(self._remote.remotes):
+                if one.cache is not None and isinstance(one.upstream, PeerUpstream):
+                    store = None if self._store is None else self._store.under(f"peers/{number}")
+                    planned = self._plan(self._remote.shard_of(one))
+                    links.append(self._link(one.upstream, one.cache, store, planned))
+        except BaseException:  # another pass tries again
+            for link in links:
+                link.close()
+            self._planned.clear()
+            raise
+        self._links = links
 
     def at(self, epoch: int, *, looks: bool = False) -> None:
         """Note that an epoch is read now. looks: who is there, even if it is the same one."""

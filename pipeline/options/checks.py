@@ -13,10 +13,17 @@ if TYPE_CHECKING:
     from penstock.augment.field_recipes import Recipes
 
 
+MOST_COUNT = 2**53 - 1
+"""JSON holds no larger number exactly, so a state couldn't."""
+
+
 def check_count(name: str, value: object, *, least: int) -> int:
-    """The value as an int; raises ConfigError unless it is an integer of at least `least`."""
+    """The value as an int; raises ConfigError unless it is an integer of at least `least` that a
+    state can hold."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    if value > MOST_COUNT:
+        raise ConfigError(f"{name} must be an integer of at most 2^53 - 1, got {value!r}.")
     return int(value)
 
 

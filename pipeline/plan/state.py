@@ -194,10 +194,15 @@ def _take(state: dict[str, Any], name: str, kinds: tuple[type, ...]) -> Any:
 def _schedule(batches: Any, first_step: int) -> BatchSchedule:
     if len(batches) > MOST_KEPT:
         raise ResumeError(f"State is damaged: it has {len(batches)} sizes of batches. {_REMEDY}")
+    for entry in batches:
+        if not isinstance(entry, list | tuple) or len(entry) != 2:
+            raise ResumeError(
+                f"State is damaged: 'batches' has {entry!r}, wanted [first sample, size]. {_REMEDY}"
+            )
     try:
         entries = tuple((first, size) for first, size in batches)
         schedule = BatchSchedule(entries, first_step=first_step)
-    except (PlanError, TypeError, ValueError) as error:
+    except PlanError as error:
         raise ResumeError(f"State is damaged: 'batches': {error} {_REMEDY}") from error
     if max(first_step, *schedule.entries[-1], schedule.largest) >= _MOST:
         raise ResumeError(f"State is damaged: {schedule.entries[-1]} is beyond a job. {_REMEDY}")

@@ -51,6 +51,8 @@ class World:
     node: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
+        _check_pair("place=", self.place, wanted="(process, processes)")
+        _check_pair("node=", self.node, wanted="ranks (first, end) that are on it")
         process, processes = self.place or (self.rank, self.size)
         for what, rank, size in (
             ("", self.rank, self.size),
@@ -196,6 +198,13 @@ class World:
         """This rank's share of its node's cores, at least 1."""
         end, begin = (self.local_rank + 1) * cores, self.local_rank * cores
         return max(1, end // self.local_size - begin // self.local_size)
+
+
+def _check_pair(what: str, pair: object, *, wanted: str) -> None:
+    if pair is not None and not (
+        isinstance(pair, tuple | list) and len(pair) == 2 and all(type(one) is int for one in pair)
+    ):
+        raise PlanError(f"World: got {what}{pair!r}, wanted {wanted}, or None.")
 
 
 def local_rank(environ: Mapping[str, str] | None = None) -> int:

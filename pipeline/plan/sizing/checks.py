@@ -6,6 +6,9 @@ import math
 
 from penstock.cache.errors import ConfigError
 
+_MOST = 1e24
+"""Of any figure: a yottabyte."""
+
 
 def check_count(what: str, value: object, *, least: int = 1) -> None:
     """Raise ConfigError for what isn't a whole number from `least` on."""
@@ -14,7 +17,9 @@ def check_count(what: str, value: object, *, least: int = 1) -> None:
 
 
 def check_figure(what: str, value: float, *, may_be_zero: bool = False, unit: str = "") -> None:
-    """Raise ConfigError for what isn't a finite number above 0 (or 0)."""
+    """Raise ConfigError for what isn't a finite number above 0 (or 0), or beyond any machine."""
+    if math.isfinite(value) and value > _MOST:
+        raise ConfigError(f"{what}: got {value:g}{unit}, wanted at most {_MOST:g}.")
     good = math.isfinite(value) and (value > 0 or (may_be_zero and value == 0))
     if not good:
         least = "0 or more" if may_be_zero else "more than 0"

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from penstock.cache.base.peer_settings import Peers
-from penstock.cache.errors import ConfigError
+from penstock.cache.errors import ConfigError, JobStoreError
 from penstock.cache.job_store import JobStore
 from penstock.cache.peers.peer_directory import Peer
 from penstock.cache.peers.peer_exchange import NodeRanks, PeerExchange
@@ -84,3 +84,32 @@ def test_a_list_that_cant_be_is_refused(nodes: list[str], words: str) -> None:
 
 def test_a_list_is_kept_in_its_order() -> None:
     assert Peers("a:1", nodes=["b:1", "a:1"]).nodes == ("b:1", "a:1")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[",
+        "{}x",
+        "5",
+        "[5]",
+        "[[0, 1]]",
+        '[["0", 1, "10.0.0.7:1"]]',
+        '[[1, 1, "10.0.0.7:1"]]',
+        '[[0, 1, "10.0.0.7"]]',
+        '[[0, 1, "u:p@10.0.0.7:1"]]',
+        '[[0, 1, "0.0.0.0:1"]]',
+        "[[0, 1, null]]",
+    ],
+)
+def test_a_store_that_others_write_to_names_no_address_of_theirs(
+    store: JobStore, text: str
+) -> None:
+    store.tell("all", text)
+    with pytest.raises(JobStoreError, match="none of Penstock's"):
+        PeerExchange(store, NodeRanks(1, 2, 2)).hear(timeout_s=0.0)
+    store.tell("entry-1", text[1:-1])
+    if text[:2] == "[[":
+        with pytest.raises(JobStoreError, match="none of Penstock's"):
+            PeerExchange(store, NodeRanks(0, 1, 2)).hear(timeout_s=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from crc32c import crc32c
 from penstock.cache.base.peer_settings import Peers
 from penstock.cache.disk.block_crcs import BLOCK_BYTES
 from penstock.cache.peers import protocol
+from penstock.cache.peers.server import listen
 from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
 from tests.cache.peers.serving import (
     GROUP,
@@ -205,3 +207,14 @@ def test_a_blob_that_the_disk_changed_carries_the_checksum_of_what_came(served: 
     part = protocol.blob_part(answer.headers)
     assert part is not None
     assert part.crc == crc32c(content("rotten", 2 * BLOCK_BYTES)) != crc32c(answer.body)
+
+
+def test_it_listens_at_no_name_that_stands_for_every_network(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for place in (("0.0.0.0", 0), ("::", 0, 0, 0), ("::ffff:0.0.0.0", 0, 0, 0)):
+        family = socket.AF_INET if len(place) == 2 else socket.AF_INET6
+        found = [(family, socket.SOCK_STREAM, 6, "", place)]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, found=found, **__: found)
+        with pytest.raises(OSError, match="every network of the node"):
+            listen("everywhere.example", 0)

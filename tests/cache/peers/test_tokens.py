@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from penstock.cache.base.peer_settings import Peers
 from penstock.cache.errors import ConfigError
+from penstock.cache.peers import peer_secret
+from penstock.cache.peers.peer_secret import job_secret
 from penstock.cache.peers.protocol import date_text
 from penstock.cache.peers.tokens import (
     MOST_LIFE_S,
@@ -20,7 +22,6 @@ from penstock.cache.peers.tokens import (
     Question,
     authorize,
     check,
-    find_secret,
     job_of,
     prove,
     server_time,
@@ -152,25 +153,35 @@ class Store:
     def __init__(self) -> None:
         self.told: dict[str, str] = {}
 
+    def under(self, name: str) -> Store:
+        del name
+        return self
+
     def first(self, key: str, value: str) -> str:
         return self.told.setdefault(key, value)
 
 
-def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(tmp_path: Path) -> None:
+def test_the_secret_is_the_files_else_the_environments_else_the_jobs_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_secret, "_drawn", [])
     place, store = tmp_path / "token", Store()
     place.write_text("f" * 32)
     place.chmod(0o600)
     filed, bare = Peers("127.0.0.1:0", token_file=place), Peers("127.0.0.1:0")
-    assert find_secret(filed, environment="e" * 32, store=store).value == b"f" * 32
-    assert find_secret(bare, environment="e" * 32, store=store).value == b"e" * 32
+    assert job_secret(filed, store, "e" * 32).value == b"f" * 32
+    assert job_secret(bare, store, "e" * 32).value == b"e" * 32
     assert not store.told
-    drawn = find_secret(bare, environment=None, store=store)
-    assert find_secret(bare, environment=None, store=store) == drawn
-    assert find_secret(bare, environment=None, store=None) != drawn
+    drawn = job_secret(bare, store, None)
+    assert job_secret(bare, store, None) == drawn
+    assert job_secret(bare, Store(), None) == drawn  # members that change draw none anew
     assert peer_token({}) is None
     assert peer_token({SECRET_VARIABLE: "e" * 32}) == "e" * 32
-    with pytest.raises(ConfigError, match=SECRET_VARIABLE):
-        find_secret(bare, environment="short", store=store)
+    with pytest.raises(ConfigError, match=SECRET_VARIABLE) as found:
+        job_secret(bare, store, "hunter2")
+    assert "hunter2" not in str(found.value)
+    with pytest.raises(ConfigError, match="no secret in common"):
+        job_secret(bare, None, None)
 
 
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:

@@ -57,6 +57,10 @@ def test_a_scheduler_file_that_is_not_there(tmp_path: Path) -> None:
     on = f"dask-scheduler-file:{tmp_path / 'none.json'}"
     with pytest.raises(ConfigError, match="there is no file"), executor_on(on):
         pass
+    for text in ("root:x:0:0", "{}", "[]", '{"address": null}'):
+        (tmp_path / "none.json").write_text(text)
+        with pytest.raises(ConfigError, match="isn't what a scheduler writes"), executor_on(on):
+            pass
 
 
 @pytest.mark.parametrize("kind", ["dask", "ray"])

@@ -84,6 +84,8 @@ def test_a_pack_tells_its_own_figures(tmp_path: Path, capsys: pytest.CaptureFixt
     ("arguments", "words"),
     [
         (["--nodes", "0"], "--nodes: got 0"),
+        (["--global-batch-size", "0"], "wanted a whole number from 1 on"),
+        (["--spread", "1e300"], "wanted at most 1e+24"),
         (["--global-batch-size", "3"], "5 fewer than the 8 GPUs"),
         (["--nic", "5"], "wanted bytes or bits a second"),
         (["--nvme", "1MB"], "one shard is"),

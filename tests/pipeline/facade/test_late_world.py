@@ -15,6 +15,7 @@ import pytest
 from penstock.augment import imagenet_train
 from penstock.cache.errors import ConfigError, PlanError
 from penstock.pipeline import DataLoader, World
+from penstock.pipeline.facade.late_world import LateWorld
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.torch_datasets import Squares
@@ -295,3 +296,9 @@ def test_a_launcher_that_starts_its_group_late(pack: Path, tmp_path: Path) -> No
         assert not set(one[2:]) & set(two[2:])
         assert len({*one[2:], *two[2:]}) == SAMPLES // 10 * 10
     assert found[0]["plain"] == found[1]["plain"] == [41, 41, *range(203)]
+
+
+@pytest.mark.parametrize("given", [3, (0, 2), "0 of 2", {"rank": 0}])
+def test_a_world_is_a_world(given: Any) -> None:
+    with pytest.raises(ConfigError, match="wanted World"):
+        LateWorld(given)

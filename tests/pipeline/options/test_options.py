@@ -16,6 +16,7 @@ from penstock.pipeline.options.foreign_options import WorkerOptions, planned_bat
 from penstock.pipeline.options.native_options import NativeOptions
 from penstock.pipeline.options.penstock_options import PenstockOptions, PlanOptions
 from penstock.pipeline.options.seed import LoaderSeed
+from penstock.pipeline.options.sizes import batch_schedule
 from penstock.pipeline.options.torch_options import TorchOptions
 from penstock.pipeline.plan.batch_schedule import BatchSchedule
 from penstock.pipeline.plan.settings import PlanSettings
@@ -230,3 +231,10 @@ def test_without_workers_torch_is_asked_for_none() -> None:
     workers = WorkerOptions.of(replace(options, num_workers=1))
     assert (workers.prefetch_factor, workers.persistent_workers) == (3, True)
     torch.utils.data.DataLoader(Squares(1), **without.arguments())
+
+
+def test_no_count_is_more_than_a_state_can_hold() -> None:
+    assert batch_schedule({0: 1, 2**53 - 1: 2**53 - 1}).largest == 2**53 - 1
+    for given in (2**53, {0: 2**53}, {0: 1, 2**53: 2}):
+        with pytest.raises(ConfigError, match=r"at most 2\^53 - 1"):
+            batch_schedule(given)

@@ -373,3 +373,11 @@ def test_control_groups_that_cannot_be_read_limit_nothing(tmp_path, monkeypatch)
 
     monkeypatch.setattr(Path, "read_text", refuse)
     assert usable_cores(root=tmp_path) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize("pair", [5, (0,), (0, 1, 2), "01", (0.0, 1.0), (False, True), {0: 1}])
+def test_places_and_nodes_are_two_numbers(pair: Any) -> None:
+    with pytest.raises(PlanError, match=r"place=.*wanted"):
+        World(0, 1, place=pair)
+    with pytest.raises(PlanError, match=r"node=.*wanted"):
+        World(0, 1, node=pair)

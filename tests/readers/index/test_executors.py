@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +17,7 @@ from tests import crews, images
 from tests.tars import archive
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from concurrent.futures import Executor
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -152,3 +151,42 @@ def test_what_is_noted_of_a_shard_survives_a_file() -> None:
             ShardFacts.of_json(data, 1)
     with pytest.raises(ValueError, match="wanted 2"):
         ShardFacts.of_json(found.to_json(), 2)
+
+
+class Odd(Executor):
+    """Takes tasks, and does as it is told with them."""
+
+    def __init__(self, answer: Callable[[], Any]) -> None:
+        self._answer = answer
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        del fn, args, kwargs
+        return self._answer()
+
+
+def made_up() -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result({"x": 1})
+    return future
+
+
+def gone() -> None:
+    raise RuntimeError("cannot schedule new futures after shutdown")
+
+
+@pytest.mark.parametrize(
+    ("executor", "kind", "words"),
+    [
+        (Odd(gone), WorkerError, "Odd takes no task .*after shutdown.*goes on"),
+        (Odd(lambda: 5), ConfigError, "submit returned int, wanted a Future"),
+        (Odd(made_up), WorkerError, "answered a task with dict"),
+        (Odd, ConfigError, "wanted an Executor"),
+        ("dask", ConfigError, "wanted an Executor"),
+    ],
+)
+def test_executors_that_are_none(
+    tmp_path: Path, executor: Any, kind: type[Exception], words: str
+) -> None:
+    folder = images.class_folder(tmp_path / "set", samples=4)
+    with pytest.raises(kind, match=words):
+        open_index(folder, verify=crews.verify, executor=executor)

@@ -22,7 +22,7 @@ def check_count(name: str, value: object, *, least: int) -> int:
     state can hold."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be an integer of at least {least}, got {value!r}.")
-    if value > MOST_COUNT:
+    if int(value) > MOST_COUNT:
         raise ConfigError(f"{name} must be an integer of at most 2^53 - 1, got {value!r}.")
     return int(value)
 

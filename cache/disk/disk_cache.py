@@ -58,9 +58,9 @@ class DiskCache:
         self._remove: weakref.finalize[..., DiskCache] | None = None
 
     @classmethod
-    def at(cls, path: str | os.PathLike[str]) -> DiskCache:
+    def at(cls, path: str | os.PathLike[str], *, peers: Peers | None = None) -> DiskCache:
         """The cache in a folder with the limit that it has; a new one gets 90 % of what is free."""
-        return _unlimited(cls(path, max_bytes=1))
+        return _unlimited(cls(path, max_bytes=1, peers=peers))
 
     @classmethod
     def temporary(cls) -> DiskCache:

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from penstock.cache.base.sizes import format_size
-from penstock.cache.errors import ConfigError, PlanError
+from penstock.cache.errors import ConfigError, PlanError, ResumeError
 from penstock.pipeline.cli.options import (
     DocumentMode,
     DryRun,
@@ -22,6 +22,7 @@ from penstock.pipeline.cli.options import (
     JobCacheFolder,
     JobSeed,
     JobShuffles,
+    JobState,
     Json,
     Lanes,
     ManifestFile,
@@ -29,6 +30,10 @@ from penstock.pipeline.cli.options import (
     NodeRank,
     Nodes,
     NumberType,
+    PeerAddress,
+    PeerNodes,
+    PeerTls,
+    PeerTokenFile,
     Reshuffle,
     SampleStride,
     SampleWindow,
@@ -49,11 +54,13 @@ from penstock.pipeline.plan.world import World, pod_index
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.cache.base.peer_settings import Peers
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.feed.share_fills import WarmResult, WarmState
     from penstock.readers import Dataset
 
 _FAILURES_SHOWN = 20
+_MOST_STATE_BYTES = 2**20  # they have less than 10 kB
 
 
 def warm(
@@ -70,6 +77,11 @@ def warm(
     lanes: Lanes = None,
     window: Window = None,
     reshuffle: Reshuffle = 0.0,
+    state: JobState = None,
+    peers: PeerAddress = None,
+    peer_nodes: PeerNodes = None,
+    peer_token_file: PeerTokenFile = None,
+    tls: PeerTls = True,
     workers: FetchedShards = 4,
     index_folder: IndexFolder = None,
     format: Format = "auto",
@@ -86,7 +98,8 @@ def warm(
 ) -> None:
     """Fetch what this node will read into its cache, in the order in which the job reads it.
 
-    Which shards a node of several reads depends on the job's seed and global batch: pass the same.
+    Which shards a node of several reads depends on the job's seed and global batch: pass the same,
+    or the --state from which it will go on.
     Under torchrun, srun or mpirun each node fetches its share, and a node's processes share that
     out; a pod of a Kubernetes Indexed Job is the node of its index: pass --nodes there.
     Interrupted, the same command goes on from there. It may run beside the job: they share fills.
@@ -96,19 +109,21 @@ def warm(
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )
+    others = _peers(peers, peer_nodes, peer_token_file, tls=tls)
     launched = _launched(nodes=nodes, node_rank=node_rank)
     dataset = Dataset(
         url,
         fields=parse_places(fields),
         format=format,
         manifest=manifest,
-        cache=_cache(cache, max_bytes),
+        cache=_cache(cache, max_bytes, others),
         index=index_folder,
         storage_options=parse_storage_options(storage_option),
         **sampling.arguments(),
     )
     order: dict[str, Any] = dict(epoch=epoch, seed=seed, shuffle=shuffle, reshuffle=reshuffle)
     order |= {"lanes": lanes, "window": window, "global_batch_size": global_batch_size}
+    order["state"] = None if state is None else _read_state(state)
     world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
     process = (launched.local_rank, launched.local_size)
     with dataset:
@@ -143,10 +158,49 @@ def _fetched(
         )
 
 
-def _cache(folder: Path, max_bytes: str | None) -> DiskCache:
+def _read_state(file: Path) -> object:
+    """What a file holds as JSON; whether it is a state is for others to say. Raises ResumeError."""
+    with file.open("rb") as opened:
+        text = opened.read(_MOST_STATE_BYTES + 1)
+    try:
+        if len(text) > _MOST_STATE_BYTES:
+            raise ValueError("it is too large")
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ResumeError(
+            f"{file}: this is no state as JSON ({error}). Write what loader.state_dict() returns "
+            "with json.dump; a checkpoint of torch.save is another file."
+        ) from None
+
+
+def _peers(
+    address: str | None, nodes: str | None, token_file: Path | None, *, tls: bool
+) -> Peers | None:
+    """How this node and the others serve one another; None where nobody asks for it."""
+    if address is None:
+        if nodes is not None or token_file is not None or not tls:
+            raise ConfigError(
+                "--peer-nodes, --peer-token-file and --no-tls go with --peers HOST:PORT, the "
+                "address of this node: got none."
+            )
+        return None
+    if nodes is None:  # a command has no process group through which nodes could tell one another
+        raise ConfigError(
+            f"--peers {address}: got no --peer-nodes, wanted the addresses of all nodes, the same "
+            "on each: --peer-nodes 10.0.0.7:7077,10.0.0.8:7077."
+        )
+    from penstock.cache.base.peer_settings import Peers
+
+    listed = [node.strip() for node in nodes.split(",")]
+    return Peers(address, token_file=token_file, tls=None if tls else False, nodes=listed)
+
+
+def _cache(folder: Path, max_bytes: str | None, peers: Peers | None) -> DiskCache:
     from penstock.cache.disk.disk_cache import DiskCache
 
-    return DiskCache(folder, max_bytes=max_bytes) if max_bytes else DiskCache.at(folder)
+    if not max_bytes:
+        return DiskCache.at(folder, peers=peers)
+    return DiskCache(folder, max_bytes=max_bytes, peers=peers)
 
 
 def _show_progress(bar: ByteProgress, state: WarmState) -> None:

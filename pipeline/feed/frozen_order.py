@@ -50,7 +50,6 @@ def _by_tokens(
         check_resumed,
         freeze_buckets,
     )
-    from penstock.pipeline.plan.bucket_walk import BucketWalk
 
     if settings is None:
         buckets = freeze_buckets(source, options)
@@ -58,6 +57,15 @@ def _by_tokens(
         settings = replace(first, buckets=buckets)
     else:
         check_resumed(source, settings.buckets, options, ranks=options.world.size)
+    return bucket_order(source, settings, lane_order)
+
+
+def bucket_order(
+    source: Source, settings: PlanSettings, lane_order: LaneOrder | None = None
+) -> JobOrder:
+    """The order of a job whose settings cut batches by tokens."""
+    from penstock.pipeline.plan.bucket_walk import BucketWalk  # other jobs need none of it
+
     told, found = settings.buckets, buckets_of(source, settings, lane_order)
     assert told is not None
     assert found is not None

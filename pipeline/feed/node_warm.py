@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,11 +14,7 @@ from penstock.cache.job_store import JobStore
 from penstock.pipeline.feed.node_share import NodeShare
 from penstock.pipeline.feed.prefetch import peer_links
 from penstock.pipeline.feed.share_fills import ShareFills
-from penstock.pipeline.options.sizes import batch_schedule
-from penstock.pipeline.plan.job_order import JobOrder
 from penstock.pipeline.plan.needs import Needs, node_ranks
-from penstock.pipeline.plan.settings import ordered_settings, shuffled_settings
-from penstock.pipeline.plan.steps import Cursor, Walk
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -27,32 +22,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.pipeline.feed.share_fills import WarmResult, WarmState
-    from penstock.pipeline.options.sizes import GlobalBatch
-    from penstock.pipeline.plan.batch_schedule import BatchSchedule
+    from penstock.pipeline.feed.warm_order import WarmOrder
+    from penstock.pipeline.plan.job_order import JobOrder
+    from penstock.pipeline.plan.steps import Cursor
     from penstock.pipeline.plan.world import World
     from penstock.readers.remote_shards import RemoteShards
     from penstock.readers.source import Source
-
-# Of one rank, where nobody says what the job's will be: as people train on images.
-BATCH_PER_RANK = 256
-# Shards at a time. Each is fetched by several ranges at once; several shards hide each one's ends.
-FILLS_AT_ONCE = 4
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmOrder:
-    """What a warm-up was asked for, by the names of `warm`."""
-
-    epoch: int = 0
-    seed: int = 0
-    global_batch_size: GlobalBatch | None = None
-    shuffle: bool = True
-    lanes: int | None = None
-    window: int | None = None
-    reshuffle: float = 0.0
-    process: tuple[int, int] = (0, 1)
-    workers: int = FILLS_AT_ONCE
-    dry_run: bool = False
 
 
 def warm_node(
@@ -67,30 +42,19 @@ def warm_node(
     began = time.perf_counter()
     contents = dataset.contents
     remote = _checked_remote(dataset)
-    schedule = _schedule(order.global_batch_size, world)
-    settings = ordered_settings(seed=order.seed)
-    if order.shuffle:
-        settings = shuffled_settings(
-            contents,
-            seed=order.seed,
-            global_batch=schedule.first_size,
-            lanes=order.lanes,
-            window=order.window,
-            reshuffle=order.reshuffle,
-        )
-    walk = Walk(samples=contents.samples, schedule=schedule, drop_last=False)
-    job = JobOrder(source=dataset, settings=settings, walk=walk)
-    share = NodeShare(remote, contents, job.plan(), batches=schedule.sizes, world=world)
+    job, start = order.job(dataset, world)
+    batches = job.walk.schedule.sizes
+    share = NodeShare(remote, contents, job.plan(), batches=batches, world=world)
     peers = None if order.dry_run else peer_links(remote, job, world, _store())
     if peers is not None:
-        peers.begin(order.epoch)
+        peers.begin(start.epoch)
     share.join()
     number, count = order.process
     try:
         fills = ShareFills(
             contents, remote, share, processes=count, dry_run=order.dry_run, progress=progress
         )
-        shards = _in_order(_needs(job, world), fills.kept, start=Cursor(order.epoch, 0))
+        shards = _in_order(_needs(job, world), fills.kept, start=start)
         mine = itertools.islice(shards, number, None, count)
         own = mine if peers is None else _own_first(remote, mine)
         fills.run(own, workers=order.workers, stop=stop or threading.Event())
@@ -116,15 +80,6 @@ def _own_first(remote: RemoteShards, shards: Iterator[int]) -> Iterator[int]:
         else:
             yield shard
     yield from others
-
-
-def _schedule(size: GlobalBatch | None, world: World) -> BatchSchedule:
-    schedule = batch_schedule(BATCH_PER_RANK * world.size if size is None else size)
-    if (least := schedule.smallest) < world.size:
-        raise ConfigError(
-            f"global_batch_size: got {least}, wanted at least the world's {world.size} ranks."
-        )
-    return schedule
 
 
 def _checked_remote(dataset: Source) -> RemoteShards:

@@ -7,10 +7,11 @@ where it stopped.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
-from penstock.pipeline.feed.node_warm import FILLS_AT_ONCE, WarmOrder, warm_node
+from penstock.pipeline.feed.node_warm import warm_node
+from penstock.pipeline.feed.warm_order import FILLS_AT_ONCE, WarmOrder
 from penstock.pipeline.plan.world import World
 from penstock.readers.dataset import Dataset
 from penstock.readers.source import Source
@@ -57,6 +58,7 @@ def warm(
     lanes: int | None = None,
     window: int | None = None,
     reshuffle: float = 0.0,
+    state: dict[str, Any] | None = None,
     process: tuple[int, int] = (0, 1),
     workers: int = FILLS_AT_ONCE,
     dry_run: bool = False,
@@ -72,6 +74,9 @@ def warm(
     node all plans read the same, in another order. Only what the cache keeps for the job is
     fetched.
 
+    state: of the job that will go on, as `state_dict()` gave it: its plan, order of lanes, batches
+    and place are those of the warm-up; of the other arguments only global_batch_size may stand
+    beside it, where the job will have another.
     world: of a rank on this node, whose local ranks are all of the node's; None is World(0, 1).
     process: (number, of how many) where several processes of a node share its shards out. workers:
     shards at a time. dry_run: fetch nothing. progress: called from several threads. stop: ends it
@@ -80,8 +85,9 @@ def warm(
     rank's of the job, and the result the sum of all.
 
     Raises ConfigError for a local dataset (nothing to warm), one without cache=, and a limit
-    below two open windows; WriteError for a cache folder that can't be used; and what opening the
-    dataset raises. An object that fails doesn't end it: see WarmResult.failed.
+    below two open windows; ResumeError for a state of another dataset; WriteError for a cache
+    folder that can't be used; and what opening the dataset raises. An object that fails doesn't end
+    it: see WarmResult.failed.
     """
     order = WarmOrder(
         epoch=epoch,
@@ -91,6 +97,7 @@ def warm(
         lanes=lanes,
         window=window,
         reshuffle=reshuffle,
+        state=state,
         process=process,
         workers=workers,
         dry_run=dry_run,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
 from penstock.cache.executors import check_executor, dask_client, kept, over, worker_name
-from penstock.pipeline.feed.node_warm import WarmOrder, warm_node
+from penstock.pipeline.feed.node_warm import warm_node
 from penstock.pipeline.feed.share_fills import WarmResult
 from penstock.pipeline.plan.world import World
 from penstock.readers.index.reach import check_indexes
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
 
+    from penstock.pipeline.feed.warm_order import WarmOrder
     from penstock.readers.source import Source
 
 

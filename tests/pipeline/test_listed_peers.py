@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from contextlib import closing
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 
 from penstock import DataLoader, Dataset, DiskCache, Peers
 from penstock.cache.errors import ConfigError, PenstockWarning
+from penstock.pipeline.cli.main import main
 from penstock.pipeline.feed.warm import warm
 from tests.array_packs import SAMPLES, write_array_pack
 from tests.cache.peers.fake_peer import SECRET, FakePeer, fake_peer
@@ -143,3 +145,39 @@ def test_a_list_without_a_secret_is_refused(
         pytest.raises(ConfigError, match="no secret in common"),
     ):
         epoch(dataset)
+
+
+def test_the_command_asks_listed_nodes(
+    server: Server,
+    data: Path,
+    token: Path,
+    other: FakePeer,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url, mine = f"{server.url}/{data.name}", free_address()
+    hold(other, url, data, tmp_path / "keys")
+    before = server.bytes_sent
+    command = ["warm", url, "--cache", str(tmp_path / "cache"), "--json", "--peers", mine]
+    nodes = ["--peer-nodes", f"{mine}, {other.peer(1).address}"]
+    # One node of one: the ranks of a listed job are told, as ever, by --nodes and its like.
+    assert main([*command, *nodes, "--peer-token-file", str(token), "--no-tls"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["bytes"] == sum(map(len, other.blobs.values()))
+    assert server.bytes_sent - before < 0.1 * told["bytes"]  # the index
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--peers", "127.0.0.1:7077"), "got no --peer-nodes"),
+        (("--peers", "127.0.0.1:7077", "--peer-nodes", "a:1,b:2"), "isn't among the 2 nodes"),
+        (("--peers", "0.0.0.0:7077", "--peer-nodes", "0.0.0.0:7077"), "every network of a node"),
+        (("--no-tls",), "go with --peers"),
+    ],
+)
+def test_the_command_refuses_a_list_that_can_not_be(
+    options: tuple[str, ...], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["warm", "http://127.0.0.1:9/data", "--cache", str(tmp_path), *options]) == 2
+    assert told in " ".join(capsys.readouterr().err.split())

@@ -6,89 +6,179 @@ Started by torchrun on a host of its own. Writes the ids of every step, and last
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import resource
 import sys
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 import torch.distributed as dist
 
-from penstock import DataLoader, Dataset, DiskCache, Peers
+from penstock import DataLoader, Dataset, DiskCache, Peers, World, warm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(slots=True)
+class Steps:
+    """The training loop, timed. Its first step is left out, as DLIO does.
+
+    waits_s: of each step, for its batch. busy_s: all that a step costs beside that.
+    """
+
+    step_s: float
+    ids: TextIO
+    fed: int = 0
+    first_wait_s: float = 0.0
+    elapsed_s: float = 0.0
+    waits_s: list[float] = field(default_factory=list)
+
+    def run(self, batches: Iterable[Any], *, epoch: int) -> Iterable[int]:
+        """Make a step of each batch, and give how many were made so far."""
+        began = asked = time.perf_counter()
+        for data, id in batches:
+            now = time.perf_counter()
+            if self.fed == 0:
+                began = now
+                self.first_wait_s = now - asked
+            else:
+                self.waits_s.append(now - asked)
+            assert len(data) == len(id)
+            time.sleep(self.step_s)
+            self.ids.write(json.dumps({"epoch": epoch, "ids": id.tolist()}) + "\n")
+            dist.all_reduce(torch.zeros(1))
+            self.fed += 1
+            self.elapsed_s = time.perf_counter() - began - self.step_s
+            yield self.fed
+            asked = time.perf_counter()
+
+    def told(self) -> dict[str, Any]:
+        """What was measured: AU in percent, seconds."""
+        compute_s = (self.fed - 1) * self.step_s
+        return {
+            "steps": self.fed,
+            "elapsed_s": self.elapsed_s,
+            "au": 100 * compute_s / max(1e-9, self.elapsed_s),
+            "waited_s": sum(self.waits_s),
+            "first_wait_s": self.first_wait_s,
+            "slowest_wait_s": max(self.waits_s, default=0.0),
+        }
 
 
 def main() -> None:
     """Train for some epochs, from a state if there is one."""
     options = _options()
+    if options.warm or options.serve:
+        (_warm if options.warm else _serve)(options)
+        return
     dist.init_process_group("gloo")
     rank, out, state = dist.get_rank(), Path(options.out), Path(options.state)
     loader = _loader(options)
-    epochs: list[dict[str, float]] = []
+    epochs: list[dict[str, Any]] = []
     with loader, (out / f"ids-{rank}.jsonl").open("a", buffering=1) as ids:
         if state.is_file():
             loader.load_state_dict(json.loads(state.read_text()))
-        while loader.epoch < options.epochs and not _is_done(epochs, options.steps):
+        free = [_free(options)]
+        while loader.epoch < options.epochs:
             before = loader.statistics()
-            told = _epoch(loader, options, ids, done=int(sum(e["steps"] for e in epochs)))
+            told = _epoch(loader, options, ids)
             after = loader.statistics()
             told["bytes_remote"] = after.bytes_remote - before.bytes_remote
-            told["bytes_peers"] = _from_peers(after) - _from_peers(before)
+            told["bytes_peers"] = after.bytes_peers - before.bytes_peers
+            told["peer_failed"] = after.peer_failed - before.peer_failed
             epochs.append(told)
+        free.append(_free(options))
         if rank == 0:
             _write(state, loader.state_dict())
-        measured = {"rank": rank, "epochs": epochs, "verdict": loader.statistics().verdict}
-        _write(out / f"rank-{rank}.json", measured)
-    dist.barrier()
+        verdict = loader.statistics().verdict
+        _write(
+            out / f"rank-{rank}.json",
+            {"rank": rank, "epochs": epochs, "free": free, "verdict": verdict},
+        )
+        dist.barrier()  # who is done serves the others until they are
     dist.destroy_process_group()
 
 
-def _is_done(epochs: list[dict[str, float]], steps: int) -> bool:
-    """Whether as many steps were made as were asked for; never for 0."""
-    return steps > 0 and sum(epoch["steps"] for epoch in epochs) >= steps
-
-
-def _loader(options: argparse.Namespace) -> DataLoader:
-    peers = Peers(options.peers, tls=False) if options.peers else None
+def _dataset(options: argparse.Namespace) -> Dataset:
+    more: dict[str, Any] = {"nodes": options.nodes.split(",")} if options.nodes else {}
+    if options.token_file:
+        more["token_file"] = options.token_file
+    peers = Peers(options.peers, tls=False, **more) if options.peers else None
     cache = DiskCache(options.cache, max_bytes=options.max_bytes, peers=peers)
+    return Dataset(options.url, cache=cache, fields=("array", "id"))
+
+
+def _loader(options: argparse.Namespace, world: World | None = None) -> DataLoader:
     return DataLoader(
-        Dataset(options.url, cache=cache, fields=("array", "id")),
+        _dataset(options),
         global_batch_size=options.batch,
         shuffle=True,
         drop_last=True,
-        seed=options.seed,
+        seed=7,
         reshuffle=options.reshuffle,
-        **({"slots": options.slots} if options.slots != "data" else {}),
+        world=world,
     )
 
 
-def _epoch(
-    loader: DataLoader, options: argparse.Namespace, ids: TextIO, *, done: int
-) -> dict[str, float]:
-    """Train to the end of the epoch, or of the steps. done: steps before."""
-    epoch, began, compute_s, fed = loader.epoch, time.perf_counter(), 0.0, 0
-    for data, id in loader:
-        if fed == 0:
-            began = time.perf_counter()  # the first step is left out, as DLIO does
-        else:
-            compute_s += options.step_s
-        assert len(data) == len(id)
-        time.sleep(options.step_s)
-        ids.write(json.dumps({"epoch": epoch, "ids": id.tolist()}) + "\n")
-        dist.all_reduce(torch.zeros(1))
-        fed += 1
+def _epoch(loader: DataLoader, options: argparse.Namespace, ids: TextIO) -> dict[str, Any]:
+    """Train to the end of the epoch."""
+    steps, epoch = Steps(options.step_s, ids), loader.epoch
+    for fed in steps.run(loader, epoch=epoch):
         every = options.state_every
-        if every and (done + fed) % every == 0 and dist.get_rank() == 0:
+        if every and fed % every == 0 and dist.get_rank() == 0:
             _write(Path(options.state), loader.state_dict())
-        if done + fed == options.steps:
-            break
-    elapsed_s = max(1e-9, time.perf_counter() - began - options.step_s)
-    au = 100 * compute_s / elapsed_s
-    return {"epoch": epoch, "steps": fed, "elapsed_s": elapsed_s, "au": au}
+    return {"epoch": epoch, **steps.told()}
 
 
-def _from_peers(statistics: object) -> int:
-    return int(getattr(statistics, "bytes_peers", 0))
+def _free(options: argparse.Namespace) -> float:
+    """The AU, in percent, of the same loop over batches that cost nothing: what the harness, and
+    who else has the machine's cores, take of it."""
+    size = options.batch // dist.get_world_size()
+    nothing = (torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.int64))
+    with contextlib.ExitStack() as stack:
+        null = stack.enter_context(Path("/dev/null").open("w"))
+        steps = Steps(options.step_s, null)
+        for _ in steps.run([nothing] * options.free_steps, epoch=-1):
+            pass
+    return float(steps.told()["au"])
+
+
+def _serve(options: argparse.Namespace) -> None:
+    """Fill the cache with the whole dataset, say so, and serve it until somebody ends this."""
+    with _loader(options, World(0, 1)) as loader:
+        for _ in loader:
+            pass
+        print("serves", flush=True)
+        sys.stdin.readline()
+
+
+def _warm(options: argparse.Namespace) -> None:
+    """Fill the cache in two halves; print all bytes, then the second half's, and the CPU-seconds
+    that this took: what is imported and begun once isn't in it."""
+    size_bytes = 0
+    with _dataset(options) as dataset:
+        for half in range(2):
+            began_s = _cpu_s()
+            result = warm(
+                dataset,
+                global_batch_size=options.batch,
+                shuffle=True,
+                seed=7,
+                world=World(0, 1),
+                process=(half, 2),
+            )
+            size_bytes += result.bytes
+        print(size_bytes, result.bytes, _cpu_s() - began_s, flush=True)
+
+
+def _cpu_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_utime + used.ru_stime
 
 
 def _write(path: Path, told: object) -> None:
@@ -103,17 +193,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--url", required=True)
     parser.add_argument("--cache", required=True)
     parser.add_argument("--max-bytes", required=True)
-    parser.add_argument("--out", required=True)
-    parser.add_argument("--state", required=True)
+    parser.add_argument("--out", default="")
+    parser.add_argument("--state", default="")
     parser.add_argument("--peers", default="")
+    parser.add_argument("--nodes", default="", help="addresses, with commas between")
+    parser.add_argument("--token-file", default="")
     parser.add_argument("--epochs", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=0, help="stop after so many; 0: never")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--batch", type=int, default=96)
     parser.add_argument("--step-s", type=float, default=0.0)
+    parser.add_argument("--free-steps", type=int, default=2)
     parser.add_argument("--state-every", type=int, default=0)
     parser.add_argument("--reshuffle", type=float, default=0.0)
-    parser.add_argument("--slots", default="data")
+    parser.add_argument("--warm", action="store_true", help="no rank: fill the cache, say its CPU")
+    parser.add_argument("--serve", action="store_true", help="no rank: fill the cache, serve it")
     return parser.parse_args()
 
 

@@ -1,7 +1,9 @@
 """Hosts for trials of many nodes on one machine: network namespaces with links of a given rate.
 
-Each host has an address of its own on a bridge; what it sends and receives is shaped by the kernel
-(a token bucket), so a link that is full is as slow as a real one. Needs root, `ip` and `tc`.
+Each host has two links, as nodes of a cluster have: one for data, shaped by the kernel (a token
+bucket, so a link that is full is as slow as a real one), and one for the ranks' own talk, which
+isn't. Over one link for both, a collective of 1 byte waits behind what fills the bucket's queue,
+and that is what a trial would measure. Needs root, `ip` and `tc`.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 _LATENCY = "200ms"  # of a bucket's queue: beyond it packets are dropped, as a switch does
-_NETWORK = "10.231.7"
+_DATA, _TALK = "10.231.7", "10.231.8"
+TALK_DEVICE = "eth1"
+"""The device for collectives and stores."""
 
 
 def why_not() -> str | None:
@@ -37,7 +42,7 @@ def why_not() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """A host is a network namespace with one address. number: of the host, from 0."""
+    """A host is a network namespace with two links. number: of the host, from 0."""
 
     number: int
 
@@ -48,8 +53,13 @@ class Host:
 
     @property
     def address(self) -> str:
-        """Its address on the hosts' network."""
-        return f"{_NETWORK}.{self.number + 10}"
+        """Its address on the network for data."""
+        return f"{_DATA}.{self.number + 10}"
+
+    @property
+    def talk_address(self) -> str:
+        """Its address on the network for what ranks say to one another."""
+        return f"{_TALK}.{self.number + 10}"
 
     def start(
         self, command: Sequence[str], *, env: Mapping[str, str] | None = None, **more: Any
@@ -63,28 +73,40 @@ class Host:
             **more,
         )
 
-    def kill(self) -> None:
-        """Kill every process on this host, as a node that loses its power."""
+    def pids(self) -> list[int]:
+        """The processes on this host."""
         found = subprocess.run(
             ["ip", "netns", "pids", self.namespace], capture_output=True, text=True, check=False
         )
-        for pid in found.stdout.split():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
+        return [int(pid) for pid in found.stdout.split()]
+
+    def kill(self) -> None:
+        """Kill every process on this host, as a node that loses its power. Again until none is
+        left: one may have started another meanwhile."""
+        for _ in range(100):
+            if not (pids := self.pids()):
+                return
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.02)
 
     def set_rate(self, bits_per_s: float | None) -> None:
         """Bound what the host sends and what it receives, each; None: as fast as it goes."""
-        outside, inside = f"pk{os.getpid()}o{self.number}", "eth0"
-        for where in ((), ("netns", "exec", self.namespace)):
-            device = inside if where else outside
-            tool = ["ip", *where, "tc"] if where else ["tc"]
-            subprocess.run(
-                [*tool, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False
-            )
-            if bits_per_s is not None:
-                burst = max(64 * 1024, int(bits_per_s / 8 / 100))
-                shape = ["rate", f"{int(bits_per_s)}bit", "burst", str(burst), "latency", _LATENCY]
-                _run([*tool, "qdisc", "add", "dev", device, "root", "tbf", *shape])
+        self.set_send_rate(bits_per_s)
+        _shape(["tc"], self._outside, bits_per_s)
+
+    def set_send_rate(self, bits_per_s: float | None) -> None:
+        """Bound what the host sends; None: as fast as it goes."""
+        _shape(["ip", "netns", "exec", self.namespace, "tc"], "eth0", bits_per_s)
+
+    def cut_off(self) -> None:
+        """Take its data link away, as by a pulled cable: nobody is told, nothing is closed."""
+        _ip("link", "set", self._outside, "down")
+
+    @property
+    def _outside(self) -> str:
+        return f"pk{os.getpid()}o{self.number}"
 
     def received_bytes(self) -> int:
         """What has come over its link so far, headers among it."""
@@ -95,34 +117,48 @@ class Host:
 
 @contextlib.contextmanager
 def hosts(count: int, *, bits_per_s: float | None = None) -> Iterator[list[Host]]:
-    """So many hosts on one bridge, gone afterwards. bits_per_s: of each link, either way."""
+    """So many hosts on the same two networks, gone afterwards. bits_per_s: of each link for
+    data, either way."""
     made = [Host(number) for number in range(count)]
-    bridge = f"pk{os.getpid()}b"
+    bridges = [f"pk{os.getpid()}b", f"pk{os.getpid()}c"]
     try:
-        _ip("link", "add", bridge, "type", "bridge")
-        _ip("link", "set", bridge, "up")
+        for bridge in bridges:
+            _ip("link", "add", bridge, "type", "bridge")
+            _ip("link", "set", bridge, "up")
         for host in made:
-            _connect(host, bridge)
+            _ip("netns", "add", host.namespace)
+            _ip("-n", host.namespace, "link", "set", "lo", "up")
+            own, talk = f"pk{os.getpid()}o{host.number}", f"pk{os.getpid()}t{host.number}"
+            _connect(host, own, bridges[0], device="eth0", address=host.address)
+            _connect(host, talk, bridges[1], device=TALK_DEVICE, address=host.talk_address)
             host.set_rate(bits_per_s)
         yield made
     finally:
         for host in made:
             host.kill()
-            subprocess.run(
-                ["ip", "netns", "delete", host.namespace], capture_output=True, check=False
-            )
-        subprocess.run(["ip", "link", "delete", bridge], capture_output=True, check=False)
+            # A namespace goes some time after it was deleted, and its links with it: not in time
+            # for who makes the next ones.
+            for kind in "ot":
+                _try("link", "delete", f"pk{os.getpid()}{kind}{host.number}")
+            _try("netns", "delete", host.namespace)
+        for bridge in bridges:
+            _try("link", "delete", bridge)
 
 
-def _connect(host: Host, bridge: str) -> None:
-    outside = f"pk{os.getpid()}o{host.number}"
-    _ip("netns", "add", host.namespace)
-    _ip("link", "add", outside, "type", "veth", "peer", "name", "eth0", "netns", host.namespace)
+def _connect(host: Host, outside: str, bridge: str, *, device: str, address: str) -> None:
+    _ip("link", "add", outside, "type", "veth", "peer", "name", device, "netns", host.namespace)
     _ip("link", "set", outside, "master", bridge, "up")
     inside = ("-n", host.namespace)
-    _ip(*inside, "addr", "add", f"{host.address}/24", "dev", "eth0")
-    _ip(*inside, "link", "set", "eth0", "up")
-    _ip(*inside, "link", "set", "lo", "up")
+    _ip(*inside, "addr", "add", f"{address}/24", "dev", device)
+    _ip(*inside, "link", "set", device, "up")
+
+
+def _shape(tool: Sequence[str], device: str, bits_per_s: float | None) -> None:
+    subprocess.run([*tool, "qdisc", "del", "dev", device, "root"], capture_output=True, check=False)
+    if bits_per_s is not None:
+        burst = max(64 * 1024, int(bits_per_s / 8 / 100))
+        shape = ["rate", f"{int(bits_per_s)}bit", "burst", str(burst), "latency", _LATENCY]
+        _run([*tool, "qdisc", "add", "dev", device, "root", "tbf", *shape])
 
 
 def _name(what: str) -> str:
@@ -131,6 +167,10 @@ def _name(what: str) -> str:
 
 def _ip(*words: str) -> None:
     _run(["ip", *words])
+
+
+def _try(*words: str) -> None:
+    subprocess.run(["ip", *words], capture_output=True, check=False)
 
 
 def _run(command: Sequence[str]) -> str:

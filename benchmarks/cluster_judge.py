@@ -1,0 +1,54 @@
+"""What was asked of a trial of nodes, whether it held, and what is kept of its runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.cluster_job import load
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.cluster_job import Cluster, Outcome
+
+
+@dataclass(slots=True)
+class Judge:
+    """What was asked of a trial, and whether it held."""
+
+    lines: list[dict[str, Any]] = field(default_factory=list)
+
+    def at_most(self, what: str, got: float, most: float) -> None:
+        """Note a bound from above."""
+        self._note(what, got <= most, f"{got:.3f}, wanted at most {most:.3f}")
+
+    def at_least(self, what: str, got: float, least: float) -> None:
+        """Note a bound from below."""
+        self._note(what, got >= least, f"{got:.3f}, wanted at least {least:.3f}")
+
+    def holds(self, what: str, *, held: bool) -> None:
+        """Note something that is so or not."""
+        self._note(what, held, "so" if held else "not so")
+
+    def _note(self, what: str, held: bool, words: str) -> None:
+        self.lines.append({"what": what, "pass": held, "got": words})
+        print(f"   {'pass' if held else 'FAIL'}  {what}: {words}", flush=True)
+
+
+def facts(job: Cluster, judge: Judge, runs: Sequence[Outcome]) -> dict[str, Any]:
+    """What is kept of a job's runs, and of what was asked of it."""
+    return {
+        "dataset_bytes": job.data_bytes,
+        "load": load(),
+        "runs": [
+            {
+                "name": run.name,
+                "remote_share": run.remote_bytes / job.data_bytes,
+                "statuses": run.statuses,
+                "seconds": run.seconds,
+            }
+            for run in runs
+        ],
+        "judged": judge.lines,
+    }

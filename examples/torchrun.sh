@@ -7,12 +7,17 @@
 # CACHE is a folder on the node's NVMe: for remote data. Each node fetches its share before the
 # training begins; leave that out, and the first epoch does it on the way.
 # NODE_RANK is given, not found by a rendezvous: so each node reads what it warmed.
+#
+# PEER_PORT=7077, with CACHE: nodes ask one another's caches before the remote (docs/sharing.md;
+# needs penstock[cluster] for TLS). A node's address is its first one; if it has several networks,
+# PEER_NETWORK=10.1. takes the first that begins so. PEER_TOKEN_FILE is optional.
 set -euo pipefail
 
 TRAIN=$1
 VAL=$2
 : "${NODES:=1}" "${NODE_RANK:=0}" "${MASTER_ADDR:=127.0.0.1}" "${MASTER_PORT:=29500}"
 : "${GPUS:=8}" "${BATCH:=2048}" "${SEED:=0}" "${CACHE:=}" "${CACHE_BYTES:=500GB}"
+: "${PEER_PORT:=}" "${PEER_NETWORK:=}" "${PEER_TOKEN_FILE:=}"
 
 cache=()
 if [ -n "$CACHE" ]; then
@@ -20,6 +25,13 @@ if [ -n "$CACHE" ]; then
     penstock warm "$TRAIN" --cache "$CACHE" --max-bytes "$CACHE_BYTES" \
         --seed "$SEED" --global-batch-size "$BATCH" \
         --world-size "$((NODES * GPUS))" --nodes "$NODES" --node-rank "$NODE_RANK"
+fi
+if [ -n "$PEER_PORT" ]; then
+    host=$(hostname -I | tr " " "\n" | grep -m 1 -F "$PEER_NETWORK")
+    cache+=(--peers "$host:$PEER_PORT")
+    if [ -n "$PEER_TOKEN_FILE" ]; then
+        cache+=(--peer-token-file "$PEER_TOKEN_FILE")
+    fi
 fi
 
 exec torchrun --nnodes="$NODES" --nproc-per-node="$GPUS" --node-rank="$NODE_RANK" \

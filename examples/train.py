@@ -3,6 +3,7 @@
     python examples/train.py photos/train --val photos/val
     python examples/train.py s3://bucket/train --val s3://bucket/val --cache /nvme/penstock
     torchrun --nproc-per-node=8 examples/train.py s3://bucket/train --cache /nvme/penstock
+    … --cache /nvme/penstock --peers 10.0.0.7:7077    # on several nodes: each with its own address
 
 Stopped at any moment, the same command goes on behind its last checkpoint with exactly the batches
 that come next, also on another number of GPUs. Without a GPU it trains on the CPU.
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from penstock import DataLoader, Dataset, DiskCache, imagenet_eval, imagenet_train
+from penstock import DataLoader, Dataset, DiskCache, Peers, imagenet_eval, imagenet_train
 
 
 def parsed() -> argparse.Namespace:
@@ -28,6 +29,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--val", help="the same for evaluation after each epoch")
     parser.add_argument("--cache", help="folder on this node's NVMe, for remote data")
     parser.add_argument("--cache-bytes", default="500GB", help="how much it may hold")
+    parser.add_argument(
+        "--peers",
+        metavar="HOST:PORT",
+        help="this node's own address: its cache serves the other nodes there, and asks theirs",
+    )
+    parser.add_argument("--peer-token-file", help="the nodes' secret; by default the job draws one")
     parser.add_argument("--checkpoint", type=Path, default=Path("checkpoint.pt"))
     parser.add_argument("--checkpoint-every", type=int, default=500, help="steps")
     parser.add_argument("--epochs", type=int, default=90)
@@ -36,12 +43,19 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--stop-after", type=int, help="steps, to try out a restart")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.peers and not options.cache:
+        parser.error("--peers: nodes serve one another what their caches hold; pass --cache too.")
+    if options.peer_token_file and not options.peers:
+        parser.error("--peer-token-file: is for nodes that serve one another; pass --peers too.")
+    return options
 
 
 def opened(url: str, options: argparse.Namespace) -> Dataset:
-    cache = DiskCache(options.cache, max_bytes=options.cache_bytes) if options.cache else None
-    return Dataset(url, cache=cache)
+    if not options.cache:
+        return Dataset(url)
+    peers = Peers(options.peers, token_file=options.peer_token_file) if options.peers else None
+    return Dataset(url, cache=DiskCache(options.cache, max_bytes=options.cache_bytes, peers=peers))
 
 
 def make_model(classes: int) -> nn.Module:

@@ -66,7 +66,7 @@ def test_their_flags_are_ours(path: Path) -> None:
     from torch.distributed.run import get_args_parser
 
     torchrun = {option for action in get_args_parser()._actions for option in action.option_strings}
-    train = set(re.findall(r'add_argument\("(--[\w-]+)"', (EXAMPLES / "train.py").read_text()))
+    train = set(re.findall(r'add_argument\(\s*"(--[\w-]+)"', (EXAMPLES / "train.py").read_text()))
     calls = commands(path, "torchrun")
     assert calls
     for words in calls:
@@ -74,6 +74,7 @@ def test_their_flags_are_ours(path: Path) -> None:
         assert flags(words[:script]) <= torchrun
         assert "--node-rank" in flags(words[:script])
         assert flags(words[script:]) <= train
+    assert "--peers" in path.read_text()
 
 
 def test_the_manifest_is_one_of_kubernetes() -> None:
@@ -87,7 +88,7 @@ def test_the_manifest_is_one_of_kubernetes() -> None:
     assert service["spec"]["selector"].items() <= spec["template"]["metadata"]["labels"].items()
     volumes = {one["name"] for one in pod["volumes"]}
     for container in (*pod["initContainers"], *pod["containers"]):
-        told = {one["name"]: one["value"] for one in container["env"]}
+        told = {one["name"]: one.get("value") for one in container["env"]}
         assert told["NODES"] == str(spec["completions"])
         assert {one["name"] for one in container["volumeMounts"]} <= volumes
         used = set(re.findall(r"\$\(?\(?([A-Z_]+)", " ".join(container["args"])))

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -70,3 +70,9 @@ before others read it, in this order."""
 def epilog(command: str) -> str:
     """What stands below the options of a command; a blank line is how typer breaks one."""
     return "\n\n".join(("[bold]Examples[/bold]", *EXAMPLES[command]))
+
+
+def prose(command: Callable[..., object]) -> str:
+    """A command's docstring with each paragraph on one line: help breaks lines by the terminal."""
+    paragraphs = (command.__doc__ or "").split("\n\n")
+    return "\n\n".join(" ".join(one.split()) for one in paragraphs)

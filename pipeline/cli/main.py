@@ -20,7 +20,7 @@ from penstock.pipeline.cli.bench import bench
 from penstock.pipeline.cli.cache import app as cache_app
 from penstock.pipeline.cli.datasets import index, pack
 from penstock.pipeline.cli.doctor import doctor
-from penstock.pipeline.cli.examples import epilog
+from penstock.pipeline.cli.examples import epilog, prose
 from penstock.pipeline.cli.inspect import inspect
 from penstock.pipeline.cli.plan import plan
 from penstock.pipeline.cli.warm import warm
@@ -40,13 +40,13 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("pack", epilog=epilog("pack"))(pack)
-app.command("index", epilog=epilog("index"))(index)
-app.command("inspect", epilog=epilog("inspect"))(inspect)
-app.command("warm", epilog=epilog("warm"))(warm)
-app.command("bench", epilog=epilog("bench"))(bench)
-app.command("plan", epilog=epilog("plan"))(plan)
-app.command("doctor", epilog=epilog("doctor"))(doctor)
+app.command("pack", help=prose(pack), epilog=epilog("pack"))(pack)
+app.command("index", help=prose(index), epilog=epilog("index"))(index)
+app.command("inspect", help=prose(inspect), epilog=epilog("inspect"))(inspect)
+app.command("warm", help=prose(warm), epilog=epilog("warm"))(warm)
+app.command("bench", help=prose(bench), epilog=epilog("bench"))(bench)
+app.command("plan", help=prose(plan), epilog=epilog("plan"))(plan)
+app.command("doctor", help=prose(doctor), epilog=epilog("doctor"))(doctor)
 app.add_typer(cache_app)
 
 

@@ -106,8 +106,9 @@ def plan(
 ) -> None:
     """Tell what a job's input side will do on given hardware, and what to buy or change first.
 
-    Shards, lanes, look-ahead, connections, the cache's share, epoch times and accelerator
-    utilisation (AU), the limit. docs/sizing.md has the formulas and the units.
+    It tells shard size, lanes, look-ahead, connections, what the cache keeps, epoch times and
+    accelerator utilisation (AU: the share of the time in which GPUs compute), and what limits them.
+    docs/sizing.md has the formulas and the units.
     """
     _plan(locals() | {"given": given_options(context)})
 

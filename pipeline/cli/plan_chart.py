@@ -20,12 +20,12 @@ _FIRST, _LATER, _LINE, _INK = "#c8553d", "#0b6e99", "#8a959d", "#22303a"
 
 def sweep(setup: Setup) -> list[Forecast]:
     """The same job on 1 to 1,024 nodes: each GPU keeps its batch, so the global batch grows, as
-    far as the dataset has a whole one."""
+    far as an epoch has two steps (AU leaves out the first)."""
     job = setup.job
     found = []
     for nodes in NODES:
         batch = max(nodes * job.gpus, job.global_batch * nodes // job.nodes)
-        if batch > setup.data.samples:
+        if 2 * batch > setup.data.samples:
             break
         found.append(forecast(replace(setup, job=replace(job, nodes=nodes, global_batch=batch))))
     return found
@@ -43,7 +43,7 @@ def draw_plan(setup: Setup, *, title: str) -> Any:
     found = sweep(setup)
     if not found:
         raise ConfigError(
-            f"--plot: {setup.data.samples:,} samples have no whole global batch on one node."
+            f"--plot: {setup.data.samples:,} samples are less than two global batches of one node."
         )
     nodes = [one.setup.job.nodes for one in found]
     figure = figure_type()(figsize=(9.0, 5.2), layout="constrained")

@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from penstock.pipeline.plan.sizing.forecast import EpochForecast, Forecast
     from penstock.pipeline.plan.sizing.simulation import SimulatedEpoch
 
+_SOURCES = {
+    "remote": "the store",
+    "peer": "other nodes' caches",
+    "disk_read": "the local disk",
+    "memory": "the page cache",
+}
+_LEGEND = (
+    "AU: accelerator utilisation, the share of the time in which GPUs compute. \"Only limited by\": "
+    "how long the epoch would take if all else were free."
+)
+
 
 def plan_values(
     found: Forecast,
@@ -99,6 +110,10 @@ def warnings_of(found: Forecast) -> list[str]:
             f"{job.global_batch:,}, and {job.nodes} nodes want {job.nodes} or more of 4 shards "
             "each. Smaller shards, or a batch with more divisors, spare that."
         )
+    if setup.steps < 2:
+        words.append(
+            "An epoch is a single step: AU, which leaves the first one out, says nothing about it."
+        )
     most = job.gpus * AHEAD_BYTES
     if found.lookahead_bytes > most:
         words.append(
@@ -121,15 +136,16 @@ def show_plan(
     walked: Sequence[SimulatedEpoch] = (),
 ) -> None:
     """Tables: what is needed, each kind of epoch, what to change, what it stands on."""
+    whole = not console.is_terminal  # lines in a file or a pipe; a terminal would cut words
     values = plan_values(found, assumptions)
     job = found.setup.job
     console.print(
-        f"[bold]{job.ranks:,} GPUs[/] on {job.nodes:,} nodes take "
+        f"[bold]{job.ranks:,} GPUs[/] on {job.nodes:,} node{'s' if job.nodes > 1 else ''} take "
         f"{format_size(values['bytes_per_s_gpu'])}/s each, "
         f"{format_size(found.bytes_per_s)}/s a node, "
         f"{format_size(values['bytes_per_s'])}/s in all.",
         highlight=False,
-        soft_wrap=True,
+        soft_wrap=whole,
     )
     console.print(_settings(found))
     console.print(_epochs(found))
@@ -139,11 +155,12 @@ def show_plan(
             f"simulated epoch {number + 1}: {duration(epoch.seconds)}, AU {epoch.au:.1f} %, "
             f"{', '.join(tiers)}",
             highlight=False,
-            soft_wrap=True,
+            soft_wrap=whole,
         )
+    console.print(_LEGEND, highlight=False, soft_wrap=whole, style="dim")
     for line in _lines(found, values):
-        console.print(line, highlight=False, soft_wrap=True)
-    table = Table("assumption", "value", "from", box=None, title_justify="left", title="Stands on")
+        console.print(line, highlight=False, soft_wrap=whole)
+    table = Table("assumption", "value", "from", box=None, title_justify="left", title="What this stands on")
     for name, one in assumptions.items():
         table.add_row(name, one["value"], one["from"])
     console.print(table)
@@ -155,7 +172,7 @@ def _lines(found: Forecast, values: dict[str, Any]) -> list[str]:
         behind = f", then {WORDS[epoch.next_limit]}" if epoch.next_limit else ""
         lines.append(f"[bold]{name}:[/] the limit is {WORDS[epoch.limit]}{behind}.")
     lines += [
-        f"[bold]{change['gain']:.2f} x[/] with {change['words']}: AU {change['au_first']:.0f} % in "
+        f"[bold]{change['gain']:.2f} x as fast[/] with {change['words']}: AU {change['au_first']:.0f} % in "
         f"the first epoch, {change['au_later']:.0f} % later; then the limit is "
         f"{WORDS[change['limit']]}."
         for change in values["advice"]
@@ -167,15 +184,15 @@ def _settings(found: Forecast) -> Table:
     geometry, peers = found.geometry, peer_values(found)
     rows = [
         ("shards", f"{geometry.shards:,} of {format_size(geometry.shard_bytes)}"),
-        ("lanes, window", f"{geometry.lanes}, {geometry.window}"),
+        ("lanes", f"{geometry.lanes:,}, each {geometry.window} shards wide (docs/order.md)"),
         ("nodes that read a shard", f"{geometry.readers:.2f}"),
         ("the cache keeps", f"{found.kept:.0%} of what a node reads"),
-        ("from the store, the job", format_size(found.remote_bytes)),
-        ("requests, the job", f"{found.requests:,.0f}"),
+        ("from the store, whole job", format_size(found.remote_bytes)),
+        ("requests, whole job", f"{found.requests:,.0f}"),
     ]
     if found.setup.store is not None:
-        rows.append(("connections a node", f"{found.connections}"))
-        rows.append(("bytes ahead a node", format_size(found.lookahead_bytes)))
+        rows.append(("connections, a node", f"{found.connections}"))
+        rows.append(("read ahead, a node", format_size(found.lookahead_bytes)))
     if found.price is not None:
         rows.append(("price of the requests", f"{found.price:,.4g}"))
     if found.setup.job.peers:
@@ -202,13 +219,14 @@ def _epochs(found: Forecast) -> Table:
     table.add_row("AU", *(f"{epoch.au:.1f} %" for epoch in both))
     table.add_row("first batch", *(duration(epoch.first_batch_s) for epoch in both))
     table.add_row("cores a node", *(f"{_cores(found, epoch):.1f}" for epoch in both))
-    for name in ("remote", "peer", "disk_read", "memory"):
+    for name, words in _SOURCES.items():
         sizes = [getattr(epoch.traffic, name) for epoch in both]
         if any(sizes):
-            table.add_row(name.replace("_", " "), *map(format_size, sizes))
+            table.add_row(f"read from {words}", *map(format_size, sizes))
     for tier in dict.fromkeys([*found.first.tiers, *found.later.tiers]):
         times = [epoch.tiers.get(tier) for epoch in both]
-        table.add_row(f"{tier} alone", *("-" if t is None else duration(t) for t in times))
+        told = ("-" if t is None else duration(t) for t in times)
+        table.add_row(f"only limited by {WORDS[tier].partition(',')[0]}", *told)
     return table
 
 

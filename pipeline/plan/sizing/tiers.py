@@ -26,8 +26,8 @@ OF_THE_STORE: tuple[Tier, ...] = ("nic", "remote", "requests", "connections")
 
 WORDS: dict[Tier, str] = {
     "model": "the GPUs",
-    "decode": "cores, which decode",
-    "cores": "cores, which move bytes",
+    "decode": "the CPU cores, which decode",
+    "cores": "the CPU cores, which move bytes",
     "disk": "the local disk",
     "nic": "the node's network",
     "remote": "the store's bandwidth",

@@ -33,7 +33,7 @@ _SOURCES = {
     "memory": "the page cache",
 }
 _LEGEND = (
-    "AU: accelerator utilisation, the share of the time in which GPUs compute. \"Only limited by\": "
+    'AU: accelerator utilisation, the share of the time in which GPUs compute. "Only limited by": '
     "how long the epoch would take if all else were free."
 )
 
@@ -160,7 +160,9 @@ def show_plan(
     console.print(_LEGEND, highlight=False, soft_wrap=whole, style="dim")
     for line in _lines(found, values):
         console.print(line, highlight=False, soft_wrap=whole)
-    table = Table("assumption", "value", "from", box=None, title_justify="left", title="What this stands on")
+    table = Table(
+        "assumption", "value", "from", box=None, title_justify="left", title="What this stands on"
+    )
     for name, one in assumptions.items():
         table.add_row(name, one["value"], one["from"])
     console.print(table)

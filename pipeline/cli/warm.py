@@ -48,7 +48,6 @@ from penstock.pipeline.cli.options import (
     parse_storage_options,
 )
 from penstock.pipeline.cli.progress import ByteProgress
-from penstock.pipeline.plan.needs import node_ranks
 from penstock.pipeline.plan.world import World, pod_index
 
 if TYPE_CHECKING:
@@ -232,6 +231,8 @@ def _launched(*, nodes: int | None, node_rank: int | None) -> World:
 
 def _share_words(world: World, process: tuple[int, int]) -> str:
     """Whose share was fetched."""
+    from penstock.pipeline.plan.needs import node_ranks  # loads numpy
+
     first, end = node_ranks(world)
     ranks = f"rank {first}" if end == first + 1 else f"ranks {first} to {end - 1}"
     own = f", part {process[0] + 1} of {process[1]}" if process[1] > 1 else ""

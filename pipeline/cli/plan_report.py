@@ -33,7 +33,7 @@ _SOURCES = {
     "memory": "the page cache",
 }
 _LEGEND = (
-    'AU: accelerator utilisation, the share of the time in which GPUs compute. "Only limited by": '
+    "AU: accelerator utilisation, the share of the time in which GPUs compute. Only limited by: "
     "how long the epoch would take if all else were free."
 )
 
@@ -174,9 +174,9 @@ def _lines(found: Forecast, values: dict[str, Any]) -> list[str]:
         behind = f", then {WORDS[epoch.next_limit]}" if epoch.next_limit else ""
         lines.append(f"[bold]{name}:[/] the limit is {WORDS[epoch.limit]}{behind}.")
     lines += [
-        f"[bold]{change['gain']:.2f} x as fast[/] with {change['words']}: AU {change['au_first']:.0f} % in "
-        f"the first epoch, {change['au_later']:.0f} % later; then the limit is "
-        f"{WORDS[change['limit']]}."
+        f"[bold]{change['gain']:.2f} x as fast[/] with {change['words']}: "
+        f"AU {change['au_first']:.0f} % in the first epoch, {change['au_later']:.0f} % later; "
+        f"then the limit is {WORDS[change['limit']]}."
         for change in values["advice"]
     ]
     return lines + [f"[yellow]{words}[/]" for words in values["warnings"]]

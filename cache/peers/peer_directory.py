@@ -66,6 +66,9 @@ class NothingPlanned:
         del key
         return None
 
+    def hear(self, words: dict[int, str]) -> None:
+        """Nobody asks."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Told:

@@ -2,7 +2,7 @@
 
 Each node tells once; the first one waits for all, for a while, and publishes the list in one text:
 so the store answers one short question a node, whatever their number. Who comes later is on the
-list when it is looked at again.
+list when it is looked at again. What each holds is read once by each of the others.
 """
 
 from __future__ import annotations
@@ -49,12 +49,16 @@ class PeerExchange:
         self._store, self._ranks = store, ranks
         self._seen = 0  # entries that the first node has put on its list
         self._told: dict[int, tuple[int, str]] = {}  # end of a node's ranks, and its address
+        self._listed: dict[int, int] = {}  # other nodes, and the first rank of each
+        self._heard: set[int] = set()  # those whose words were heard
 
-    def tell(self, address: str) -> None:
-        """Tell where this node's server listens. Telling the same again changes nothing."""
+    def tell(self, address: str, *, held: str = "") -> None:
+        """Tell where this node's server listens, and in words for the pipeline what it holds.
+        Telling the same address again changes nothing."""
         first = self._ranks.first
         if self._store.heard(f"told-{first}") == address:
             return
+        self._store.first(f"held-{first}", held or "-")
         number = self._store.add("entries", 1)
         self._store.tell(f"entry-{number}", json.dumps([first, self._ranks.end, address]))
         self._store.tell(f"told-{first}", address)
@@ -70,6 +74,15 @@ class PeerExchange:
         else:
             self._store.wait(["all"], timeout_s=max(0.0, until_s - time.monotonic()))
         return self._others(self._store.heard("all"))
+
+    def new_words(self) -> dict[int, str]:
+        """What nodes that were heard of said they hold, by node; each is told once."""
+        new = {n: first for n, first in self._listed.items() if first not in self._heard}
+        keys = [f"held-{first}" for first in new.values()]
+        if not new or not self._store.are_told(keys):
+            return {}
+        self._heard.update(new.values())
+        return dict(zip(new, self._store.all_heard(keys), strict=True))
 
     def _gather(self, until_s: float) -> None:
         """Put entries on the list until all ranks' nodes are there, or the time is over."""
@@ -92,11 +105,13 @@ class PeerExchange:
         entries = [] if text is None else _entries(text)
         each = self._ranks.end - self._ranks.first
         alike = all(end - first == each and first % each == 0 for first, end, _ in entries)
-        return [
-            Peer(first // each if alike else place, address)
+        others = {
+            first // each if alike else place: (first, address)
             for place, (first, _, address) in enumerate(entries)
             if first != self._ranks.first
-        ]
+        }
+        self._listed = {node: first for node, (first, _) in others.items()}
+        return [Peer(node, address) for node, (_, address) in others.items()]
 
 
 def _entry(text: str | None) -> tuple[int, int, str] | None:

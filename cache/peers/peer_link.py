@@ -58,6 +58,8 @@ class PeerLink:
         self._ranks, self._speaks, self._store = ranks, speaks, store
         self._server: PeerServer | None = None
         self._exchange: PeerExchange | None = None
+        self._held: Callable[[], str] = str
+        self._planned: PlannedHolders | None = None
 
     @property
     def is_needed(self) -> bool:
@@ -69,12 +71,14 @@ class PeerLink:
         secret_of: Callable[[Peers], PeerSecret],
         *,
         planned: PlannedHolders | None = None,
+        held: Callable[[], str] = str,
     ) -> None:
         """Serve the others, and have the upstream ask them. secret_of: the job's secret. planned:
-        what the plan says of them. Raises ConfigError for a secret or certificates that can't
-        be."""
+        what the plan says of them. held: what this node holds, in words for the others' plans.
+        Raises ConfigError for a secret or certificates that can't be."""
         if not self.is_needed or self._server is not None:
             return
+        self._held, self._planned = held, planned
         if self._store is None and not self._settings.nodes:
             _warn(
                 f"{self._cache.path}: this loader's {self._ranks.size} ranks aren't those of a "
@@ -105,10 +109,16 @@ class PeerLink:
     def _look(self) -> list[Peer] | None:
         exchange = self._exchange
         try:
-            return None if exchange is None else self._others(exchange.hear(timeout_s=0.0))
+            return None if exchange is None else self._others(self._hear(exchange, 0.0))
         except JobStoreError:  # the job's end: those that are known are asked on
             self._exchange = None
             return None
+
+    def _hear(self, exchange: PeerExchange, timeout_s: float) -> list[Peer]:
+        peers = exchange.hear(timeout_s=timeout_s)
+        if self._planned is not None and (words := exchange.new_words()):
+            self._planned.hear(words)
+        return peers
 
     def _others(self, peers: list[Peer]) -> list[Peer]:
         """Those that aren't this node's own: where nobody told which ranks share a node, several
@@ -141,7 +151,7 @@ class PeerLink:
         """Tell the others where the server listens now."""
         if self._speaks and self._exchange is not None:
             with contextlib.suppress(JobStoreError):  # the job's end
-                self._exchange.tell(address)
+                self._exchange.tell(address, held=self._held())
 
     def _listed(self) -> list[Peer]:
         nodes = self._settings.nodes
@@ -156,7 +166,7 @@ class PeerLink:
         self._exchange = exchange = PeerExchange(self._store, self._ranks)
         if address is not None:
             self._tell(address)
-        return exchange.hear(timeout_s=_ADDRESSES_S)
+        return self._hear(exchange, _ADDRESSES_S)
 
 
 def _warn(text: str) -> None:

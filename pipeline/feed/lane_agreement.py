@@ -41,13 +41,12 @@ log = logging.getLogger("penstock")
 
 
 def agreed_lane_order(
-    store: JobStore, order: JobOrder, options: NativeOptions, at: Cursor, *, about: str = ""
-) -> tuple[LaneOrder | None, Nodes | None]:
-    """The order of lanes that all ranks go by, None for the identity, and the job's nodes.
+    store: JobStore, order: JobOrder, options: NativeOptions, at: Cursor
+) -> LaneOrder | None:
+    """The order of lanes that all ranks go by, None for the identity.
 
     store: for this one agreement. order: with the last order of lanes. at: where the job goes on;
-    both the same on every rank. about: what this node says of itself. Raises what `exchange`
-    raises.
+    both the same on every rank. Raises what `exchange` raises.
     """
     world, lanes, last = options.world, order.settings.lanes, order.lane_order
     remote = order.source.remote_shards
@@ -56,9 +55,8 @@ def agreed_lane_order(
         cache=_cache_name(() if remote is None else remote.caches, world.process),
         goes_on=_goes_on(order, at),
         held=held_of_groups(order, at.epoch) if world.is_first_on_node else None,
-        about=about,
     )
-    answer = exchange(
+    told = exchange(
         store,
         world,
         word,
@@ -66,7 +64,6 @@ def agreed_lane_order(
         decide=lambda nodes: _decide(nodes, last, ranks=world.size, lanes=lanes),
         timeout_s=options.timeout_s or EXCHANGE_TIMEOUT_S,
     )
-    told = answer.decision
     try:
         decided = LaneOrder.parse(told["lane_order"], lanes=lanes)
         held, before = int(told["held"]), int(told["before"])
@@ -74,7 +71,7 @@ def agreed_lane_order(
         raise PlanError(f"What rank 0 told of the order of lanes can't be read: {error}") from None
     if world.is_first_on_node:
         _say(decided, last, held_bytes=held, before_bytes=before)
-    return None if decided.is_identity else decided, answer.nodes
+    return None if decided.is_identity else decided
 
 
 def held_of_groups(order: JobOrder, epoch: int) -> Ints:

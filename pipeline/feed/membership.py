@@ -64,7 +64,7 @@ class Membership:
         if store is None:  # nobody can be asked any more, which was said
             return order.lane_order
         try:
-            return agreed_lane_order(store.under(f"lanes-{number}"), order, options, at)[0]
+            return agreed_lane_order(store.under(f"lanes-{number}"), order, options, at)
         except PenstockError as error:
             self.agreement.fail(f"{type(error).__name__}: {error}")
             raise

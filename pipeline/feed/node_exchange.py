@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import JobStoreError, PenstockError, PlanError, StalledError
@@ -41,15 +40,6 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Answer:
-    """What the ranks go by. nodes: None where the ranks of a node aren't numbered in a row.
-    decision: what rank 0 made of that, as JSON types."""
-
-    nodes: Nodes | None
-    decision: dict[str, Any]
-
-
 def exchange(
     store: JobStore,
     world: World,
@@ -58,11 +48,12 @@ def exchange(
     groups: int,
     decide: Callable[[Nodes | None], dict[str, Any]],
     timeout_s: float = EXCHANGE_TIMEOUT_S,
-) -> Answer:
-    """Say this process's word, and wait for the answer. Ranks in messages are processes, which are
-    more where several share one.
+) -> dict[str, Any]:
+    """Say this process's word, and wait for the answer: what rank 0 decided, as JSON types. Ranks
+    in messages are processes, which are more where several share one.
 
-    store: for this one exchange. groups: of lanes. decide: called on rank 0 alone.
+    store: for this one exchange. groups: of lanes. decide: called on rank 0 alone, with None where
+    the ranks of a node aren't numbered in a row.
 
     Raises StalledError on each rank that waits where some don't come within the time limit, naming
     them; JobStoreError where the store doesn't answer; PlanError for a word that can't be read.
@@ -82,8 +73,8 @@ def exchange(
         raise PlanError(f"The ranks can't decide who reads what: {told['failed']}")
     if "decision" not in told:
         raise JobStoreError("The process group's store lost what rank 0 told: look at rank 0.")
-    nodes = told["nodes"] and Nodes.from_dict(told["nodes"], groups=groups)
-    return Answer(nodes=nodes, decision=told["decision"])
+    decision: dict[str, Any] = told["decision"]
+    return decision
 
 
 def give_up(store: JobStore, reason: str) -> None:
@@ -112,7 +103,7 @@ def _answer(
         words = [Word.parse(text, groups=groups) for text in texts]
         _check_alike(words)
         nodes = Nodes.of_words(words, size=world.size, groups=groups)
-        return json.dumps({"nodes": nodes and nodes.to_dict(), "decision": decide(nodes)})
+        return json.dumps({"decision": decide(nodes)})
     except PenstockError as error:  # told to all, and raised on all
         return json.dumps({"failed": str(error)})
 

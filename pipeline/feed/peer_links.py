@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from penstock.cache.job_store import JobStore
 from penstock.cache.peers.peer_exchange import NodeRanks
 from penstock.cache.peers.peer_link import PeerLink
 from penstock.cache.peers.peer_secret import job_secret
 from penstock.cache.peers.peer_upstream import PeerUpstream
+from penstock.pipeline.feed.lane_agreement import held_of_groups
+from penstock.pipeline.plan.held_lanes import held_bytes_of_lanes
 from penstock.pipeline.plan.holders import Holders
 from penstock.pipeline.plan.needs import node_ranks
+from penstock.pipeline.plan.nodes import MOST_LEVEL, level_text, levels_of
 from penstock.pipeline.plan.order import Plan
+from penstock.pipeline.plan.settings import make_plan
 from penstock.pipeline.plan.world import peer_token
 
 if TYPE_CHECKING:
@@ -33,6 +39,7 @@ class PlannedNodes:
         self, holders: Holders, *, node: int, shard_of: Callable[[str], int | None], epoch: int
     ) -> None:
         self._holders, self._node, self._shard_of = holders, node, shard_of
+        self._held = np.zeros(holders.held_shape, dtype=np.int64)
         self.epoch = epoch
 
     def likely(self, key: str) -> Sequence[int]:
@@ -45,6 +52,17 @@ class PlannedNodes:
         shard = self._shard_of(key)
         owner = None if shard is None else self._holders.owner(shard, self.epoch)
         return None if owner == self._node else owner
+
+    def hear(self, words: dict[int, str]) -> None:
+        """Take over what nodes say they hold: `level_text`. What is none says nothing."""
+        nodes, groups = self._held.shape
+        held = self._held.copy()
+        for node, text in words.items():
+            levels = levels_of(text, groups=groups) if 0 <= node < nodes else None
+            if levels is not None:
+                held[node] = np.minimum(levels, MOST_LEVEL)
+        self._held = held
+        self._holders.hear(held)
 
 
 class PeerLinks:
@@ -116,8 +134,18 @@ class PeerLinks:
         link.begin(
             lambda settings: job_secret(settings, JobStore.of_group() or self._store, peer_token()),
             planned=planned,
+            held=str if planned is None else self._held_words,
         )
         return link
+
+    def _held_words(self) -> str:
+        """What this node's caches hold, for the others' `PlannedNodes`."""
+        order, epoch = self._order, self._epoch
+        contents = order.source.contents
+        whole = held_bytes_of_lanes(
+            make_plan(contents, order.settings), epoch, contents.shard_bytes
+        )
+        return level_text(held_of_groups(order, epoch), whole)
 
     def _plan(self, shard_of: Callable[[str], int | None]) -> PlannedNodes | None:
         """Who may hold what, where the plan tells: nodes have as many ranks each, and batches are

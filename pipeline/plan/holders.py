@@ -73,23 +73,34 @@ class Holders:
         start_epoch: int = 0,
     ) -> None:
         """plan: with the job's lane order. nodes: how many ranks each has, in the order of their
-        ranks; at least 1. held: bytes that each held of each group of lanes when the job started,
-        as the lane order was decided by, int64, shape (nodes, groups); None: nothing. start_epoch:
+        ranks; at least 1. held: how much each held of each group of lanes when the job started, in
+        bytes or in parts of them, int64, shape (nodes, groups); None: nothing. start_epoch:
         the epoch that this was told for. Raises PlanError for what doesn't fit together."""
-        groups = LaneGroups(plan.lanes)
         if not len(nodes) or min(nodes) < 1:
             raise PlanError(f"holders: got nodes of {list(nodes)} ranks, wanted 1 or more of each.")
-        if held is not None and held.shape != (len(nodes), len(groups)):
-            raise PlanError(
-                f"holders: got held bytes of shape {held.shape}, wanted one row for each of the "
-                f"{len(nodes)} nodes and one column for each of {len(groups)} groups of lanes."
-            )
-        self._plan, self._start, self._group_size = plan, start_epoch, groups.size
-        self._held = None if held is None or not held.any() else held
+        self._plan, self._start, self._groups = plan, start_epoch, LaneGroups(plan.lanes)
         self._nodes = len(nodes)
+        self._held: Ints | None = None
+        if held is not None:
+            self.hear(held)
         self._first, self._end = _readers(plan, nodes)
         self._tables: dict[int, _ShardLanes] = {}
         self._lock = threading.Lock()
+
+    @property
+    def held_shape(self) -> tuple[int, int]:
+        """Nodes, and groups of lanes."""
+        return self._nodes, len(self._groups)
+
+    def hear(self, held: Ints) -> None:
+        """Take over what nodes held when the job started, as the constructor has it."""
+        if held.shape != self.held_shape:
+            raise PlanError(
+                f"holders: got held bytes of shape {held.shape}, wanted one row for each of the "
+                f"{self._nodes} nodes and one column for each of {len(self._groups)} groups of "
+                "lanes."
+            )
+        self._held = held if held.any() else None
 
     def readers(self, shard: int, epoch: int) -> tuple[int, ...]:
         """The nodes whose ranks read a shard in an epoch, ascending. None reads an empty one."""
@@ -132,11 +143,14 @@ class Holders:
 
     def _first_holders(self, shard: int) -> list[int]:
         """Nodes that told they held of the shard's lanes at the job's start, the most first."""
-        if self._held is None:
+        told = self._held
+        if told is None:
             return []
-        groups = self._table(self._start).lanes_of(shard) // self._group_size
-        held = self._held[:, groups].sum(axis=1)
-        most = np.argsort(-held, kind="stable")[:_MOST_HOLDERS]
+        groups = self._table(self._start).lanes_of(shard) // self._groups.size
+        held = told[:, groups].sum(axis=1)
+        # Of those that hold as much others for each shard: they share who asks.
+        tie = keyed_hash(_OWNER, shard, np.arange(self._nodes, dtype=np.int64))
+        most = np.lexsort((tie, -held))[:_MOST_HOLDERS]
         return [int(node) for node in most if held[node]]
 
     def _of_nodes(self, table: _ShardLanes) -> _ShardLanes:

@@ -10,7 +10,7 @@ import base64
 import json
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-_MOST_ABOUT = 4096  # characters that a node says of itself
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Word:
@@ -33,22 +31,19 @@ class Word:
     rank: whose batches it gets. cache: names the folder that it keeps blobs in, the same for all
     processes of a node. goes_on: from where and how, which must be the same for all. held: bytes
     of each group of lanes that are there, int64, shape (groups,); None where another process speaks
-    for the node. about: what else the node says, such as its address.
+    for the node.
     """
 
     rank: int
     cache: str
     goes_on: str = ""
     held: Ints | None = None
-    about: str = ""
 
     def text(self) -> str:
         """The word as others read it."""
-        if len(self.about) > _MOST_ABOUT:
-            raise PlanError(f"A node says at most {_MOST_ABOUT} characters, got {len(self.about)}.")
         held = None if self.held is None else _packed(self.held)
         told = {"rank": self.rank, "cache": self.cache, "goes_on": self.goes_on, "held": held}
-        return json.dumps({**told, "about": self.about})
+        return json.dumps(told)
 
     @classmethod
     def parse(cls, text: str, *, groups: int) -> Word:
@@ -60,7 +55,6 @@ class Word:
                 cache=str(told["cache"]),
                 goes_on=str(told["goes_on"]),
                 held=None if told["held"] is None else _unpacked(told["held"], groups),
-                about=str(told["about"])[:_MOST_ABOUT],
             )
         except (ValueError, KeyError, TypeError, zlib.error) as error:
             raise PlanError(
@@ -75,12 +69,10 @@ class Nodes:
 
     ranks: [first, end) of each node; where a model is split over nodes, several have the same.
     held: bytes that each node's cache holds of each group of lanes, int64, shape (nodes, groups).
-    about: what each says of itself.
     """
 
     ranks: tuple[tuple[int, int], ...]
     held: Ints
-    about: tuple[str, ...]
 
     def __len__(self) -> int:
         """How many nodes there are."""
@@ -101,15 +93,11 @@ class Nodes:
         if [first for first, _ in runs] != ends[:-1] or ends[-1] != size:
             return None
         held = np.zeros((len(caches), groups), dtype=np.int64)
-        about = [""] * len(caches)
         for node, told in enumerate(caches.values()):
             for word in told:
                 if word.held is not None:
                     np.maximum(held[node], word.held, out=held[node])
-                about[node] = about[node] or word.about
-        return cls(
-            ranks=tuple((own[0], own[-1] + 1) for own in ranks), held=held, about=tuple(about)
-        )
+        return cls(ranks=tuple((own[0], own[-1] + 1) for own in ranks), held=held)
 
     def shares(self) -> tuple[tuple[int, ...], Ints]:
         """The ranks that begin a run of a node's ranks, ascending, and what the caches of all nodes
@@ -120,24 +108,23 @@ class Nodes:
             held[runs.index(own)] += bytes_held
         return tuple(first for first, _ in runs), held
 
-    def to_dict(self) -> dict[str, Any]:
-        """The nodes as plain JSON types."""
-        held = [_packed(one) for one in self.held] if any(self.about) else None  # else: no use
-        return {"ranks": [list(own) for own in self.ranks], "about": list(self.about), "held": held}
 
-    @classmethod
-    def from_dict(cls, told: dict[str, Any], *, groups: int) -> Nodes:
-        """Read nodes back; what their caches hold is 0 where none said anything else of itself.
-        Raises PlanError for what isn't that."""
-        try:
-            ranks = tuple((int(first), int(end)) for first, end in told["ranks"])
-            matrix = np.zeros((len(ranks), groups), dtype=np.int64)
-            if told["held"] is not None:
-                matrix[:] = [_unpacked(one, groups) for one in told["held"]]
-            about = tuple(str(one)[:_MOST_ABOUT] for one in told["about"])
-            return cls(ranks=ranks, held=matrix, about=about)
-        except (ValueError, KeyError, TypeError, zlib.error) as error:
-            raise PlanError(f"The list of the job's nodes can't be read ({error}).") from None
+MOST_LEVEL = 3
+"""Of what a node holds of a group of lanes: all of it."""
+
+
+def level_text(held: Ints, whole: Ints) -> str:
+    """What a node holds of each group of lanes, in thirds of it, as a short text for other nodes: a
+    few characters for few groups, 1,600 at most. whole: bytes of the groups."""
+    return _packed(-(-MOST_LEVEL * held // np.maximum(whole, 1)))
+
+
+def levels_of(text: str, *, groups: int) -> Ints | None:
+    """Read `level_text` back, int64, shape (groups,); None for what isn't one."""
+    try:
+        return _unpacked(text, groups)
+    except (ValueError, zlib.error):
+        return None
 
 
 def _packed(held: Ints) -> str:

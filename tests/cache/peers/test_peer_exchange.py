@@ -55,6 +55,20 @@ def test_who_comes_late_or_with_another_address_is_heard_later(store: JobStore) 
     assert first.hear(timeout_s=0.0) == [Peer(1, "10.0.0.2:2")]
 
 
+def test_what_each_holds_is_heard_once(store: JobStore) -> None:
+    first, second, third = exchanges(store, 1, 1, 1)
+    second.tell("10.0.0.2:1", held="half")
+    first.tell("10.0.0.1:1")
+    assert (first.hear(timeout_s=0.0), first.new_words()) == ([Peer(1, "10.0.0.2:1")], {1: "half"})
+    third.tell("10.0.0.3:1", held="all")
+    second.tell("10.0.0.2:2", held="more by now")  # a server that was started anew
+    first.hear(timeout_s=0.0)
+    assert first.new_words() == {2: "all"}
+    third.hear(timeout_s=0.0)
+    assert third.new_words() == {0: "-", 1: "half"}
+    assert third.new_words() == {}
+
+
 def test_another_loader_of_the_job_hears_the_same_at_once(store: JobStore) -> None:
     for node, exchange in enumerate(exchanges(store, 1, 1)):
         exchange.tell(f"10.0.0.{node}:1")

@@ -47,6 +47,9 @@ class Planned:
     def owner(self, key: str) -> int | None:
         return self.owners.get(key)
 
+    def hear(self, words: dict[int, str]) -> None:
+        pass
+
 
 class Asking:
     """An upstream over peers and a store, and what it counted."""

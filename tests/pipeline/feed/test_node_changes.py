@@ -61,7 +61,7 @@ def agreed(nodes: Sequence[Cache], last: LaneOrder | None) -> LaneOrder | None:
 
     def one(rank: int) -> LaneOrder | None:
         options: Any = SimpleNamespace(world=World(rank, len(nodes)), timeout_s=60.0)
-        return agreed_lane_order(store, order_of(nodes[rank], last), options, Cursor(0, 0))[0]
+        return agreed_lane_order(store, order_of(nodes[rank], last), options, Cursor(0, 0))
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         (found,) = set(pool.map(one, range(len(nodes))))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ import torch.distributed as dist
 from penstock.cache.errors import JobStoreError, PlanError, StalledError
 from penstock.cache.job_store import JobStore
 from penstock.pipeline.feed.node_exchange import exchange, ranks_words
-from penstock.pipeline.plan.nodes import Nodes, Word
+from penstock.pipeline.plan.nodes import Nodes, Word, level_text, levels_of
 from penstock.pipeline.plan.world import World
 
 if TYPE_CHECKING:
@@ -27,9 +26,9 @@ def hash_store() -> JobStore:
     return JobStore(dist.HashStore())  # type: ignore[attr-defined]
 
 
-def word(cache: str, held: Sequence[int] | None = None, about: str = "", **more: Any) -> Word:
+def word(cache: str, held: Sequence[int] | None = None, **more: Any) -> Word:
     array = None if held is None else np.array(held, dtype=np.int64)
-    return Word(**{"rank": 0, "cache": cache, "held": array, "about": about, **more})
+    return Word(**{"rank": 0, "cache": cache, "held": array, **more})
 
 
 def meet(
@@ -68,25 +67,23 @@ def test_all_ranks_get_what_rank_0_decides_once() -> None:
         return {"text": "x"}
 
     words = {
-        0: word("a", [1, 2, 0, 0], "at a"),
+        0: word("a", [1, 2, 0, 0]),
         1: word("a"),
-        2: word("b", [0, 0, 3, 2**40], "at b"),
+        2: word("b", [0, 0, 3, 2**40]),
         3: word("b"),
         4: word("c", [0, 0, 0, 0]),
     }
     found = meet(words, 5, decide=decide)
-    assert len(asked) == 1
-    for answer in found.values():
-        assert answer.decision == {"text": "x"}
-        nodes = answer.nodes
-        assert nodes.ranks == ((0, 2), (2, 4), (4, 5))
-        assert nodes.about == ("at a", "at b", "")
-        assert nodes.held.tolist() == [[1, 2, 0, 0], [0, 0, 3, 2**40], [0, 0, 0, 0]]
+    assert list(found.values()) == [{"text": "x"}] * 5
+    (nodes,) = asked
+    assert nodes is not None
+    assert nodes.ranks == ((0, 2), (2, 4), (4, 5))
+    assert nodes.held.tolist() == [[1, 2, 0, 0], [0, 0, 3, 2**40], [0, 0, 0, 0]]
 
 
 def test_ranks_that_are_dealt_round_over_the_nodes_have_no_nodes_in_a_row() -> None:
     found = meet({rank: word("ab"[rank % 2], [1] * GROUPS) for rank in range(4)}, 4)
-    assert all(answer.nodes is None for answer in found.values())
+    assert all(answer == {"nodes": 0} for answer in found.values())
 
 
 def test_nodes_of_a_split_model_that_read_the_same_are_one_share() -> None:
@@ -147,13 +144,12 @@ def test_a_store_that_is_gone_is_an_error_and_no_order_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "{}", '{"rank": 0, "cache": "a", "goes_on": "", "held": "AAAA", "about": ""}'],
+    ["", "[]", "{}", '{"rank": 0, "cache": "a", "goes_on": "", "held": "AAAA"}'],
 )
 def test_a_word_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(PlanError):
         Word.parse(text, groups=GROUPS)
-    with pytest.raises(PlanError):
-        Nodes.from_dict({"ranks": [[0, 1]], "held": [text]}, groups=GROUPS)
+    assert levels_of(text, groups=GROUPS) is None
 
 
 def test_a_word_of_another_number_of_groups_is_refused() -> None:
@@ -167,9 +163,13 @@ def test_words_are_short() -> None:
     held = np.zeros(2048, dtype=np.int64)
     held[100:104] = 2**36 + np.arange(4)
     assert len(Word(rank=0, cache="x" * 40, held=held).text()) < 300
-    ranks = tuple((first, first + 8) for first in range(0, 4096, 8))
-    nodes = Nodes(ranks=ranks, held=np.zeros((512, 4), dtype=np.int64), about=("",) * 512)
-    assert len(json.dumps(nodes.to_dict())) < 16_000
+    levels = level_text(held, np.full(2048, 2**36 + 9))
+    assert len(levels) < 80
+    found = levels_of(levels, groups=2048)
+    assert found is not None
+    assert found.tolist() == (3 * (held > 0)).tolist()
+    worst = np.random.default_rng(0).integers(0, 4, 2048)
+    assert len(level_text(worst, np.full(2048, 3))) < 1_600
 
 
 def test_ranks_are_listed_in_runs() -> None:

@@ -29,7 +29,8 @@ def state_of(pack: Path, cache: Path, *, steps: int = 0, **options: Any) -> dict
         loader.skip(steps)
         state = loader.state_dict()
     state["lane_order"] = LaneOrder(tuple(reversed(range(LANES)))).text
-    return json.loads(json.dumps(state))
+    found: dict[str, Any] = json.loads(json.dumps(state))
+    return found
 
 
 def shards_of_rest(dataset: Any, state: dict[str, Any], rank: int) -> list[int]:

@@ -21,6 +21,7 @@ from penstock.cache.peers.protocol import (
     PROOF_HEADER,
     blob_part,
     blob_path,
+    held_part,
     held_path,
     held_prefixes,
     range_text,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.peers.peer_directory import Peer
+    from penstock.cache.peers.protocol import Span
 
 _LACKING = (404, 416)
 
@@ -111,16 +113,17 @@ class PeerClient:
 
     def blob(
         self, peer: Peer, key: str, span: tuple[int, int], size_bytes: int
-    ) -> memoryview | None:
-        """Bytes [start, end) of a blob of that size; None where the peer hasn't all of them. Raises
-        RequestError, WrongAnswerError."""
+    ) -> memoryview | list[Span]:
+        """Bytes [start, end) of a blob of that size; where the peer hasn't all of them, the spans
+        of the blob that it has, as far as it tells. Raises RequestError, WrongAnswerError."""
         question = Question("GET", blob_path(key), range_text(span))
         wanted = span[1] - span[0]
         reply = self._ask(peer, _Asked(question, wanted))
         try:
             if reply.status in _LACKING:
                 reply.error_body()
-                return None
+                told = held_part(reply.headers) if reply.status == 416 else None
+                return told[1] if told is not None and told[0] == size_bytes else []
             part = blob_part(reply.headers) if reply.status == 206 else None
             if part is None:
                 raise WrongAnswerError(f"it answered with status {reply.status}")

@@ -52,6 +52,9 @@ class PlannedHolders(Protocol):
         """The node that fetches a blob from the remote for the others that need it too; None where
         that is this node, or nobody else needs it."""
 
+    def hear(self, words: dict[int, str]) -> None:
+        """Take over what nodes say they hold, in words of the plan's own."""
+
 
 class NothingPlanned:
     """Nobody knows who has what."""

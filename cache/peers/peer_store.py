@@ -7,6 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.store import Answer, RequestError
+from penstock.cache.peers.half_ranges import Pieces, worthwhile
 from penstock.cache.peers.peer_client import WrongAnswerError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.store import ObjectInfo
     from penstock.cache.peers.peer_client import PeerClient
     from penstock.cache.peers.peer_directory import Peer, PeerDirectory
+    from penstock.cache.peers.protocol import Span
 
 NOT_THERE = Answer(data=b"", version="", object_bytes=-1)
 """The answer for a range that no peer gave."""
@@ -64,17 +66,26 @@ class PeerStore:
         version: str | None = None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """What the first peer gives that has it; NOT_THERE where none does."""
+        """What the first peer gives that has it all; else `Pieces` of the first one that has some;
+        else NOT_THERE."""
         del version, most_bytes
         kind, name, *rest = path.split("/")
         if kind == _LIST:
             return self._list(int(name))
         assert span is not None
+        half: tuple[Peer, list[Span]] | None = None
         for peer in self._directory.candidates(name, self._clock()):
-            data = self._range(peer, name, span, int(*rest))
-            if data is not None:
-                return Answer(data=data, version="", object_bytes=0)
-        return NOT_THERE
+            found = self._range(peer, name, span, int(*rest))
+            if isinstance(found, memoryview):
+                return Answer(data=found, version="", object_bytes=0)
+            if half is None and (parts := worthwhile(found, span)):
+                half = peer, parts
+        return NOT_THERE if half is None else self._pieces(*half, name, int(*rest))
+
+    def _pieces(self, peer: Peer, parts: list[Span], key: str, size_bytes: int) -> Answer:
+        given = ((part[0], self._range(peer, key, part, size_bytes)) for part in parts)
+        pieces = tuple((at, data) for at, data in given if isinstance(data, memoryview))
+        return Pieces(data=b"", version="", object_bytes=0, pieces=pieces) if pieces else NOT_THERE
 
     def giver(self, key: str) -> Peer | None:
         """Who gave bytes of a blob last."""
@@ -82,16 +93,17 @@ class PeerStore:
 
     def _range(
         self, peer: Peer, key: str, span: tuple[int, int], size_bytes: int
-    ) -> memoryview | None:
+    ) -> memoryview | list[Span]:
+        """The bytes; else which of the blob's the peer says it has."""
         self._meter.add(peer_requests=1)
         try:
             data = self._client.blob(peer, key, span, size_bytes)
         except RequestError as error:
             self._failed(peer, error)
-            return None
-        if data is None:
+            return []
+        if isinstance(data, list):
             self._directory.lacks(peer, key, self._clock())
-            return None
+            return data
         self._directory.answered(peer)
         self._meter.add(bytes_peers=len(data))
         with self._lock:

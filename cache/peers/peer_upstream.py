@@ -7,7 +7,6 @@ bounded time, and never fails a call.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -19,6 +18,7 @@ from penstock.cache.errors import PenstockError
 from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.fetch.object_range import ObjectRange
 from penstock.cache.peers.deliveries import Deliveries
+from penstock.cache.peers.half_ranges import HalfRange, Pieces
 from penstock.cache.peers.peer_lists import PeerLists
 from penstock.cache.peers.peer_store import NOT_THERE, PeerStore, blob_name
 from penstock.cache.threads import Workers
@@ -191,19 +191,46 @@ class PeerUpstream:
         *,
         urgent: bool,
     ) -> None:
+        pieces: dict[int, Pieces] = {}
         if not others:
-            self._ask_peers(fetcher, ranges, asked, gate, urgent=urgent)
+            self._ask_peers(fetcher, ranges, asked, gate, pieces, urgent=urgent)
         else:
             side = self._side.submit(
-                lambda _: self._ask_peers(fetcher, ranges, asked, gate, urgent=urgent), None
+                lambda _: self._ask_peers(fetcher, ranges, asked, gate, pieces, urgent=urgent), None
             )
             self._ask_store(ranges, others, gate, urgent=urgent)
-            # Behind other calls it may not even have begun: the store has what is left.
-            with contextlib.suppress(TimeoutError):
-                side.result(timeout=_POLICY.retry_timeout_s + 1.0)
+            side.result(timeout=_POLICY.retry_timeout_s + 1.0)
         if gate.error is not None:
             raise gate.error
-        self._ask_store(ranges, gate.left(asked), gate, urgent=urgent)
+        self._ask_rest(ranges, gate.left(asked), gate, pieces, urgent=urgent)
+
+    def _ask_rest(
+        self,
+        ranges: Sequence[BlobRange],
+        numbers: list[int],
+        gate: Deliveries,
+        pieces: dict[int, Pieces],
+        *,
+        urgent: bool,
+    ) -> None:
+        """Ask the store for what no peer gave: whole ranges, and what lies beside pieces."""
+        halves = {n: HalfRange(ranges[n], pieces[n].pieces) for n in numbers if n in pieces}
+        wanted = [(n, gap) for n, half in halves.items() for gap in half.gaps]
+        wanted += [(n, ranges[n]) for n in numbers if n not in halves]
+        if not wanted:
+            return
+
+        def deliver(place: int, answer: Answer) -> None:
+            number, one = wanted[place]
+            half = halves.get(number)
+            if half is None:
+                gate.give(number, answer)
+            elif half.put(one.start, memoryview(answer.data)):
+                gate.give(number, half.answer(answer))
+
+        if self._lists is not None:
+            self._lists.missed()
+        self._store.fetch([one for _, one in wanted], deliver, urgent=urgent)
 
     def _ask_store(
         self, ranges: Sequence[BlobRange], numbers: list[int], gate: Deliveries, *, urgent: bool
@@ -223,15 +250,20 @@ class PeerUpstream:
         ranges: Sequence[BlobRange],
         numbers: list[int],
         gate: Deliveries,
+        pieces: dict[int, Pieces],
         *,
         urgent: bool,
     ) -> None:
-        """Deliver what peers have of some ranges. Raises what delivering raises, nothing else."""
+        """Deliver what peers have of some ranges, and note the pieces of others. Raises what
+        delivering raises, nothing else."""
 
         def deliver(place: int, answer: Answer) -> None:
             if answer is NOT_THERE:
                 return
             number = numbers[place]
+            if isinstance(answer, Pieces):
+                pieces[number] = answer
+                return
             whole_bytes = ranges[number].segment.whole_bytes
             gate.give(number, Answer(data=answer.data, version="", object_bytes=whole_bytes))
 

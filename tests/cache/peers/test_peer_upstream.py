@@ -21,9 +21,11 @@ from penstock.cache.peers.tokens import PeerSecret
 from tests.cache.blobs.remotes import SIZES, content, joined, single
 from tests.cache.blobs.upstream_contract import UpstreamTests, range_of
 from tests.cache.peers.fake_peer import GROUP, SECRET, FakePeer, fake_peer, head_of
+from tests.cache.peers.serving import serving
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
 
     from penstock.cache.base.store import Answer
     from penstock.cache.blobs.upstream import BlobRange, Upstream
@@ -424,3 +426,51 @@ def test_a_fill_is_left_to_the_node_that_fetches_for_all(
     peers[1].server.asked.clear()
     asking.directory.failed(peers[1].peer(1), time.monotonic(), reason="gone")
     assert not asking.upstream.is_left_to_others(others)
+
+
+def test_pieces_of_a_half_filled_blob_come_from_the_real_server(
+    store: MemoryStore, asking: Asking, tmp_path: Path
+) -> None:
+    blob = single(store, 0)
+    data = content(store, blob)
+    there = [(4096, 110_592), (204_800, 290_816)]
+    with serving(tmp_path / "cache", secret=SECRET) as served:
+        begin = served.cache.use
+        fill, _ = begin(lambda shelf: shelf.filling.begin(blob, group=GROUP, pinned=False))
+        for low, high in there:
+            numbers = (low // 4096, high // 4096)
+            assert fill.pieces.span(numbers) == (low, high)
+            fill.write(numbers, memoryview(data)[low:high])
+        asking.know([Peer(1, served.server.address)], Planned([1]))
+        asking.fetch([range_of(blob, 0, 0, SIZES[0])])
+        fill.close()
+    assert sorted((one[1], one[2]) for one in store.reads) == [
+        (0, 4096),
+        (110_592, 204_800),
+        (290_816, SIZES[0]),
+    ]
+    traffic = asking.meter.snapshot()
+    assert traffic.bytes_peers == sum(high - low for low, high in there)
+    assert (traffic.peer_requests, traffic.peer_failed) == (3, 0)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
+def test_pieces_that_fail_come_from_the_store(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer], fault: Callable[[Request], None]
+) -> None:
+    blob = single(store, 0)
+    data = content(store, blob)
+    peers[0].parts[blob.key] = data, [(0, 100_000), (150_000, 250_000)]
+
+    def act(talk: Talk, asked: Asked) -> bool:
+        span = asked.span()
+        if span is None or span[1] != 250_000:
+            return False
+        fault(Request(talk, data, span))
+        return True
+
+    peers[0].act = act
+    asking.know([peers[0].peer(0)], Planned([0]))
+    asking.fetch([range_of(blob, 0, 0, SIZES[0])])
+    assert store.bytes_read == SIZES[0] - 100_000
+    assert asking.meter.snapshot().bytes_peers == 100_000

@@ -154,7 +154,11 @@ class Connection(asyncio.Protocol):
                 ssl_handshake_timeout=self._limits.head_s,
                 ssl_shutdown_timeout=_TLS_SHUTDOWN_S,
             )
-        except OSError:  # no TLS, or nobody's certificate: they are told nothing
+        except OSError as error:  # no TLS, or nobody's certificate: they are told nothing
+            # Its frames hold the handshake's objects, and one of these holds it: 50 KB of OpenSSL's
+            # a stranger, that only the collector of cycles would find.
+            error.__traceback__ = error.__context__ = None
+            self._task = None
             self._office.refused(self.address)
             self.abort()
             return

@@ -27,7 +27,9 @@ if [ -n "$CACHE" ]; then
         --world-size "$((NODES * GPUS))" --nodes "$NODES" --node-rank "$NODE_RANK"
 fi
 if [ -n "$PEER_PORT" ]; then
-    host=$(hostname -I | tr " " "\n" | grep -m 1 -F "$PEER_NETWORK")
+    for host in $(hostname -I) ""; do
+        if [[ $host == "$PEER_NETWORK"* ]]; then break; fi
+    done
     cache+=(--peers "$host:$PEER_PORT")
     if [ -n "$PEER_TOKEN_FILE" ]; then
         cache+=(--peer-token-file "$PEER_TOKEN_FILE")

@@ -5,18 +5,15 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.array_packs import SAMPLES, array_pack_bytes, write_array_pack
+from tests.pipeline.ranks import forked
 from tests.servers import Server, serving
-from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,19 +82,13 @@ def ports(count: int) -> list[int]:
 
 def run(server: Server, data: Path, out: Path, *phases: dict[str, Any]) -> list[list[Any]]:
     """What each node told of each phase."""
-    command = [sys.executable, "-c", SCRIPT, f"{server.url}/{data.name}", str(out)]
-    env = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
     free = ports(len(phases))
     words = json.dumps([{**one, "port": free[number]} for number, one in enumerate(phases)])
-    nodes = [
-        subprocess.Popen([*command, str(node), str(NODES), words], env=env, cwd=ROOT)
-        for node in range(NODES)
-    ]
-    try:
-        assert [node.wait(PATIENCE_S) for node in nodes] == [0] * NODES
-    finally:
-        for node in nodes:
-            node.kill()
+    url, told = f"{server.url}/{data.name}", {"OMP_NUM_THREADS": "1"}
+    children = [([url, str(out), str(node), str(NODES), words], told) for node in range(NODES)]
+    with forked(SCRIPT, children) as nodes:
+        done = nodes.done()
+    assert [code for code, _, _ in done] == [0] * NODES, done
     return [json.loads((out / f"{node}.json").read_text()) for node in range(NODES)]
 
 

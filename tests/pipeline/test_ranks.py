@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.watchdog import PATIENCE_S
+from tests.pipeline.ranks import forked, free_port, rank_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -56,42 +51,19 @@ dist.destroy_process_group()
 """
 
 
-def start(size: int, pack: Path, out: Path, *, wrong_seed: bool = False) -> list[Any]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ranks = []
-    for rank in range(size):
-        env = {
-            **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "GLOO_SOCKET_IFNAME": "lo",
-        }
-        command = [sys.executable, "-c", SCRIPT, str(pack), str(out), str(int(wrong_seed))]
-        ranks.append(
-            subprocess.Popen(command, env=env, cwd=ROOT, stderr=subprocess.PIPE, text=True)
-        )
-    return ranks
-
-
-def finish(ranks: list[Any]) -> list[str]:
-    try:
-        return [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+def run(size: int, pack: Path, out: Path, *, wrong_seed: bool = False) -> list[tuple[int, str]]:
+    """Exit status and errors of each rank."""
+    port = free_port()
+    arguments = [str(pack), str(out), str(int(wrong_seed))]
+    children = [(arguments, rank_variables(rank, size, port)) for rank in range(size)]
+    with forked(SCRIPT, children) as ranks:
+        return [(code, errors) for code, _, errors in ranks.done()]
 
 
 @pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.grid), 3])
 def test_whole_epochs_of_a_real_group(pack: Path, tmp_path: Path, size: int) -> None:
-    ranks = start(size, pack, tmp_path)
-    told = finish(ranks)
-    assert [rank.returncode for rank in ranks] == [0] * size, told
+    told = run(size, pack, tmp_path)
+    assert [code for code, _ in told] == [0] * size, told
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(size)]
     samples = found[0]["alone"]
     for name, wanted in (("evaluate", samples), ("torch evaluate", 61)):
@@ -104,8 +76,8 @@ def test_whole_epochs_of_a_real_group(pack: Path, tmp_path: Path, size: int) -> 
 
 
 def test_a_seed_that_differs_between_ranks_fails_loudly(pack: Path, tmp_path: Path) -> None:
-    ranks = start(2, pack, tmp_path, wrong_seed=True)
-    told = "".join(finish(ranks))
-    assert all(rank.returncode for rank in ranks)
-    assert "PlanError" in told
-    assert "seed" in told
+    told = run(2, pack, tmp_path, wrong_seed=True)
+    assert all(code for code, _ in told)
+    words = "".join(errors for _, errors in told)
+    assert "PlanError" in words
+    assert "seed" in words

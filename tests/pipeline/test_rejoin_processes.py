@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ import torch.distributed as dist
 
 from penstock.pipeline import DataLoader, World
 from penstock.readers import Dataset
+from tests.pipeline.ranks import forked
 from tests.watchdog import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,16 +77,6 @@ MEMBER = textwrap.dedent(
 )
 
 
-def member(number: int, port: int, pack: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", MEMBER, str(number), str(port), str(pack)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    )
-
-
 def global_batches(pack: Path, count: int) -> list[list[int]]:
     """The global batches of a job that nothing happens to."""
     found: list[list[int]] = []
@@ -105,29 +97,25 @@ def test_a_member_is_killed_and_later_replaced_while_the_others_go_on(pack: Path
     server: Any = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False
     )
-    members = {number: member(number, server.port, pack) for number in range(4)}
+    children = [([str(number), str(server.port), str(pack)], {}) for number in range(4)]
 
     def quorum(number: int, who: list[int], *, step: int, until: int, **more: Any) -> None:
         told = {"members": who, "step": step, "until": until, "victim": None, "new": None, **more}
         server.set(f"quorum-{number}", json.dumps(told))
 
-    try:
+    with forked(MEMBER, children) as members:
         quorum(0, [0, 1, 2], step=0, until=99, victim=[1, 4])
         server.wait(["victim waits"], timedelta(seconds=PATIENCE_S))
-        members[1].kill()
-        members[1].wait()
+        os.kill(members.pids[1], signal.SIGKILL)
         # What the manager does: the step isn't committed, and who is left begins it again.
         assert server.compare_set("step-0-4", "", "broken") == b"broken"
         quorum(1, [0, 2], step=4, until=8)
         quorum(2, [2, 3, 0], step=8, until=14, new=3)
         server.set("quorum-3", "null")
-        done = {n: one.communicate(timeout=PATIENCE_S) for n, one in members.items()}
-    finally:
-        for one in members.values():
-            one.kill()
-    assert [members[n].returncode for n in (0, 2, 3)] == [0, 0, 0], done
+        done = members.done()
+    assert [code for code, _, _ in done] == [0, -signal.SIGKILL, 0, 0], done
     committed: dict[int, list[int]] = {}
-    for out, _ in done.values():
+    for _, out, _ in done:
         for line in out.splitlines():
             step, ids = json.loads(line)
             committed.setdefault(step, []).extend(ids)

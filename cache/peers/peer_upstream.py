@@ -199,7 +199,10 @@ class PeerUpstream:
                 lambda _: self._ask_peers(fetcher, ranges, asked, gate, pieces, urgent=urgent), None
             )
             self._ask_store(ranges, others, gate, urgent=urgent)
-            side.result(timeout=_POLICY.retry_timeout_s + 1.0)
+            try:
+                side.result(timeout=_POLICY.retry_timeout_s + 1.0)
+            except TimeoutError:  # behind other calls it may not even have begun
+                side.cancel()  # the store has what is left
         if gate.error is not None:
             raise gate.error
         self._ask_rest(ranges, gate.left(asked), gate, pieces, urgent=urgent)

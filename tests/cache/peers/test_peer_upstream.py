@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,7 +14,7 @@ from penstock.cache.base.counters import TrafficMeter
 from penstock.cache.blobs.store_upstream import StoreUpstream
 from penstock.cache.errors import PenstockWarning
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.peers import protocol
+from penstock.cache.peers import peer_upstream, protocol
 from penstock.cache.peers.peer_client import PeerClient, PeerLimits
 from penstock.cache.peers.peer_directory import Peer, PeerDirectory
 from penstock.cache.peers.peer_upstream import PeerUpstream
@@ -22,6 +23,7 @@ from tests.cache.blobs.remotes import SIZES, content, joined, single
 from tests.cache.blobs.upstream_contract import UpstreamTests, range_of
 from tests.cache.peers.fake_peer import GROUP, SECRET, FakePeer, fake_peer, head_of
 from tests.cache.peers.serving import serving
+from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -474,3 +476,26 @@ def test_pieces_that_fail_come_from_the_store(
     asking.fetch([range_of(blob, 0, 0, SIZES[0])])
     assert store.bytes_read == SIZES[0] - 100_000
     assert asking.meter.snapshot().bytes_peers == 100_000
+
+
+def test_peers_that_are_not_even_asked_in_time_cost_no_call(
+    store: MemoryStore,
+    asking: Asking,
+    peers: list[FakePeer],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other calls hold all threads that ask beside the store."""
+    hold(peers[0], store, 0)
+    asking.know([peers[0].peer(0)])
+    asking.fetch(ranges(store, 5))  # its list is heard
+    monkeypatch.setattr(
+        peer_upstream, "_POLICY", replace(peer_upstream._POLICY, retry_timeout_s=0.01)
+    )
+    over = threading.Event()
+    for _ in range(peer_upstream._SIDE_CALLS):
+        asking.upstream._side.submit(lambda _: over.wait(PATIENCE_S), None)
+    try:
+        asking.fetch([*ranges(store, 0), *ranges(store, 5)])
+    finally:
+        over.set()
+    assert asking.meter.snapshot().bytes_peers == 0

@@ -72,6 +72,7 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
     drop_last, pad: the end of an epoch. One of them is needed on several ranks; pad="mask" fills
         the last batch up and appends a bool tensor `valid` of shape (n,) to every batch.
     timeout: seconds to wait for the bytes of a batch; 0 stands for 300 (torch datasets: for ever).
+        Also for ranks that are late where all must agree; 0 stands for 600 there.
     prefetch_factor: native: batches decoded ahead, None is 2 when shuffling, else 1.
     seed: of order and draws. Native: None takes one from torch's generator, as torch does; several
         ranks need the same, so there it must be given. torch datasets: None leaves order and
@@ -86,6 +87,8 @@ class DataLoader(JobSteps, torch.utils.data.DataLoader[T_co]):
     max_bad: share of the samples that may be bad in an epoch, replaced by others, before every rank
         stops; None: 0.001. A map-style dataset with seed=: None makes each an error.
     lanes, window, reshuffle: of the plan (`plan.order.Plan`); None follows dataset and batch.
+    slots: which rank reads which part of a global batch: "data" follows what the nodes' caches
+        hold, "rank" the ranks' numbers (docs/cluster.md).
     deterministic: bit-exact pixels on CUDA too, for speed.
     resident: native: keep decoded images in memory, on the device; each is read, checked and
         decoded once a job. True, False, or "auto": if they are small (docs/datasets.md).

@@ -126,7 +126,21 @@ def test_training_goes_on_with_other_ranks(pack: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    run([*launcher, *train, "--stop-after", "2"])
+    peers = ["--cache", str(tmp_path / "cache"), "--peers", "127.0.0.1:0"]
+    run([*launcher, *train, *peers, "--stop-after", "2"])
     out = run([sys.executable, *train, "--epochs", "1"])
     assert "epoch 0: 3 steps" in out  # 203 samples are 5 steps of 40
     assert "accuracy" in out
+
+
+@pytest.mark.parametrize("flags", [["--peers", "127.0.0.1:0"], ["--peer-token-file", "token"]])
+def test_options_that_go_with_another_say_so(flags: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "train.py"), "photos", *flags],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.returncode == 2
+    assert f"pass {'--cache' if flags[0] == '--peers' else '--peers'} too" in done.stderr

@@ -77,7 +77,7 @@ def _name_ends(axes: Any, last: Forecast) -> None:
     for name, epoch, colour, apart in ends:
         up = apart if near else 0
         axes.annotate(
-            f"{name}:\n{epoch.limit}",
+            f"{name},\nlimit: {epoch.limit}",
             (last.setup.job.nodes, max(epoch.au, 5 if up >= 0 else 9)),
             xytext=(10, up),
             textcoords="offset points",

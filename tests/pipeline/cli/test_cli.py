@@ -10,7 +10,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import typer
 
+from penstock.pipeline.cli.main import app
 from tests.conftest import SAMPLES, write_photographs
 from tests.images import jpeg
 from tests.tars import archive, tar_folder
@@ -162,3 +164,9 @@ def test_the_command_starts_without_what_only_some_commands_need():
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE_S)
+
+
+@pytest.mark.parametrize("name", ["pack", "index", "inspect", "warm", "bench", "plan", "doctor"])
+def test_help_breaks_lines_where_the_terminal_does(name: str) -> None:
+    command = typer.main.get_command(app).commands[name]  # type: ignore[attr-defined]
+    assert all("\n" not in paragraph for paragraph in command.help.split("\n\n"))

@@ -15,10 +15,12 @@ from penstock.cache.base.sizes import format_size, parse_rate
 from penstock.cache.errors import ConfigError
 from penstock.pipeline.bench.sizing_probe import disk_rate
 from penstock.pipeline.cli import main
+from penstock.pipeline.cli.plan_chart import sweep
 from penstock.pipeline.cli.plan_inputs import model_named
 from penstock.pipeline.plan.sizing.changes import duration
 from tests.conftest import write_photographs
 from tests.house import ROOT
+from tests.pipeline.plan.sizing.setups import setup
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -207,3 +209,17 @@ def test_the_tables_of_the_docs_are_what_it_says(
         told = duration(found[f"epoch_{epoch}_s"])
         row += f"| {told}, AU {found[f'au_{epoch}']:.0f} %, {found[f'limit{which}']} "
     assert f"{row}|" in (ROOT / "docs" / "sizing.md").read_text()
+
+
+def test_an_epoch_of_one_step_has_no_au(capsys: pytest.CaptureFixture[str]) -> None:
+    one_step = ["plan", "--model", "resnet50", "--samples", "4000", "--nodes", "1"]
+    assert main([*one_step, "--global-batch-size", "4000"]) == 0
+    shown = capsys.readouterr()
+    assert "a single step" in " ".join((shown.out + shown.err).split())
+
+
+def test_the_chart_ends_before_epochs_of_one_step() -> None:
+    job = {"nodes": 1, "global_batch": 8 * 256}
+    found = sweep(setup(data={"samples": 100_000}, job=job))
+    assert [one.setup.job.nodes for one in found] == [1, 2, 4, 8, 16]
+    assert all(one.setup.steps > 1 for one in found)

@@ -59,6 +59,7 @@ class BadCount:
         self._stopped = False
         # In this epoch: in this process, before a restart, and over all ranks as told last.
         self._count, self._before, self._told = 0, 0, 0
+        self._past: list[tuple[int, int]] = []  # where a batch began, and the count behind it
 
     def check(self, cursor: Cursor) -> None:
         """Raise what a rank told all to stop for: TooManyBadSamplesError, RankFailedError.
@@ -88,6 +89,7 @@ class BadCount:
         epoch = at.epoch
         if begins_epoch:
             self._count, self._before, self._told = 0, 0, 0
+            self._past = []
             self._forget_before(epoch)
         if not bad:
             return
@@ -102,6 +104,7 @@ class BadCount:
         if new:
             mine = len(new) if self._agreement.speaks_for_rank else 0  # else another tells
             self._told = self._agreement.add(_counter(epoch), mine)
+            self._past.append((at.position, self._told))
             total = self._told + self._before
             if total > self._max_bad * self._samples:
                 self._agreement.stop(self._notice(at, total))
@@ -133,15 +136,23 @@ class BadCount:
         """Bad samples of this epoch so far, as far as this rank heard, without asking."""
         return self._before + max(self._count, self._told)
 
+    def known_before(self, at: Cursor) -> int:
+        """Bad samples of this epoch before a place, as far as this rank heard when it was there: of
+        an earlier place than now, so that those behind it, which come again, count once."""
+        heard = [told for position, told in self._past if position < at.position]
+        return self._before + max(heard, default=0)
+
     def take_over(self, other: BadCount) -> None:
         """Go on where another one was, which counts no more."""
         self._met, self._counted, self._stopped = other._met, other._counted, other._stopped
         self._count, self._before, self._told = other._count, other._before, other._told
+        self._past = other._past
 
     def restore(self, bad: int, *, begins: bool = True) -> None:
         """Go on in the middle of an epoch of which so many were counted before. All ranks do so
         together, and what was told to all is forgotten. begins: among the same ranks as before."""
         self._count, self._before, self._told = 0, bad, 0
+        self._past = []
         self._counted.clear()
         self._stopped = False
         if begins:

@@ -197,6 +197,8 @@ class NativeSetup:
         walk = self.order.walk if state.plan.buckets is not None else state.walk
         cursor = walk.cursor_of(step)
         bad = state.bad if cursor.epoch == state.epoch and cursor.position else 0
+        if bad and state is not self._state and self.assembly is not None:
+            bad = self.assembly.road.bad_count.known_before(cursor)
         return replace(state, epoch=cursor.epoch, position=cursor.position, step=step, bad=bad)
 
     def resume(self, state: LoaderState) -> None:

@@ -97,7 +97,9 @@ def test_a_member_is_killed_and_later_replaced_while_the_others_go_on(pack: Path
     server: Any = dist.TCPStore(  # type: ignore[attr-defined]
         "127.0.0.1", 0, None, True, timedelta(seconds=60), wait_for_workers=False
     )
-    children = [([str(number), str(server.port), str(pack)], {}) for number in range(4)]
+    children: list[tuple[list[str], dict[str, str]]] = [
+        ([str(number), str(server.port), str(pack)], {}) for number in range(4)
+    ]
 
     def quorum(number: int, who: list[int], *, step: int, until: int, **more: Any) -> None:
         told = {"members": who, "step": step, "until": until, "victim": None, "new": None, **more}

@@ -35,7 +35,7 @@ def test_pack_and_index_on_dask(tmp_path: Path, capsys: pytest.CaptureFixture[st
     run("pack", folder, tmp_path / "alone", "--shard-bytes", 9000)
     run("index", folder, "--out", tmp_path / "index-alone")
     capsys.readouterr()
-    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as one:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as one:
         on = one.scheduler_address.replace("tcp://", "dask://")
         run("pack", folder, tmp_path / "p", "--shard-bytes", 9000, "--on", on, "--json")
         told = capsys.readouterr().out

@@ -37,7 +37,8 @@ class Prefetch:
         del size_bytes, waited_s, ready_share
         return self.wants
 
-    def fill(self, size_bytes: int) -> None:
+    def fill(self, size_bytes: int, *, epoch: int) -> None:
+        del epoch
         self.filled.append(size_bytes)
 
 

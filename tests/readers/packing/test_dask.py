@@ -32,7 +32,7 @@ def cluster(workers: int) -> Iterator[Any]:
     """A client of a cluster of worker processes here, which are started anew when they die."""
     with (
         distributed.LocalCluster(
-            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None
+            n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=":0"
         ) as here,
         distributed.Client(here) as client,
     ):

@@ -55,13 +55,13 @@ class JobSteps:
     def rejoin(self, world: World, *, step: int, store: Any = None) -> None:
         """Go on at a global batch of the job as a rank of another world, without a restart.
 
-        All ranks of the new world call it with the same step: of the next global batch. It may be
-        one that was handed out before and came to nothing, or one ahead. Global batches are those
-        of the job, so ranks may get more samples or fewer of each; also where `batch_size` was
-        given. An iterator that runs goes on there if the step is in its epoch, else it ends, and
-        the next one begins there. It costs the same for any step.
+        All ranks of the new world call it with the same step, the number of the next global batch:
+        one that was handed out but never committed, or one ahead. Global batches stay the job's,
+        also where `batch_size` was given, so a rank may get more or fewer samples of each. An
+        iterator that runs goes on there if the step is in its epoch, else it ends, and the next one
+        begins there. It costs the same for any step.
 
-        world: rank and size; such as World.detect() finds, or counted by who manages the ranks.
+        world: rank and size, from World.detect() or from whatever manages the ranks.
         store: any of torch's stores that all of the new ranks reach, of these ranks alone (a
         PrefixStore of the quorum): through it they compare what they read, and agree on what their
         caches hold. None: the ranks before are compared with if their store still answers, and who

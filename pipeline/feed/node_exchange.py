@@ -127,10 +127,12 @@ def _wait(store: JobStore, key: str, world: World, *, timeout_s: float) -> bool:
     if timeout_s > first_s:
         missing = _missing(store, world)
         log.warning(
-            "rank %d has waited %.0f s for %s to begin a pass; it waits %.0f s more",
+            "rank %d has waited %.0f s for %s; it waits %.0f s more",
             world.process,
             first_s,
-            ranks_words(missing) if missing else "rank 0 to decide who reads what, and not",
+            f"{ranks_words(missing)} to begin a pass"
+            if missing
+            else "rank 0 to decide who reads what",
             timeout_s - first_s,
         )
     return not store.wait([key], timeout_s=timeout_s - first_s)

@@ -60,7 +60,7 @@ def run(size: int, pack: Path, out: Path, *, wrong_seed: bool = False) -> list[t
         return [(code, errors) for code, _, errors in ranks.done()]
 
 
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.grid), 3])
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.grid)])
 def test_whole_epochs_of_a_real_group(pack: Path, tmp_path: Path, size: int) -> None:
     told = run(size, pack, tmp_path)
     assert [code for code, _ in told] == [0] * size, told

@@ -116,7 +116,7 @@ class LaneOrder:
         if found is None or found[1] != str(lanes):
             raise ResumeError(
                 f"lane order: got {_shown(text)}, wanted a text that begins with "
-                f"'groups:{lanes}:', as a state of this job has it. {_REMEDY}"
+                f"'groups:{lanes}:' and goes on in base64, as a state of this job has it. {_REMEDY}"
             )
         try:
             data = binascii.a2b_base64(found[2], strict_mode=True)

@@ -7,8 +7,8 @@ Each trial says of each bound whether it held. Needs root.
     change    each cache smaller than the dataset, all together larger: three epochs; a plain
               restart; ranks dealt anew; 4 to 3 to 4 nodes; a node that is killed in mid-epoch and
               replaced by one with an empty cache: remote bytes, ids, how the survivors end
-    limited   the remote's link has a quarter of what the job takes, each node's what it takes, and
-              all shards move in each epoch: the accelerators' utilisation
+    limited   the remote's link has a quarter of what the job takes, each node's twice what it
+              takes itself, and all shards move in each epoch: the accelerators' utilisation
     faults    a node that holds all, and whose link is slow, is cut, whose server is killed again
               and again: the others' epoch goes on
     cpu       what it costs to fill a cache from another node, both sides
@@ -37,7 +37,7 @@ _AU = 95.0
 def change(*, peers: bool) -> dict[str, Any]:
     """Nodes come, go and change places: remote bytes as shares of the dataset, exactness."""
     judge, sizes = Judge(), Sizes()
-    with cluster(4, sizes, peers=peers, cache_share=0.35) as job:
+    with cluster(4, sizes, peers=peers, cache_share=0.36) as job:
         size = job.data_bytes
         runs = [
             job.run("three epochs, cold", [0, 1, 2, 3], "--epochs", "3"),
@@ -82,10 +82,10 @@ def change(*, peers: bool) -> dict[str, Any]:
 
 
 def limited() -> dict[str, Any]:
-    """The remote has a quarter of what the job takes, each node's link what its rank takes."""
-    judge, sizes = Judge(), Sizes(step_s=0.25)
+    """The remote has a quarter of what the job takes, each node's link twice what its rank does."""
+    judge, sizes = Judge(), Sizes(samples=8_064, step_s=0.25)
     need = 8 * sizes.batch * sizes.sample_bytes / sizes.step_s  # bits a second, of all nodes
-    with cluster(4, sizes, link=need / 4, store_link=need / 4) as job:
+    with cluster(4, sizes, link=need / 2, store_link=need / 4) as job:
         words = ("--epochs", "4", "--reshuffle", "1.0", "--free-steps", "16")
         run = job.run("limited remote", [0, 1, 2, 3], *words)
         au = [min(of_ranks) for of_ranks in zip(*run.epochs("au"), strict=True)]

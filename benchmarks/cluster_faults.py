@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _FULL = 3  # the node that holds all, beside the job's three
 _SLOW_BITS = 1e6
-_SLOWEST_S = 20.0  # that a step may wait
+_SLOWEST_S = 30.0  # that a step may wait, as long as survivors of a lost rank have to end
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 

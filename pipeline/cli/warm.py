@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from penstock.cache.base.peer_settings import Peers
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.pipeline.feed.share_fills import WarmResult, WarmState
-    from penstock.readers import Dataset
 
 _FAILURES_SHOWN = 20
 _MOST_STATE_BYTES = 2**20  # they have less than 10 kB
@@ -103,38 +102,29 @@ def warm(
     out; a pod of a Kubernetes Indexed Job is the node of its index: pass --nodes there.
     Interrupted, the same command goes on from there. It may run beside the job: they share fills.
     """
-    from penstock.readers import Dataset
-
     sampling = parse_sampling(
         sample=sample, stride=stride, dtype=dtype, documents=documents, vocabulary=vocabulary
     )
     others = _peers(peers, peer_nodes, peer_token_file, tls=tls)
     launched = _launched(nodes=nodes, node_rank=node_rank)
-    dataset = Dataset(
-        url,
-        fields=parse_places(fields),
-        format=format,
-        manifest=manifest,
-        cache=_cache(cache, max_bytes, others),
-        index=index_folder,
-        storage_options=parse_storage_options(storage_option),
-        **sampling.arguments(),
-    )
+    place: dict[str, Any] = dict(format=format, manifest=manifest, index=index_folder)
+    place |= {"fields": parse_places(fields), "cache": _cache(cache, max_bytes, others)}
+    place |= {"storage_options": parse_storage_options(storage_option), **sampling.arguments()}
     order: dict[str, Any] = dict(epoch=epoch, seed=seed, shuffle=shuffle, reshuffle=reshuffle)
     order |= {"lanes": lanes, "window": window, "global_batch_size": global_batch_size}
     order["state"] = None if state is None else _read_state(state)
     world = _node(launched, world_size=world_size, nodes=nodes, node_rank=node_rank)
     process = (launched.local_rank, launched.local_size)
-    with dataset:
-        result = _fetched(
-            dataset, order, world=world, process=process, workers=workers, dry_run=dry_run
-        )
+    result = _fetched(
+        url, place, order, world=world, process=process, workers=workers, dry_run=dry_run
+    )
     _report(result, as_json=as_json, dry_run=dry_run, share=_share_words(world, process))
     raise typer.Exit(bool(result.failed))
 
 
 def _fetched(
-    dataset: Dataset,
+    url: str,
+    place: dict[str, Any],
     order: dict[str, Any],
     *,
     world: World,
@@ -142,10 +132,12 @@ def _fetched(
     workers: int,
     dry_run: bool,
 ) -> WarmResult:
-    """order: what the job passes of order, by the names of `feed.warm`."""
+    """place: how the data are reached, by the names of `Dataset`; order: what the job passes of it,
+    by those of `feed.warm`."""
     from penstock.pipeline.feed.warm import warm as warm_dataset
+    from penstock.readers import Dataset
 
-    with ByteProgress("warm") as bar:
+    with Dataset(url, **place) as dataset, ByteProgress("warm") as bar:
         return warm_dataset(
             dataset,
             **order,

@@ -85,6 +85,10 @@ class DatasetNotFoundError(DatasetError, FileNotFoundError):
     # OSError's __str__ wants (errno, strerror); ours carries one message.
     __str__ = Exception.__str__
 
+    def __new__(cls, *args: object) -> DatasetNotFoundError:
+        """Its memory is an OSError's: those who make errors anew by name (Dask) ask for that."""
+        return OSError.__new__(cls, *args)
+
 
 class IndexChangedError(DatasetError):
     """The files no longer match the index that was built over them."""

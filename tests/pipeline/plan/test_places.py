@@ -104,7 +104,7 @@ def test_torch_s_own_meshes_are_read() -> None:
     [
         ({"place": (4, 4)}, "process rank must be in"),
         ({"place": (0, 1)}, "size 2 is more than the 1 processes"),
-        ({"place": (0.5, 4)}, "whole number"),
+        ({"place": (0.5, 4)}, r"wanted \(process, processes\)"),
         ({"node": (1, 2)}, "with rank 0 among them"),
         ({"node": (0, 3)}, "with rank 0 among them"),
     ],

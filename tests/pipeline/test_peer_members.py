@@ -41,7 +41,7 @@ def member(url: str, folder: Path, rank: int) -> DataLoader:
 
 def epoch(members: Sequence[DataLoader], *, step: int) -> list[list[int]]:
     """The global batches of an epoch that these run as ranks 0, 1, 2, … of a new membership."""
-    store = dist.HashStore()
+    store = dist.HashStore()  # type: ignore[attr-defined]
 
     def run(rank: int) -> list[list[int]]:
         members[rank].rejoin(World(rank, len(members)), step=step, store=store)
@@ -90,4 +90,4 @@ def test_places_change_and_a_node_is_replaced(data: Path, tmp_path: Path) -> Non
         assert got.bytes_peers > 0.2 * size
         for one in (*moved, fresh):
             one.close()
-            one.dataset.close()
+            one.dataset.close()  # type: ignore[attr-defined]

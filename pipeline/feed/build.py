@@ -166,14 +166,8 @@ def _road(
     resident = make_resident(
         dataset, options, order.settings, images, mapped, walk=walk, threads=threads
     )
-    graphs = make_graphs(
-        recipes,
-        options,
-        threads,
-        resident,
-        ranges=dataset.contents.images,
-        elsewhere=order.partners_elsewhere(options.world),
-    )
+    ranges, elsewhere = dataset.contents.images, order.partners_elsewhere(options.world)
+    graphs = make_graphs(recipes, options, threads, resident, ranges=ranges, elsewhere=elsewhere)
     if resident is not None:
         meter.resident = graphs.resident_facts
     bad_samples = BadSamples(dataset, seed=seed)
@@ -181,12 +175,7 @@ def _road(
     return Road(
         walk=walk,
         endless=order.settings.shuffle,
-        slots=RankOrder(
-            plan=order.plan(),
-            world=options.world,
-            padded_by=walk if options.pad else None,
-            mixes=mixed is not None,
-        ),
+        slots=_rank_order(order, options, mixes=mixed is not None),
         reader=BatchReader(
             dataset=dataset,
             recipes=images,
@@ -213,6 +202,16 @@ def _road(
         meter=meter,
         pads=Pads(tuple(recipes.pads.values()), names=dataset.names),
         job_waits=_job_waits(agreement, meter, options),
+    )
+
+
+def _rank_order(order: JobOrder, options: NativeOptions, *, mixes: bool) -> RankOrder:
+    """What this rank reads in each step."""
+    return RankOrder(
+        plan=order.plan(),
+        world=options.world,
+        padded_by=order.walk if options.pad else None,
+        mixes=mixes,
     )
 
 

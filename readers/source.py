@@ -44,10 +44,11 @@ class Source(ABC):
     that a sample's name and draws don't change; datasets end to end have those of the first, then
     those of the second behind them, and so on. Several threads may read.
 
-    url: for people.
+    url: for people. part_of: fingerprint of what this was selected from; None where it is whole.
     """
 
     url: str
+    part_of: str | None = None
     _chunks: tuple[DecodedChunks, ...] = ()
 
     # -- what there is
@@ -71,11 +72,6 @@ class Source(ABC):
     def classes(self) -> tuple[str, ...]:
         """Class names by label; empty without labels."""
         return self.schema.class_names()
-
-    @property
-    def part_of(self) -> str | None:
-        """The fingerprint of what this is a part of; None where it is whole."""
-        return None
 
     @property
     def cache_folder(self) -> str | None:
@@ -272,7 +268,8 @@ class Selection(Source):
         """places: where they stand among all of base, int64, ascending; fingerprint: of the base
         that they were chosen from."""
         self.url = base.url
-        self._base, self._places, self._fingerprint = base, places, fingerprint
+        self._base, self._places = base, places
+        self.part_of = self._fingerprint = fingerprint
         self._contents: Contents | None = None
 
     @classmethod
@@ -288,11 +285,6 @@ class Selection(Source):
 
     def __repr__(self) -> str:
         return f"Selection(<{len(self._places):,} samples>, {self._base!r})"
-
-    @property
-    def part_of(self) -> str:
-        """The fingerprint of what it was selected from."""
-        return self._fingerprint
 
     @property
     def contents(self) -> Contents:

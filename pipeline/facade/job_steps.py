@@ -81,7 +81,7 @@ class JobSteps:
                 "PrefixStore(quorum, store), or None."
             )
         engine = self._numbered("rejoin")
-        arguments = self._arguments.rejoined(world, seed=engine.seed)
+        arguments = self._arguments.rejoined(world, seed=engine.options.seed)
         live = {name: getattr(self, name) for name in AS_GIVEN}
         job_store = None if store is None else JobStore.of(store)
         engine.rejoin(arguments.native(live), step=step, store=job_store)

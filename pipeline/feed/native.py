@@ -45,7 +45,7 @@ class NativeEngine:
         self._pid = os.getpid()
         self._position = Position()
         self._setup = NativeSetup(dataset, options, self._position, world_is_known=world_is_known)
-        self._is_closed = False
+        self.closed = False  # close() was called
 
     def __getstate__(self) -> NoReturn:
         """Always raises NotPicklableError."""
@@ -69,11 +69,6 @@ class NativeEngine:
         if order.settings.buckets is not None:
             return self.world.share(order.settings.buckets.batch)
         return self.options.sizes.share(order.walk.full_size(self._position.start))
-
-    @property
-    def seed(self) -> int:
-        """Of order and draws, by now."""
-        return self._setup.order.settings.seed
 
     @property
     def world(self) -> World:
@@ -131,11 +126,6 @@ class NativeEngine:
             self._setup.assembly.road.meter.step_s += step_s
 
     # -- epochs and state
-
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._is_closed
 
     @property
     def epoch(self) -> int:
@@ -215,12 +205,12 @@ class NativeEngine:
 
     def close(self) -> None:
         """Stop threads, drop what is in flight, release DALI. Safe to call twice."""
-        self._is_closed = True
+        self.closed = True
         self._setup.stop()
 
     def _check_open(self) -> None:
         check_process(self._pid, "This loader")
-        if self._is_closed:
+        if self.closed:
             raise ClosedError("This loader is closed; make a new one.")
 
     def __repr__(self) -> str:

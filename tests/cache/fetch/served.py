@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.cache.fetch.fetcher import Fetcher
 from penstock.cache.fetch.object_range import ObjectRange
@@ -17,17 +17,24 @@ if TYPE_CHECKING:
 SIZE = 64 * 1024
 STEP = 1024
 OPTIONS = {"read_timeout": 0.3, "connect_timeout": 2.0, "retry_timeout": 30.0}
+PATIENT = {"read_timeout": 60.0, "connect_timeout": 60.0, "retry_timeout": 120.0}
+"""Of tests that count requests: a loaded machine may be slow, which is no fault to retry."""
 
 
 def content(number: int) -> bytes:
     return random.Random(number).randbytes(SIZE)
 
 
-def make(server: Server, scheme: str, policy: FetchPolicy = QUICK) -> Fetcher:
+def make(
+    server: Server,
+    scheme: str,
+    policy: FetchPolicy = QUICK,
+    options: dict[str, Any] = OPTIONS,
+) -> Fetcher:
     if scheme == "s3":
-        store = open_store("s3://bucket/set", {**server.s3_options, **OPTIONS})
+        store = open_store("s3://bucket/set", {**server.s3_options, **options})
     else:
-        store = open_store(f"{server.url}/bucket/set", OPTIONS)
+        store = open_store(f"{server.url}/bucket/set", options)
     return Fetcher(store, policy=policy, jitter=random.Random(1))
 
 

@@ -9,7 +9,7 @@ import pytest
 from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.errors import FetchError, ObjectChangedError
 from tests.cache.fetch.scripted import collect
-from tests.cache.fetch.served import SIZE, check, content, make, spans_of
+from tests.cache.fetch.served import PATIENT, SIZE, check, content, make, spans_of
 from tests.servers import FAULTS, Faults, Server
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.parametrize("scheme", ["http", "s3"])
 def test_every_byte_comes_once_and_is_counted(server: Server, scheme: str) -> None:
-    fetcher = make(server, scheme, FetchPolicy(hedge_least=10**6))
+    fetcher = make(server, scheme, FetchPolicy(hedge_least=10**6), PATIENT)
     spans = spans_of(fetcher)
     server.reset()
     check(spans, collect(fetcher, spans))

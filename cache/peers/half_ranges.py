@@ -61,7 +61,7 @@ class HalfRange:
             return not self._left_bytes
 
     def answer(self, last: Answer) -> Answer:
-        """All of it. last: the store's answer for one of the gaps."""
+        """All of it. last: the answer for one of the gaps, or one like it where there is none."""
         return replace(last, data=memoryview(self._data).toreadonly())
 
     def _part(self, start: int, end: int) -> BlobRange:

@@ -216,10 +216,16 @@ class PeerUpstream:
         *,
         urgent: bool,
     ) -> None:
-        """Ask the store for what no peer gave: whole ranges, and what lies beside pieces."""
+        """Put pieces together, and ask the store for what no peer gave: whole ranges, and what lies
+        beside pieces."""
         halves = {n: HalfRange(ranges[n], pieces[n].pieces) for n in numbers if n in pieces}
         wanted = [(n, gap) for n, half in halves.items() for gap in half.gaps]
         wanted += [(n, ranges[n]) for n in numbers if n not in halves]
+        for number, half in halves.items():
+            if not half.gaps:  # it was filled while the peer looked what it lacks
+                whole_bytes = ranges[number].segment.whole_bytes
+                last = Answer(data=b"", version="", object_bytes=whole_bytes)
+                gate.give(number, half.answer(last))
         if not wanted:
             return
 

@@ -478,6 +478,31 @@ def test_pieces_that_fail_come_from_the_store(
     assert asking.meter.snapshot().bytes_peers == 100_000
 
 
+@pytest.mark.parametrize("told", [[(0, SIZES[0])], [(0, 70_000), (70_000, SIZES[0])]])
+def test_a_blob_that_is_whole_by_the_time_its_pieces_are_told_comes_from_the_peer(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer], told: list[tuple[int, int]]
+) -> None:
+    """It lacked some bytes when it was asked, and none when it looked which are there."""
+    blob = single(store, 0)
+    peers[0].parts[blob.key] = content(store, blob), told
+
+    def act(talk: Talk, asked: Asked) -> bool:
+        if asked.span() != (0, SIZES[0]) or peers[0].asked_for() > 1:
+            return False
+        held = {
+            "Content-Range": protocol.size_text(SIZES[0]),
+            protocol.HELD_HEADER: protocol.held_text(told),
+        }
+        talk.answer(416, b"", held)
+        return True
+
+    peers[0].act = act
+    asking.know([peers[0].peer(0)], Planned([0]))
+    asking.fetch([range_of(blob, 0, 0, SIZES[0])])
+    assert store.bytes_read == 0
+    assert asking.meter.snapshot().bytes_peers == SIZES[0]
+
+
 def test_peers_that_are_not_even_asked_in_time_cost_no_call(
     store: MemoryStore,
     asking: Asking,

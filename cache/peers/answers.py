@@ -111,6 +111,9 @@ class Replies:
         elif question.path == protocol.ALIVE:
             reply.status = 200
             self._prove(request.token, date, headers)
+        elif question.path == protocol.ANY:
+            if (key := self._held.any_key()) is not None:
+                self._find(reply, key, question.range)
         elif (key := protocol.key_of(question.path)) is not None:
             self._find(reply, key, question.range)
         elif (group := protocol.group_of(question.path)) is not None:

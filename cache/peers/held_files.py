@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import sqlite3
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.folders import Folder
 
 _PROBE_STEP = 2**18
+_MOST_LOOKED_AT = 64
 _MOST_NOTES_BYTES = 2**22
 """So much is remembered of the blocks' checksums: of a blob of 64 MiB 256 bytes."""
 
@@ -165,6 +167,16 @@ class HeldFiles:
     def keys_of(self, group: str, *, most: int) -> Iterator[str]:
         """The keys of a group's whole blobs as far as the books know them, sorted."""
         return (row[0] for row in self._ask(HELD_QUERY, group, most) if is_key(row[0]))
+
+    def any_key(self) -> str | None:
+        """The key of a whole blob, a large one of those that are found first; None: there is none.
+        Raises nothing."""
+        sizes: dict[str, int] = {}
+        with contextlib.suppress(OSError), os.scandir(self._layout.blobs.fd) as entries:
+            for entry in itertools.islice(entries, _MOST_LOOKED_AT):
+                if is_key(entry.name):
+                    sizes[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return max(sizes, key=lambda key: (sizes[key], key), default=None)
 
     def _ask(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
         """What the books answer; nothing where they can't be read, or are made anew just now."""

@@ -5,6 +5,7 @@
                                                416  not these: Held says which bytes are there
     GET /v1/held/<group>                       200  keys of a dataset's whole blobs, 8 bytes each
     GET /v1/alive                              200  nothing
+    GET /v1/any             Range: bytes=a-b   as of a blob: of one that the server chooses
 
 It is HTTP/1.1, and nothing of it but this: no other methods, no bodies of requests, one range a
 request. Every request is signed (tokens.py); whoever isn't of the job learns nothing but the time.
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 ALIVE = "/v1/alive"
+ANY = "/v1/any"
+"""Of some whole blob: for who measures the way and not the data."""
 _BLOBS, _HELD = "/v1/blobs/", "/v1/held/"
 
 CRC_HEADER = "Penstock-CRC32C"

@@ -18,6 +18,14 @@ from penstock.cache.errors import ConfigError
 from penstock.pipeline.cli.doctor_cache import cache_checks
 from penstock.pipeline.cli.doctor_folder import folder_checks
 from penstock.pipeline.cli.doctor_limits import limit_checks
+from penstock.pipeline.cli.doctor_options import (
+    AskedPeers,
+    NodesCertificates,
+    NodesTls,
+    NodesTokenFile,
+    ServedPeer,
+    nodes_of,
+)
 from penstock.pipeline.cli.doctor_packages import package_checks
 from penstock.pipeline.cli.doctor_software import python_check, software_checks
 from penstock.pipeline.cli.options import StorageOption, parse_storage_options
@@ -46,19 +54,41 @@ def doctor(
         ),
     ] = None,
     storage_option: StorageOption = None,
+    peer: AskedPeers = None,
+    serve_peer: ServedPeer = None,
+    peer_token_file: NodesTokenFile = None,
+    peer_certificates: NodesCertificates = None,
+    tls: NodesTls = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check this machine: Python, torch, DALI, Zarr, GPU, cores, threads, memory, limits, launcher.
 
-    With DIR also its disk, and a cache's limit, owner, leftovers and jobs; with --url a store.
+    With DIR also its disk, and a cache's limit, owner, leftovers and jobs; with --url a store; with
+    --peer the way to other nodes of a job.
     Each line says ok, warn or fail, and what to do. Leaves with 1 if a check fails.
     """
     from penstock.pipeline.cli.machine import gather
 
     if folder is not None and ":/" in str(folder):
         raise ConfigError(f"doctor: got {str(folder)!r}, wanted a local folder.")
+    nodes = nodes_of(
+        [*(peer or ()), *filter(None, [serve_peer])], peer_token_file, peer_certificates, tls
+    )
+    if serve_peer is not None:
+        from penstock.pipeline.cli.doctor_serve import serve
+
+        if peer:
+            raise ConfigError(
+                "--serve-peer: got --peer beside it. Ask from another shell, or node."
+            )
+        serve(nodes[0], folder)
+        return
     options = parse_storage_options(storage_option) or {}
     found = list(checks(gather(folder)))
+    if nodes:
+        from penstock.pipeline.cli.doctor_peer import peer_checks, peer_facts
+
+        found += [check for facts in peer_facts(nodes) for check in peer_checks(facts)]
     if url is not None:
         from penstock.pipeline.cli.doctor_store import store_checks, store_facts
 

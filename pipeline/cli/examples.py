@@ -42,8 +42,8 @@ EXAMPLES: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "penstock plan s3://bucket/photos-pack --model resnet50 --plot plan.png",
         ),
         "doctor": (
-            "penstock doctor",
             "penstock doctor cached",
+            "penstock doctor --peer 10.0.0.8:7077 --peer-token-file token",
             "penstock doctor --url s3://bucket/photos -o region=eu-central-1",
         ),
         "cache ls": (

@@ -1,0 +1,313 @@
+"""What stands in the way to another node's server, found out before a job runs.
+
+A job asks a peer, and goes elsewhere where that fails; here each stage is tried by itself, so that
+it can be told which one failed. Each has a limit in bytes and time. Nothing is sent unencrypted
+where TLS is wanted but one request without a token, which tells whether the other side is plain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import ssl
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from crc32c import crc32c
+
+from penstock.cache.base.store import RequestError
+from penstock.cache.peers import protocol
+from penstock.cache.peers.tokens import Question, authorize, server_time
+from penstock.cache.stores.web_connection import parse_head
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.cache.peers.protocol import Span
+    from penstock.cache.peers.tokens import PeerSecret
+
+RANGE_BYTES = 2**24
+_CONNECT_S, _HANDSHAKE_S, _ANSWER_S, _RANGE_S = 3.0, 5.0, 5.0, 10.0
+_REQUESTS = 9
+_END = b"\r\n\r\n"
+_MOST_HEAD_BYTES = 16 * 2**10
+_STEP = 2**12
+# Of OpenSSL: what is wrong with a certificate.
+_NOT_YET, _EXPIRED, _OTHER_NAME, _OTHER_ADDRESS = 9, 10, 62, 64
+
+Speech = Literal["tls", "plain", "silence", "other"]
+"""tls, plain: as peers speak. silence: a connection, and no word. other: no peer's words."""
+
+Welcome = Literal["same", "another", "unchecked", "name", "clock"]
+"""same: both sides know the secret. another: they don't, or have other certificates. unchecked: no
+secret to check by. name: the certificate is for another address. clock: it isn't valid yet, or any
+more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerFacts:
+    """Peer facts are what was found out about the server at an address.
+
+    failure: why there is no connection, None with one; the error's number in it, and its words.
+    connect_s: how long the connection took. wants_tls: what this side would speak; speech: what the
+    other one does. tls: which version. welcome: whether it takes this side for one of the job.
+    ahead_s: how far its clock is ahead of this one. request_s: the median time of a small request.
+    size_bytes, range_s: what was fetched of a blob, 0 where it holds none, None where that failed.
+    """
+
+    address: str
+    failure: OSError | None = None
+    connect_s: float = 0.0
+    wants_tls: bool = False
+    speech: Speech = "silence"
+    tls: str = ""
+    welcome: Welcome = "unchecked"
+    ahead_s: float = 0.0
+    request_s: float | None = None
+    size_bytes: int | None = None
+    range_s: float = 0.0
+
+
+class Asking(NamedTuple):
+    """With what the servers are asked. secret: None where it isn't known. tls: makes the context of
+    an encrypted connection; None: plain ones."""
+
+    secret: PeerSecret | None
+    tls: Callable[[], ssl.SSLContext] | None
+
+
+def probe(address: str, asking: Asking) -> PeerFacts:
+    """Find out about the server at "HOST:PORT". Ends within half a minute; raises nothing but for
+    TLS files that don't fit."""
+    facts = PeerFacts(address=address, wants_tls=asking.tls is not None)
+    began = time.monotonic()
+    try:
+        line = _Line(address)
+    except OSError as error:
+        return replace(facts, failure=error)
+    facts = replace(facts, connect_s=time.monotonic() - began)
+    with contextlib.closing(line):
+        if asking.tls is None:
+            facts = _plain(line, facts, asking)
+        else:
+            facts = _encrypted(line, facts, asking, asking.tls())
+        if facts.welcome == "same":
+            with contextlib.suppress(OSError, RequestError):
+                facts = _measured(line, facts, asking)
+    return facts
+
+
+class _Line:
+    """A connection, and how long each thing on it may take. Raises OSError."""
+
+    def __init__(self, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self.address, self._host = address, host.strip("[]")
+        self._sock = socket.create_connection((self._host, int(port)), timeout=_CONNECT_S)
+        self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def secure(self, context: ssl.SSLContext) -> str:
+        """Speak TLS from here on; the version. Raises OSError."""
+        self._sock = sock = context.wrap_socket(
+            self._sock, server_hostname=self._host, do_handshake_on_connect=False
+        )
+        deadline_s = time.monotonic() + _HANDSHAKE_S
+        sock.setblocking(False)
+        while True:
+            try:
+                sock.do_handshake()
+                return sock.version() or "TLS"
+            except ssl.SSLWantReadError:
+                select.select([sock], [], [], _left(deadline_s))
+            except ssl.SSLWantWriteError:
+                select.select([], [sock], [], _left(deadline_s))
+
+    def ask(self, question: Question, token: str, *, most: int = 0) -> tuple[int, _Heard]:
+        """The status of an answer, and the rest. most: bytes of its body that are taken. Raises
+        OSError, RequestError."""
+        signed = f"Authorization: {token}\r\n" if token else ""
+        ranged = f"Range: {question.range}\r\n" if question.range else ""
+        asked = f"GET {question.path} HTTP/1.1\r\nHost: {self.address}\r\n{signed}{ranged}\r\n"
+        deadline_s = time.monotonic() + (_RANGE_S if most else _ANSWER_S)
+        self._sock.settimeout(_left(deadline_s))
+        self._sock.sendall(asked.encode("ascii"))
+        data = bytearray()
+        while (at := data.find(_END)) < 0:
+            if len(data) > _MOST_HEAD_BYTES:
+                raise RequestError("refused", "no head of an answer")
+            data += self._read(deadline_s)
+        try:
+            status, headers = parse_head(data[:at].decode("ascii"))
+            size_bytes = int(headers.get("content-length", ""))
+        except ValueError:
+            raise RequestError("refused", "no answer of a peer") from None
+        if not 0 <= size_bytes <= max(most, _MOST_HEAD_BYTES):
+            raise RequestError("refused", "an answer of another length")
+        body = bytearray(size_bytes)
+        begun = data[at + len(_END) :][:size_bytes]
+        body[: len(begun)] = begun
+        left = memoryview(body)[len(begun) :]
+        while left:
+            self._sock.settimeout(_left(deadline_s))
+            if not (count := self._sock.recv_into(left)):
+                raise ConnectionResetError("the server ended the connection")
+            left = left[count:]
+        return status, _Heard(headers, body)
+
+    def _read(self, deadline_s: float) -> bytes:
+        self._sock.settimeout(_left(deadline_s))
+        if not (data := self._sock.recv(_STEP)):
+            raise ConnectionResetError("the server ended the connection")
+        return data
+
+    def close(self) -> None:
+        """End it."""
+        self._sock.close()
+
+
+class _Heard(NamedTuple):
+    """The rest of an answer."""
+
+    headers: dict[str, str]
+    body: bytearray
+
+    def head(self, name: str) -> str:
+        return self.headers.get(name.lower(), "")
+
+
+def _left(deadline_s: float) -> float:
+    if (left_s := deadline_s - time.monotonic()) <= 0:
+        raise TimeoutError
+    return left_s
+
+
+# -- who is there
+
+
+def _plain(line: _Line, facts: PeerFacts, asking: Asking) -> PeerFacts:
+    try:
+        return _greeted(line, replace(facts, speech="plain"), asking)
+    except (TimeoutError, RequestError) as error:
+        speech: Speech = "silence" if isinstance(error, TimeoutError) else "other"
+        return replace(facts, speech=speech)
+    except OSError:  # what TLS does with words that aren't a handshake
+        return replace(facts, speech="tls" if _speaks_tls(facts.address) else "other")
+
+
+def _speaks_tls(address: str) -> bool:
+    """Whether a handshake gets as far as a certificate, of whomever."""
+    try:
+        with contextlib.closing(_Line(address)) as line:
+            line.secure(ssl.create_default_context())
+    except ssl.SSLCertVerificationError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def _encrypted(line: _Line, facts: PeerFacts, asking: Asking, context: ssl.SSLContext) -> PeerFacts:
+    try:
+        facts = replace(facts, tls=line.secure(context), speech="tls")
+    except ssl.SSLCertVerificationError as error:
+        return replace(facts, speech="tls", welcome=_mistrust(error, asking))
+    except OSError as error:  # a plain server of ours waits for the end of what it takes for a head
+        if _speaks_plain(facts.address):
+            return replace(facts, speech="plain")
+        return replace(facts, speech="silence" if isinstance(error, TimeoutError) else "other")
+    try:
+        return _greeted(line, facts, asking)
+    except TimeoutError:
+        return replace(facts, speech="silence")
+    except RequestError:
+        return replace(facts, speech="other")
+    except OSError:  # it doesn't accept this side's certificate
+        return replace(facts, welcome="another")
+
+
+def _speaks_plain(address: str) -> bool:
+    """Whether it answers a stranger as a peer does."""
+    try:
+        with contextlib.closing(_Line(address)) as line:
+            return line.ask(Question("GET", protocol.ALIVE), "")[0] == 401
+    except (OSError, RequestError):
+        return False
+
+
+def _mistrust(error: ssl.SSLCertVerificationError, asking: Asking) -> Welcome:
+    if asking.secret is None:
+        return "unchecked"
+    if error.verify_code in (_OTHER_NAME, _OTHER_ADDRESS):
+        return "name"
+    return "clock" if error.verify_code in (_NOT_YET, _EXPIRED) else "another"
+
+
+def _greeted(line: _Line, facts: PeerFacts, asking: Asking) -> PeerFacts:
+    """Ask whether it lives, by the secret. Raises OSError, RequestError."""
+    question = Question("GET", protocol.ALIVE)
+    ahead_s = 0.0
+    for _ in range(2):
+        now_s = time.time()
+        token = (
+            ""
+            if asking.secret is None
+            else authorize(asking.secret, question, now_s=now_s + ahead_s)
+        )
+        status, heard = line.ask(question, token)
+        if status not in (200, 401) or heard.body:
+            raise RequestError("refused", f"status {status}")
+        told_s = None
+        if asking.secret is not None:
+            proof = heard.head(protocol.PROOF_HEADER)
+            told_s = server_time(asking.secret, token, heard.head("Date"), proof)
+        if told_s is None:
+            if status == 200:
+                raise RequestError("refused", "no proof")
+            welcome: Welcome = "unchecked" if asking.secret is None else "another"
+            return replace(facts, welcome=welcome)
+        ahead_s = told_s + 0.5 - (now_s + time.time()) / 2  # a Date has whole seconds
+        if status == 200:
+            return replace(facts, welcome="same", ahead_s=ahead_s)
+    raise RequestError("refused", "it takes no time for its own")
+
+
+# -- how fast it is
+
+
+def _measured(line: _Line, facts: PeerFacts, asking: Asking) -> PeerFacts:
+    """Times of small requests, and of a large one. Raises OSError, RequestError."""
+    assert asking.secret is not None
+
+    def signed(question: Question) -> str:
+        assert asking.secret is not None
+        return authorize(asking.secret, question, now_s=time.time() + facts.ahead_s)
+
+    taken = []
+    for _ in range(_REQUESTS):
+        question = Question("GET", protocol.ALIVE)
+        token, began = signed(question), time.perf_counter()
+        line.ask(question, token)
+        taken.append(time.perf_counter() - began)
+    facts = replace(facts, request_s=sorted(taken)[_REQUESTS // 2])
+    span: Span = (0, RANGE_BYTES)
+    for _ in range(2):
+        question = Question("GET", protocol.ANY, protocol.range_text(span))
+        token, began = signed(question), time.perf_counter()
+        try:
+            status, heard = line.ask(question, token, most=RANGE_BYTES)
+        except (OSError, RequestError):
+            return facts
+        range_s = time.perf_counter() - began
+        if status == 404:
+            return replace(facts, size_bytes=0)
+        there = protocol.held_part(heard.headers) if status == 416 else None
+        if there is not None and 0 < there[0] < RANGE_BYTES:
+            span = (0, there[0])
+            continue
+        part = protocol.blob_part(heard.headers) if status == 206 else None
+        if part is None or part.span != span or part.crc != crc32c(heard.body):
+            return facts
+        return replace(facts, size_bytes=len(heard.body), range_s=range_s)
+    return facts

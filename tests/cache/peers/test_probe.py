@@ -1,0 +1,161 @@
+"""What is told of the way to another node's server, stage by stage, against real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import socketserver
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.cache.base.peer_settings import Peers
+from penstock.cache.peers import probe as probe_module
+from penstock.cache.peers.certificates import credentials_of
+from penstock.cache.peers.probe import RANGE_BYTES, Asking, probe
+from penstock.cache.peers.tokens import PeerSecret
+from tests.cache.peers.serving import Served, put, serving
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SMALL = 100_000
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "tls"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    peers = Peers("127.0.0.1:0", tls=request.param)
+    with serving(tmp_path_factory.mktemp("cache"), peers) as found:
+        yield found
+
+
+def asking(peers: Peers, secret: PeerSecret | None) -> Asking:
+    credentials = credentials_of(peers, secret or PeerSecret.draw())
+    return Asking(secret, None if credentials is None else credentials.client_context)
+
+
+def other(served: Served) -> Peers:
+    """Who speaks plain where the server encrypts, and the other way round."""
+    return replace(served.peers, tls=not served.peers.tls)
+
+
+def test_one_of_the_job_learns_all(served: Served) -> None:
+    ask = asking(served.peers, served.secret)
+    empty = probe(served.server.address, ask)
+    speech = "tls" if served.peers.tls else "plain"
+    assert (empty.failure, empty.speech, empty.welcome) == (None, speech, "same")
+    assert (empty.tls == "TLSv1.3") is bool(served.peers.tls)
+    assert abs(empty.ahead_s) < 5
+    assert empty.request_s is not None
+    assert empty.size_bytes == 0
+    put(served.cache, "small", SMALL)
+    assert probe(served.server.address, ask).size_bytes == SMALL
+    put(served.cache, "large", RANGE_BYTES + 5)
+    full = probe(served.server.address, ask)
+    assert full.size_bytes == RANGE_BYTES
+    assert full.range_s > 0
+
+
+def test_clocks_that_differ_by_an_hour(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = time.time
+    monkeypatch.setattr(probe_module.time, "time", lambda: now() - 3600)
+    facts = probe(served.server.address, asking(served.peers, served.secret))
+    assert facts.welcome == "same"
+    assert abs(facts.ahead_s - 3600) < 5
+    assert facts.size_bytes is not None
+
+
+@pytest.mark.parametrize("secret", [PeerSecret.draw(), None], ids=["another", "none"])
+def test_a_stranger_learns_how_it_speaks(served: Served, secret: PeerSecret | None) -> None:
+    facts = probe(served.server.address, asking(served.peers, secret))
+    assert facts.speech == ("tls" if served.peers.tls else "plain")
+    assert facts.welcome == ("unchecked" if secret is None else "another")
+    assert facts.request_s is None
+
+
+def test_who_speaks_otherwise_is_told_how(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not served.peers.tls:  # it says nothing to a handshake
+        monkeypatch.setattr(probe_module, "_HANDSHAKE_S", 0.1)
+    facts = probe(served.server.address, asking(other(served), served.secret))
+    assert facts.speech == ("tls" if served.peers.tls else "plain")
+    assert facts.wants_tls is not served.peers.tls
+    assert facts.welcome == "unchecked"
+
+
+def test_a_certificate_for_another_address(served: Served) -> None:
+    if not served.peers.tls:
+        pytest.skip("plain connections have none")
+    facts = probe(f"localhost:{served.place[1]}", asking(served.peers, served.secret))
+    assert (facts.speech, facts.welcome) == ("tls", "name")
+
+
+@contextlib.contextmanager
+def saying(words: bytes) -> Iterator[str]:
+    """The address of a port where every connection gets these words, whatever it says."""
+
+    class Speaker(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.request.sendall(words)
+                while self.request.recv(4096):
+                    pass
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        block_on_close = False
+
+    with Server(("127.0.0.1", 0), Speaker) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"SSH-2.0-server\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        b"x" * 100_000,
+    ],
+)
+def test_a_port_of_another_program(words: bytes, tls: bool) -> None:
+    with saying(words) as address:
+        facts = probe(address, asking(Peers(address, tls=tls), PeerSecret.draw()))
+    assert (facts.failure, facts.speech, facts.welcome) == (None, "other", "unchecked")
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_port_that_says_nothing(tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe_module, "_HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(probe_module, "_ANSWER_S", 0.1)
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        facts = probe(address, asking(Peers(address, tls=tls), PeerSecret.draw()))
+    assert (facts.failure, facts.speech) == (None, "silence")
+
+
+def test_nobody_listens() -> None:
+    with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        port = taken.getsockname()[1]
+    facts = probe(f"127.0.0.1:{port}", Asking(None, None))
+    assert isinstance(facts.failure, ConnectionRefusedError)
+
+
+def test_a_name_that_nobody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert isinstance(probe("nobody:7077", Asking(None, None)).failure, socket.gaierror)

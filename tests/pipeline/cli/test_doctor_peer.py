@@ -1,0 +1,174 @@
+"""What the doctor says of the way to other nodes: judged from facts, and asked."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cache.base.peer_settings import Peers
+from penstock.cache.errors import ConfigError, WorkerError
+from penstock.cache.peers.probe import PeerFacts
+from penstock.cache.peers.tokens import PeerSecret
+from penstock.pipeline.cli import doctor as doctor_module
+from penstock.pipeline.cli import doctor_serve, machine
+from penstock.pipeline.cli.doctor_peer import peer_checks, peer_facts
+from penstock.pipeline.cli.main import app
+from tests.cache.peers.serving import put, serving
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WELL: dict[str, Any] = dict(
+    address="10.0.0.8:7077",
+    connect_s=0.0002,
+    wants_tls=True,
+    speech="tls",
+    tls="TLSv1.3",
+    welcome="same",
+    request_s=0.0003,
+    size_bytes=2**24,
+    range_s=0.016,
+)
+
+
+def test_a_node_that_is_well_has_no_remedy() -> None:
+    found = list(peer_checks(PeerFacts(**WELL)))
+    names = ["peer", "speaks", "secret", "clock", "requests", "rate"]
+    assert [each.name for each in found] == names
+    assert all((each.status, each.remedy) == ("ok", "") for each in found)
+    assert all("10.0.0.8:7077" in each.found for each in found)
+    assert "1000.0 MiB/s (16.0 MiB in 16 ms" in found[-1].found
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "status", "told"),
+    [
+        (dict(failure=ConnectionRefusedError(111, "refused")), "peer", "fail", "--serve-peer 10."),
+        (dict(failure=TimeoutError()), "peer", "fail", "open TCP port 7077"),
+        (dict(failure=OSError(errno.EHOSTUNREACH, "No route")), "peer", "fail", "port 7077"),
+        (dict(failure=socket.gaierror(-2, "unknown")), "peer", "fail", "/etc/hosts"),
+        (dict(failure=OSError(errno.EADDRNOTAVAIL, "odd")), "peer", "fail", "odd"),
+        (dict(speech="silence", welcome="unchecked"), "speaks", "fail", "load balancer"),
+        (dict(speech="other", welcome="unchecked"), "speaks", "fail", "Another program"),
+        (dict(speech="plain", welcome="unchecked"), "speaks", "fail", "--no-tls"),
+        (dict(wants_tls=False, welcome="unchecked"), "speaks", "fail", "speak plain HTTP"),
+        (dict(welcome="another"), "secret", "fail", "Copy one token file"),
+        (dict(welcome="unchecked"), "secret", "warn", "PENSTOCK_PEER_TOKEN"),
+        (dict(welcome="name"), "secret", "fail", "letter by letter"),
+        (dict(welcome="clock"), "secret", "fail", "NTP"),
+        (dict(ahead_s=3600.0), "clock", "warn", "3,600 s ahead"),
+        (dict(ahead_s=-90.0), "clock", "warn", "90 s behind"),
+        (dict(request_s=None), "requests", "fail", "mid-sentence"),
+        (dict(request_s=0.2), "requests", "warn", "200 ms"),
+        (dict(size_bytes=None), "rate", "fail", "didn't come"),
+        (dict(range_s=2.0), "rate", "warn", "8.0 MiB/s"),
+    ],
+)
+def test_what_is_wrong_is_named_with_a_remedy(
+    changes: dict[str, Any], name: str, status: str, told: str
+) -> None:
+    check = next(c for c in peer_checks(PeerFacts(**{**WELL, **changes})) if c.status != "ok")
+    assert (check.name, check.status) == (name, status)
+    assert check.remedy
+    assert told in f"{check.found} {check.remedy}"
+
+
+def test_a_small_blob_says_nothing_of_the_network() -> None:
+    *_, last = peer_checks(PeerFacts(**{**WELL, "size_bytes": 1000, "range_s": 0.01}))
+    assert last.status == "ok"
+
+
+def test_an_empty_cache_is_no_fault() -> None:
+    *_, last = peer_checks(PeerFacts(**{**WELL, "size_bytes": 0}))
+    assert (last.status, last.remedy) == ("ok", "")
+
+
+def ask(*arguments: str) -> tuple[int, dict[str, list[str]], str]:
+    """The exit code, what each check of peers found, and all that was printed."""
+    result = CliRunner().invoke(app, ["doctor", "--json", *arguments])
+    found: dict[str, list[str]] = {}
+    for check in json.loads(result.stdout)["checks"]:
+        found.setdefault(check["name"], []).append(f"{check['status']}: {check['found']}")
+    return result.exit_code, found, result.output
+
+
+def test_two_nodes_from_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gather", lambda _: None)
+    monkeypatch.setattr(doctor_module, "checks", lambda _: [])
+    secret = PeerSecret.draw()
+    token = tmp_path / "token"
+    token.write_text(secret.text + "\n")
+    token.chmod(0o600)
+    with serving(tmp_path / "cache", secret=secret) as served:
+        put(served.cache, "one", 1000)
+        address = served.server.address
+        told = ["--peer", address, "--peer", "127.0.0.1:1", "--peer-token-file", str(token)]
+        code, found, printed = ask(*told)
+        assert code == 1
+        assert [one[:4] for one in found["peer"]] == ["ok: ", "fail"]
+        assert found["secret"] == [f"ok: {address}: the same as here"]
+        assert "1000 B" in found["rate"][0]
+        assert secret.text not in printed
+        code, unchecked, _ = ask("--peer", address)
+        assert (code, unchecked["secret"][0][:6]) == (0, "warn: ")
+        monkeypatch.setenv("PENSTOCK_PEER_TOKEN", secret.text)
+        assert ask("--peer", address)[1]["secret"] == found["secret"]
+        monkeypatch.setenv("PENSTOCK_PEER_TOKEN", "x" * 20)
+        assert ask("--peer", address)[1]["secret"][0].startswith("fail: ")
+
+
+def test_what_stands_in_for_a_node_is_asked_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PENSTOCK_PEER_TOKEN", "y" * 32)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        settings = Peers(f"127.0.0.1:{free.getsockname()[1]}")
+    facts: list[PeerFacts] = []
+
+    class Asks(threading.Event):
+        """Is waited for while the server serves."""
+
+        def wait(self, timeout: float | None = None) -> bool:
+            del timeout
+            facts.extend(peer_facts([settings]))
+            return True
+
+    doctor_serve.serve(settings, None, stop=Asks())
+    assert facts[0].welcome == "same"
+    assert facts[0].size_bytes == 2**24
+    doctor_serve.serve(settings, tmp_path / "cache", stop=Asks())
+    assert facts[1].size_bytes == 0
+    assert "y" * 32 not in "".join(capsys.readouterr())
+    with (
+        socket.create_server(("127.0.0.1", settings.port)),
+        pytest.warns(match="is taken"),
+        pytest.raises(WorkerError, match="the port is taken"),
+    ):
+        doctor_serve.serve(settings, None, stop=Asks())
+    monkeypatch.delenv("PENSTOCK_PEER_TOKEN")
+    with pytest.raises(ConfigError, match="got no secret"):
+        doctor_serve.serve(settings, None, stop=Asks())
+    assert len(facts) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--peer", "10.0.0.8"], "HOST:PORT"),
+        (["--peer", "0.0.0.0:7077"], "every network"),
+        (["--no-tls"], "go with --peer"),
+        (["--peer-token-file", "token"], "go with --peer"),
+        (["--peer", "10.0.0.8:1", "--no-tls", "--peer-certificates", "a", "b", "c"], "beside"),
+        (["--serve-peer", "127.0.0.1:1", "--peer", "127.0.0.1:2"], "Ask from another"),
+    ],
+)
+def test_options_that_cant_be(arguments: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["doctor", *arguments])
+    assert isinstance(result.exception, ConfigError)
+    assert told in str(result.exception)

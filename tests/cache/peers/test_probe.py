@@ -50,7 +50,7 @@ def test_one_of_the_job_learns_all(served: Served) -> None:
     speech = "tls" if served.peers.tls else "plain"
     assert (empty.failure, empty.speech, empty.welcome) == (None, speech, "same")
     assert (empty.tls == "TLSv1.3") is bool(served.peers.tls)
-    assert abs(empty.ahead_s) < 5
+    assert abs(empty.ahead_s) < 60
     assert empty.request_s is not None
     assert empty.size_bytes == 0
     put(served.cache, "small", SMALL)
@@ -63,10 +63,10 @@ def test_one_of_the_job_learns_all(served: Served) -> None:
 
 def test_clocks_that_differ_by_an_hour(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time
-    monkeypatch.setattr(probe_module.time, "time", lambda: now() - 3600)
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
     facts = probe(served.server.address, asking(served.peers, served.secret))
     assert facts.welcome == "same"
-    assert abs(facts.ahead_s - 3600) < 5
+    assert abs(facts.ahead_s - 3600) < 60
     assert facts.size_bytes is not None
 
 

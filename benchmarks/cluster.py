@@ -7,6 +7,9 @@ Each trial says of each bound whether it held. Needs root.
     change    each cache smaller than the dataset, all together larger: three epochs; a plain
               restart; ranks dealt anew; 4 to 3 to 4 nodes; a node that is killed in mid-epoch and
               replaced by one with an empty cache: remote bytes, ids, how the survivors end
+    rejoin    the same without restarts: a node is killed and the others go on; a cold one joins;
+              another is killed, cut off and replaced at once; one leaves and comes back
+    tls       `rejoin` with certificates of one's own between the nodes
     limited   the remote's link has a quarter of what the job takes, each node's twice what it
               takes itself, and all shards move in each epoch: the accelerators' utilisation
     faults    a node that holds all, and whose link is slow, is cut, whose server is killed again
@@ -24,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.cluster_faults import cpu, faults
 from benchmarks.cluster_job import Kill, Sizes, cluster, load
 from benchmarks.cluster_judge import Judge, facts
+from benchmarks.cluster_rejoin import rejoin
 from benchmarks.hosts import why_not
 from benchmarks.record import write_result
 
@@ -111,13 +115,17 @@ def main() -> None:
     """Run the trials that were named, and keep what they gave."""
     trials: dict[str, Callable[[], dict[str, Any]]] = {
         "change": lambda: change(peers=True),
+        "rejoin": rejoin,
+        "tls": lambda: rejoin(tls="files"),
         "limited": limited,
         "faults": faults,
         "cpu": cpu,
         "off": lambda: change(peers=False),
     }
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("names", nargs="*", default=["change", "limited", "faults", "cpu"])
+    parser.add_argument(
+        "names", nargs="*", default=["change", "rejoin", "tls", "limited", "faults", "cpu"]
+    )
     names = parser.parse_args().names
     if words := why_not():
         sys.exit(f"No hosts can be made here: {words}.")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import torch
 import torch.distributed as dist
 
-from penstock import DataLoader, Dataset, DiskCache, Peers, World, warm
+from penstock import DataLoader, Dataset, DiskCache, Peers, TlsFiles, World, warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,13 +72,13 @@ class Steps:
 
 def main() -> None:
     """Train for some epochs, from a state if there is one."""
-    options = _options()
+    options = make_parser().parse_args()
     if options.warm or options.serve:
         (_warm if options.warm else _serve)(options)
         return
     dist.init_process_group("gloo")
     rank, out, state = dist.get_rank(), Path(options.out), Path(options.state)
-    loader = _loader(options)
+    loader = make_loader(options)
     epochs: list[dict[str, Any]] = []
     with loader, (out / f"ids-{rank}.jsonl").open("a", buffering=1) as ids:
         if state.is_file():
@@ -108,12 +108,18 @@ def _dataset(options: argparse.Namespace) -> Dataset:
     more: dict[str, Any] = {"nodes": options.nodes.split(",")} if options.nodes else {}
     if options.token_file:
         more["token_file"] = options.token_file
-    peers = Peers(options.peers, tls=False, **more) if options.peers else None
+    files = Path(options.tls_files)
+    if options.tls_files:
+        more["tls"] = TlsFiles(files / "node.pem", files / "node.key", files / "ca.pem")
+    else:
+        more["tls"] = options.tls
+    peers = Peers(options.peers, **more) if options.peers else None
     cache = DiskCache(options.cache, max_bytes=options.max_bytes, peers=peers)
     return Dataset(options.url, cache=cache, fields=("array", "id"))
 
 
-def _loader(options: argparse.Namespace, world: World | None = None) -> DataLoader:
+def make_loader(options: argparse.Namespace, world: World | None = None) -> DataLoader:
+    """The loader of a trial."""
     return DataLoader(
         _dataset(options),
         global_batch_size=options.batch,
@@ -150,7 +156,7 @@ def _free(options: argparse.Namespace) -> float:
 
 def _serve(options: argparse.Namespace) -> None:
     """Fill the cache with the whole dataset, say so, and serve it until somebody ends this."""
-    with _loader(options, World(0, 1)) as loader:
+    with make_loader(options, World(0, 1)) as loader:
         for _ in loader:
             pass
         print("serves", flush=True)
@@ -188,7 +194,8 @@ def _write(path: Path, told: object) -> None:
     half.replace(path)
 
 
-def _options() -> argparse.Namespace:
+def make_parser() -> argparse.ArgumentParser:
+    """What a process of a trial may be told."""
     parser = argparse.ArgumentParser(description=sys.modules[__name__].__doc__)
     parser.add_argument("--url", required=True)
     parser.add_argument("--cache", required=True)
@@ -204,9 +211,11 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--free-steps", type=int, default=2)
     parser.add_argument("--state-every", type=int, default=0)
     parser.add_argument("--reshuffle", type=float, default=0.0)
+    parser.add_argument("--tls", action="store_true", help="encrypt, by the job's certificates")
+    parser.add_argument("--tls-files", default="", help="a folder: node.pem, node.key, ca.pem")
     parser.add_argument("--warm", action="store_true", help="no rank: fill the cache, say its CPU")
     parser.add_argument("--serve", action="store_true", help="no rank: fill the cache, serve it")
-    return parser.parse_args()
+    return parser
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.cluster_certificates import make_certificates
 from benchmarks.hosts import TALK_DEVICE, Host, hosts
 from penstock import pack
 
@@ -88,6 +89,7 @@ class Cluster:
     sizes: Sizes
     peers: bool = True
     cache_share: float = 2.0
+    tls: str = ""
     runs: int = 0
     delivered: dict[int, Counter[int]] = field(default_factory=dict)
 
@@ -103,12 +105,18 @@ class Cluster:
         """The cache of a node."""
         return self.folder / f"cache-{node}"
 
-    def lose_cache(self, node: int) -> int:
-        """Take a node's disk away; bytes of shards that it held."""
+    def held_bytes(self, node: int) -> int:
+        """Bytes of shards that a node's cache holds."""
         held = 0
         for kind in ("blobs", "fills", "unverified"):
             for path in (self.cache(node) / kind).rglob("*"):
-                held += path.stat().st_blocks * 512 if path.is_file() else 0
+                with contextlib.suppress(OSError):  # the cache is in use
+                    held += path.stat().st_blocks * 512 if path.is_file() else 0
+        return held
+
+    def lose_cache(self, node: int) -> int:
+        """Take a node's disk away; bytes of shards that it held."""
+        held = self.held_bytes(node)
         shutil.rmtree(self.cache(node))
         return held
 
@@ -119,6 +127,9 @@ class Cluster:
         words += ["--batch", str(self.sizes.batch), "--step-s", str(self.sizes.step_s)]
         if self.peers:
             words += ["--peers", f"{self.made[node].address}:{PEER_PORT}"]
+            if self.tls:
+                files = ["--tls-files", str(self.folder / f"tls-{node}")]
+                words += files if self.tls == "files" else ["--tls"]
         return words
 
     def run(
@@ -259,15 +270,19 @@ def cluster(
     cache_share: float = 2.0,
     link: float | None = None,
     store_link: float | None = None,
+    tls: str = "",
 ) -> Iterator[Cluster]:
     """So many nodes with empty caches, and a remote. cache_share: each cache's, of the dataset.
-    link, store_link: bits a second."""
+    link, store_link: bits a second. tls: between nodes, by the "job"'s certificates or by
+    "files"; "" for none."""
     with tempfile.TemporaryDirectory() as scratch, hosts(nodes + 1, bits_per_s=link) as made:
         folder = Path(scratch)
         data = folder / "data"
         make_data(data, sizes)
         size = sum(path.stat().st_size for path in data.rglob("*.arrow"))
         made[-1].set_rate(store_link)
+        if tls == "files":
+            make_certificates(folder, [host.address for host in made[:-1]])
         words = [str(data), "0.005", "1e12", made[-1].address]
         store = made[-1].start(
             [sys.executable, "-m", "benchmarks.store_server", *words],
@@ -277,7 +292,7 @@ def cluster(
         try:
             assert store.stdout is not None
             url = f"http://{made[-1].address}:{int(store.stdout.readline())}"
-            yield Cluster(made, folder, url, store, size, sizes, peers, cache_share)
+            yield Cluster(made, folder, url, store, size, sizes, peers, cache_share, tls)
         finally:
             made[-1].kill()
             end(store)

@@ -11,6 +11,7 @@ from benchmarks.cluster import change, limited
 from benchmarks.cluster_faults import cpu, faults, full_node, servers, shared
 from benchmarks.cluster_job import Sizes, cluster
 from benchmarks.cluster_judge import Judge
+from benchmarks.cluster_rejoin import rejoin
 from benchmarks.hosts import why_not
 from tests.watchdog import PATIENCE_S
 
@@ -45,6 +46,12 @@ def test_a_judge_notes_what_held_and_what_did_not() -> None:
 @pytest.mark.grid
 def test_nodes_come_go_and_change_places() -> None:
     assert [line for line in change(peers=True)["judged"] if not line["pass"]] == []
+
+
+@pytest.mark.grid
+@pytest.mark.parametrize("tls", ["", "files"])
+def test_nodes_come_go_and_change_places_without_restarts(tls: str) -> None:
+    assert [line for line in rejoin(tls=tls)["judged"] if not line["pass"]] == []
 
 
 @pytest.mark.grid

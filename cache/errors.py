@@ -21,9 +21,10 @@
     ├── MissingDependencyError (ImportError)   an optional package; names the extra
     ├── DeviceError (RuntimeError)       the GPU, its driver or DALI failed; no sample is to blame
     ├── NotPicklableError (TypeError)     something that lives in one process
-    ├── WorkerError (RuntimeError)       a worker process died
+    ├── WorkerError (RuntimeError)       a worker died, or whoever hands it work doesn't answer
     ├── StalledError (TimeoutError)      a wait passed its limit
     ├── RankFailedError (RuntimeError)   another rank's loader failed; carries .rank
+    ├── JobStoreError (RuntimeError)     the store of the job's processes doesn't answer
     └── ClosedError (RuntimeError)       used after close()
         └── ForkedError                  used in a forked child of the process that made it
 
@@ -180,7 +181,8 @@ class NotPicklableError(PenstockError, TypeError):
 
 
 class WorkerError(PenstockError, RuntimeError):
-    """A worker process of a torch dataset died."""
+    """A worker died: a process of a torch dataset's or a Map's, an executor's worker, the server of
+    a cache; or its executor takes no work."""
 
     _has_lines = True
 

@@ -42,7 +42,8 @@ class NodeRanks:
 
 
 class PeerExchange:
-    """Tells and hears addresses for one node. Every method raises JobStoreError."""
+    """Tells and hears addresses for one node. Safe for several threads: who looks for late nodes may
+    still wait for the store when the next one does. Every method raises JobStoreError."""
 
     def __init__(self, store: JobStore, ranks: NodeRanks) -> None:
         """store: under a name that all nodes give alike."""
@@ -69,7 +70,8 @@ class PeerExchange:
         until_s = time.monotonic() + timeout_s
         if self._ranks.leads:
             self._gather(until_s)
-            text = json.dumps([[first, *rest] for first, rest in sorted(self._told.items())])
+            told = sorted(self._told.copy().items())
+            text = json.dumps([[first, *rest] for first, rest in told])
             self._store.tell("all", text)
         else:
             self._store.wait(["all"], timeout_s=max(0.0, until_s - time.monotonic()))
@@ -86,18 +88,18 @@ class PeerExchange:
 
     def _gather(self, until_s: float) -> None:
         """Put entries on the list until all ranks' nodes are there, or the time is over."""
-        while self._seen < _MOST_ENTRIES:
-            entry = f"entry-{self._seen + 1}"
+        while (number := self._seen + 1) <= _MOST_ENTRIES:
+            entry = f"entry-{number}"
             left_s = until_s - time.monotonic()
-            ranks = sum(end - first for first, (end, _) in self._told.items())
+            ranks = sum(end - first for first, (end, _) in self._told.copy().items())
             is_full = ranks >= self._ranks.size
             if not is_full and left_s > 0:
                 self._store.wait([entry], timeout_s=left_s)
             found = _entry(self._store.heard(entry))
             if found is None:
                 return
-            self._seen += 1
             self._told[found[0]] = found[1:]
+            self._seen = max(self._seen, number)  # another thread may be ahead
 
     def _others(self, text: str | None) -> list[Peer]:
         """The entries of other nodes. Nodes are numbered in the order of their ranks; where all

@@ -128,7 +128,8 @@ class Holders:
         """
         readers = self.readers(shard, epoch)
         if nodes is not None:
-            readers = tuple(node for node in readers if node in set(nodes))
+            well = set(nodes)
+            readers = tuple(node for node in readers if node in well)
         if len(readers) < 2:
             return readers[0] if readers else None
         hashes = keyed_hash(_OWNER, shard, np.array(readers, dtype=np.int64))

@@ -45,13 +45,6 @@ class Choice:
     chosen: int
 
 
-def decide_lane_order(
-    held: NDArray[np.int64], *, nodes: Sequence[int], last: LaneOrder | None, lanes: int
-) -> LaneOrder:
-    """The lane order of a job that starts: `choose_lane_order`'s."""
-    return choose_lane_order(held, nodes=nodes, last=last, lanes=lanes).order
-
-
 def choose_lane_order(
     held: NDArray[np.int64], *, nodes: Sequence[int], last: LaneOrder | None, lanes: int
 ) -> Choice:

@@ -55,6 +55,24 @@ def test_who_comes_late_or_with_another_address_is_heard_later(store: JobStore) 
     assert first.hear(timeout_s=0.0) == [Peer(1, "10.0.0.2:2")]
 
 
+def test_two_threads_that_look_at_once_miss_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = JobStore.of(torch.distributed.HashStore())
+    *nodes, late = exchanges(store, 1, 1, 1, 1, 1)
+    for number, node in enumerate(nodes):
+        node.tell(f"10.0.0.{number}:1")
+    heard, others = JobStore.heard, [nodes[0]]
+
+    def hear(store: JobStore, key: str) -> str | None:
+        if key == "entry-2" and others:  # here another thread does all of it
+            others.pop().hear(timeout_s=0.0)
+        return heard(store, key)
+
+    monkeypatch.setattr(JobStore, "heard", hear)
+    assert [peer.node for peer in nodes[0].hear(timeout_s=0.0)] == [1, 2, 3]
+    late.tell("10.0.0.4:1")
+    assert [peer.node for peer in nodes[0].hear(timeout_s=0.0)] == [1, 2, 3, 4]
+
+
 def test_what_each_holds_is_heard_once(store: JobStore) -> None:
     first, second, third = exchanges(store, 1, 1, 1)
     second.tell("10.0.0.2:1", held="half")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.cache.errors import PlanError
 from penstock.pipeline.plan.held_lanes import held_bytes_of_lanes
-from penstock.pipeline.plan.lane_choice import Choice, choose_lane_order, decide_lane_order
+from penstock.pipeline.plan.lane_choice import Choice, choose_lane_order
 from penstock.pipeline.plan.lane_order import LaneGroups, LaneOrder
 from penstock.pipeline.plan.order import Plan
 
@@ -174,7 +174,7 @@ def test_groups_of_many_lanes_and_a_shorter_last_one() -> None:
     held = np.zeros((4, groups), np.int64)
     for group in range(groups):
         held[3 - group * 4 // groups, group] = 3 * BYTES
-    order = decide_lane_order(held, nodes=[8] * 4, last=None, lanes=lanes)
+    order = choose_lane_order(held, nodes=[8] * 4, last=None, lanes=lanes).order
     assert order.groups[-1] == groups - 1
     assert LaneOrder.parse(order.text, lanes=lanes) == order
     assert worth(held, [8] * 4, order) > 0.99 * worth(held[::-1], [8] * 4, None)
@@ -215,9 +215,9 @@ def test_thousands_of_nodes(kind: str, groups: int) -> None:
 )
 def test_what_does_not_fit_is_refused(held: np.ndarray, nodes: list[int]) -> None:
     with pytest.raises(PlanError, match="lane order"):
-        decide_lane_order(held, nodes=nodes, last=None, lanes=4)
+        choose_lane_order(held, nodes=nodes, last=None, lanes=4)
     with pytest.raises(PlanError, match="of 3 lanes, wanted 4"):
-        decide_lane_order(np.zeros((1, 4), np.int64), nodes=[1], last=LaneOrder((0, 1, 2)), lanes=4)
+        choose_lane_order(np.zeros((1, 4), np.int64), nodes=[1], last=LaneOrder((0, 1, 2)), lanes=4)
 
 
 # -- what is held of each lane

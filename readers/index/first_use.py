@@ -19,12 +19,12 @@ import sys
 import threading
 import time
 import zlib
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.cache import errors
-from penstock.cache.errors import DatasetError, JobStoreError, PenstockError
+from penstock.cache.errors import DatasetError, JobStoreError, PenstockError, StalledError
 from penstock.cache.job_store import JobStore
 from penstock.cache.threads import Workers
 from penstock.readers.files.atomic import make_folder, write_bytes
@@ -89,6 +89,7 @@ class FirstUse:
         default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
     )
     _done: tuple[int, int] = (0, 0)
+    _attempt: str = "0"  # the number of builders that failed before
 
     @classmethod
     def of_job(cls, named: str, url: str, progress: Progress | None) -> FirstUse | None:
@@ -103,14 +104,17 @@ class FirstUse:
 
     def claim(self) -> bool:
         """Whether this process builds. Asked once; then `building`, or `wait`."""
-        attempt = self.store.heard(f"{self.key}/attempt") or "0"
-        self._attempt = attempt
+        self._attempt = self.store.heard(f"{self.key}/attempt") or "0"
         return self.store.first(self._name("builder"), self._me) == self._me
 
     def _name(self, what: str) -> str:
         return f"{self.key}/{self._attempt}/{what}"
 
-    _attempt: str = "0"
+    def _give_up(self) -> None:
+        """This attempt has failed: a later one isn't met with its error. Who comes first says so,
+        for all."""
+        if self.store.first(self._name("failed"), self._me) == self._me:
+            self.store.add(f"{self.key}/attempt", 1)
 
     def told(self, done: int, total: int, done_bytes: int) -> None:
         """The builder's progress."""
@@ -128,9 +132,9 @@ class FirstUse:
             yield
         except BaseException as error:
             kind = type(error).__name__ if isinstance(error, PenstockError) else ""
-            self._end(Outcome(self._shown(self._me), f"{error}" or kind or "interrupted", kind))
-            # A later try isn't met with this error.
-            self.store.add(f"{self.key}/attempt", 1)
+            with suppress(JobStoreError):  # then the others hear nothing; the error is this one
+                self._end(Outcome(self._shown(self._me), f"{error}" or kind or "interrupted", kind))
+                self._give_up()
             raise
         finally:
             ended.set()
@@ -163,7 +167,7 @@ class FirstUse:
         self._end(Outcome(self._shown(self._me), place=os.fsdecode(place), pieces=pieces))
 
     def wait(self) -> Outcome:
-        """Wait for the builder. Raises its error, and JobStoreError where it is gone."""
+        """Wait for the builder. Raises its error, and StalledError where it is gone."""
         builder = self._shown(self.store.heard(self._name("builder")) or "")
         began = heard = logged = time.monotonic()
         beat = ""
@@ -172,10 +176,11 @@ class FirstUse:
             if latest != beat:
                 beat, heard = latest, now
             if now - heard > SILENT_S or now - began > WAIT_S:
-                raise JobStoreError(
+                self._give_up()
+                raise StalledError(
                     f"{self.url}: {builder} was building the index for all processes of the job, "
                     f"and hasn't been heard of for {now - heard:.0f} s. Look at its log; with "
-                    "`penstock index` before the job nobody has to wait."
+                    "`penstock index` before the job nobody has to wait. Another try builds anew."
                 )
             if now - logged > 2 * BEAT_S:
                 logged = now

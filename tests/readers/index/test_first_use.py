@@ -10,11 +10,19 @@ import subprocess
 import sys
 import zlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import pytest
+import torch.distributed as dist
+
+from penstock.cache.errors import JobStoreError
+from penstock.cache.job_store import JobStore
 from penstock.readers.index import first_use
 from tests import images
 from tests.watchdog import PATIENCE_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -52,6 +60,8 @@ for phase in phases:
             open_index(phase["url"], verify=verify)  # it is there
         except PenstockError as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
+            if phase.get("again"):
+                answer["samples"] = open_index(phase["url"], verify=verify).samples
     (place / f"{rank}.json").write_text(json.dumps(answer))
     if not phase.get("dies"):
         dist.barrier()
@@ -121,12 +131,34 @@ def test_one_builds_and_the_others_have_it(tmp_path: Path) -> None:
     assert all(each["error"].startswith("DatasetNotFoundError") for each in told["fails"])
 
 
-def test_a_builder_that_is_killed_is_missed(tmp_path: Path) -> None:
+def test_a_builder_that_is_killed_is_missed_and_another_try_builds(tmp_path: Path) -> None:
     url = photographs(tmp_path, "data", is_writable=True)
-    phase = {"name": "dies", "url": url, "dies": True, "silent": 1.0}
+    phase = {"name": "dies", "url": url, "dies": True, "silent": 1.0, "again": True}
     (left,) = [each for each in job(tmp_path / "out", [phase], 2)["dies"] if each]
-    assert left["error"].startswith("JobStoreError"), left
+    assert left["error"].startswith("StalledError"), left
     assert "hasn't been heard of" in left["error"]
+    assert left["samples"] == 40
+
+
+class _SilentStore(JobStore):
+    """A store that answers only so many questions."""
+
+    def __init__(self, answers: int) -> None:
+        super().__init__(dist.HashStore())  # type: ignore[attr-defined]
+        self.left = answers
+
+    def _ask(self, question: Callable[[Any], Any]) -> Any:
+        if not self.left:
+            raise JobStoreError("gone")
+        self.left -= 1
+        return super()._ask(question)
+
+
+def test_a_builders_own_error_is_raised_where_the_store_is_gone() -> None:
+    job = first_use.FirstUse(_SilentStore(3), "key", "url")
+    assert job.claim()
+    with pytest.raises(ZeroDivisionError), job.building():
+        raise ZeroDivisionError
 
 
 def test_what_comes_through_a_store_is_looked_at() -> None:

@@ -54,19 +54,25 @@ class Membership:
         """The order of lanes that all its ranks go by; None for the identity. Waits for them.
 
         order: with the last one. at: where they go on. number: of such decisions in this
-        membership. Raises what `exchange` raises, and then the other ranks stop too.
+        membership. Raises what `exchange` raises, and what looking into the cache raises; then the
+        other ranks stop too.
         """
-        from penstock.pipeline.feed.lane_agreement import (
-            agreed_lane_order,  # others need none of it
-        )
+        # Others need none of it.
+        from penstock.pipeline.feed.lane_agreement import agreed_lane_order
+        from penstock.pipeline.feed.node_exchange import give_up
 
         store = self.agreement.store
         if store is None:  # nobody can be asked any more, which was said
             return order.lane_order
+        asked = store.under(f"lanes-{number}")
         try:
-            return agreed_lane_order(store.under(f"lanes-{number}"), order, options, at)
-        except PenstockError as error:
-            self.agreement.fail(f"{type(error).__name__}: {error}")
+            return agreed_lane_order(asked, order, options, at)
+        except BaseException as error:  # an interrupt, too: nobody waits for who doesn't come
+            reason = f"{type(error).__name__}: {error}"
+            with contextlib.suppress(JobStoreError):
+                give_up(asked, f"{options.world.label}: {reason}")
+            if isinstance(error, PenstockError):
+                self.agreement.fail(reason)
             raise
 
 

@@ -36,8 +36,7 @@ class NodeShare:
     It is a job of the cache from join() to leave(), beside other loaders' of the same dataset.
 
     shards: that this node's ranks read in an epoch, int64, shape (n,). batches: sizes of the job's
-    global batches. Raises ConfigError for a
-    limit below one shard.
+    global batches. Raises ConfigError for a limit below one shard.
     """
 
     def __init__(

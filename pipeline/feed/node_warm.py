@@ -46,11 +46,11 @@ def warm_node(
     batches = job.walk.schedule.sizes
     share = NodeShare(remote, contents, job.plan(), batches=batches, world=world)
     peers = None if order.dry_run else peer_links(remote, job, world, _store())
-    if peers is not None:
-        peers.begin(start.epoch)
-    share.join()
     number, count = order.process
     try:
+        if peers is not None:
+            peers.begin(start.epoch)
+        share.join()
         fills = ShareFills(
             contents, remote, share, processes=count, dry_run=order.dry_run, progress=progress
         )

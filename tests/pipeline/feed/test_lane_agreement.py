@@ -12,6 +12,7 @@ import torch.distributed as dist
 from penstock.cache.errors import PlanError, StalledError
 from penstock.cache.job_store import JobStore
 from penstock.pipeline import DataLoader, World
+from penstock.pipeline.feed import lane_agreement
 from tests.pipeline.feed.many_nodes import (
     OPTIONS,
     Node,
@@ -26,6 +27,11 @@ from tests.pipeline.feed.many_nodes import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from penstock.pipeline.plan.job_order import JobOrder
 
 
 @pytest.fixture
@@ -157,6 +163,35 @@ def test_a_rank_that_was_refused_is_waited_for_by_nobody(
             DataLoader(nodes[1].dataset, world=worlds[1], **{**OPTIONS, "seed": 8})
         with pytest.raises(PlanError, match=r"can't decide who reads what.*seed"):
             iter(first)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_that_can_not_look_into_its_cache_is_waited_for_by_nobody(
+    nodes: list[Node], monkeypatch: pytest.MonkeyPatch, rank: int
+) -> None:
+    held_of_groups = lane_agreement.held_of_groups
+
+    def held(order: JobOrder, epoch: int) -> NDArray[np.int64]:
+        if order.source is nodes[rank].dataset:
+            raise OSError("the disk is gone")
+        return held_of_groups(order, epoch)
+
+    with job(nodes, monkeypatch) as loaders:
+        state = loaders[0].state_dict()
+        monkeypatch.setattr(lane_agreement, "held_of_groups", held)
+        for loader in loaders:
+            loader.load_state_dict(state)
+
+        def begin(loader: DataLoader) -> str:
+            with pytest.raises((PlanError, OSError)) as error:
+                iter(loader)
+            return str(error.value)
+
+        with ThreadPoolExecutor(4) as pool:
+            told = list(pool.map(begin, loaders))
+    own = told.pop(rank)
+    assert own == "the disk is gone"
+    assert all(f"rank {rank}: OSError: the disk is gone" in text for text in told)
 
 
 def test_rank_0_alone_with_a_validation_loader_waits_for_nobody(

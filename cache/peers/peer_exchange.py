@@ -42,8 +42,8 @@ class NodeRanks:
 
 
 class PeerExchange:
-    """Tells and hears addresses for one node. Safe for several threads: who looks for late nodes may
-    still wait for the store when the next one does. Every method raises JobStoreError."""
+    """Tells and hears addresses for one node. Safe for several threads, as one may still wait for
+    the store when the next one looks for late nodes. Every method raises JobStoreError."""
 
     def __init__(self, store: JobStore, ranks: NodeRanks) -> None:
         """store: under a name that all nodes give alike."""

@@ -19,10 +19,17 @@ if TYPE_CHECKING:
 
 
 class JobSteps:
-    """A loader's methods that count global batches since the job's start, on all ranks alike."""
+    """A loader's methods that count global batches since the job's start, on all ranks alike.
+
+    It is a part of `DataLoader`, which has what stands in its first lines.
+    """
 
     _engine: Any
     _arguments: LoaderArguments
+    if TYPE_CHECKING:
+
+        def _settle(self, *, begins: bool) -> None: ...
+        def _show(self, batch_size: int | None) -> None: ...
 
     @property
     def step(self) -> int:
@@ -87,12 +94,6 @@ class JobSteps:
         engine.rejoin(arguments.native(live), step=step, store=job_store)
         self._arguments = arguments
         self._show(engine.batch_size)
-
-    def _settle(self, *, begins: bool) -> None:
-        raise NotImplementedError
-
-    def _show(self, batch_size: int | None) -> None:
-        raise NotImplementedError
 
     def _steps_of_plan(self, name: str) -> NativeEngine:
         """The engine that numbers steps, for the world as it is now."""

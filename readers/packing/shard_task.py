@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.readers.formats.candidates import Candidates
-    from penstock.readers.origin.quarantine import QuarantineEntry
     from penstock.readers.packing.source import PackSource
     from penstock.readers.packing.transcode import Transcode
     from penstock.readers.types import Verify
@@ -176,19 +175,13 @@ def _unseen(root: bytes) -> DestinationError:
 
 
 class _Share:
-    """Some samples of a source, as a source of their own: position 0 is the first of them."""
+    """Some samples of a source, as a `SampleSource`: position 0 is the first of them."""
 
     def __init__(self, source: PackSource, task: ShardTask) -> None:
         self._source, self._positions = source, task.positions
         if task.candidates is not None:
             self._positions = np.arange(len(task.positions))
-        self.has_ids, self.url, self.schema = source.has_ids, source.url, source.schema
-        self.fingerprint = source.fingerprint
-        self.sizes = task.sizes
-        self.quarantined: list[QuarantineEntry] = []
-
-    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        raise NotImplementedError("The driver plans.")
+        self.url, self.schema, self.sizes = source.url, source.schema, task.sizes
 
     def groups(
         self,

@@ -47,24 +47,16 @@ class SampleGroup:
     names: list[bytes]
 
 
-class PackSource(Protocol):
-    """A source is what a pack is made from.
+class SampleSource(Protocol):
+    """What shards are written from: samples by their positions.
 
     schema: the fields that are packed; a mask's dtype may be unsettled. sizes: bytes of each
-    sample, int64, shape (n,). fingerprint: changes when anything about the source does. has_ids:
-    its samples have ids already, which don't change where one of them turns out bad.
+    sample, int64, shape (n,).
     """
 
-    has_ids: bool
-
     url: str
-    fingerprint: str
     schema: Schema
     sizes: NDArray[np.int64]
-    quarantined: list[QuarantineEntry]
-
-    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
-        """Which sample goes into which shard."""
 
     def groups(
         self,
@@ -78,6 +70,21 @@ class PackSource(Protocol):
 
     def name(self, position: int) -> bytes:
         """A sample's name for the quarantine."""
+
+
+class PackSource(SampleSource, Protocol):
+    """What a whole pack is made from.
+
+    fingerprint: changes when anything about the source does. has_ids: its samples have ids already,
+    which don't change where one of them turns out bad.
+    """
+
+    has_ids: bool
+    fingerprint: str
+    quarantined: list[QuarantineEntry]
+
+    def plan(self, *, shuffle: bool, seed: int, shard_bytes: int) -> PackPlan:
+        """Which sample goes into which shard."""
 
 
 class CandidateSource:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.readers.packing.folder import PackFolder
     from penstock.readers.packing.plan import PackPlan
     from penstock.readers.packing.sample import PackSample
-    from penstock.readers.packing.source import PackSource, SampleGroup
+    from penstock.readers.packing.source import SampleGroup, SampleSource
     from penstock.readers.packing.transcode import Transcode
     from penstock.readers.types import Progress, Verify
 
@@ -50,7 +50,7 @@ class ShardWriter:
     """Writes shards of a plan into a pack's folder. verify: decodes images, None for the installed
     decoder; workers: threads."""
 
-    source: PackSource
+    source: SampleSource
     plan: PackPlan
     folder: PackFolder
     verify: Verify | None

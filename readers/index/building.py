@@ -98,22 +98,24 @@ Checked = tuple[dict[int, "Mapping[str, Facts] | Rejection"], "Mapping[str, int]
 """Of one shard: what came of each position that was checked, and its progressive JPEGs by field."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class CheckList:
+    """The candidates that are to be checked. positions: theirs, by shard; before: what an earlier
+    index says of some, by position."""
+
+    candidates: Candidates
+    positions: Sequence[NDArray[np.int64]]
+    before: Mapping[int, Mapping[str, Facts]]
+
+
 class Checker(Protocol):
     """Whoever checks candidates in a builder's place: workers of an executor."""
 
     def check(
-        self,
-        candidates: Candidates,
-        positions: Sequence[NDArray[np.int64]],
-        before: Mapping[int, Mapping[str, Facts]],
-        *,
-        builder: IndexBuilder,
-        folder: bytes,
-        listing: str,
-        reporter: Reporter,
+        self, wanted: CheckList, *, format: str, listing: str, folder: bytes, reporter: Reporter
     ) -> Iterator[Checked]:
-        """Of each shard, in order. positions: to be checked, by shard; before: what an earlier
-        index says of some; folder: of the index; listing: the fingerprint of what was listed."""
+        """Of each shard, in order. format: its name; listing: a fingerprint of what was listed, and
+        how it is read; folder: of the index."""
 
     def finish(self, folder: bytes) -> None:
         """The index stands."""
@@ -275,16 +277,15 @@ class IndexBuilder:
         same: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.same
         before: Mapping[int, Mapping[str, Facts]] = {} if prior is None else prior.before
         unread = [_without(shards.positions(n), same) for n in range(shards.shards)]
+        wanted = CheckList(candidates=candidates, positions=unread, before=before)
         if self.checker is None:
-            checked = self.check(candidates, unread, before, reporter)
+            checked = self.check(wanted, reporter)
         else:
             checked = self.checker.check(
-                candidates,
-                unread,
-                before,
-                builder=self,
+                wanted,
+                format=self.format.name,
+                listing=f"{listing}{self.origin.variant}",
                 folder=folder,
-                listing=listing,
                 reporter=reporter,
             )
         for number, (found, progressive) in enumerate(checked):
@@ -300,28 +301,22 @@ class IndexBuilder:
                 progressive=progressive,
             )
 
-    def check(
-        self,
-        candidates: Candidates,
-        positions: Sequence[NDArray[np.int64]],
-        before: Mapping[int, Mapping[str, Facts]],
-        reporter: Reporter,
-    ) -> Iterator[Checked]:
-        """Check some candidates of each shard here, in order. positions: of them, by shard; before:
-        what an earlier index says of some. Raises what reading raises."""
+    def check(self, wanted: CheckList, reporter: Reporter) -> Iterator[Checked]:
+        """Check some candidates of each shard here, in order. Raises what reading raises."""
+        candidates = wanted.candidates
         images = image_fields(candidates.schema, candidates.schema)
         chunks = read_chunks(
-            self.origin, candidates, iter(enumerate(positions)), workers=self.workers
+            self.origin, candidates, iter(enumerate(wanted.positions)), workers=self.workers
         )
         sizes = candidates.sizes
-        for mine in positions:
+        for mine in wanted.positions:
             found: dict[int, Mapping[str, Facts] | Rejection] = {}
             progressive: Counter[str] = Counter()
             if not self._keeps_facts:
                 progressive.update(dict.fromkeys(images, 0))
             while len(found) < len(mine):
                 chunk = next(chunks)
-                verdicts = self._check(candidates, chunk, before)
+                verdicts = self._check(candidates, chunk, wanted.before)
                 found |= zip(chunk.positions.tolist(), verdicts, strict=True)
                 if progressive:
                     _count_progressive(progressive, chunk, verdicts)

@@ -25,15 +25,13 @@ from penstock.readers.fields.verify import named_verify, verify_name
 from penstock.readers.files.atomic import make_folder, write_bytes
 from penstock.readers.files.progress import Reporter
 from penstock.readers.formats.registry import format_named
-from penstock.readers.index.building import IndexBuilder
+from penstock.readers.index.building import CheckList, IndexBuilder
 from penstock.readers.index.reach import Reach, part_of
 from penstock.readers.types import Rejection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping
     from concurrent.futures import Executor
-
-    from numpy.typing import NDArray
 
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.readers.fields.schema import Schema
@@ -125,7 +123,8 @@ def check_task(task: CheckTask) -> ShardFacts:
     )
     reporter = Reporter("", total=count, progress=lambda *_: None, remedy="")
     every = [np.arange(count, dtype=np.int64)]
-    ((found, progressive),) = builder.check(task.candidates, every, task.before, reporter)
+    wanted = CheckList(candidates=task.candidates, positions=every, before=task.before)
+    ((found, progressive),) = builder.check(wanted, reporter)
     return ShardFacts([found[place] for place in range(count)], dict(progressive))
 
 
@@ -165,26 +164,25 @@ class IndexCrew:
 
     def check(
         self,
-        candidates: Candidates,
-        positions: Sequence[NDArray[np.int64]],
-        before: Mapping[int, Mapping[str, Facts]],
+        wanted: CheckList,
         *,
-        builder: IndexBuilder,
-        folder: bytes,
+        format: str,
         listing: str,
+        folder: bytes,
         reporter: Reporter,
     ) -> Iterator[Checked]:
         """Have all checked, then give them out in order; see `building.Checker`."""
+        positions, sizes = wanted.positions, wanted.candidates.sizes
         job = CheckJob(
             reach=pickle.dumps(self.reach),
-            format=builder.format.name,
-            schema=candidates.schema,
+            format=format,
+            schema=wanted.candidates.schema,
             verify=self.verify,
             workers=1,
         )
-        told = json.dumps([listing, builder.origin.variant, __version__, self.verify])
+        told = json.dumps([listing, __version__, self.verify])
         parts = _Parts(os.path.join(folder, PARTS), hashlib.sha256(told.encode()).hexdigest()[:32])
-        sizes, left = candidates.sizes, []
+        left = []
         for number, mine in enumerate(positions):
             if parts.read(number, len(mine)) is None:
                 left.append(number)
@@ -192,7 +190,7 @@ class IndexCrew:
                 reporter.done(len(mine), int(sizes[mine].sum()))
         if left:
             check_everywhere(self.executor, look, job)
-        tasks = (_task(job, number, candidates, positions[number], before) for number in left)
+        tasks = (_task(job, number, wanted) for number in left)
         for task, facts in over(self.executor, check_task, tasks, what="shards", total=len(left)):
             parts.write(task.shard, facts)
             mine = positions[task.shard]
@@ -207,17 +205,12 @@ class IndexCrew:
         shutil.rmtree(os.path.join(folder, PARTS), ignore_errors=True)
 
 
-def _task(
-    job: CheckJob,
-    number: int,
-    candidates: Candidates,
-    mine: NDArray[np.int64],
-    before: Mapping[int, Mapping[str, Facts]],
-) -> CheckTask:
+def _task(job: CheckJob, number: int, wanted: CheckList) -> CheckTask:
+    mine, before = wanted.positions[number], wanted.before
     return CheckTask(
         job=job,
         shard=number,
-        candidates=replace(part_of(candidates, mine), chunked=()),
+        candidates=replace(part_of(wanted.candidates, mine), chunked=()),
         before={i: before[p] for i, p in enumerate(mine.tolist()) if p in before},
     )
 

@@ -36,7 +36,8 @@ def executor_on(on: str | None) -> Iterator[Executor | None]:
     if kind == "dask" and rest.startswith("//"):
         host, port = _address(on, _DASK_PORT)
         _check_answers(on, host, port, speaks=True)
-        with _dask(on, address=f"tcp://{host}:{port}") as executor:
+        place = f"[{host}]" if ":" in host else host  # an IPv6 address
+        with _dask(on, address=f"tcp://{place}:{port}") as executor:
             yield executor
     elif kind == "dask-scheduler-file" and rest:
         _check_scheduler_file(on, rest)

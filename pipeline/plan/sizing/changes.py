@@ -10,7 +10,7 @@ from penstock.cache.base.sizes import format_size
 from penstock.pipeline.plan.sizing.costs import MARGIN_SHARE
 from penstock.pipeline.plan.sizing.forecast import Forecast, forecast
 from penstock.pipeline.plan.sizing.geometry import geometry_of
-from penstock.pipeline.plan.sizing.tiers import WORDS
+from penstock.pipeline.plan.sizing.tiers import PLURAL, WORDS
 from penstock.pipeline.plan.sizing.traffic import node_set_bytes
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ def unmet_words(now: Forecast, *, au: float) -> str | None:
     which = "from epoch 2 on" if epoch is now.later else "in the one epoch"
     return (
         f"An AU of {au:g} % can't be met: {epoch.au:.1f} % {which}, as {WORDS[limit]} "
-        f"{'are' if WORDS[limit].split(',')[0].endswith('s') else 'is'} the limit: the GPUs ask "
+        f"{'are' if limit in PLURAL else 'is'} the limit: the GPUs ask "
         f"for {shortfall(epoch, limit):.2f} x what it gives."
     )
 

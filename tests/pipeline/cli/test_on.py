@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import time
@@ -10,12 +11,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from penstock.cache.errors import ConfigError, FetchError, MissingDependencyError, PenstockError
+from penstock.pipeline.cli import executors
 from penstock.pipeline.cli.executors import executor_on
 from penstock.pipeline.cli.main import main
 from tests import images
 from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -83,6 +86,22 @@ def test_a_port_where_something_else_listens(monkeypatch: pytest.MonkeyPatch) ->
         on = f"dask://127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(FetchError, match="no scheduler answers"), executor_on(on):
             pass
+
+
+def test_an_address_of_ipv6_keeps_its_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    @contextlib.contextmanager
+    def dask(_: str, *, address: str) -> Iterator[None]:
+        asked.append(address)
+        yield
+
+    monkeypatch.setattr(executors, "_check_answers", lambda *_, **__: None)
+    monkeypatch.setattr(executors, "_dask", dask)
+    for on in ("dask://[fd00::7]:8786", "dask://10.0.0.7"):
+        with executor_on(on):
+            pass
+    assert asked == ["tcp://[fd00::7]:8786", "tcp://10.0.0.7:8786"]
 
 
 def test_mpi_needs_workers_or_says_what_is_missing() -> None:

@@ -122,8 +122,11 @@ def test_an_au_that_cant_be_met_names_the_constraint_and_by_how_much() -> None:
     slow = forecast(setup(node={"nvme_bytes_per_s": 4e8, "ram_bytes": 1e9}))
     words = unmet_words(slow, au=95)
     assert words is not None
-    assert "the local disk" in words
     assert f"{slow.later.tiers['disk'] / slow.later.tiers['model']:.2f} x" in words
+    assert "the local disk is the limit" in words
+    many = unmet_words(forecast(setup(store={"requests_per_s": 1.0}, job={"epochs": 1})), au=95)
+    assert many is not None
+    assert "the store's requests a second are the limit" in many
     assert unmet_words(forecast(SETUP), au=95) is None
 
 

@@ -133,7 +133,7 @@ def check_executor(executor: object) -> None:
         )
 
 
-def over(
+def run_tasks(
     executor: Executor,
     function: Callable[[T], R],
     tasks: Iterable[T],
@@ -292,7 +292,7 @@ class _Kept:
 os.register_at_fork(after_in_child=_Kept.forget)
 
 
-def kept(key: str, make: Callable[[], T]) -> T:
+def keep_open(key: str, make: Callable[[], T]) -> T:
     """What make() gives, made once a process and key; the last few are kept."""
     with _Kept.lock:
         if key not in _Kept.made:

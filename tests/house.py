@@ -83,7 +83,7 @@ STOREYS: Mapping[str, tuple[tuple[frozenset[str], ...], ...]] = {
     ),
     "readers": (
         (frozenset({"packing"}),),
-        (frozenset({"dataset"}),),
+        (frozenset({"dataset", "luggage"}),),
         # What the loader reads, whatever it is made of.
         (
             frozenset(

@@ -37,7 +37,7 @@ def map_name(key: str) -> str:
 
 
 class FillMarks:
-    """The marks of one fill, as they stand in its open map.
+    """Which pieces of a blob that is being filled are there, as its open map says.
 
     fd: of the map, not taken over. size_bytes: of the blob. Raises ValueError for what is no map of
     such a blob, or an older version's, which doesn't say where pieces begin.

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.cache.errors import ConfigError
-from penstock.cache.executors import check_executor, dask_client, kept, over, worker_name
+from penstock.cache.executors import check_executor, dask_client, keep_open, run_tasks, worker_name
 from penstock.pipeline.feed.node_warm import warm_node
 from penstock.pipeline.feed.share_fills import WarmResult
 from penstock.pipeline.plan.world import World
 from penstock.readers.index.reach import check_indexes
-from penstock.readers.packing.crew import Luggage
+from penstock.readers.luggage import Luggage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,7 +48,7 @@ def warm_task(task: WarmTask) -> tuple[str, WarmResult]:
     check_indexes(task.url, task.indexes)
     key = hashlib.sha256(task.source).hexdigest()
     # Of the driver, as the task that it came with.
-    dataset = kept(f"warm {key}", lambda: pickle.loads(task.source))
+    dataset = keep_open(f"warm {key}", lambda: pickle.loads(task.source))
     world = World(task.rank, task.size, local_rank=0, local_size=task.ranks)
     return worker_name(), warm_node(dataset, task.order, world=world)
 
@@ -73,13 +73,15 @@ def warm_nodes(
     size = count if world is None else world.size
     if size % count:
         raise ConfigError(f"world: got {size} ranks, wanted a multiple of the {count} nodes.")
-    luggage, ranks = Luggage.of_source(dataset, is_pack=False, fields=None), size // count
+    luggage, ranks = Luggage.of(dataset), size // count
     tasks = [
         WarmTask(dataset.url, luggage.source, luggage.indexes, order, node * ranks, size, ranks)
         for node in range(count)
     ]
     run: Any = _Pinned(executor, hosts) if hosts else executor
-    told = [result for _, (_, result) in over(run, warm_task, tasks, what="nodes", total=count)]
+    told = [
+        result for _, (_, result) in run_tasks(run, warm_task, tasks, what="nodes", total=count)
+    ]
     return WarmResult(
         bytes=sum(each.bytes for each in told),
         objects=sum(each.objects for each in told),

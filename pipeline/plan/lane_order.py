@@ -31,9 +31,9 @@ _MOST_TEXT = 9000  # characters; 2,048 groups take 5,500
 
 @dataclass(frozen=True, slots=True)
 class LaneGroups:
-    """Lanes in a row that have one another's neighbouring places in any order.
+    """The lanes of a job in groups of neighbours, which any lane order keeps together.
 
-    lanes: at least 1. They make groups of equally many, as few as `MOST_GROUPS` allow; where that
+    lanes: at least 1. Groups are of equally many, as small as `MOST_GROUPS` allow; where that
     leaves fewer for the last group, it keeps the last place.
     """
 

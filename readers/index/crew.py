@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock import __version__
-from penstock.cache.executors import check_everywhere, check_executor, kept, over
+from penstock.cache.executors import check_everywhere, check_executor, keep_open, run_tasks
 from penstock.readers.fields.examine import verify_for
 from penstock.readers.fields.facts import Facts
 from penstock.readers.fields.verify import named_verify, verify_name
@@ -104,7 +104,7 @@ class ShardFacts:
         return cls(found, progressive)
 
 
-def look(job: CheckJob) -> None:
+def check_worker(job: CheckJob) -> None:
     """See whether this process reaches the data, and has what checks samples. Raises what says
     which it lacks."""
     _reached(job)
@@ -131,7 +131,7 @@ def check_task(task: CheckTask) -> ShardFacts:
 def _reached(job: CheckJob) -> Any:
     key = hashlib.sha256(job.reach).hexdigest()
     # Of the driver, as the task that it came with.
-    return kept(f"index {key}", lambda: pickle.loads(job.reach).open())
+    return keep_open(f"index {key}", lambda: pickle.loads(job.reach).open())
 
 
 def _verify(job: CheckJob) -> Verify | None:
@@ -189,9 +189,11 @@ class IndexCrew:
             else:
                 reporter.done(len(mine), int(sizes[mine].sum()))
         if left:
-            check_everywhere(self.executor, look, job)
+            check_everywhere(self.executor, check_worker, job)
         tasks = (_task(job, number, wanted) for number in left)
-        for task, facts in over(self.executor, check_task, tasks, what="shards", total=len(left)):
+        for task, facts in run_tasks(
+            self.executor, check_task, tasks, what="shards", total=len(left)
+        ):
             parts.write(task.shard, facts)
             mine = positions[task.shard]
             reporter.done(len(mine), int(sizes[mine].sum()))

@@ -53,7 +53,7 @@ _PIECE_BYTES = 256 * 2**10
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class BuildReport:
     """How a builder ended. error: its message, "" where the index stands; pieces: of the index in
     the store, 0 where it was too large."""
 
@@ -133,7 +133,9 @@ class FirstUse:
         except BaseException as error:
             kind = type(error).__name__ if isinstance(error, PenstockError) else ""
             with suppress(JobStoreError):  # then the others hear nothing; the error is this one
-                self._end(Outcome(self._shown(self._me), f"{error}" or kind or "interrupted", kind))
+                self._end(
+                    BuildReport(self._shown(self._me), f"{error}" or kind or "interrupted", kind)
+                )
                 self._give_up()
             raise
         finally:
@@ -152,8 +154,8 @@ class FirstUse:
     def _beat(self, number: int) -> None:
         self.store.tell(self._name("beat"), json.dumps([number, *self._done]))
 
-    def _end(self, outcome: Outcome) -> None:
-        told = [outcome.builder, outcome.error[:2000], outcome.kind, outcome.place, outcome.pieces]
+    def _end(self, report: BuildReport) -> None:
+        told = [report.builder, report.error[:2000], report.kind, report.place, report.pieces]
         self.store.tell(self._name("done"), json.dumps(told))
 
     def publish(self, manifest: Manifest, place: bytes) -> None:
@@ -164,9 +166,9 @@ class FirstUse:
             for start in range(0, len(packed), _PIECE_BYTES):
                 self.store.tell(self._name(f"piece{pieces}"), packed[start : start + _PIECE_BYTES])
                 pieces += 1
-        self._end(Outcome(self._shown(self._me), place=os.fsdecode(place), pieces=pieces))
+        self._end(BuildReport(self._shown(self._me), place=os.fsdecode(place), pieces=pieces))
 
-    def wait(self) -> Outcome:
+    def wait(self) -> BuildReport:
         """Wait for the builder. Raises its error, and StalledError where it is gone."""
         builder = self._shown(self.store.heard(self._name("builder")) or "")
         began = heard = logged = time.monotonic()
@@ -179,7 +181,7 @@ class FirstUse:
                 self._give_up()
                 raise StalledError(
                     f"{self.url}: {builder} was building the index for all processes of the job, "
-                    f"and hasn't been heard of for {now - heard:.0f} s. Look at its log; with "
+                    f"and hasn't been heard from for {now - heard:.0f} s. Look at its log; with "
                     "`penstock index` before the job nobody has to wait. Another try builds anew."
                 )
             if now - logged > 2 * BEAT_S:
@@ -192,19 +194,19 @@ class FirstUse:
                     done,
                     total,
                 )
-        outcome = Outcome(*json.loads(self.store.heard(self._name("done")) or "[]"))
-        outcome.check(self.url)
-        return outcome
+        report = BuildReport(*json.loads(self.store.heard(self._name("done")) or "[]"))
+        report.check(self.url)
+        return report
 
     @staticmethod
     def _shown(me: str) -> str:
         host, process, _ = [*me.split(":"), "", "", ""][:3]
         return f"process {process} of {host}"
 
-    def receive(self, outcome: Outcome, place: bytes) -> bool:
+    def receive(self, report: BuildReport, place: bytes) -> bool:
         """Put the copy of the index that came through the store into a folder; False where none
         came. Raises WriteError."""
-        told = [self.store.heard(self._name(f"piece{n}")) for n in range(outcome.pieces)]
+        told = [self.store.heard(self._name(f"piece{n}")) for n in range(report.pieces)]
         files = _unpacked("".join(each or "" for each in told)) if all(told) and told else None
         if files is None:
             return False

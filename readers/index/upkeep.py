@@ -95,14 +95,14 @@ class Upkeep:
                 manifest, place = self._made()
                 job.publish(manifest, place)
             return manifest, place
-        outcome = job.wait()
+        report = job.wait()
         if (found := self._found()) is not None:
             return found
         place = self._places.make()
         with locked(place):
             known = self._read(place)  # another process of this node has put it there
             if known is None or not self._stands(known, place):
-                known = self._read(place) if job.receive(outcome, place) else None
+                known = self._read(place) if job.receive(report, place) else None
             if known is not None and self._stands(known, place):
                 return known, place
         _log.warning(
@@ -110,8 +110,8 @@ class Upkeep:
             "handed on: this node builds its own. `penstock index` with --out FOLDER, one that all "
             "nodes see, saves that.",
             self._origin.url,
-            outcome.builder,
-            outcome.place,
+            report.builder,
+            report.place,
         )
         return None
 

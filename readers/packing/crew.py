@@ -11,14 +11,13 @@ import pickle
 import secrets
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from penstock.cache.errors import ConfigError
-from penstock.cache.executors import check_everywhere, check_executor, over
-from penstock.readers.dataset import Dataset
+from penstock.cache.executors import check_everywhere, check_executor, run_tasks
 from penstock.readers.files.atomic import make_folder
 from penstock.readers.files.progress import Reporter
-from penstock.readers.index.reach import Reach, part_of, pickled
+from penstock.readers.index.reach import part_of
+from penstock.readers.luggage import Luggage
 from penstock.readers.packing.shard_task import (
     PackJob,
     ShardTask,
@@ -31,6 +30,7 @@ from penstock.readers.packing.source import CandidateSource
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+    from penstock.readers.index.reach import Reach
     from penstock.readers.packing.folder import PackFolder, ShardRecord
     from penstock.readers.packing.plan import PackPlan
     from penstock.readers.packing.source import PackSource
@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from penstock.readers.types import Progress
 
 _log = logging.getLogger("penstock")
-
-_MOST_SOURCE_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,54 +55,26 @@ class Crew:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Luggage:
-    """A source as it travels to workers. source: pickled; indexes: folders in which the indexes of
-    its datasets lie."""
+class PackLuggage:
+    """What the workers of a pack get of its source, and how they read it. fields: those that are
+    packed, None is all."""
 
     kind: Literal["candidates", "pack", "rows"]
-    source: bytes
-    indexes: tuple[bytes, ...] = ()
+    luggage: Luggage
     fields: tuple[str, ...] | None = None
 
     @classmethod
-    def of_files(cls, reach: Reach) -> Luggage:
+    def of_files(cls, reach: Reach) -> PackLuggage:
         """Of data that has no index: each task brings what was listed of its samples."""
-        return cls(kind="candidates", source=pickle.dumps(reach))
+        return cls(kind="candidates", luggage=Luggage(source=pickle.dumps(reach)))
 
     @classmethod
-    def of_source(cls, source: Source, *, is_pack: bool, fields: tuple[str, ...] | None) -> Luggage:
+    def of_source(
+        cls, source: Source, *, is_pack: bool, fields: tuple[str, ...] | None
+    ) -> PackLuggage:
         """Of what is open here, and is opened anew there. Raises ConfigError."""
-        indexes: list[bytes] = []
-
-        def carried(value: Any) -> Any:
-            return _carried(value, indexes) if isinstance(value, Dataset) else NotImplemented
-
-        made = pickled(source, carried)
-        if len(made) > _MOST_SOURCE_BYTES:
-            raise ConfigError(
-                f"{source.url}: this selection takes {len(made):,} bytes, and each task of an "
-                "executor would carry it. Pack it in ranks, under torchrun or Slurm, or pack the "
-                "whole dataset and select of the pack."
-            )
         kind: Literal["pack", "rows"] = "pack" if is_pack else "rows"
-        return cls(kind=kind, source=made, indexes=tuple(indexes), fields=fields)
-
-
-def _carried(dataset: Dataset, indexes: list[bytes]) -> tuple[Any, ...]:
-    """A dataset as it is pickled for another machine: absolute, without secrets, and with the index
-    that it has here. indexes: its folder is added."""
-    make, (url, arguments, names) = dataset.__reduce__()
-    reach = Reach.of(
-        url,
-        storage_options=arguments["storage_options"],
-        filesystem=arguments["filesystem"],
-        cache=arguments["cache"],
-    )
-    index = arguments["index"]
-    if not dataset.index.is_self_contained and os.path.isdir(dataset.index.place):
-        index = os.path.abspath(dataset.index.place)
-        indexes.append(os.fsencode(index))
-    return make, (reach.url, {**arguments, "index": index, "cache": reach.cache}, names)
+        return cls(kind=kind, luggage=Luggage.of(source), fields=fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +82,7 @@ class CrewWriter:
     """Has the shards of a plan written by a crew, into a pack's folder that has begun."""
 
     crew: Crew
-    luggage: Luggage
+    luggage: PackLuggage
     source: PackSource
     plan: PackPlan
     folder: PackFolder
@@ -144,7 +114,7 @@ class CrewWriter:
             if left:
                 check_everywhere(self.crew.executor, check_worker, job)
             tasks = (self._task(job, shard) for shard in left)
-            for task, record in over(
+            for task, record in run_tasks(
                 self.crew.executor, write_task, tasks, what="shards", total=len(left)
             ):
                 records[task.shard] = record
@@ -167,9 +137,9 @@ class CrewWriter:
             run=run,
             settings=self.folder.settings,
             kind=self.luggage.kind,
-            source=self.luggage.source,
+            source=self.luggage.luggage.source,
             fingerprint=self.source.fingerprint,
-            indexes=self.luggage.indexes,
+            indexes=self.luggage.luggage.indexes,
             fields=self.luggage.fields,
             transcode=self.transcode,
             verify=self.crew.verify,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.readers.index.opening import Folder
     from penstock.readers.origin.origin import Origin
     from penstock.readers.origin.urls import Url
-    from penstock.readers.packing.crew import Crew, Luggage
+    from penstock.readers.packing.crew import Crew, PackLuggage
     from penstock.readers.packing.summary import PackSummary
     from penstock.readers.packing.task import ShardRule
     from penstock.readers.types import Progress, Verify
@@ -222,10 +222,10 @@ def _dataset(src: Url, told: _Told, *, fields: Iterable[str] | None) -> Dataset:
     )
 
 
-def _files(src: Url, told: _Told) -> Luggage:
+def _files(src: Url, told: _Told) -> PackLuggage:
     """Data without an index of its own, for a crew."""
     from penstock.readers.index.reach import Reach
-    from penstock.readers.packing.crew import Luggage
+    from penstock.readers.packing.crew import PackLuggage
 
     reach = Reach.of(
         src,
@@ -233,19 +233,19 @@ def _files(src: Url, told: _Told) -> Luggage:
         filesystem=told.filesystem,
         cache=told.cache,
     )
-    return Luggage.of_files(reach)
+    return PackLuggage.of_files(reach)
 
 
-def _carried_pack(src: Url, told: _Told, names: tuple[str, ...] | None) -> Luggage:
+def _carried_pack(src: Url, told: _Told, names: tuple[str, ...] | None) -> PackLuggage:
     with closing(_dataset(src, told, fields=None)) as dataset:
         return _carried(dataset, names, is_pack=True)
 
 
-def _carried(src: Source, names: tuple[str, ...] | None, *, is_pack: bool) -> Luggage:
+def _carried(src: Source, names: tuple[str, ...] | None, *, is_pack: bool) -> PackLuggage:
     """What is open here, for a crew."""
-    from penstock.readers.packing.crew import Luggage
+    from penstock.readers.packing.crew import PackLuggage
 
-    return Luggage.of_source(src, is_pack=is_pack, fields=names)
+    return PackLuggage.of_source(src, is_pack=is_pack, fields=names)
 
 
 def _pack_rows(

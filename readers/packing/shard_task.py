@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from penstock.cache.errors import DestinationError, IndexChangedError
-from penstock.cache.executors import kept
+from penstock.cache.executors import keep_open
 from penstock.readers.dataset import Dataset, copy_keeping
 from penstock.readers.fields.examine import verify_for
 from penstock.readers.fields.verify import named_verify
@@ -221,7 +221,7 @@ def _source(task: ShardTask) -> PackSource:
 
 def _opened(job: PackJob) -> Any:
     key = hashlib.sha256(b"%s\0%r" % (job.source, job.fields)).hexdigest()
-    opened = kept(f"pack {key}", lambda: _open(job))
+    opened = keep_open(f"pack {key}", lambda: _open(job))
     if job.kind != "candidates" and opened.fingerprint != job.fingerprint:
         raise IndexChangedError(
             f"{opened.url}: it isn't the same here as where the work is handed out, as its index "

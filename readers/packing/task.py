@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from penstock.readers.packing.crew import Crew, Luggage
+    from penstock.readers.packing.crew import Crew, PackLuggage
     from penstock.readers.packing.folder import ShardRecord
     from penstock.readers.packing.plan import PackPlan
     from penstock.readers.packing.source import PackSource
@@ -80,7 +80,10 @@ class PackTask:
         }
 
     def run(
-        self, source: PackSource, root: bytes, luggage: Callable[[], Luggage | None] | None = None
+        self,
+        source: PackSource,
+        root: bytes,
+        luggage: Callable[[], PackLuggage | None] | None = None,
     ) -> PackSummary:
         """Write this rank's share, and the manifest if all shares are there by then. luggage: the
         source for a crew, asked for where there is one."""
@@ -141,7 +144,7 @@ class PackTask:
         return writer.write(range(self.rank, plan.grouping.shards, self.size))
 
     def _with_crew(
-        self, luggage: Luggage, source: PackSource, plan: PackPlan, folder: PackFolder
+        self, luggage: PackLuggage, source: PackSource, plan: PackPlan, folder: PackFolder
     ) -> dict[int, ShardRecord]:
         """Have all shards written by workers."""
         from penstock.readers.packing.crew import CrewWriter  # who packs alone needs none

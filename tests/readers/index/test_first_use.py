@@ -136,7 +136,7 @@ def test_a_builder_that_is_killed_is_missed_and_another_try_builds(tmp_path: Pat
     phase = {"name": "dies", "url": url, "dies": True, "silent": 1.0, "again": True}
     (left,) = [each for each in job(tmp_path / "out", [phase], 2)["dies"] if each]
     assert left["error"].startswith("StalledError"), left
-    assert "hasn't been heard of" in left["error"]
+    assert "hasn't been heard from" in left["error"]
     assert left["samples"] == 40
 
 

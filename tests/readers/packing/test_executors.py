@@ -22,6 +22,7 @@ from penstock.cache.errors import (
 )
 from penstock.readers import Dataset, pack
 from penstock.readers.concatenation import concat
+from penstock.readers.luggage import Luggage
 from penstock.readers.packing import crew
 from penstock.readers.packing.shard_task import write_task
 from tests import crews, images
@@ -195,7 +196,7 @@ def test_credentials_dont_travel(tmp_path: Path, url: str, options: dict[str, An
             assert "FwoG" not in str(caught.value)
         else:
             with pytest.raises(ConfigError, match="login of its own"):
-                crew.Luggage.of_source(source, is_pack=True, fields=None)  # type: ignore[arg-type]
+                Luggage.of(source)  # type: ignore[arg-type]
     assert not watched.tasks
     assert not (tmp_path / "pack").exists()
 

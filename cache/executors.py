@@ -152,12 +152,12 @@ def run_tasks(
     ahead = max(4, _AHEAD_PER_WORKER * (worker_count(executor) or MANY_WORKERS))
     waiting = iter(tasks)
     pending: dict[Future[Any], T] = {}
-    done, told = 0, time.monotonic()
+    tally, told = _Tally(what, total), time.monotonic()
     try:
         while True:
             while len(pending) < ahead and (task := next(waiting, None)) is not None:
                 call = _Call(function, task, __version__)
-                pending[_submitted(executor, call, what=what, done=done, total=total)] = task
+                pending[_submitted(executor, call, tally)] = task
             if not pending:
                 return
             ended, _ = wait(pending, timeout=_HEARD_S, return_when=FIRST_COMPLETED)
@@ -166,35 +166,44 @@ def run_tasks(
             elif time.monotonic() - told > _QUIET_S:
                 told = time.monotonic()
                 _log.warning(
-                    "No worker has ended one of the %s for %.0f s (%d of %d are done). Are there "
-                    "workers? The executor's own dashboard or log tells.",
+                    "No worker has finished any of the %s for %.0f s (%d of %d are done). Are any "
+                    "workers up? The executor's own dashboard or log tells.",
                     what,
                     _QUIET_S,
-                    done,
+                    tally.done,
                     total,
                 )
             for future in ended:
                 task = pending.pop(future)
-                result = _result(future, what=what, done=done, total=total)
-                done += 1
+                result = _result(future, tally)
+                tally.done += 1
                 yield task, result
     finally:
         for future in pending:
             future.cancel()
 
 
-def _submitted(
-    executor: Executor, call: _Call[T, R], *, what: str, done: int, total: int
-) -> Future[Any]:
+@dataclass(slots=True)
+class _Tally:
+    """How far a run is, for errors: so many of all tasks, called `what`, are done."""
+
+    what: str
+    total: int
+    done: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.done} of {self.total} {self.what} of this run are done and kept"
+
+
+def _submitted(executor: Executor, call: _Call[T, R], tally: _Tally) -> Future[Any]:
     try:
         future = executor.submit(_run, call)
     except BrokenExecutor as error:
-        raise _died(error, what=what, done=done, total=total) from error
+        raise _died(error, tally) from error
     except RuntimeError as error:  # it was shut down, or its cluster is gone
         raise WorkerError(
-            f"executor: {type(executor).__name__} takes no task ({_reason(error)}). {done} of "
-            f"{total} {what} of this run are done and stay: the same call, with an executor that "
-            "runs, goes on after them."
+            f"executor: {type(executor).__name__} takes no tasks ({_reason(error)}). {tally}: the "
+            "same call with an executor that runs goes on from there."
         ) from error
     if not isinstance(future, Future):
         raise ConfigError(
@@ -204,11 +213,11 @@ def _submitted(
     return future
 
 
-def _result(future: Future[Any], *, what: str, done: int, total: int) -> Any:
+def _result(future: Future[Any], tally: _Tally) -> Any:
     try:
         result = future.result()
     except (BrokenExecutor, CancelledError) as error:
-        raise _died(error, what=what, done=done, total=total) from error
+        raise _died(error, tally) from error
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "penstock":
             raise
@@ -216,15 +225,14 @@ def _result(future: Future[Any], *, what: str, done: int, total: int) -> Any:
     except Exception as error:
         # Engines have errors of their own for workers that are gone, each known by its name alone.
         if type(error).__name__ in _GONE:
-            raise _died(error, what=what, done=done, total=total) from error
+            raise _died(error, tally) from error
         raise
     if isinstance(result, _Failure):
         raise result.error()
     if not isinstance(result, _Success):
         raise WorkerError(
             f"The executor answered a task with {type(result).__name__}, which isn't what the task "
-            f"returned. {done} of {total} {what} of this run are done and stay. Pass an executor "
-            "that runs fn(*args) and hands its result back."
+            f"returned. {tally}. Pass an executor that runs fn(*args) and hands its result back."
         )
     return result.result
 
@@ -253,12 +261,11 @@ def _reason(error: BaseException) -> str:
     return str(error).strip().split("\n")[0] or type(error).__name__
 
 
-def _died(error: BaseException, *, what: str, done: int, total: int) -> WorkerError:
-    reason = _reason(error)
+def _died(error: BaseException, tally: _Tally) -> WorkerError:
     return WorkerError(
-        f"A worker died, or the executor let its tasks go ({reason}). {done} of {total} {what} of "
-        "this run are done and stay: the same call, with a new executor, goes on after them. "
-        "Look at the worker's log: a process that is killed often had too little memory."
+        f"A worker died, or the executor dropped its tasks ({_reason(error)}). {tally}: the same "
+        "call with a new executor goes on from there. Look at the worker's log: a process that was "
+        "killed has often run out of memory."
     )
 
 

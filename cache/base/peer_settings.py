@@ -91,8 +91,8 @@ class Peers:
         if self.nodes and self.address not in self.nodes:
             raise ConfigError(
                 f"peers: got the address {self.address!r}, which isn't among the "
-                f"{len(self.nodes)} nodes. List all nodes of the job alike on each of them, and "
-                "pass this one's address as it stands there."
+                f"{len(self.nodes)} nodes. Pass the same list of all nodes on each of them, and "
+                "this one's address as it stands there."
             )
 
     @property

@@ -138,6 +138,6 @@ def _entries(text: str) -> list[tuple[int, int, str]]:
 
 def _damaged() -> JobStoreError:
     return JobStoreError(
-        "What the job's store says of the nodes' addresses is none of Penstock's: somebody else "
-        "writes there, or another version runs on some nodes."
+        "What the job's store says of the nodes' addresses isn't what Penstock writes: another "
+        "program writes there, or some nodes run another version."
     )

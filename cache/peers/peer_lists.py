@@ -81,7 +81,7 @@ class PeerLists:
                 f"peers: {shown}{more} didn't answer within {_FIRST_S:.0f} s: what "
                 f"{'they hold' if are_many else 'it holds'} comes from the remote as long as that "
                 "is so. Check the address, that the job runs there with the same token, and that "
-                "no firewall is between.",
+                "no firewall is in between.",
                 PenstockWarning,
                 stacklevel=2,
             )

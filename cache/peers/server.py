@@ -60,9 +60,9 @@ class Refusals:
         if now_s >= self._next_s:
             self._next_s = now_s + _TELL_EVERY_S
             _log.warning(
-                "The server of the cache refused what isn't rightly signed or encrypted (%d so "
-                "far, the last from %s). Give every node of the job the same token, and keep the "
-                "port from others.",
+                "The server of the cache refused requests that weren't correctly signed or "
+                "encrypted (%d so far, the last from %s). Give every node of the job the same "
+                "token, and keep others off the port.",
                 self._count,
                 address,
             )

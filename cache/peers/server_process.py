@@ -235,7 +235,7 @@ class PeerServer:
             if self._closed:
                 line.close()
         _log.warning(
-            "%s: the server of the cache (pid %d) was killed; another serves on (pid %d).",
+            "%s: the server of the cache (pid %d) died; another serves on (pid %d).",
             self._root,
             before.pid,
             line.pid,

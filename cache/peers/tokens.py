@@ -104,7 +104,7 @@ class PeerSecret:
 
 def _check_private(found: os.stat_result, place: str) -> None:
     if not stat.S_ISREG(found.st_mode):
-        raise ConfigError(f"peers: the token_file {place} is no file.")
+        raise ConfigError(f"peers: the token_file {place} isn't a regular file.")
     if found.st_uid not in (0, os.geteuid()):
         raise ConfigError(
             f"peers: the token_file {place} belongs to another user (uid {found.st_uid}), who "

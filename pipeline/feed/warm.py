@@ -82,7 +82,7 @@ def warm(
     shards at a time. dry_run: fetch nothing. progress: called from several threads. stop: ends it
     early; the result tells what came till then. dataset, cache: also a URL and the cache for it.
     executor: whose workers warm their machines, `nodes` of them (docs/packs.md); world is then any
-    rank's of the job, and the result the sum of all.
+    rank's of the job, the result the sum of all, and nothing is told of the progress.
 
     Raises ConfigError for a local dataset (nothing to warm), one without cache=, and a limit
     below two open windows; ResumeError for a state of another dataset; WriteError for a cache
@@ -102,6 +102,11 @@ def warm(
         workers=workers,
         dry_run=dry_run,
     )
+    if nodes is not None and executor is None:
+        raise ConfigError(
+            f"nodes: got {nodes} without an executor, whose workers would warm them. This call "
+            "warms one node, the one that it runs on: say which by world=."
+        )
     if not isinstance(dataset, Source):
         with Dataset(dataset, cache=cache) as opened:
             return _warmed(opened, order, world, executor, nodes, progress, stop)

@@ -17,6 +17,7 @@ from penstock.cache.errors import ConfigError
 from penstock.cache.executors import check_executor, dask_client, keep_open, run_tasks, worker_name
 from penstock.pipeline.feed.node_warm import warm_node
 from penstock.pipeline.feed.share_fills import WarmResult
+from penstock.pipeline.options.checks import check_count
 from penstock.pipeline.plan.world import World
 from penstock.readers.index.reach import check_indexes
 from penstock.readers.luggage import Luggage
@@ -65,11 +66,17 @@ def warm_nodes(
     and what a node's warm-up raises, with the worker's name."""
     check_executor(executor)
     hosts = _hosts(executor)
-    count = nodes or len(hosts)
+    count = len(hosts) if nodes is None else check_count("nodes", nodes, least=1)
     if not count:
-        raise ConfigError("nodes: got none, wanted how many nodes the job has: nodes=4.")
+        raise ConfigError(
+            "nodes: got None, wanted how many nodes the job has, such as nodes=4: this executor "
+            "doesn't tell where its workers are."
+        )
     if hosts and count > len(hosts):
-        raise ConfigError(f"nodes: got {count}, and Dask has workers on {len(hosts)} hosts.")
+        raise ConfigError(
+            f"nodes: got {count}, and Dask has workers on {len(hosts)} hosts. Start a worker on "
+            "each of the job's nodes, or pass fewer."
+        )
     size = count if world is None else world.size
     if size % count:
         raise ConfigError(f"world: got {size} ranks, wanted a multiple of the {count} nodes.")

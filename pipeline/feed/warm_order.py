@@ -47,8 +47,8 @@ class WarmOrder:
         fields = type(self).__dataclass_fields__
         if given := [name for name in _OF_STATES if getattr(self, name) != fields[name].default]:
             raise ConfigError(
-                f"{given[0]}: got {getattr(self, given[0])!r} beside a state, which says it: the "
-                "order and the place are those of the state. Leave one of them out."
+                f"{given[0]}: got {getattr(self, given[0])!r} beside a state, which says it "
+                "already: order and place come from the state. Leave one of them out."
             )
 
     def job(self, source: Source, world: World) -> tuple[JobOrder, Cursor]:

@@ -188,7 +188,7 @@ class FirstUse:
                 logged = now
                 _, done, total = json.loads(beat) if beat else (0, 0, 0)
                 _log.info(
-                    "Waiting for the index of %s, which %s builds: %d of %d samples",
+                    "Waiting for the index of %s, which %s is building: %d of %d samples",
                     self.url,
                     builder,
                     done,

@@ -89,9 +89,9 @@ def check_seen(origin: Origin) -> None:
     """Raise DatasetNotFoundError for a local dataset whose folder this machine hasn't."""
     if isinstance(origin, LocalFolder) and not os.path.isdir(origin.root):
         raise DatasetNotFoundError(
-            f"{origin.url} isn't there on this machine, and the process that hands out the work "
-            "sees it. Mount it under the same path on every machine that runs workers, or name "
-            "the data by the URL of a store."
+            f"{origin.url} isn't there on this machine, though the process that hands out the "
+            "work sees it. Mount it under the same path on every machine that runs workers, or "
+            "name the data by the URL of a store."
         )
 
 

@@ -43,6 +43,11 @@ def test_what_can_not_be(url: str, tmp_path: Path) -> None:
     executor, cache = crews.Watched(), DiskCache(tmp_path / "cache", max_bytes="1GB")
     with pytest.raises(ConfigError, match="how many nodes"):
         warm(url, cache=cache, executor=executor)
+    for nodes in (0, -1):
+        with pytest.raises(ConfigError, match="nodes must be an integer of at least 1"):
+            warm(url, cache=cache, executor=executor, nodes=nodes)
+    with pytest.raises(ConfigError, match="nodes: got 2 without an executor"):
+        warm(url, cache=cache, nodes=2)
     with pytest.raises(ConfigError, match="a multiple of the 3 nodes"):
         warm(url, cache=cache, executor=executor, nodes=3, world=World(0, 4))
     with pytest.raises(ConfigError, match="cache: got one beside a dataset"):

@@ -89,7 +89,7 @@ def test_a_worker_and_a_driver_that_die(
     crews.plan_kills(tmp_path / "kills", 1, monkeypatch.setenv)
     with (
         ProcessPoolExecutor(1) as pool,
-        pytest.raises(WorkerError, match=r"of 4 shards|goes on after"),
+        pytest.raises(WorkerError, match=r"of \d+ shards.*goes on from there"),
     ):
         build(tars, tmp_path / "index", executor=pool)
     last = crews.Watched()
@@ -177,7 +177,7 @@ def gone() -> None:
 @pytest.mark.parametrize(
     ("executor", "kind", "words"),
     [
-        (Odd(gone), WorkerError, "Odd takes no task .*after shutdown.*goes on"),
+        (Odd(gone), WorkerError, "Odd takes no tasks .*after shutdown.*goes on"),
         (Odd(lambda: 5), ConfigError, "submit returned int, wanted a Future"),
         (Odd(made_up), WorkerError, "answered a task with dict"),
         (Odd, ConfigError, "wanted an Executor"),

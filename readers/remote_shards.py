@@ -102,6 +102,11 @@ class RemoteShards:
         found = self.find(shard)
         return 0 if found is None else found[0].fill(found[1], progress=progress, stop=stop)
 
+    def is_near(self, shard: int) -> bool:
+        """Whether another node of the job is known to hold a shard, as `Upstream.is_near` says."""
+        found = self.find(shard)
+        return found is not None and found[0].upstream.is_near(found[1].key)
+
     def is_left_to_others(self, shard: int) -> bool:
         """Whether a shard's fill shall wait, as `Remote.is_left_to_others` says."""
         found = self.find(shard)
@@ -204,15 +209,16 @@ class RemoteShards:
 
     def request_time(self) -> tuple[float, float]:
         """Seconds of recent requests, mean and 99th percentile: of the slowest remote."""
-        times = [remote.fetcher.request_time() for remote in self.remotes]
-        return max(mean for mean, _ in times), max(p99 for _, p99 in times)
+        return _slowest([remote.fetcher.request_time() for remote in self.remotes])
+
+    def range_time(self) -> tuple[float, float]:
+        """The same of whoever gives ranges of shards, other nodes among them."""
+        return _slowest([remote.upstream.request_time() for remote in self.remotes])
 
     def let_fills(self, room: Callable[[int, int], int]) -> None:
         """Set how many connections fills may use beside batches: room(now, most) of each remote."""
         for remote in self.remotes:
-            fetcher = remote.fetcher
-            most = fetcher.policy.max_connections
-            fetcher.fills_beside_urgent = room(fetcher.fills_beside_urgent, most)
+            remote.upstream.let_fills(room)
 
     # -- jobs
 
@@ -237,6 +243,10 @@ class RemoteShards:
         """Each provider, and the places of its shards among some."""
         for number, provider in enumerate(self._providers):
             yield np.flatnonzero(self._of[shards] == number), provider
+
+
+def _slowest(times: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return max(mean for mean, _ in times), max(p99 for _, p99 in times)
 
 
 def _mark(key: str) -> int:

@@ -24,7 +24,7 @@ class FetchPolicy:
     hedge_quantile, hedge_least, hedge_factor, hedge_floor_s: a range is asked for a second time
         when it takes longer than this quantile of the recent requests of a similar size, given
         at least `hedge_least` of them, and than `hedge_factor` medians, and than the floor.
-    max_hedge_share: hedges over requests, plus one.
+    max_hedge_share: hedges over requests, and their bytes over all bytes, plus one hedge.
     range_bytes: large objects are fetched in ranges of this size. 8 MiB: throughput levels off at
         4 to 8 MiB a request.
     min_connections, start_connections, max_connections: requests in flight, of all callers;

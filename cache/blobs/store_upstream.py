@@ -39,13 +39,29 @@ class StoreUpstream:
         """Fetch ranges from the store, as `Upstream.fetch` says."""
         self._fetcher.fetch([one.stored for one in ranges], deliver, urgent=urgent)
 
-    def room_for_fills(self) -> AbstractContextManager[int]:
+    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
         """Grant ranges that aren't urgent, as `Upstream.room_for_fills` says."""
-        return self._fetcher.room_for_fills()
+        del key
+        return self._fetcher.room_for_fills(most)
+
+    def let_fills(self, room: Callable[[int, int], int]) -> None:
+        """Set the connections of fills beside batches, as `Upstream.let_fills` says."""
+        fetcher = self._fetcher
+        most = fetcher.policy.max_connections
+        fetcher.fills_beside_urgent = room(fetcher.fills_beside_urgent, most)
+
+    def request_time(self) -> tuple[float, float]:
+        """Seconds of recent requests, mean and 99th percentile."""
+        return self._fetcher.request_time()
 
     def uri(self, path: str) -> str:
         """Name an object as the errors of `fetch` do."""
         return self._fetcher.uri(path)
+
+    def is_near(self, key: str) -> bool:
+        """Never: all is the store's."""
+        del key
+        return False
 
     def is_left_to_others(self, key: str) -> bool:
         """Never: it costs the same at any time."""

@@ -62,12 +62,21 @@ class Upstream(Protocol):
         StalledError.
         """
 
-    def room_for_fills(self) -> AbstractContextManager[int]:
-        """Grant ranges that aren't urgent, as many as may be asked for now; the room is the
-        caller's inside."""
+    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
+        """Grant ranges of a blob that aren't urgent: as many as may be asked for now, of the `most`
+        that the caller needs; the room is the caller's inside."""
+
+    def let_fills(self, room: Callable[[int, int], int]) -> None:
+        """Set how many connections fills may use while batches fetch too: room(now, most)."""
+
+    def request_time(self) -> tuple[float, float]:
+        """Seconds of recent requests, mean and 99th percentile; (0.0, 0.0) before the first."""
 
     def uri(self, path: str) -> str:
         """Name an object as the errors of `fetch` do. path: of a segment."""
+
+    def is_near(self, key: str) -> bool:
+        """Whether a blob is known to lie nearer than the store, all of it."""
 
     def is_left_to_others(self, key: str) -> bool:
         """Whether the fill of a blob shall wait for a while, as it can come cheaper then."""

@@ -117,10 +117,25 @@ class WholeFills:
     ) -> bool:
         """Fetch some of a fill's ranges, and take those that are there off the list. False if
         nothing came: others are at all of them, or batches need the connections."""
-        with self._upstream.room_for_fills() as room, contextlib.closing(fill.claims()) as claims:
+        # What this one can't use is left to other fills: all of them may go on at a time.
+        upstream, key = self._upstream, blob.source.key
+        with (
+            upstream.room_for_fills(key, self._most_requests(fill, ranges)) as room,
+            contextlib.closing(fill.claims()) as claims,
+        ):
             requests = list(self._claimed(blob, fill, ranges, claims, room, stop))
             self._requester.send(requests, urgent=False)
         return bool(requests)
+
+    def _most_requests(self, fill: Fill, ranges: deque[PieceSpan]) -> int:
+        """How many requests a fill could make now, if it had all connections."""
+        left, count = _FULL_RANGES_AT_ONCE * self._pieces.most(fill), 0
+        for pieces in ranges:
+            for low, high in fill.missing([pieces]):
+                left, count = left - (high - low), count + 1
+            if left <= 0:
+                break
+        return max(1, count)
 
     def _claimed(
         self,

@@ -52,12 +52,13 @@ class ConnectionBudget:
         """Note that an attempt has ended."""
         self.in_flight -= 1
 
-    def grant(self, now_s: float) -> int:
-        """Grant requests that aren't urgent, as many as may be sent now, until `revoke`."""
+    def grant(self, now_s: float, most: int) -> int:
+        """Grant requests that aren't urgent, as many as may be sent now and `most` of them, until
+        `revoke`."""
         limit = int(self.limit.count * self._fill_share)
         if now_s < self._urgent_s + _QUIET_S:
             limit = min(limit, self.fills_beside_urgent)
-        granted = max(0, limit - self._granted)
+        granted = max(0, min(limit - self._granted, most))
         self._granted += granted
         return granted
 

@@ -164,14 +164,15 @@ class Fetcher:
         self._scheduler.budget.fills_beside_urgent = connections
 
     @contextlib.contextmanager
-    def room_for_fills(self) -> Iterator[int]:
-        """How many requests that aren't urgent may be sent now; the room is the caller's inside.
+    def room_for_fills(self, most: int) -> Iterator[int]:
+        """How many requests that aren't urgent may be sent now, of the `most` that the caller has
+        to send; the room is the caller's inside.
 
         To be asked before pieces are claimed: were the limit kept where requests are sent, a batch
         could wait for a claimed piece, and its fill for the batches to be done.
         """
         with self._lock:
-            granted = self._scheduler.budget.grant(time.monotonic())
+            granted = self._scheduler.budget.grant(time.monotonic(), most)
         try:
             yield granted
         finally:

@@ -24,12 +24,13 @@ class Hedging:
         self.times = RequestTimes(policy)
         self._most_share = policy.max_hedge_share
         self._health = health
-        self._requests = 0
-        self._hedges = 0
+        self._requests = self._hedges = 0
+        self._bytes = self._hedged_bytes = 0
 
-    def sent(self) -> None:
+    def sent(self, size_bytes: int) -> None:
         """Note that a request was sent that is no hedge."""
         self._requests += 1
+        self._bytes += size_bytes
 
     def late(self, call: Call, now_s: float, *, most: int) -> Iterator[Request]:
         """Pick at most so many requests of a call to be sent again now; each counts as hedged."""
@@ -41,6 +42,7 @@ class Hedging:
                 request.is_hedged = True
                 self._requests += 1
                 self._hedges += 1
+                self._hedged_bytes += request.size_bytes
                 most -= 1
                 yield request
 
@@ -53,7 +55,10 @@ class Hedging:
 
     @property
     def _may_hedge(self) -> bool:
-        return self._hedges <= self._most_share * self._requests
+        # Both shares: late ranges are rather large ones, and over a link that is full all are late.
+        share = self._most_share
+        is_in_count = self._hedges <= share * self._requests
+        return is_in_count and self._hedged_bytes <= share * self._bytes
 
     def _late_after_s(self, request: Request) -> float | None:
         if not request.may_hedge or request.is_hedged or self._health.is_gone:

@@ -88,7 +88,7 @@ class Scheduler:
         request.is_hedged = False
         call.in_flight[request.number] = request
         self.budget.take(now_s, urgent=call.urgent)
-        self.hedging.sent()
+        self.hedging.sent(request.size_bytes)
         return Attempt(request)
 
     def _hedges(self, call: Call, now_s: float) -> list[Attempt]:

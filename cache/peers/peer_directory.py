@@ -52,6 +52,9 @@ class PlannedHolders(Protocol):
         """The node that fetches a blob from the remote for the others that need it too; None where
         that is this node, or nobody else needs it."""
 
+    def is_needed(self, key: str) -> bool:
+        """Whether this node itself reads a blob in the epoch that is read now."""
+
     def hear(self, words: dict[int, str]) -> None:
         """Take over what nodes say they hold, in words of the plan's own."""
 
@@ -68,6 +71,11 @@ class NothingPlanned:
         """Nobody."""
         del key
         return None
+
+    def is_needed(self, key: str) -> bool:
+        """Who knows."""
+        del key
+        return True
 
     def hear(self, words: dict[int, str]) -> None:
         """Nobody asks."""
@@ -96,6 +104,7 @@ class PeerDirectory:
         self._told: dict[Peer, _Told] = {}
         self._lacks: dict[tuple[Peer, str], float] = {}
         self._known: dict[str, tuple[Peer, ...]] = {}
+        self._holders: dict[str, tuple[Peer, ...]] = {}
         self._planned: PlannedHolders = NothingPlanned()
 
     @property
@@ -117,6 +126,7 @@ class PeerDirectory:
                 self._planned = planned
             self._lacks.clear()
             self._known.clear()
+            self._holders.clear()
 
     def candidates(self, key: str, now_s: float) -> list[Peer]:
         """The peers to ask for a blob, in this order; empty: nobody."""
@@ -136,21 +146,31 @@ class PeerDirectory:
         return found[:_MOST_CANDIDATES]
 
     def _look(self, key: str) -> tuple[Peer, ...]:
-        holders = [peer for peer, told in self._told.items() if _has(told.marks, key)]
+        holders = list(self._told_holders(key))
         # Where several hold it, who asks which is spread by the key.
         holders.sort(key=lambda peer: hash((key, peer.node)))
         named = [self._peers[node] for node in self._planned.likely(key) if node in self._peers]
         return tuple(dict.fromkeys([*holders, *named]))
+
+    def _told_holders(self, key: str) -> tuple[Peer, ...]:
+        found = self._holders.get(key)
+        if found is None:
+            found = tuple(peer for peer, told in self._told.items() if _has(told.marks, key))
+            if len(self._holders) >= _MOST_KNOWN:
+                self._holders.clear()
+            self._holders[key] = found
+        return found
 
     def plan_again(self) -> None:
         """Ask the plan again who has what: it may be another epoch."""
         with self._lock:
             self._known.clear()
 
-    def holds(self, key: str) -> bool:
-        """Whether a peer said that it holds a whole blob."""
+    def holds(self, key: str, now_s: float) -> bool:
+        """Whether a peer that is well said that it holds a whole blob."""
         with self._lock:
-            return any(_has(told.marks, key) for told in self._told.values())
+            holders = self._told_holders(key)
+            return any(not self._health[peer].rests(now_s) for peer in holders)
 
     def has_other_owner(self, key: str, now_s: float) -> bool:
         """Whether another node, which is well, fetches a blob from the remote for this one."""
@@ -161,12 +181,17 @@ class PeerDirectory:
 
     # -- what peers say
 
+    def is_needed(self, key: str) -> bool:
+        """Whether this node reads a blob in this epoch, as far as the plan tells."""
+        return self._planned.is_needed(key)
+
     def tell(self, peer: Peer, marks: Marks, now_s: float) -> None:
         """Take over what a peer says it holds."""
         with self._lock:
             if peer in self._health:
                 self._told[peer] = _Told(marks, now_s)
                 self._known.clear()
+                self._holders.clear()
 
     def unheard(self, now_s: float, *, older_s: float, most: int) -> list[Peer]:
         """Peers to ask what they hold: those that never said it, then the oldest lists."""

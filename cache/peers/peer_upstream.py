@@ -51,6 +51,9 @@ _SIDE_CALLS = 8
 _MOST_DOUBTED = 65_536
 _LEFT_S = 30.0
 """So long a fill is left to the node that fetches the blob for all that need it."""
+_LEFT_FOR_LATER_S = 600.0
+"""So long where this node needs the blob in a later epoch: who reads it now has it when that
+begins, however slow the store is, and what is fetched sooner is fetched twice."""
 
 
 class PeerUpstream:
@@ -103,7 +106,9 @@ class PeerUpstream:
         self._lists = PeerLists(self.directory, fetcher, self._side, look=look)
 
     def renew(self) -> None:
-        """Have it looked who is there by now, on another thread, at the next range."""
+        """Have it looked who is there by now, on another thread, at the next range: it may be
+        another epoch, with other owners."""
+        self._left_since_s.clear()
         if self._lists is not None:
             self._lists.missed()
 
@@ -135,13 +140,38 @@ class PeerUpstream:
         finally:
             gate.end()
 
-    def room_for_fills(self) -> AbstractContextManager[int]:
-        """Grant ranges that aren't urgent, as `Upstream.room_for_fills` says."""
-        return self._store.room_for_fills()
+    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
+        """Grant ranges that aren't urgent, as `Upstream.room_for_fills` says: of the connections to
+        peers where one has the blob."""
+        fetcher = self._fetcher
+        if fetcher is not None and self.is_near(key):
+            return fetcher.room_for_fills(most)
+        return self._store.room_for_fills(key, most)
+
+    def let_fills(self, room: Callable[[int, int], int]) -> None:
+        """Set the connections of fills beside batches, as `Upstream.let_fills` says. One goes on
+        beside what batches ask of peers: with none they would ask for each sample."""
+        self._store.let_fills(room)
+        if (fetcher := self._fetcher) is not None:
+            now, most = fetcher.fills_beside_urgent, _POLICY.max_connections
+            fetcher.fills_beside_urgent = max(1, room(now, most))
+
+    def request_time(self) -> tuple[float, float]:
+        """Seconds of recent requests, mean and 99th percentile: of the slower ones."""
+        mean_s, p99_s = self._store.request_time()
+        if self._fetcher is None:
+            return mean_s, p99_s
+        of_peers = self._fetcher.request_time()
+        return max(mean_s, of_peers[0]), max(p99_s, of_peers[1])
 
     def uri(self, path: str) -> str:
         """Name an object as the errors of `fetch` do."""
         return self._store.uri(path)
+
+    def is_near(self, key: str) -> bool:
+        """Whether a peer said that it holds a blob."""
+        is_asked = self._lists is not None and key not in self._doubted
+        return is_asked and self.directory.holds(key, time.monotonic())
 
     def is_left_to_others(self, key: str) -> bool:
         """Whether the fill of a blob shall wait, as another node fetches it for this one too."""
@@ -150,11 +180,12 @@ class PeerUpstream:
             return False
         lists.missed()
         lists.hear()
-        if self.directory.holds(key):
+        if self.directory.holds(key, now_s):
             return False
         if len(self._left_since_s) >= _MOST_DOUBTED:
             self._left_since_s.clear()
-        return now_s - self._left_since_s.setdefault(key, now_s) < _LEFT_S
+        most_s = _LEFT_S if self.directory.is_needed(key) else _LEFT_FOR_LATER_S
+        return now_s - self._left_since_s.setdefault(key, now_s) < most_s
 
     def doubt(self, key: str) -> None:
         """Ask no peer any more for a blob whose bytes were wrong."""

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # consumer where shards are here already, at about 0.1 ms a step.
 _STEPS_A_BATCH = 16
 _MOST_STEPS_SAVED = 1024
+# Shards that are passed over until the walk waits for them.
+_MOST_PASSED_OVER = 4096
 
 
 @dataclass(slots=True)
@@ -88,8 +90,8 @@ class FillQueue:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no shard is left that the walk hasn't met."""
-        return not self._left
+        """Whether no shard is left, met by the walk or not."""
+        return not self._left and not self._queue
 
     def seek(self, cursor: Cursor) -> None:
         """Walk from this cursor on, as soon as the next shard is asked for."""
@@ -111,29 +113,47 @@ class FillQueue:
             self._left = int(self._todo.sum())
             return self._left > 0
 
-    def next(self, is_whole: Callable[[int], bool]) -> int | None:
-        """The next shard that isn't here; None if the walk may go no further or none is left."""
+    def next(
+        self, is_whole: Callable[[int], bool], may_fill: Callable[[int], bool] | None = None
+    ) -> int | None:
+        """The next shard that isn't here; None if the walk may go no further or none is left.
+        may_fill: those that it refuses are passed over, and keep their places."""
         with self._lock:
             if self._sought:
                 self._steps = self._sought.pop()
                 self._todo[list(self._queue)] = True
                 self._left += len(self._queue)
                 self._queue.clear()
-            return self._find(is_whole)
+            passed_over: list[int] = []
+            try:
+                return self._find(is_whole, may_fill, passed_over)
+            finally:
+                self._queue.extendleft(reversed(passed_over))
 
     def put_back(self, shard: int) -> None:
         """Have a shard that couldn't be filled come again, behind the others."""
         with self._lock:
             self._queue.append(shard)
 
-    def _find(self, is_whole: Callable[[int], bool]) -> int | None:
+    def _find(
+        self,
+        is_whole: Callable[[int], bool],
+        may_fill: Callable[[int], bool] | None,
+        passed_over: list[int],
+    ) -> int | None:
         assert self._pinned is not None
         while True:
             while self._queue:
                 shard = self._queue.popleft()
-                if self._pinned[shard] and not is_whole(shard):
+                if not self._pinned[shard]:
+                    continue
+                if may_fill is not None and not may_fill(shard):
+                    passed_over.append(shard)
+                elif not is_whole(shard):
                     return shard
-            if not self._left or self._steps is None or not self._may_walk():
+            if not self._left or self._steps is None or len(passed_over) >= _MOST_PASSED_OVER:
+                return None
+            if not self._may_walk():
                 return None
             _, shards = next(self._steps, (None, None))
             if shards is None:

@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import PenstockError
@@ -44,6 +45,35 @@ _RETRY_S, _MOST_RETRY_S = 1.0, 60.0
 _CLOSE_S = 1.0
 # Shards smaller than what the connections hold are filled several at a time, up to so many.
 _MOST_FILLS = 8
+# So long it stays decided where a shard comes from: what other nodes hold changes slowly.
+_DECIDED_S = 1.0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Supply:
+    """A supply is where shards are filled from: the remote, or the caches of other nodes.
+
+    Each has a pace of its own: while the remote gives little, what other nodes hold comes all the
+    same. running: tasks; filled_bytes: since the last batch; counted_bytes: of all that came.
+    """
+
+    is_near: bool
+    pace: Pace
+    running: deque[Outcome[None]] = field(default_factory=deque)
+    filled_bytes: int = 0
+    counted_bytes: int = 0
+
+    def count_batch(self, size_bytes: int, traffic: Traffic) -> None:
+        """Count a batch, and what batches have fetched since the one before."""
+        received = self.received(traffic)
+        fetched = received - self.counted_bytes - self.filled_bytes
+        self.counted_bytes, self.filled_bytes = received, 0
+        self.pace.count_batch(size_bytes)
+        self.pace.spend_for_batches(max(0, fetched))
+
+    def received(self, traffic: Traffic) -> int:
+        """All bytes that came from here."""
+        return traffic.bytes_peers if self.is_near else traffic.bytes_remote
 
 
 class Filler:
@@ -70,7 +100,12 @@ class Filler:
         held, most = remote.in_flight_bytes(mean_bytes)
         allowance = max(held, min(most, share.node_bytes // 4))
         self._most_running = max(1, min(held // max(1, mean_bytes), _MOST_FILLS))
-        self._pool = Workers(self._most_running, name="fill")
+        self._supplies = [Supply(is_near=False, pace=Pace(allowance_bytes=allowance))]
+        if any(cache.peers is not None for cache in remote.caches):
+            self._supplies.append(Supply(is_near=True, pace=Pace(allowance_bytes=allowance)))
+        for supply in self._supplies:
+            supply.counted_bytes = supply.received(remote.traffic())
+        self._pool = Workers(self._most_running * len(self._supplies), name="fill")
         self._stop = threading.Event()
         self.queue = FillQueue(
             needs,
@@ -80,11 +115,9 @@ class Filler:
         )
         # What handed_out() and the tasks share; held for moments only.
         self._lock = threading.Lock()
-        self._pace = Pace(allowance_bytes=allowance)
         self._budget = WalkBudget(epoch_steps)
-        self._running: deque[Outcome[None]] = deque()
-        self._filled_bytes = 0
-        self._counted_bytes = remote.traffic().bytes_received
+        self._decided: dict[int, Supply | None] = {}
+        self._decided_until = 0.0
         self._refresh_at = time.monotonic() + _REFRESH_S
         self._batches = 0  # handed out since the share was looked at
         self._retry_at, self._retry_s = 0.0, _RETRY_S
@@ -101,32 +134,37 @@ class Filler:
     def count_batch(self, size_bytes: int, traffic: Traffic) -> None:
         """Count a batch, and start a task if there is something to do. Raises what a task raised
         that isn't of the remote."""
-        while self._running and self._running[0].done():
-            self._running.popleft().result()
         now = time.monotonic()
         with self._lock:
-            fetched = traffic.bytes_received - self._counted_bytes - self._filled_bytes
-            self._counted_bytes, self._filled_bytes = traffic.bytes_received, 0
-            self._pace.count_batch(size_bytes)
-            self._pace.spend_for_batches(max(0, fetched))
+            for supply in self._supplies:
+                supply.count_batch(size_bytes, traffic)
             self._budget.count_batch()
             self._batches += 1
-            due = (not self._idle and self._may_fill(now)) or self._is_due(now)
-        if due and len(self._running) < self._most_running:
-            self._running.append(self._pool.submit(self._work, None))
+            is_due, is_idle = self._is_due(now), self._idle
+            due = [
+                supply
+                for supply in self._supplies
+                if (is_due and not supply.is_near) or (not is_idle and self._may_fill(supply, now))
+            ]
+        for supply in self._supplies:
+            while supply.running and supply.running[0].done():
+                supply.running.popleft().result()
+            if supply in due and len(supply.running) < self._most_running:
+                supply.running.append(self._pool.submit(self._work, supply))
 
     def wait(self, *, timeout_s: float) -> None:
         """Wait until the tasks that run now have ended. Raises what they raised."""
-        for task in list(self._running):
-            task.result(timeout=timeout_s)
+        for supply in self._supplies:
+            for task in list(supply.running):
+                task.result(timeout=timeout_s)
 
     def close(self) -> None:
         """Stop what runs. Safe to call twice."""
         self._stop.set()
         self._pool.close(timeout_s=_CLOSE_S)
 
-    def _may_fill(self, now: float) -> bool:
-        may = self._pace.open and now >= self._retry_at and not self._is_full
+    def _may_fill(self, supply: Supply, now: float) -> bool:
+        may = supply.pace.open and now >= self._retry_at and not self._is_full
         return may and not self._stop.is_set()
 
     def _may_walk(self) -> bool:
@@ -138,7 +176,7 @@ class Filler:
         early_s = _REFRESH_S - _REFRESH_LEAST_S if self._batches >= self._budget.epoch_steps else 0
         return now >= self._refresh_at - early_s
 
-    def _work(self, _: None) -> None:
+    def _work(self, supply: Supply) -> None:
         with self._lock:
             due = self._is_due(time.monotonic())
             if due:
@@ -150,29 +188,41 @@ class Filler:
                 self._idle = False
         if due:
             self._source.give_back()
-        later: list[int] = []
-        while (shard := self._next()) is not None:
-            if self._remote.is_left_to_others(shard):
-                later.append(shard)
-            else:
-                self._fill(shard)
-        for shard in later:
-            self.queue.put_back(shard)
-        if later:
-            with self._lock:
-                self._idle = False
+        while (shard := self._next(supply)) is not None:
+            self._fill(shard, supply)
 
-    def _next(self) -> int | None:
-        """The next shard to fill; None if nothing may or need be filled now."""
+    def _next(self, supply: Supply) -> int | None:
+        """The next shard to fill from there; None if nothing may or need be filled now."""
+        now = time.monotonic()
         with self._lock:
-            if not self._may_fill(time.monotonic()):
+            if not self._may_fill(supply, now):
                 return None
-        shard = self.queue.next(self._remote.is_whole)
+            if now >= self._decided_until:
+                self._decided.clear()
+                self._decided_until = now + _DECIDED_S
+        has_choice = len(self._supplies) > 1
+        shard = self.queue.next(
+            self._remote.is_whole,
+            (lambda shard: self._supply_of(shard) is supply) if has_choice else None,
+        )
         with self._lock:
             self._idle = shard is None and self.queue.is_empty
         return shard
 
-    def _fill(self, shard: int) -> None:
+    def _supply_of(self, shard: int) -> Supply | None:
+        """Where a shard comes from; None while another node is about to fetch it."""
+        if shard in self._decided:
+            return self._decided[shard]
+        far, near = self._supplies
+        found: Supply | None = far
+        if self._remote.is_near(shard):
+            found = near
+        elif self._remote.is_left_to_others(shard):
+            found = None
+        self._decided[shard] = found
+        return found
+
+    def _fill(self, shard: int, supply: Supply) -> None:
         size_bytes = int(self._shard_bytes[shard])
         fetched = 0
 
@@ -180,10 +230,10 @@ class Filler:
             nonlocal fetched
             with self._lock:
                 fetched += got
-                self._filled_bytes += got
+                supply.filled_bytes += got
 
         with self._lock:
-            self._pace.spend(size_bytes)
+            supply.pace.spend(size_bytes)
         try:
             got = self._remote.fill(shard, progress=progress, stop=self._stop)
         except PenstockError as error:
@@ -195,7 +245,7 @@ class Filler:
                 self._no_room(shard)
         finally:
             with self._lock:
-                self._pace.spend(fetched - size_bytes)
+                supply.pace.spend(fetched - size_bytes)
 
     def _no_room(self, shard: int) -> None:
         """Others have to give back what is this job's share: asked for again behind that."""

@@ -53,6 +53,11 @@ class PlannedNodes:
         owner = None if shard is None else self._holders.owner(shard, self.epoch)
         return None if owner == self._node else owner
 
+    def is_needed(self, key: str) -> bool:
+        """Whether this node reads a blob in this epoch."""
+        shard = self._shard_of(key)
+        return shard is None or self._node in self._holders.readers(shard, self.epoch)
+
     def hear(self, words: dict[int, str]) -> None:
         """Take over what nodes say they hold: `level_text`. What is none says nothing."""
         nodes, groups = self._held.shape

@@ -133,7 +133,7 @@ class Prefetch:
         self._remote.let_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most)
         )
-        mean_s, p99_s = self._remote.request_time()
+        mean_s, p99_s = self._remote.range_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)
 
     def fill(self, size_bytes: int, *, epoch: int) -> None:

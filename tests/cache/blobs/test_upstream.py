@@ -74,8 +74,17 @@ class FolderUpstream:
             return None
         return data[one.start : one.end] if len(data) == one.blob.size_bytes else None
 
-    def room_for_fills(self) -> AbstractContextManager[int]:
-        return self._other.room_for_fills()
+    def room_for_fills(self, key: str, most: int) -> AbstractContextManager[int]:
+        return self._other.room_for_fills(key, most)
+
+    def let_fills(self, room: Callable[[int, int], int]) -> None:
+        self._other.let_fills(room)
+
+    def request_time(self) -> tuple[float, float]:
+        return self._other.request_time()
+
+    def is_near(self, key: str) -> bool:
+        return (self._folder / key).is_file()
 
     def uri(self, path: str) -> str:
         return self._other.uri(path)

@@ -115,11 +115,28 @@ class UpstreamTests:
                 pass
 
     def test_there_is_room_for_fills_while_nobody_waits(self, upstream: Upstream) -> None:
-        with upstream.room_for_fills() as room:
+        with upstream.room_for_fills("a", 1000) as room:
             assert room > 0
-            with upstream.room_for_fills() as more:
-                assert 0 <= more <= room
-        with upstream.room_for_fills() as again:
+            with upstream.room_for_fills("b", 1000) as more:
+                assert more == 0
+        with upstream.room_for_fills("a", 1) as one:  # the rest is others'
+            assert one == 1
+            with upstream.room_for_fills("b", 1000) as more:
+                assert more == room - 1
+        with upstream.room_for_fills("a", 1000) as again:
             assert again == room
+
+    def test_connections_of_fills_are_set(self, upstream: Upstream) -> None:
+        seen: list[tuple[int, int]] = []
+
+        def room(now: int, most: int) -> int:
+            seen.append((now, most))
+            return 3
+
+        upstream.let_fills(room)
+        upstream.let_fills(room)
+        assert all(0 < now <= most for now, most in seen)
+        assert seen[-1][0] == 3
+        assert upstream.request_time() == (0.0, 0.0)
         assert upstream.range_bytes > 0
         assert upstream.timeout_s > 0

@@ -13,6 +13,7 @@ from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.store import RequestError
 from penstock.cache.fetch.connection_budget import ConnectionBudget
 from penstock.cache.fetch.health import Health
+from penstock.cache.fetch.hedging import Hedging
 from penstock.cache.fetch.requests import Attempt, Call, Request
 from penstock.cache.fetch.scheduler import Scheduler
 
@@ -138,28 +139,45 @@ def test_an_attempt_ends_once() -> None:
     assert clocked.told == 1
 
 
+def test_hedges_keep_to_their_share_of_the_bytes_too() -> None:
+    hedging = Hedging(POLICY, Health(POLICY))
+    sizes = [1000] * 50 + [100] * 500
+    for size_bytes in sizes:
+        hedging.sent(size_bytes)
+        hedging.times.add(size_bytes, 0.001)
+    call = call_of(0)
+    for number in range(8):
+        large = Request(number=number, uri="", run=int, size_bytes=1000, may_hedge=True)
+        large.last_s, call.in_flight[number] = 100.0, large
+    late = list(hedging.late(call, 200.0, most=8))
+    assert sum(request.size_bytes for request in late) == 3000  # of 2 %, and one more
+    assert hedging.due_s(call.in_flight[7], 200.0) is None
+
+
 @given(
-    steps=st.lists(st.tuples(st.floats(0.0, 3.0), st.booleans(), st.booleans()), max_size=40),
+    steps=st.lists(
+        st.tuples(st.floats(0.0, 3.0), st.booleans(), st.booleans(), st.integers(1, 9)), max_size=40
+    ),
     beside=st.integers(0, 6),
 )
-def test_fills_are_granted_no_more_than_batches_leave(
-    steps: list[tuple[float, bool, bool]], beside: int
+def test_fills_are_granted_no_more_than_they_need_and_batches_leave(
+    steps: list[tuple[float, bool, bool, int]], beside: int
 ) -> None:
     policy = FetchPolicy(start_connections=8, max_connections=8)
     budget = ConnectionBudget(policy, Health(policy))
     budget.fills_beside_urgent = beside
     now_s, urgent_s = 100.0, -math.inf
     granted: list[int] = []
-    for passed_s, urgent, ends in steps:
+    for passed_s, urgent, ends, needed in steps:
         now_s += passed_s
         if urgent:
             budget.take(now_s, urgent=True)
             budget.give_back()
             urgent_s = now_s
         before = sum(granted)
-        granted.append(budget.grant(now_s))
+        granted.append(budget.grant(now_s, needed))
         most = beside if now_s < urgent_s + 1.0 else 6
-        assert granted[-1] == max(0, min(most, 6) - before)
+        assert granted[-1] == max(0, min(min(most, 6) - before, needed))
         if ends:
             budget.revoke(granted.pop())
     assert budget.in_flight == 0

@@ -43,6 +43,7 @@ class Planned:
 
     nodes: list[int]
     owners: dict[str, int] = field(default_factory=dict)
+    later: set[str] = field(default_factory=set)  # blobs of a later epoch
 
     def likely(self, key: str) -> list[int]:
         del key
@@ -50,6 +51,9 @@ class Planned:
 
     def owner(self, key: str) -> int | None:
         return self.owners.get(key)
+
+    def is_needed(self, key: str) -> bool:
+        return key not in self.later
 
     def hear(self, words: dict[int, str]) -> None:
         pass
@@ -428,6 +432,45 @@ def test_a_fill_is_left_to_the_node_that_fetches_for_all(
     peers[1].server.asked.clear()
     asking.directory.failed(peers[1].peer(1), time.monotonic(), reason="gone")
     assert not asking.upstream.is_left_to_others(others)
+
+
+def test_what_another_node_reads_now_and_this_one_later_is_left_to_it_for_long(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, later = single(store, 4).key, single(store, 3).key
+    planned = Planned([1], {now: 1, later: 1}, {later})
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)], planned)
+    upstream = asking.upstream
+    assert upstream.is_left_to_others(now)
+    assert upstream.is_left_to_others(later)
+    monkeypatch.setattr(peer_upstream, "_LEFT_S", 0.0)
+    assert not upstream.is_left_to_others(now)
+    assert upstream.is_left_to_others(later)
+    planned.owners.clear()  # the next epoch
+    assert not upstream.is_left_to_others(later)
+
+
+def test_fills_from_peers_take_connections_of_theirs_alone(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    near, far = single(store, 0).key, single(store, 3).key
+    hold(peers[0], store, 0)
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)])
+    upstream = asking.upstream
+    asking.fetch(ranges(store, 0)[:1])
+    assert upstream.is_near(near)
+    assert not upstream.is_near(far)
+    asking.fetch(ranges(store, 3)[:1])
+    upstream.let_fills(lambda *_: 0)  # batches are waiting: one of peers' goes on
+    with upstream.room_for_fills(far, 9) as room, upstream.room_for_fills(near, 9) as beside:
+        assert (room, beside) == (0, 1)
+    upstream.let_fills(lambda *_: 3)
+    with upstream.room_for_fills(far, 9) as room, upstream.room_for_fills(near, 9) as beside:
+        assert (room, beside) == (3, 3)
+    upstream.doubt(near)
+    assert not upstream.is_near(near)
+    asking.directory.failed(peers[0].peer(0), time.monotonic(), reason="gone")
+    assert not asking.directory.holds(near, time.monotonic())
 
 
 def test_pieces_of_a_half_filled_blob_come_from_the_real_server(

@@ -17,6 +17,8 @@ from penstock.pipeline.plan.steps import Cursor, Walk
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import pytest
+
 SIZES = [7, 3, 9, 4, 6, 8, 2, 5]
 WALK = Walk(samples=sum(SIZES), schedule=BatchSchedule.constant(4), drop_last=False)
 
@@ -88,6 +90,33 @@ def test_a_shard_that_was_put_back_comes_behind_the_others() -> None:
     assert shard is not None
     found.put_back(shard)
     assert sorted([*rest(found)]) == list(range(len(SIZES)))
+
+
+@given(
+    refused=st.lists(st.sets(st.integers(0, len(SIZES) - 1)), min_size=1, max_size=5),
+)
+def test_shards_that_are_passed_over_keep_their_places(refused: list[set[int]]) -> None:
+    found, order = queue(), first_needs(Cursor(0, 0))
+    found.seek(Cursor(0, 0))
+    for some in refused:
+        may = [n for n in order if n not in some]
+        assert found.next(lambda _: False, may.__contains__) == (may[0] if may else None)
+        if may:
+            order.remove(may[0])
+        assert found.is_empty == (not order)
+    assert rest(found) == order
+    assert found.is_empty
+
+
+def test_the_walk_waits_for_many_that_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.pipeline.feed.fill_queue._MOST_PASSED_OVER", 2)
+    found, asked = queue(), list[int]()
+    found.seek(Cursor(0, 0))
+    for _ in range(2):
+        assert found.next(lambda _: False, asked.append) is None
+    first = first_needs(Cursor(0, 0))
+    assert len(set(asked)) < len(first)
+    assert rest(found) == first
 
 
 def test_the_walk_stops_where_it_may_go_no_further() -> None:

@@ -25,6 +25,7 @@ _PREFIX = "penstock"
 # An interrupt is heard between two waits, and a TCPStore complains on stderr of each that ended
 # without an answer: so they get longer.
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 1.0, 30.0
+_LOOK_EVERY_S, _LOOKED_OFTEN_S = 8.0, 60.0  # at first, where somebody has to look meanwhile
 _SHORTEST_WAIT_S = 0.01  # they count milliseconds, and 0 of them stand for ever
 
 
@@ -95,15 +96,33 @@ class JobStore:
         """Add to a counter of all processes; its new value."""
         return int(self._ask(lambda store: store.add(self._key(key), count)))
 
-    def wait(self, keys: Sequence[str], *, timeout_s: float) -> list[str]:
-        """Wait until all of these are told; those that still aren't when the time is over."""
+    def wait(
+        self,
+        keys: Sequence[str],
+        *,
+        timeout_s: float,
+        look: Callable[[], float | None] | None = None,
+    ) -> list[str]:
+        """Wait until all of these are told; those that still aren't when the time is over.
+
+        look: called now and then while they aren't; says how many seconds to wait until the next
+        time at most, 0 to wait no longer, None as usual.
+        """
         names = [self._key(key) for key in keys]
-        until, wait_s = time.monotonic() + timeout_s, _FIRST_WAIT_S
+        began = time.monotonic()
+        until, wait_s = began + timeout_s, _FIRST_WAIT_S
         while (left_s := until - time.monotonic()) > 0:
             wait_s, now_s = (
                 min(2 * wait_s, _LONGEST_WAIT_S),
                 max(_SHORTEST_WAIT_S, min(left_s, wait_s)),
             )
+            if look is not None:
+                asked_s = look()
+                if asked_s is None and time.monotonic() - began < _LOOKED_OFTEN_S:
+                    asked_s = _LOOK_EVERY_S
+                if asked_s == 0:
+                    break
+                now_s = now_s if asked_s is None else min(now_s, asked_s)
             try:
                 self._store.wait(names, timedelta(seconds=now_s))
             except RuntimeError as error:

@@ -44,18 +44,19 @@ class Agreement:
         rank: int = 0,
         size: int = 1,
         whole: JobStore | None = None,
+        room: str = "",
     ) -> None:
-        """store: this loader's part of it; whole: all of it. size: ranks of the job, whether or not
-        there is a store to reach them by."""
+        """store: this loader's part of it; whole: all of it; room: of this and like loaders, in it.
+        size: ranks of the job, whether or not there is a store to reach them by."""
         self._store = store
         self._whole = whole
+        self.room = room
         self.rank = rank
         self.size = size
         self.number_of_rank = 1  # this process's, among those that have its rank, as they came
         self._counts: dict[str, int] = {}
         self._notice: dict[str, Any] | None = None
         self._round = 0
-        self._has_met = False
         self._told_waits = 0  # this process's number among those that told, from 1
 
     @property
@@ -128,23 +129,51 @@ class Agreement:
         told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
         notice = {**told, "differs": differs}
         self.stop(notice)
+        self._ask(lambda store: store.tell(self._key(_ALL_THERE), "1"), None)
         if differs:
-            resumed, text = f"{self._round + 1}/stop", json.dumps(notice)
-            self._ask(lambda store: store.first(resumed, text), "")
-        self._ask(lambda store: store.tell(_ALL_THERE, "1"), None)
+            self.fail_next(reason, differs=True)
 
-    def arrive(self, processes: int) -> None:
-        """Tell that this one's loader is as the others'. processes: that have one, if all do."""
-        if self._ask(lambda store: store.add("there", 1), 0) == processes:
-            self._ask(lambda store: store.tell(_ALL_THERE, "1"), None)
+    def fail_next(self, reason: str, *, differs: bool = False) -> None:
+        """Tell that this one can't go on to those that have loaded the next state already."""
+        told = {"rank": self.rank, "failed": reason[:_MOST_REASON], "last": [-1, 0]}
+        text, before = json.dumps({**told, "differs": differs}), f"{self._round + 1}/"
+        self._ask(lambda store: store.first(f"{before}stop", text), "")
+        self._ask(lambda store: store.tell(f"{before}{_ALL_THERE}", "1"), None)
 
-    def meet(self, *, timeout_s: float) -> None:
-        """Wait until all have arrived or one has failed; not longer than that, and not twice."""
-        if self._has_met or self._store is None:
-            return
-        self._has_met = True
+    def compare_next(self, text: str) -> str:
+        """What the first rank told that loaded the next state, of that; this one's own if it is the
+        first."""
+        key = f"{self._round + 1}/state"
+        return self._ask(lambda store: store.first(key, text), text)
+
+    def arrive(self, processes: int, *, process: int) -> None:
+        """Tell that this one's loader is as the others'; again behind `begin`. processes: that have
+        one, if all do; process: this one's number."""
+        self._ask(lambda store: store.tell(self._key(f"here-{process}"), "1"), None)
+        if self._ask(lambda store: store.add(self._key("there"), 1), 0) == processes:
+            self._ask(lambda store: store.tell(self._key(_ALL_THERE), "1"), None)
+
+    def others_arrived(self) -> bool:
+        """Whether any other process ever has."""
+        return self._ask(lambda store: store.add("0/there", 0), 0) > 1
+
+    def missing(self, processes: int) -> list[int]:
+        """The processes that haven't arrived."""
+
+        def asked(store: JobStore) -> list[int]:
+            keys = [self._key(f"here-{process}") for process in range(processes)]
+            return [process for process, key in enumerate(keys) if store.heard(key) is None]
+
+        nobody: list[int] = []
+        return self._ask(asked, nobody)
+
+    def meet(self, *, timeout_s: float, look: Callable[[], float | None] | None = None) -> bool:
+        """Wait until all have arrived or one has failed; whether that came within the time.
+
+        look: as of `JobStore.wait`."""
+        keys = [self._key(_ALL_THERE)]
         nobody: list[str] = []
-        self._ask(lambda store: store.wait([_ALL_THERE], timeout_s=timeout_s), nobody)
+        return not self._ask(lambda store: store.wait(keys, timeout_s=timeout_s, look=look), nobody)
 
     def stop_notice(self) -> dict[str, Any] | None:
         """The notice, if a rank told all to stop."""
@@ -214,6 +243,20 @@ def _waits_key(number: int) -> str:
     return f"waits-{number}"
 
 
+def room_of(dataset: str, *, shuffle: bool) -> str:
+    """The part of a job's store for loaders that may belong together, as `join` says."""
+    return "shuffled" if shuffle else f"in-order/{dataset[:32]}"
+
+
+def built_key(process: int) -> str:
+    """The key, in such a part, of how many loaders a process has built of it."""
+    return f"0/{_built(process)}"
+
+
+def _built(process: int) -> str:
+    return f"loaders-{process}"
+
+
 def join(*, dataset: str, shuffle: bool, world: World, store: JobStore | None = None) -> Agreement:
     """Speak for this process's next loader; for it alone where no process group stands.
 
@@ -226,9 +269,10 @@ def join(*, dataset: str, shuffle: bool, world: World, store: JobStore | None = 
     store = store or JobStore.of_group()
     if store is None:
         return Agreement(rank=rank, size=size)
-    kind = store.under("shuffled" if shuffle else f"in-order/{dataset[:32]}")
-    number = Agreement(kind, rank=rank).add(f"loaders-{world.process}", 1)
-    agreement = Agreement(kind.under(str(number)), rank=rank, size=size, whole=store)
+    room = room_of(dataset, shuffle=shuffle)
+    kind = store.under(room)
+    number = Agreement(kind, rank=rank).add(_built(world.process), 1)
+    agreement = Agreement(kind.under(str(number)), rank=rank, size=size, whole=store, room=room)
     if world.place is not None:
         agreement.number_of_rank = agreement.add(f"of-rank-{rank}", 1)
     agreement.join()

@@ -21,7 +21,7 @@ from penstock.pipeline.feed.image_graph import (
     make_resident,
 )
 from penstock.pipeline.feed.mapping.fields import mapped_fields
-from penstock.pipeline.feed.membership import Membership, join_ranks
+from penstock.pipeline.feed.membership import Membership, join_ranks, refuse_unbuilt
 from penstock.pipeline.feed.padding import Pads
 from penstock.pipeline.feed.payloads import Payloads
 from penstock.pipeline.feed.read_ahead import READ_AHEAD
@@ -78,12 +78,32 @@ def build(
     taken over as they are; lane_order: of that plan. membership: among the ranks of the job, where
     it stands; None begins one. Raises what DataLoader's constructor documents.
     """
-    order = freeze_order(dataset, options, settings, lane_order)
+    try:
+        order = freeze_order(dataset, options, settings, lane_order)
+    except PenstockError as error:
+        if membership is None:
+            refuse_unbuilt(dataset, options, error)
+        raise
     if settings is None:
         warn_of_the_order(order, options)
-    fingerprint, seed = order.fingerprint(), order.settings.seed
+    fingerprint = order.fingerprint()
     membership = membership or join_ranks(order, options, plan=fingerprint)
-    agreement = membership.agreement
+    try:
+        return _assembly(dataset, options, position, order, membership, fingerprint)
+    except PenstockError as error:
+        membership.refuse(error)
+        raise
+
+
+def _assembly(
+    dataset: Source,
+    options: NativeOptions,
+    position: Position,
+    order: JobOrder,
+    membership: Membership,
+    fingerprint: str,
+) -> Assembly:
+    agreement, seed = membership.agreement, order.settings.seed
     threads = options.threads or options.world.threads(usable_cores())
     mapped = mapped_fields(dataset, options)
     recipes = make_recipes(dataset, options, mapped)
@@ -118,7 +138,11 @@ def build(
         timeout_s=options.timeout_s or STALL_TIMEOUT_S,
     )
     return Assembly(
-        order=order, fingerprint=fingerprint, membership=membership, feed=feed, road=road
+        order=order,
+        fingerprint=fingerprint,
+        membership=membership,
+        feed=feed,
+        road=road,
     )
 
 

@@ -2,8 +2,7 @@
 
 Nobody waits when a loader is made: who comes first says what it has, who comes later compares. What
 differs is an error where it was noticed, and a notice for all others, who look for one with every
-batch. At the first batch of a shuffled loader a rank waits a little for those that haven't come
-yet: in the training step it would wait for them anyway, and hear nothing of the reason.
+batch. What happens at the first batch: see `meeting`.
 """
 
 from __future__ import annotations
@@ -17,16 +16,12 @@ if TYPE_CHECKING:
     from penstock.pipeline.feed.agreement import Agreement
     from penstock.pipeline.plan.world import World
 
-MEET_TIMEOUT_S = 5.0
-"""How long the first batch waits for ranks that haven't built their loader. Short: rank 0 alone may
-have one."""
-
-_CUT_TWICE = (
+CUT_TWICE = (
     "Give every rank the same dataset: the loader shares it out itself, so a part of one's own "
     "(subset, split, a DistributedSampler's share, a folder a rank) would be shared out twice."
 )
 _REMEDIES = {
-    "dataset": _CUT_TWICE,
+    "dataset": CUT_TWICE,
     "recipe": "Pass the same augment= on every rank.",
     "batch": "Pass the same batch_size= or global_batch_size= on every rank.",
     "ends": "Pass the same drop_last= and pad= on every rank.",
@@ -108,7 +103,7 @@ def check_places(agreement: Agreement, world: World) -> None:
 
 def _remedy(differ: list[str], *, goes_on: bool) -> str:
     if "dataset" in differ:
-        return _CUT_TWICE
+        return CUT_TWICE
     if goes_on:
         return _AT
     return (

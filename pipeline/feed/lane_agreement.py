@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from penstock.cache.disk.disk_cache import DiskCache
     from penstock.cache.job_store import JobStore
+    from penstock.pipeline.feed.refusals import Refusals
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.nodes import Nodes
@@ -41,12 +42,17 @@ log = logging.getLogger("penstock")
 
 
 def agreed_lane_order(
-    store: JobStore, order: JobOrder, options: NativeOptions, at: Cursor
+    store: JobStore,
+    order: JobOrder,
+    options: NativeOptions,
+    at: Cursor,
+    *,
+    refusals: Refusals | None = None,
 ) -> LaneOrder | None:
     """The order of lanes that all ranks go by, None for the identity.
 
     store: for this one agreement. order: with the last order of lanes. at: where the job goes on;
-    both the same on every rank. Raises what `exchange` raises.
+    both the same on every rank. refusals: of those ranks. Raises what `exchange` raises.
     """
     world, lanes, last = options.world, order.settings.lanes, order.lane_order
     remote = order.source.remote_shards
@@ -63,6 +69,7 @@ def agreed_lane_order(
         groups=len(LaneGroups(lanes)),
         decide=lambda nodes: _decide(nodes, last, ranks=world.size, lanes=lanes),
         timeout_s=options.timeout_s or EXCHANGE_TIMEOUT_S,
+        refusals=refusals,
     )
     try:
         decided = LaneOrder.parse(told["lane_order"], lanes=lanes)

@@ -9,20 +9,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import JobStoreError, PenstockError, PlanError
-from penstock.pipeline.feed.agreement import Agreement, join
+from penstock.cache.job_store import JobStore
+from penstock.pipeline.feed.agreement import Agreement, built_key, join, room_of
 
 if TYPE_CHECKING:
-    from penstock.cache.job_store import JobStore
     from penstock.pipeline.feed.handshake import SharedFacts
+    from penstock.pipeline.feed.meeting import Meeting
     from penstock.pipeline.options.native_options import NativeOptions
     from penstock.pipeline.plan.job_order import JobOrder
     from penstock.pipeline.plan.lane_order import LaneOrder
     from penstock.pipeline.plan.state import LoaderState
     from penstock.pipeline.plan.steps import Cursor
+    from penstock.readers.source import Source
 
 _RECIPE_SHOWN = 200  # characters
 
@@ -32,21 +35,42 @@ class Membership:
     """A loader's place among the ranks of its job.
 
     follows_data: whether its ranks decide by what their caches hold which of them reads what; the
-    same on all of them. meets: whether all of them are to be expected at the first batch.
+    same on all of them. meeting: of the ranks at their first batch; None where nobody can be asked.
+    is_again: it began with `rejoin`.
     """
 
     agreement: Agreement
     follows_data: bool
-    meets: bool = False
+    meeting: Meeting | None = None
+    is_again: bool = False
 
-    def meet(self) -> None:
-        """The first batch is asked for: wait a little for ranks that haven't built their loader,
-        so that all hear of one that was built otherwise. Not of those that rank 0 may have alone.
-        """
-        if self.meets:
-            from penstock.pipeline.feed.handshake import MEET_TIMEOUT_S
+    def meet(self, *, has_begun: bool) -> None:
+        """A batch is asked for: if it is the first, look whether all ranks are there and read the
+        same. has_begun: this loader handed batches out, be it among other ranks.
 
-            self.agreement.meet(timeout_s=MEET_TIMEOUT_S)
+        Raises what `Meeting.begin` raises."""
+        if self.meeting is not None:
+            self.meeting.begin(waits=not (has_begun and self.is_again))
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the ranks that wait for this one that its user's wish couldn't be done."""
+        if self.meeting is not None:
+            self.meeting.refuse(f"{type(error).__name__}: {error}")
+
+    def compare_state(self, state: LoaderState) -> None:
+        """All ranks load a state now: the same. Raises PlanError."""
+        if self.meeting is not None:
+            self.meeting.compare_state(_state_words(state))
+
+    def restart(self) -> None:
+        """A state was loaded."""
+        if self.meeting is not None:
+            self.meeting.arrive()
+
+    def begin_pass(self) -> None:
+        """The user goes on, whatever was refused."""
+        if self.meeting is not None:
+            self.meeting.come_back()
 
     def lane_order(
         self, order: JobOrder, options: NativeOptions, at: Cursor, *, number: int
@@ -64,9 +88,12 @@ class Membership:
         store = self.agreement.store
         if store is None:  # nobody can be asked any more, which was said
             return order.lane_order
+        if self.meeting is not None:
+            self.meeting.check()
         asked = store.under(f"lanes-{number}")
+        refusals = None if self.meeting is None else self.meeting.refusals
         try:
-            return agreed_lane_order(asked, order, options, at)
+            return agreed_lane_order(asked, order, options, at, refusals=refusals)
         except BaseException as error:  # an interrupt, too: nobody waits for who doesn't come
             reason = f"{type(error).__name__}: {error}"
             with contextlib.suppress(JobStoreError):
@@ -98,9 +125,8 @@ def join_ranks(
     world = options.world
     if store is None and not options.agrees:
         return alone(options)
-    whole = order.source.part_of  # parts may be what each rank has cut for itself
     agreement = join(
-        dataset=order.source.contents.fingerprint if whole is None else f"part-{whole}",
+        dataset=_whole_of(order.source),
         shuffle=order.settings.shuffle,
         world=world,
         store=store,
@@ -111,6 +137,7 @@ def join_ranks(
         check_places,
         check_same_plan,
     )
+    from penstock.pipeline.feed.meeting import Meeting
 
     facts = _shared_facts(order, options, plan=plan, at=at)
     follows_data = _follows_data(order, options)
@@ -120,10 +147,35 @@ def join_ranks(
     except PlanError as error:
         _give_up(agreement, str(error))
         raise
-    agreement.arrive(world.processes)
-    return Membership(
-        agreement=agreement, follows_data=follows, meets=order.settings.shuffle and world.size > 1
+    meeting = Meeting(
+        agreement,
+        facts,
+        world=world,
+        waits=order.settings.shuffle and world.size > 1,
+        timeout_s=None if at else options.timeout_s,
     )
+    meeting.arrive()
+    return Membership(agreement=agreement, follows_data=follows, meeting=meeting, is_again=bool(at))
+
+
+def refuse_unbuilt(source: Source, options: NativeOptions, error: Exception) -> None:
+    """Tell the other ranks that this one's loader, its next, can't be made: they would wait."""
+    world = options.world
+    store = JobStore.of_group() if options.agrees and world.processes > 1 else None
+    if store is None:
+        return
+    from penstock.pipeline.feed.refusals import Refusals  # a process alone needs none of it
+
+    kind = store.under(room_of(_whole_of(source), shuffle=options.shuffle))
+    with contextlib.suppress(JobStoreError):
+        number = int(kind.heard(built_key(world.process)) or 0) + 1
+        Refusals(kind.under(str(number)), world).tell(f"{type(error).__name__}: {error}")
+
+
+def _whole_of(source: Source) -> str:
+    """What loaders in order belong together by: parts may be what each rank has cut for itself."""
+    whole = source.part_of
+    return source.contents.fingerprint if whole is None else f"part-{whole}"
 
 
 def _give_up(agreement: Agreement, reason: str) -> None:
@@ -203,4 +255,11 @@ def join_again(
         store=whole.under("rejoined"),
         at=f"step {state.step} ({state.cursor}) with global batches of {sizes}",
     )
-    return found if store is not None else replace(found, follows_data=False, meets=False)
+    return found if store is not None else replace(found, follows_data=False, meeting=None)
+
+
+def _state_words(state: LoaderState) -> str:
+    """Where and how a state goes on, for people and for comparing."""
+    kept = {name: value for name, value in state.to_dict().items() if name != "bad"}
+    digest = hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()
+    return f"epoch {state.epoch}, position {state.position} ({digest[:8]})"

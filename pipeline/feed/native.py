@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from penstock.cache.errors import ClosedError, NotPicklableError
+from penstock.cache.errors import ClosedError, NotPicklableError, PenstockError
 from penstock.cache.forks import check_process
 from penstock.pipeline.feed.native_setup import NativeSetup
 from penstock.pipeline.feed.position import Position
@@ -114,8 +114,7 @@ class NativeEngine:
         if position.is_over(pass_id):
             return None
         position.check(pass_id)
-        if not self.has_begun:
-            self._setup.ready.membership.meet()
+        self._setup.ready.membership.meet(has_begun=self.has_begun)
         output = feed.take()
         self.has_begun = True
         return output
@@ -154,7 +153,11 @@ class NativeEngine:
         unchanged.
         """
         self._check_open()
-        self._setup.resume(LoaderState.from_dict(state))
+        try:
+            self._setup.resume(LoaderState.from_dict(state))
+        except PenstockError as error:
+            self._setup.refuse(error)
+            raise
 
     @property
     def step(self) -> int:

@@ -129,6 +129,7 @@ class NativeSetup:
         Raises what `exchange` raises; nothing is changed then.
         """
         membership = self.ready.membership
+        membership.begin_pass()
         if self._is_agreed or not membership.follows_data:
             return
         self._agreements += 1
@@ -219,11 +220,17 @@ class NativeSetup:
             raise other_order(state.fingerprint, fingerprint)
         lane_order = _lane_order_of(state)
         if self.assembly is not None:
+            self.assembly.membership.compare_state(state)
             self._fit(self._user_options, state, state.plan, lane_order)
         self._position.restore(state.cursor)
         if self.assembly is not None:
             self._settle(state)
         self._state, self._is_agreed = state, False
+
+    def refuse(self, error: Exception) -> None:
+        """Tell the other ranks that a state was refused here: they may wait for this one."""
+        if self.assembly is not None:
+            self.assembly.membership.refuse(error)
 
     def stop(self) -> None:
         """Stop what runs and release it. Safe to call twice."""
@@ -292,6 +299,7 @@ class NativeSetup:
         self._position.settle(self.order.walk)
         if is_new:
             self.ready.road.bad_count.restore(state.bad)
+            self.ready.membership.restart()
 
 
 def _lane_order_of(state: LoaderState | None) -> LaneOrder | None:

@@ -12,13 +12,20 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from penstock.cache.errors import JobStoreError, PenstockError, PlanError, StalledError
+from penstock.cache.errors import (
+    JobStoreError,
+    PenstockError,
+    PlanError,
+    RankFailedError,
+    StalledError,
+)
 from penstock.pipeline.plan.nodes import Nodes, Word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.cache.job_store import JobStore
+    from penstock.pipeline.feed.refusals import Refusals
     from penstock.pipeline.plan.world import World
 
 log = logging.getLogger("penstock")
@@ -48,25 +55,32 @@ def exchange(
     groups: int,
     decide: Callable[[Nodes | None], dict[str, Any]],
     timeout_s: float = EXCHANGE_TIMEOUT_S,
+    refusals: Refusals | None = None,
 ) -> dict[str, Any]:
     """Say this process's word, and wait for the answer: what rank 0 decided, as JSON types. Ranks
     in messages are processes, which are more where several share one.
 
     store: for this one exchange. groups: of lanes. decide: called on rank 0 alone, with None where
-    the ranks of a node aren't numbered in a row.
+    the ranks of a node aren't numbered in a row. refusals: of ranks that may not come.
 
     Raises StalledError on each rank that waits where some don't come within the time limit, naming
-    them; JobStoreError where the store doesn't answer; PlanError for a word that can't be read.
+    them; RankFailedError where one was refused and doesn't come; JobStoreError where the store
+    doesn't answer; PlanError for a word that can't be read.
     """
     store.tell(_word(world.process), word.text())
     if store.add("came", 1) == world.processes:
         store.tell(_ALL, "1")
     if world.process == 0:
-        store.first(_ANSWER, _answer(store, world, groups, decide, timeout_s=timeout_s))
-    elif not _wait(store, _ANSWER, world, timeout_s=timeout_s + _ANSWER_SPARE_S):
+        asked = _answer(store, world, groups, decide, timeout_s=timeout_s, refusals=refusals)
+        store.first(_ANSWER, asked)
+    elif not _wait(store, _ANSWER, world, timeout_s=timeout_s + _ANSWER_SPARE_S, refusals=refusals):
+        if refusals is not None and (error := refusals.error()) is not None:
+            raise error
         missing = _missing(store, world)
         raise _stalled(world, missing or [0], timeout_s=timeout_s + _ANSWER_SPARE_S)
     told = json.loads(store.heard(_ANSWER) or "{}")
+    if "refused" in told:
+        raise RankFailedError(str(told["refused"]), rank=int(told["rank"]))
     if (missing := told.get("missing")) is not None:
         raise _stalled(world, missing, timeout_s=timeout_s)
     if "failed" in told:
@@ -90,9 +104,12 @@ def _answer(
     decide: Callable[[Nodes | None], dict[str, Any]],
     *,
     timeout_s: float,
+    refusals: Refusals | None,
 ) -> str:
     """What rank 0 publishes: the decision, or who is missing."""
-    if not _wait(store, _ALL, world, timeout_s=timeout_s):
+    if not _wait(store, _ALL, world, timeout_s=timeout_s, refusals=refusals):
+        if refusals is not None and (error := refusals.error()) is not None:
+            return json.dumps({"refused": str(error), "rank": error.rank})
         missing = _missing(store, world)
         if missing:
             return json.dumps({"missing": missing})
@@ -119,11 +136,16 @@ def _check_alike(words: Sequence[Word]) -> None:
             )
 
 
-def _wait(store: JobStore, key: str, world: World, *, timeout_s: float) -> bool:
-    """Whether a key was told within the time limit; says after a while who is waited for."""
-    first_s = min(_TOLD_AFTER_S, timeout_s)
-    if not store.wait([key], timeout_s=first_s):
+def _wait(
+    store: JobStore, key: str, world: World, *, timeout_s: float, refusals: Refusals | None
+) -> bool:
+    """Whether a key was told within the time limit; says after a while who is waited for. No longer
+    than until a rank's refusal stands."""
+    first_s, look = min(_TOLD_AFTER_S, timeout_s), None if refusals is None else refusals.look
+    if not store.wait([key], timeout_s=first_s, look=look):
         return True
+    if refusals is not None and refusals.error() is not None:
+        return False
     if timeout_s > first_s:
         missing = _missing(store, world)
         log.warning(
@@ -135,7 +157,7 @@ def _wait(store: JobStore, key: str, world: World, *, timeout_s: float) -> bool:
             else "rank 0 to decide who reads what",
             timeout_s - first_s,
         )
-    return not store.wait([key], timeout_s=timeout_s - first_s)
+    return not store.wait([key], timeout_s=timeout_s - first_s, look=look)
 
 
 def _missing(store: JobStore, world: World) -> list[int]:

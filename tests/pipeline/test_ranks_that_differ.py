@@ -88,7 +88,7 @@ def test_each_rank_ends_with_the_reason_and_nobody_hangs(pack: Path, ordered_pac
         "own": ("reads dataset", "rank 0", "(203 samples", "shared out twice"),
         "cut": ("(68 samples", "shared out twice"),
         "late": ("rank 2 with seed 4", "seed 3"),
-        "refused": ("ResumeError", "version 1"),
+        "refused": ("tate version 1", "version 3"),
     }
     for rank, one in enumerate(told):
         for case, words in wanted.items():

@@ -30,7 +30,8 @@ _SHORTEST_WAIT_S = 0.01  # they count milliseconds, and 0 of them stand for ever
 
 
 class JobStore:
-    """A key-value store that all processes of a job reach. Safe for several threads.
+    """A key-value store that all processes of a job reach. Safe for several threads, but a TCPStore
+    answers one at a time: whoever waits holds up the others' questions.
 
     Every method raises JobStoreError where the store doesn't answer. Values are short texts.
     """

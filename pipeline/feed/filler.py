@@ -197,9 +197,7 @@ class Filler:
         with self._lock:
             if not self._may_fill(supply, now):
                 return None
-            if now >= self._decided_until:
-                self._decided.clear()
-                self._decided_until = now + _DECIDED_S
+            self._forget_decisions(now)
         has_choice = len(self._supplies) > 1
         shard = self.queue.next(
             self._remote.is_whole,
@@ -209,17 +207,25 @@ class Filler:
             self._idle = shard is None and self.queue.is_empty
         return shard
 
+    def _forget_decisions(self, now: float) -> None:
+        """Decide anew where shards come from, once in a while. Another thread may be looking at
+        what was decided, so that stays as it is."""
+        if now >= self._decided_until:
+            self._decided = {}
+            self._decided_until = now + _DECIDED_S
+
     def _supply_of(self, shard: int) -> Supply | None:
         """Where a shard comes from; None while another node is about to fetch it."""
-        if shard in self._decided:
-            return self._decided[shard]
+        decided = self._decided
+        if shard in decided:
+            return decided[shard]
         far, near = self._supplies
         found: Supply | None = far
         if self._remote.is_near(shard):
             found = near
         elif self._remote.is_left_to_others(shard):
             found = None
-        self._decided[shard] = found
+        decided[shard] = found
         return found
 
     def _fill(self, shard: int, supply: Supply) -> None:

@@ -125,7 +125,7 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     try:
         yield Case(
             f"penstock, {'TLS' if tls else 'plain'}",
-            lambda start, end: _held(client.blob(peer, key, (start, end), len(data))),
+            lambda start, end: _held(client.blob(peer, key, [(start, end)], len(data))),
             lambda: [server.pid],
         )
     finally:
@@ -135,7 +135,7 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
 
 
 def _held(data: object) -> None:
-    if data is None:
+    if not isinstance(data, list):
         raise RuntimeError("the server doesn't hold what it was given")
 
 

@@ -71,6 +71,16 @@ class Answer:
     version: str
     object_bytes: int
 
+    @property
+    def size_bytes(self) -> int:
+        """How many bytes came."""
+        return memoryview(self.data).nbytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept(Answer):
+    """The answer where whoever asked has taken the bytes as they came: data is empty."""
+
 
 ABSENT = Answer(data=b"", version="", object_bytes=-1)
 """The answer for an object that isn't there, where that is no error."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.blob import absent_bytes
-from penstock.cache.base.store import ABSENT
+from penstock.cache.base.store import ABSENT, Kept
 from penstock.cache.blobs.object_changes import object_changed
 from penstock.cache.blobs.requester import BlobRequest
 from penstock.cache.blobs.upstream import BlobRange
@@ -74,9 +74,26 @@ class PieceRequests:
                 version=segment.version or agreed,
                 may_lack=segment.may_lack,
             )
-            wanted = BlobRange(blob=source, segment=segment, start=start, end=end, stored=stored)
+            wanted = BlobRange(
+                blob=source,
+                segment=segment,
+                start=start,
+                end=end,
+                stored=stored,
+                keep=self._keep(fill, stop),
+            )
             (one,) = fill.pieces.covering([start], [end])
             yield BlobRequest(wanted, self._take(wanted, fill, one, stop), one)
+
+    def _keep(
+        self, fill: Fill, stop: threading.Event | None
+    ) -> Callable[[int, memoryview, int], None]:
+        def keep(start: int, data: memoryview, crc: int) -> None:
+            if stop is not None and stop.is_set():
+                raise FillStoppedError
+            fill.put(start, data, crc)
+
+        return keep
 
     def _take(
         self,
@@ -94,8 +111,10 @@ class PieceRequests:
             same = not fill.pieces.is_of_one_object or fill.agree(answer.version)
             if not same or answer.object_bytes != wanted.segment.whole_bytes:
                 raise object_changed(wanted.blob, wanted.segment)
-            data = memoryview(answer.data)
-            fill.write(pieces, data)
-            self._meter.add(bytes_filled=len(data))
+            if isinstance(answer, Kept):
+                fill.mark(pieces)
+            else:
+                fill.write(pieces, memoryview(answer.data))
+            self._meter.add(bytes_filled=wanted.end - wanted.start)
 
         return take

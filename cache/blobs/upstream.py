@@ -19,7 +19,9 @@ class BlobRange:
     """A blob range is bytes [start, end) of a blob, all of one object.
 
     blob.key says which blob, whoever is asked. segment: the first that they lie in. stored: the
-    same bytes as the store knows them, with the version that they must be of.
+    same bytes as the store knows them, with the version that they must be of. keep(start, data,
+    crc): may be given the bytes as they come, each once that its CRC-32C is right, where it begins
+    in the blob; the answer is then `Kept`. Without all of them it counts for nothing.
     """
 
     blob: BlobSource
@@ -27,6 +29,7 @@ class BlobRange:
     start: int
     end: int
     stored: ObjectRange
+    keep: Callable[[int, memoryview, int], None] | None = None
 
 
 class Upstream(Protocol):

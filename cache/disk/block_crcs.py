@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 BLOCK_BYTES = 2**20
 
@@ -20,7 +24,11 @@ def crcs_of_file(fd: int) -> bytes:
     return b"".join(found)
 
 
-def crcs_of(data: memoryview) -> bytes:
-    """Compute CRC-32C of each MiB of bytes in memory, little-endian uint32."""
-    blocks = (data[at : at + BLOCK_BYTES] for at in range(0, len(data), BLOCK_BYTES))
-    return b"".join(int(crc32c(block)).to_bytes(4, "little") for block in blocks)
+def crcs_of(data: memoryview, *, known: Mapping[int, int] | None = None) -> bytes:
+    """Compute CRC-32C of each MiB of bytes in memory, little-endian uint32. known: those that
+    needn't be computed, by the block's number."""
+    found = dict(known or {})
+    for number, at in enumerate(range(0, len(data), BLOCK_BYTES)):
+        if number not in found:
+            found[number] = int(crc32c(data[at : at + BLOCK_BYTES]))
+    return b"".join([found[number].to_bytes(4, "little") for number in range(len(found))])

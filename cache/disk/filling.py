@@ -91,7 +91,7 @@ class Filling:
                     return
             except FileNotFoundError:
                 return
-            crcs = crcs_of(memoryview(data))
+            crcs = fill.block_crcs(memoryview(data))
             self._rename(key)
             fills.remove(map_name(key))
             self.enter(source, group=group, kept=kept, crcs=crcs)

@@ -18,6 +18,7 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.base.locks import ByteLocks
+from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of
 from penstock.cache.disk.fill_marks import (
     BORDER_BYTES,
     BORDERS_FOLLOW,
@@ -67,6 +68,7 @@ class Fill:
         except BaseException:
             self.close()
             raise
+        self._crcs: dict[int, int] = {}
         self.marks = np.frombuffer(self._memory, np.uint8, pieces.count, HEADER_BYTES)
 
     @classmethod
@@ -144,11 +146,35 @@ class Fill:
 
     def write(self, span: PieceSpan, data: memoryview) -> None:
         """Put pieces to their place, and mark them. Raises OSError."""
-        at = self.pieces.span(span)[0]
+        start, end = self.pieces.span(span)
+        for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
+            self._crcs.pop(number, None)
+        self._put(start, data)
+        self.mark(span)
+
+    def put(self, at: int, data: memoryview, crc: int) -> None:
+        """Put bytes of this CRC-32C to their place, to be marked once whole pieces are there.
+        Raises OSError."""
+        self._put(at, data)
+        end = at + len(data)
+        if at % BLOCK_BYTES == 0 and (
+            len(data) == BLOCK_BYTES or (len(data) < BLOCK_BYTES and end == self.pieces.size_bytes)
+        ):
+            self._crcs[at // BLOCK_BYTES] = crc
+
+    def _put(self, at: int, data: memoryview) -> None:
         while data:
             done = os.pwrite(self.fd, data, at)
             data, at = data[done:], at + done
+
+    def mark(self, span: PieceSpan) -> None:
+        """Note that pieces are there."""
         self.marks[span[0] : span[1]] = 1
+
+    def block_crcs(self, data: memoryview) -> bytes:
+        """CRC-32C of each block, as the books keep them: as it came where it came as a whole to
+        this process. data: all that was filled."""
+        return crcs_of(data, known=self._crcs)
 
     def claims(self) -> Claims:
         """The locks that hold pieces while they are fetched."""

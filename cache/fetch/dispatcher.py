@@ -134,7 +134,7 @@ class Dispatcher:
         return self._deliver(call, attempt, answer, time.monotonic() - began_s)
 
     def _deliver(self, call: Call, attempt: Attempt, answer: Any, seconds: float) -> Attempt | None:
-        size_bytes = memoryview(answer.data).nbytes if isinstance(answer, Answer) else 0
+        size_bytes = answer.size_bytes if isinstance(answer, Answer) else 0
         self._meter.add(bytes_remote=size_bytes)
         self._meter.request(seconds)
         with self._lock:

@@ -94,7 +94,7 @@ class Fetcher:
 
     def _read(self, one: ObjectRange) -> Answer:
         try:
-            return self.store.read(one.path, (one.start, one.end), version=one.version)
+            return one.read(self.store)
         except RequestError as error:
             if one.may_lack and error.kind == "missing":
                 return ABSENT

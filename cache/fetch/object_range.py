@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.cache.base.store import Answer, Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,3 +22,7 @@ class ObjectRange:
     end: int
     version: str | None
     may_lack: bool = False
+
+    def read(self, store: Store) -> Answer:
+        """Ask a store for it once. Raises RequestError."""
+        return store.read(self.path, (self.start, self.end), version=self.version)

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 from penstock.cache.peers import protocol
-from penstock.cache.peers.crcs import bytes_to_read, crc_of_file, crc_of_range
+from penstock.cache.peers.crcs import bytes_to_read, crc_of_file, noted_crc
 from penstock.cache.peers.tokens import check, job_of, prove
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.cache.peers.held_files import HeldFile, HeldFiles
     from penstock.cache.peers.request_head import Request
@@ -39,7 +39,7 @@ _REASONS = {
 
 @dataclass(slots=True, kw_only=True)
 class Reply:
-    """An answer: its status and headers, and a body of bytes, or of a part of a file.
+    """An answer: its status and headers, and a body of bytes, or of spans of a file.
 
     is_known: it is to one of the job. keeps: the connection may have another request.
     """
@@ -50,12 +50,27 @@ class Reply:
     keeps: bool
     body: bytes = b""
     file: HeldFile | None = None
-    span: protocol.Span = (0, 0)
+    spans: Sequence[protocol.Span] = ()
 
     @property
     def length(self) -> int:
         """Bytes of the body."""
-        return len(self.body) if self.file is None else self.span[1] - self.span[0]
+        if self.file is None:
+            return len(self.body)
+        return sum([end - start for start, end in self.spans])
+
+    def parts(self, at: int, most: int) -> Iterator[protocol.Span]:
+        """Where in the file the body's bytes from `at` on lie, at most so many."""
+        for start, end in self.spans:
+            if at < end - start:
+                part_end = min(end, start + at + most)
+                yield start + at, part_end
+                most -= part_end - start - at
+                at = 0
+                if not most:
+                    return
+            else:
+                at -= end - start
 
     def head(self) -> bytes:
         """The answer's head as it is sent."""
@@ -120,22 +135,22 @@ class Replies:
             self._list(reply, group)
         return reply
 
-    def _find(self, reply: Reply, key: str, range_: str) -> None:
-        span = protocol.range_of(range_)
-        if span is None:
+    def _find(self, reply: Reply, key: str, asked: str) -> None:
+        spans = protocol.ranges_of(asked)
+        if spans is None:
             reply.status = 400
             return
         file = self._held.open(key)
         if file is None:
             return
         try:
-            if file.has(*span):
-                reply.status, reply.file, reply.span = 206, file, span
-                text = protocol.content_range(span, file.size_bytes)
+            if all([file.has(*span) for span in spans]):
+                reply.status, reply.file, reply.spans = 206, file, spans
+                text = protocol.content_range(spans, file.size_bytes)
                 reply.headers.append(("Content-Range", text))
                 return
             reply.headers.append(("Content-Range", protocol.size_text(file.size_bytes)))
-            held = protocol.held_text(file.held(span[0]))
+            held = protocol.held_text(file.held(spans[0][0]))
             reply.headers.append((protocol.HELD_HEADER, held))
             reply.status = 416
         finally:
@@ -146,7 +161,7 @@ class Replies:
         reply.status = 200
         keys = self._held.keys_of(group, most=protocol.MOST_HELD_KEYS)
         reply.body = protocol.held_keys(keys)
-        crc = protocol.crc_text(crc32c(reply.body))
+        crc = protocol.crcs_text([crc32c(reply.body)])
         reply.headers.append((protocol.CRC_HEADER, crc))
 
     def _prove(self, token: str, date: str, headers: list[tuple[str, str]]) -> None:
@@ -161,28 +176,29 @@ class Replies:
 
 
 def is_quick(reply: Reply) -> bool:
-    """Whether `add_crc` and sending the first bytes hardly wait: for the disk, or for a core. The
+    """Whether `add_crcs` and sending the first bytes hardly wait: for the disk, or for a core. The
     kernel is told to read what isn't in memory, or may not be."""
     file = reply.file
     if file is None:
         return True
-    start, end = reply.span
-    is_little = bytes_to_read(file.crcs, file.size_bytes, start, end) <= AT_ONCE_BYTES
-    is_there = file.is_in_memory(start, min(end, start + AT_ONCE_BYTES))
-    if not is_there or end - start > AT_ONCE_BYTES:
-        with contextlib.suppress(OSError):
-            file.advise(start, end)
-    return is_little and is_there
+    is_there = all([file.is_in_memory(*part) for part in reply.parts(0, AT_ONCE_BYTES)])
+    if not is_there or reply.length > AT_ONCE_BYTES:
+        for span in reply.spans:
+            with contextlib.suppress(OSError):
+                file.advise(*span)
+    if not is_there:
+        return False
+    wanted = protocol.stretches(reply.spans)
+    return bytes_to_read(file.crcs, file.size_bytes, wanted) <= AT_ONCE_BYTES
 
 
-def add_crc(reply: Reply) -> None:
-    """Put the checksum of a file's part into its head. Raises OSError, EOFError."""
+def add_crcs(reply: Reply) -> None:
+    """Put the checksums of a file's stretches into its head. Raises OSError, EOFError."""
     file = reply.file
     if file is None:
         return
-
-    def read(start: int, end: int, crc: int) -> int:
-        return crc_of_file(file.fd, start, end, crc)
-
-    crc = crc_of_range(file.crcs, file.size_bytes, *reply.span, read)
-    reply.headers.append((protocol.CRC_HEADER, protocol.crc_text(crc)))
+    crcs = []
+    for stretch in protocol.stretches(reply.spans):
+        noted = noted_crc(file.crcs, file.size_bytes, stretch)
+        crcs.append(crc_of_file(file.fd, *stretch) if noted is None else noted)
+    reply.headers.append((protocol.CRC_HEADER, protocol.crcs_text(crcs)))

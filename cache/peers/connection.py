@@ -13,7 +13,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.cache.peers.answers import AT_ONCE_BYTES, add_crc, is_quick
+from penstock.cache.peers.answers import AT_ONCE_BYTES, add_crcs, is_quick
 from penstock.cache.peers.protocol import MOST_HEAD_BYTES
 from penstock.cache.peers.request_head import END, read_head
 
@@ -74,22 +74,27 @@ class Office:
 
 
 class PlainBody:
-    """A part of a file on its way through a socket that has nothing else to send. at: bytes sent.
+    """Spans of a file on their way through a socket that has nothing else to send. at: bytes sent.
 
-    Raises OSError, EOFError.
+    The head leaves with the first of them: whoever waits is woken once. Raises OSError, EOFError.
     """
 
     def __init__(self, reply: Reply, raw: socket.socket) -> None:
         assert reply.file is not None
         self.reply, self._file, self._raw = reply, reply.file, raw
         self._head = memoryview(reply.head())
-        self.at, self._at_hand = 0, AT_ONCE_BYTES
+        self.at, self._length = 0, reply.length
+        self._at_hand = AT_ONCE_BYTES
+        self._is_corked = len(reply.spans) > 1
+        if self._is_corked:
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
 
     def is_at_hand(self) -> bool:
         """Whether the next part needn't wait for the disk. Looked at once a MiB."""
         if self.at >= self._at_hand:
-            first = self.reply.span[0] + self.at
-            if not self._file.is_in_memory(first, min(first + 2 * _STEP, self.reply.span[1])):
+            parts = self.reply.parts(self.at, 2 * _STEP)
+            if not all([self._file.is_in_memory(*part) for part in parts]):
+                self.uncork()
                 return False
             self._at_hand = self.at + _STEP
         return True
@@ -98,15 +103,30 @@ class PlainBody:
         """Send what the socket takes, of a long body a part; whether all is sent."""
         with contextlib.suppress(BlockingIOError):
             if self._head:
-                self._head = self._head[self._raw.send(self._head) :]
+                sent = self._raw.send(self._head, socket.MSG_MORE)
+                self._head = self._head[sent:]
             if not self._head:
-                start, end = self.reply.span
-                size_bytes = min(_STEP, end - start - self.at)
-                sent = os.sendfile(self._raw.fileno(), self._file.fd, start + self.at, size_bytes)
-                if not sent:
-                    raise EOFError("the file is shorter than it was")
-                self.at += sent
-        return self.at == self.reply.length
+                self._send_part()
+        if self.at < self._length:
+            return False
+        self.uncork()
+        return True
+
+    def _send_part(self) -> None:
+        to, fd = self._raw.fileno(), self._file.fd
+        for start, end in self.reply.parts(self.at, _STEP):
+            sent = os.sendfile(to, fd, start, end - start)
+            if not sent:
+                raise EOFError("the file is shorter than it was")
+            self.at += sent
+            if sent < end - start:  # the socket is full
+                return
+
+    def uncork(self) -> None:
+        """Let what was held back go: another sends the rest, or there is none."""
+        if self._is_corked:
+            self._is_corked = False
+            self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
 
 class Connection(asyncio.Protocol):
@@ -238,7 +258,7 @@ class Connection(asyncio.Protocol):
             if not is_quick(reply):
                 self._begin_task(transport, reply, -1)
                 return
-            add_crc(reply)
+            add_crcs(reply)
             if self._raw is None or reply.file is None or transport.get_write_buffer_size():
                 at = self._send_head(transport, reply)
                 if at < reply.length:
@@ -316,7 +336,7 @@ class Connection(asyncio.Protocol):
         office = self._office
         try:
             if at < 0:
-                await office.in_thread(lambda: add_crc(reply))
+                await office.in_thread(lambda: add_crcs(reply))
                 at = self._send_head(transport, reply)
             while at < reply.length:
                 async with asyncio.timeout(self._limits.write_s):
@@ -329,21 +349,22 @@ class Connection(asyncio.Protocol):
 
     async def _send_step(self, transport: asyncio.Transport, reply: Reply, at: int) -> int:
         """Send a part of a body; how many bytes."""
-        file, first = reply.file, reply.span[0] + at
+        file = reply.file
         if file is None:
             step = min(_WAITING_BYTES, reply.length - at)
             transport.write(memoryview(reply.body)[at : at + step])
             await self._drain(transport)
             return step
         is_plain = self._office.tls is None
-        step = min(_STEP if is_plain else _TLS_STEP, reply.length - at)
-        if not file.is_in_memory(first, first + step):
-            await self._office.in_thread(lambda: file.load(first, first + step))
+        first, end = next(reply.parts(at, _STEP if is_plain else _TLS_STEP))
+        if not file.is_in_memory(first, end):
+            await self._office.in_thread(lambda: file.load(first, end))
         if is_plain:
             # Only fileno() is asked of the file.
-            await self._loop.sendfile(transport, cast("Any", file), first, step, fallback=False)
-            return step
-        data = os.pread(file.fd, step, first)
+            some = cast("Any", file)
+            await self._loop.sendfile(transport, some, first, end - first, fallback=False)
+            return end - first
+        data = os.pread(file.fd, end - first, first)
         if not data:
             raise EOFError("the file is shorter than it was")
         transport.write(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from penstock.cache.errors import StalledError
+from penstock.cache.errors import ClosedError, StalledError
 from penstock.cache.outcomes import STALL_TIMEOUT_S
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Deliveries:
         self._changed = threading.Condition()
         self._done: set[int] = set()
         self._active = 0
+        self._keeping: set[int] = set()
         self._is_over = False
         self.error: BaseException | None = None
 
@@ -37,6 +38,8 @@ class Deliveries:
             if self._is_over or number in self._done:
                 return
             self._done.add(number)
+            # Nothing of another's may land behind what is delivered.
+            self._settle(lambda: number not in self._keeping)
             self._active += 1
         try:
             self._deliver(number, answer)
@@ -48,15 +51,39 @@ class Deliveries:
                 self._active -= 1
                 self._changed.notify_all()
 
+    def keep(self, number: int, act: Callable[[], None]) -> None:
+        """Do what keeps some bytes of a range that isn't delivered. Raises what that raises, and
+        ClosedError where all is over."""
+        with self._changed:
+            if self.error is not None:
+                raise self.error
+            if self._is_over or number in self._done:
+                raise ClosedError("Others have brought what a peer was asked for.")
+            self._active += 1
+            self._keeping.add(number)
+        try:
+            act()
+        except BaseException as error:
+            self.error = self.error or error
+            raise
+        finally:
+            with self._changed:
+                self._active -= 1
+                self._keeping.discard(number)
+                self._changed.notify_all()
+
     def end(self) -> None:
         """Deliver nothing more; returns when nothing is being delivered. Raises StalledError."""
         with self._changed:
             self._is_over = True
-            if not self._changed.wait_for(lambda: not self._active, timeout=STALL_TIMEOUT_S):
-                raise StalledError(
-                    f"Bytes that were fetched could not be stored for {STALL_TIMEOUT_S:.0f} s. The "
-                    "local disk may hang: try to list the cache folder."
-                )
+            self._settle(lambda: not self._active)
+
+    def _settle(self, is_settled: Callable[[], bool]) -> None:
+        if not self._changed.wait_for(is_settled, timeout=STALL_TIMEOUT_S):
+            raise StalledError(
+                f"Bytes that were fetched could not be stored for {STALL_TIMEOUT_S:.0f} s. The "
+                "local disk may hang: try to list the cache folder."
+            )
 
     def left(self, numbers: list[int]) -> list[int]:
         """Those of some ranges that weren't delivered."""

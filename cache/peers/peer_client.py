@@ -1,12 +1,15 @@
 """Requests to peers: signed, checked, bounded in bytes and time, and never redirected.
 
 Connections are kept. Nothing that an answer says is believed but its bytes, once their length and
-checksum are right: status, range and size must be exactly what was asked for.
+checksum are right: status, ranges and size must be exactly what was asked for. What is to be kept
+is checked and handed on MiB by MiB, while a processor's cache still has it.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -14,17 +17,21 @@ import numpy as np
 from crc32c import crc32c
 
 from penstock.cache.base.store import RequestError
+from penstock.cache.disk.block_crcs import BLOCK_BYTES
+from penstock.cache.peers.peer_connection import PeerConnection
 from penstock.cache.peers.protocol import (
     FAULT_HEADER,
     HELD_KEY_BYTES,
     MOST_HELD_KEYS,
     PROOF_HEADER,
-    blob_part,
     blob_path,
+    content_range,
+    crcs_of,
     held_part,
     held_path,
     held_prefixes,
-    range_text,
+    ranges_text,
+    stretches,
 )
 from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
 from penstock.cache.stores.proxies import Proxies
@@ -36,7 +43,7 @@ from penstock.cache.stores.web_reply import Reply
 
 if TYPE_CHECKING:
     import ssl
-    from collections.abc import Callable
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -67,6 +74,30 @@ class PeerLimits:
     def whole_s(self, size_bytes: int) -> float:
         """So long an answer of that size may take in all."""
         return self.connect_s + self.silent_s + size_bytes / self.least_rate
+
+
+class Lacks(NamedTuple):
+    """The answer of a peer that hasn't all of what it was asked for.
+
+    held: the spans of the blob that it has, as far as it tells.
+    """
+
+    held: list[Span]
+
+
+Keep = Callable[[int, memoryview, int], object]
+"""Takes a stretch of a blob: where it begins, its bytes, good for this call alone, and their
+CRC-32C, which they have."""
+
+
+class _Room(threading.local):
+    """Memory for stretches that are handed on: new for each it would cost more than the copy."""
+
+    def __init__(self) -> None:
+        self.view = memoryview(bytearray(BLOCK_BYTES))
+
+
+_room = _Room()
 
 
 class _Asked(NamedTuple):
@@ -108,31 +139,47 @@ class PeerClient:
             ),
             proxies=Proxies(),  # what lies between nodes of a job is the job's
             tls=tls or _no_tls,
+            make=PeerConnection,
         )
         self._ahead_s: dict[str, float] = {}  # of a peer's clock, where it proved to differ
 
     def blob(
-        self, peer: Peer, key: str, span: tuple[int, int], size_bytes: int
-    ) -> memoryview | list[Span]:
-        """Bytes [start, end) of a blob of that size; where the peer hasn't all of them, the spans
-        of the blob that it has, as far as it tells. Raises RequestError, WrongAnswerError."""
-        question = Question("GET", blob_path(key), range_text(span))
-        wanted = span[1] - span[0]
+        self,
+        peer: Peer,
+        key: str,
+        spans: Sequence[Span],
+        size_bytes: int,
+        *,
+        keep: Keep | None = None,
+    ) -> list[memoryview] | Lacks:
+        """Spans [start, end) of a blob of that size, in one request (protocol.MOST_RANGES,
+        MOST_RANGE_BYTES); Lacks where the peer hasn't all of them. keep: takes each stretch as it
+        comes, and nothing is returned. Raises RequestError, WrongAnswerError, and what keep raises;
+        what was kept before that is right."""
+        question = Question("GET", blob_path(key), ranges_text(spans))
+        wanted = sum([end - start for start, end in spans])
         reply = self._ask(peer, _Asked(question, wanted))
         try:
             if reply.status in _LACKING:
                 reply.error_body()
                 told = held_part(reply.headers) if reply.status == 416 else None
-                return told[1] if told is not None and told[0] == size_bytes else []
-            part = blob_part(reply.headers) if reply.status == 206 else None
-            if part is None:
+                return Lacks(told[1] if told is not None and told[0] == size_bytes else [])
+            if reply.status != 206:
                 raise WrongAnswerError(f"it answered with status {reply.status}")
-            if (part.span, part.size_bytes, reply.length) != (span, size_bytes, wanted):
+            parts = stretches(spans)
+            told_range = reply.headers.get("content-range")
+            if (told_range, reply.length) != (content_range(spans, size_bytes), wanted):
                 raise WrongAnswerError("it answered with another range than it was asked for")
-            data = reply.read(wanted)
-            if crc32c(data) != part.crc:
-                raise WrongAnswerError("its bytes aren't those of the checksum beside them")
-            return data
+            crcs = crcs_of(reply.headers, len(parts))
+            if crcs is None:
+                raise WrongAnswerError("it told no checksums")
+            if keep is None:
+                return _whole(reply, spans, iter(crcs))
+            for (start, end), crc in zip(parts, crcs, strict=True):
+                data = _room.view[: end - start]
+                _take(reply, data, crc)
+                keep(start, data, crc)
+            return []
         finally:
             reply.close()
 
@@ -210,3 +257,19 @@ class PeerClient:
         except BaseException:
             self._pool.put_back(connection, keep=False)
             raise
+
+
+def _whole(reply: Reply, spans: Sequence[Span], crcs: Iterator[int]) -> list[memoryview]:
+    found = []
+    for start, end in spans:
+        data = np.empty(end - start, np.uint8).data
+        for low, high in stretches([(start, end)]):
+            _take(reply, data[low - start : high - start], next(crcs))
+        found.append(data)
+    return found
+
+
+def _take(reply: Reply, data: memoryview, crc: int) -> None:
+    reply.read_into(data)
+    if crc32c(data) != crc:
+        raise WrongAnswerError("its bytes aren't those of the checksum beside them")

@@ -6,28 +6,23 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from penstock.cache.base.store import Answer, RequestError
+from penstock.cache.base.store import Answer, Kept, RequestError
 from penstock.cache.peers.half_ranges import Pieces, worthwhile
-from penstock.cache.peers.peer_client import WrongAnswerError
+from penstock.cache.peers.peer_client import Lacks, WrongAnswerError
+from penstock.cache.peers.peer_ranges import NOT_THERE, Given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from penstock.cache.base.counters import TrafficMeter
     from penstock.cache.base.store import ObjectInfo
-    from penstock.cache.peers.peer_client import PeerClient
+    from penstock.cache.peers.peer_client import Keep, PeerClient
     from penstock.cache.peers.peer_directory import Peer, PeerDirectory
+    from penstock.cache.peers.peer_ranges import PeerRanges
     from penstock.cache.peers.protocol import Span
 
-NOT_THERE = Answer(data=b"", version="", object_bytes=-1)
-"""The answer for a range that no peer gave."""
 _MOST_GIVERS = 65_536
-_BLOB, _LIST = "blob", "list"
-
-
-def blob_name(key: str, size_bytes: int) -> str:
-    """What a blob is called here."""
-    return f"{_BLOB}/{key}/{size_bytes}"
+_LIST = "list"
 
 
 def list_name(peer: Peer) -> str:
@@ -66,51 +61,91 @@ class PeerStore:
         version: str | None = None,
         most_bytes: int | None = None,
     ) -> Answer:
-        """What the first peer gives that has it all; else `Pieces` of the first one that has some;
-        else NOT_THERE."""
-        del version, most_bytes
-        kind, name, *rest = path.split("/")
-        if kind == _LIST:
-            return self._list(int(name))
-        assert span is not None
-        half: tuple[Peer, list[Span]] | None = None
-        for peer in self._directory.candidates(name, self._clock()):
-            found = self._range(peer, name, span, int(*rest))
-            if isinstance(found, memoryview):
-                return Answer(data=found, version="", object_bytes=0)
-            if half is None and (parts := worthwhile(found, span)):
-                half = peer, parts
-        return NOT_THERE if half is None else self._pieces(*half, name, int(*rest))
+        """Hear what a peer holds, by `list_name`, and tell the directory; the answer is empty."""
+        del span, version, most_bytes
+        kind, _, node = path.partition("/")
+        if kind != _LIST:
+            raise RequestError("refused", "peers are asked by ranges")
+        return self._list(int(node))
 
-    def _pieces(self, peer: Peer, parts: list[Span], key: str, size_bytes: int) -> Answer:
-        given = ((part[0], self._range(peer, key, part, size_bytes)) for part in parts)
-        pieces = tuple((at, data) for at, data in given if isinstance(data, memoryview))
+    def ranges(self, wanted: PeerRanges) -> Answer:
+        """What peers give of some spans, one behind another until none is left: `Given`, with
+        NOT_THERE where nobody had one; of a single one `Pieces` of the first peer that has some.
+        Raises what keeping raises."""
+        left = list(range(len(wanted.spans)))
+        found = [NOT_THERE] * len(left)
+        half: tuple[Peer, list[Span]] | None = None
+        for peer in self._directory.candidates(wanted.key, self._clock()):
+            held = self._ask(peer, wanted, left, found)
+            there = [n for n in left if _is_in(wanted.spans[n], held)]
+            if there:  # of several it may have some
+                self._ask(peer, wanted, there, found)
+            left = [n for n in left if found[n] is NOT_THERE]
+            if not left:
+                break
+            if half is None and len(wanted.spans) == 1:
+                parts = worthwhile(held, wanted.spans[0])
+                half = (peer, parts) if parts else None
+        if left and half is not None:
+            found[0] = self._pieces(*half, wanted)
+        return Given(
+            data=b"",
+            version="",
+            object_bytes=0,
+            answers=tuple(found),
+            given_bytes=sum(
+                end - start
+                for (start, end), one in zip(wanted.spans, found, strict=True)
+                if one is not NOT_THERE
+            ),
+        )
+
+    def _ask(
+        self, peer: Peer, wanted: PeerRanges, numbers: list[int], found: list[Answer]
+    ) -> list[Span]:
+        """Ask a peer for some of the spans: what it gives is noted; else which of the blob's bytes
+        it has."""
+        spans = [wanted.spans[number] for number in numbers]
+        given = self._given(peer, wanted, spans, wanted.keep)
+        if isinstance(given, Lacks):
+            return given.held
+        for place, number in enumerate(numbers):
+            if given:
+                found[number] = Answer(data=given[place], version="", object_bytes=0)
+            else:
+                found[number] = Kept(data=b"", version="", object_bytes=0)
+        return []
+
+    def _pieces(self, peer: Peer, parts: list[Span], wanted: PeerRanges) -> Answer:
+        given = [(part[0], self._given(peer, wanted, [part], None)) for part in parts]
+        pieces = tuple((at, data[0]) for at, data in given if not isinstance(data, Lacks))
         return Pieces(data=b"", version="", object_bytes=0, pieces=pieces) if pieces else NOT_THERE
 
     def giver(self, key: str) -> Peer | None:
         """Who gave bytes of a blob last."""
         return self._givers.get(key)
 
-    def _range(
-        self, peer: Peer, key: str, span: tuple[int, int], size_bytes: int
-    ) -> memoryview | list[Span]:
-        """The bytes; else which of the blob's the peer says it has."""
+    def _given(
+        self, peer: Peer, wanted: PeerRanges, spans: list[Span], keep: Keep | None
+    ) -> list[memoryview] | Lacks:
+        """The bytes of each span, nothing where they were kept; else what the peer says it has."""
         self._meter.add(peer_requests=1)
+        key = wanted.key
         try:
-            data = self._client.blob(peer, key, span, size_bytes)
+            given = self._client.blob(peer, key, spans, wanted.blob_bytes, keep=keep)
         except RequestError as error:
             self._failed(peer, error)
-            return []
-        if isinstance(data, list):
+            return Lacks([])
+        if isinstance(given, Lacks):
             self._directory.lacks(peer, key, self._clock())
-            return data
+            return given
         self._directory.answered(peer)
-        self._meter.add(bytes_peers=len(data))
+        self._meter.add(bytes_peers=sum([end - start for start, end in spans]))
         with self._lock:
             if len(self._givers) >= _MOST_GIVERS:
                 self._givers.clear()
             self._givers[key] = peer
-        return data
+        return given
 
     def _list(self, node: int) -> Answer:
         peer = self._directory.peer(node)
@@ -158,3 +193,7 @@ class PeerStore:
     def close(self) -> None:
         """Let connections go. Safe to call twice."""
         self._client.abort()
+
+
+def _is_in(span: Span, held: list[Span]) -> bool:
+    return any([start <= span[0] and span[1] <= end for start, end in held])

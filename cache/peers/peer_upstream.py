@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.counters import TrafficMeter
@@ -16,11 +17,11 @@ from penstock.cache.base.fetch_policy import FetchPolicy
 from penstock.cache.base.store import Answer
 from penstock.cache.errors import PenstockError
 from penstock.cache.fetch.fetcher import Fetcher
-from penstock.cache.fetch.object_range import ObjectRange
 from penstock.cache.peers.deliveries import Deliveries
 from penstock.cache.peers.half_ranges import HalfRange, Pieces
 from penstock.cache.peers.peer_lists import PeerLists
-from penstock.cache.peers.peer_store import NOT_THERE, PeerStore, blob_name
+from penstock.cache.peers.peer_ranges import NOT_THERE, Given, peer_ranges
+from penstock.cache.peers.peer_store import PeerStore
 from penstock.cache.threads import Workers
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from penstock.cache.blobs.upstream import BlobRange, Upstream
-    from penstock.cache.peers.peer_client import PeerClient
+    from penstock.cache.peers.peer_client import Keep, PeerClient
     from penstock.cache.peers.peer_directory import Peer, PeerDirectory, PlannedHolders
 
 log = logging.getLogger("penstock")
@@ -297,25 +298,22 @@ class PeerUpstream:
         """Deliver what peers have of some ranges, and note the pieces of others. Raises what
         delivering raises, nothing else."""
 
-        def deliver(place: int, answer: Answer) -> None:
-            if answer is NOT_THERE:
-                return
-            number = numbers[place]
-            if isinstance(answer, Pieces):
-                pieces[number] = answer
-                return
-            whole_bytes = ranges[number].segment.whole_bytes
-            gate.give(number, Answer(data=answer.data, version="", object_bytes=whole_bytes))
+        def keep_of(number: int) -> Keep | None:
+            keep = ranges[number].keep
+            if keep is None:
+                return None
+            return lambda start, data, crc: gate.keep(number, lambda: keep(start, data, crc))
 
-        wanted = [
-            ObjectRange(
-                path=blob_name(one.blob.key, one.blob.size_bytes),
-                start=one.start,
-                end=one.end,
-                version=None,
-            )
-            for one in (ranges[number] for number in numbers)
-        ]
+        def deliver(place: int, answers: Answer) -> None:
+            assert isinstance(answers, Given)
+            for number, answer in zip(wanted[place].numbers, answers.answers, strict=True):
+                if isinstance(answer, Pieces):
+                    pieces[number] = answer
+                elif answer is not NOT_THERE:
+                    whole_bytes = ranges[number].segment.whole_bytes
+                    gate.give(number, replace(answer, object_bytes=whole_bytes))
+
+        wanted = peer_ranges(ranges, numbers, keep_of)
         try:
             fetcher.fetch(wanted, deliver, urgent=urgent)
         except PenstockError as error:

@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
 from email.utils import formatdate, parsedate_to_datetime
 from typing import TYPE_CHECKING
 
+from penstock.cache.disk.block_crcs import BLOCK_BYTES
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
 
-ALIVE = "/v1/alive"
-ANY = "/v1/any"
+ALIVE = "/v2/alive"
+ANY = "/v2/any"
 """Of some whole blob: for who measures the way and not the data."""
-_BLOBS, _HELD = "/v1/blobs/", "/v1/held/"
+_BLOBS, _HELD = "/v2/blobs/", "/v2/held/"
 
 CRC_HEADER = "Penstock-CRC32C"
-"""CRC-32C of the body, eight hex digits."""
+"""CRC-32C of each stretch of the body, eight hex digits each, with commas between them."""
 HELD_HEADER = "Penstock-Held"
 """Of an answer 416: what bytes of the blob are there, as "0-4095,8192-12287" (both ends
 included, as in Range)."""
@@ -41,7 +42,9 @@ PROOF_HEADER = "Penstock-Proof"
 """What only one who knows the secret can answer to this request, over the answer's Date."""
 
 MOST_RANGE_BYTES = 2**26
-"""Of one request: a client asks for more by several."""
+"""Of one request, all its ranges: a client asks for more by several."""
+MOST_RANGES = 24
+"""In one request."""
 MOST_HELD_RANGES = 256
 """In one answer 416; of more the longest are told."""
 MOST_HELD_KEYS = 2**20
@@ -52,11 +55,11 @@ HELD_KEY_BYTES = 8
 
 _KEY = re.compile(r"[0-9a-f]{40}")
 _GROUP = re.compile(r"[0-9a-f]{32}")
-_RANGE = re.compile(r"bytes=([0-9]{1,18})-([0-9]{1,18})")
-_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
+_ONE_RANGE = r"[0-9]{1,18}-[0-9]{1,18}"
+_RANGES = re.compile(rf"bytes=({_ONE_RANGE}(?:,{_ONE_RANGE}){{0,{MOST_RANGES - 1}}})")
 _SIZE = re.compile(r"bytes \*/([0-9]{1,18})")
 _HELD_RANGE = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
-_CRC = re.compile(r"[0-9a-f]{8}")
+_CRCS = re.compile(r"[0-9a-f]{8}(?:,[0-9a-f]{8})*")
 
 Span = tuple[int, int]
 """Bytes [start, end)."""
@@ -98,15 +101,41 @@ def _rest(path: str, prefix: str, wanted: re.Pattern[str]) -> str | None:
     return None if found is None else found[0]
 
 
-def range_text(span: Span) -> str:
-    """The value of Range that asks for a span."""
-    return f"bytes={span[0]}-{span[1] - 1}"
+def ranges_text(spans: Sequence[Span]) -> str:
+    """The value of Range that asks for spans, which ascend and don't overlap."""
+    return "bytes=" + _listed(spans)
 
 
-def range_of(text: str) -> Span | None:
-    """The span that a Range asks for; None if it isn't one that this protocol has."""
-    found = _RANGE.fullmatch(text)
-    return None if found is None else _span(found[1], found[2], most=MOST_RANGE_BYTES)
+def ranges_of(text: str) -> list[Span] | None:
+    """The spans that a Range asks for; None if they aren't such as this protocol has."""
+    found = _RANGES.fullmatch(text)
+    if found is None:
+        return None
+    spans: list[Span] = []
+    left_bytes, at = MOST_RANGE_BYTES, 0
+    for part in found[1].split(","):
+        first, _, last = part.partition("-")
+        span = _span(first, last, most=left_bytes)
+        if span is None or span[0] < at:
+            return None
+        spans.append(span)
+        left_bytes, at = left_bytes - (span[1] - span[0]), span[1]
+    return spans
+
+
+def _listed(spans: Sequence[Span]) -> str:
+    return ",".join([f"{start}-{end - 1}" for start, end in spans])
+
+
+def stretches(spans: Sequence[Span]) -> list[Span]:
+    """Cut spans of a blob at each of its MiB: what has a checksum of its own."""
+    found: list[Span] = []
+    for start, end in spans:
+        while (border := start // BLOCK_BYTES * BLOCK_BYTES + BLOCK_BYTES) < end:
+            found.append((start, border))
+            start = border
+        found.append((start, end))
+    return found
 
 
 def _span(first: str, last: str, *, most: int) -> Span | None:
@@ -114,9 +143,9 @@ def _span(first: str, last: str, *, most: int) -> Span | None:
     return (start, end) if 0 < end - start <= most else None
 
 
-def content_range(span: Span, size_bytes: int) -> str:
-    """The value of Content-Range for a span of a blob."""
-    return f"bytes {span[0]}-{span[1] - 1}/{size_bytes}"
+def content_range(spans: Sequence[Span], size_bytes: int) -> str:
+    """The value of Content-Range for spans of a blob."""
+    return f"bytes {_listed(spans)}/{size_bytes}"
 
 
 def size_text(size_bytes: int) -> str:
@@ -127,29 +156,21 @@ def size_text(size_bytes: int) -> str:
 def held_text(spans: Iterable[Span]) -> str:
     """The value of `HELD_HEADER` for spans that are there; of too many the longest."""
     found = sorted(spans, key=lambda span: (span[0] - span[1], span))[:MOST_HELD_RANGES]
-    return ",".join(f"{start}-{end - 1}" for start, end in sorted(found))
+    return _listed(sorted(found))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlobPart:
-    """The head of an answer 206, as far as it is one: what bytes come, and their checksum."""
-
-    span: Span
-    size_bytes: int
-    crc: int
+def crcs_text(crcs: Iterable[int]) -> str:
+    """The value of `CRC_HEADER`."""
+    return ",".join([f"{crc:08x}" for crc in crcs])
 
 
-def blob_part(headers: Mapping[str, str]) -> BlobPart | None:
-    """Read the head of an answer 206; None for one that isn't as it must be. headers: by lower-case
-    name."""
-    found = _CONTENT_RANGE.fullmatch(headers.get("content-range", ""))
-    crc = headers.get(CRC_HEADER.lower(), "")
-    if found is None or not _CRC.fullmatch(crc):
+def crcs_of(headers: Mapping[str, str], count: int) -> list[int] | None:
+    """The checksums that an answer 206 has of so many stretches; None for any other head. headers:
+    by lower-case name."""
+    text = headers.get(CRC_HEADER.lower(), "")
+    if len(text) != 9 * count - 1 or not _CRCS.fullmatch(text):
         return None
-    span, size_bytes = _span(found[1], found[2], most=MOST_RANGE_BYTES), int(found[3])
-    if span is None or span[1] > size_bytes:
-        return None
-    return BlobPart(span=span, size_bytes=size_bytes, crc=int(crc, 16))
+    return [int(part, 16) for part in text.split(",")]
 
 
 def held_part(headers: Mapping[str, str]) -> tuple[int, list[Span]] | None:
@@ -167,11 +188,6 @@ def held_part(headers: Mapping[str, str]) -> tuple[int, list[Span]] | None:
             return None
         spans.append(span)
     return int(size[1]), spans
-
-
-def crc_text(crc: int) -> str:
-    """The value of `CRC_HEADER`."""
-    return f"{crc:08x}"
 
 
 def held_keys(keys: Iterable[str]) -> bytes:

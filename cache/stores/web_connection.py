@@ -84,7 +84,7 @@ class Connection:
         self.prefix = ""
         self.proxy_headers = ""
         self.buffer = bytearray(_FIRST_READ)
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._idle_since_s = 0.0
         self._is_aborted = False
         self._poll = select.poll()
@@ -107,7 +107,7 @@ class Connection:
     def send(self, head: str, body: Any, deadline_s: float) -> None:
         """Send a request. Raises RequestError, StaleError."""
         with self.explaining():
-            self.sock.settimeout(self._timeouts.patience_s(deadline_s))
+            self.limit(deadline_s)
             try:
                 self.sock.sendall(head.encode("latin-1"))
             except (ConnectionResetError, BrokenPipeError):
@@ -115,7 +115,7 @@ class Connection:
                     raise StaleError from None
                 raise
             for start in range(0, len(body), _STEP):
-                self.sock.settimeout(self._timeouts.patience_s(deadline_s))
+                self.limit(deadline_s)
                 self.sock.sendall(memoryview(body)[start : start + _STEP])
 
     def read_head(self, deadline_s: float) -> Head:
@@ -144,11 +144,15 @@ class Connection:
             if status >= 200 or status == 101:
                 return Head(status, headers, begin, there)
 
-    def receive(self, room: memoryview, deadline_s: float) -> int:
-        """Bytes that came into the room, 0 at the end. Raises RequestError."""
+    def limit(self, deadline_s: float) -> None:
+        """Limit the next call's time. Raises RequestError behind the deadline."""
+        self.sock.settimeout(self.timeouts.patience_s(deadline_s))
+
+    def receive(self, room: memoryview, deadline_s: float, *, flags: int = 0) -> int:
+        """Bytes that came into the room, 0 at the end. flags: of recv. Raises RequestError."""
         try:
-            self.sock.settimeout(self._timeouts.patience_s(deadline_s))
-            got = self.sock.recv_into(room)
+            self.limit(deadline_s)
+            got = self.sock.recv_into(room, 0, flags)
             if not got and self._is_aborted:
                 raise RequestError("refused", "closed")
             return got
@@ -159,6 +163,13 @@ class Connection:
             return 0
         except (OSError, ValueError) as error:
             raise self._failure(error, None) from None
+
+    def receive_all(self, room: memoryview, deadline_s: float) -> int:
+        """Bytes that came into the room: fewer than it has only at the end. Raises RequestError."""
+        there = 0
+        while there < len(room) and (got := self.receive(room[there:], deadline_s)):
+            there += got
+        return there
 
     @contextlib.contextmanager
     def explaining(self) -> Iterator[None]:
@@ -171,7 +182,7 @@ class Connection:
     def _failure(self, error: Exception, origin: WebOrigin | None) -> RequestError:
         if self._is_aborted:
             return RequestError("refused", "closed")
-        return request_failure(error, origin, read_timeout_s=self._timeouts.read_s)
+        return request_failure(error, origin, read_timeout_s=self.timeouts.read_s)
 
     def abort(self) -> None:
         """End the connection from any thread: who waits for it gets an error."""
@@ -190,7 +201,8 @@ def request_failure(
     error: Exception, origin: WebOrigin | None, *, read_timeout_s: float
 ) -> RequestError:
     """Make a RequestError of an error of a socket. origin: named where it isn't reached."""
-    if isinstance(error, TimeoutError) and error.errno is None:
+    is_late = isinstance(error, TimeoutError) and error.errno is None
+    if is_late or isinstance(error, BlockingIOError):  # the kernel's own limit
         return RequestError("transient", f"nothing came for {read_timeout_s:.3g} s")
     if (fault := certificate_fault(error)) is not None:
         return RequestError("refused", fault, remedy=REMEDY)

@@ -38,6 +38,7 @@ class Dialer:
         timeouts: Timeouts,
         proxies: Proxies,
         tls: Callable[[], ssl.SSLContext],
+        make: type[Connection] = Connection,
         resolve: Callable[[str, int], list[tuple[int, Any]]] | None = None,
         public: Callable[[str], bool] = is_public,
     ) -> None:
@@ -45,6 +46,7 @@ class Dialer:
         self._timeouts = timeouts
         self._proxies = proxies
         self._make_tls = tls
+        self._make = make
         self._tls: ssl.SSLContext | None = None
         self._tls_lock = threading.Lock()
         self._resolve = resolve or _addresses
@@ -89,7 +91,7 @@ class Dialer:
             if only_public and not public:
                 continue
             sock = socket.socket(family, socket.SOCK_STREAM)
-            connection = Connection(sock, origin, is_public=public, timeouts=self._timeouts)
+            connection = self._make(sock, origin, is_public=public, timeouts=self._timeouts)
             try:
                 with self._kept_if_well(connection):
                     self._pool.add(connection)

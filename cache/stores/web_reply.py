@@ -52,6 +52,7 @@ class Reply:
         keep = self.headers.get("connection", "").lower()
         self._keeps = "close" not in keep and not self.headers.get(":old")
         self._done = False
+        self._read_bytes = 0
 
     @property
     def length(self) -> int | None:
@@ -72,20 +73,27 @@ class Reply:
             return self._read_stream(most)
         if length > most:
             raise _too_long(length, most)
-        room = np.empty(length, np.uint8)
-        view = room.data
-        there = min(self._end - self._begin, length)
-        view[:there] = memoryview(self._connection.buffer)[self._begin : self._begin + there]
-        self._keeps = self._keeps and self._end - self._begin <= length
-        while there < length:
-            got = self._connection.receive(view[there:], self._deadline_s)
-            if not got:
-                raise RequestError(
-                    "transient", f"the connection ended after {there} of {length} bytes"
-                )
-            there += got
-        self._done = True
+        view = np.empty(length, np.uint8).data
+        self.read_into(view)
         return view
+
+    def read_into(self, room: memoryview) -> None:
+        """The next bytes of a body whose length is told, as many as the room has. Raises
+        RequestError."""
+        there = min(self._end - self._begin, len(room))
+        room[:there] = memoryview(self._connection.buffer)[self._begin : self._begin + there]
+        self._begin += there
+        if there < len(room):
+            there += self._connection.receive_all(room[there:], self._deadline_s)
+        self._read_bytes += there
+        if there < len(room):
+            raise RequestError(
+                "transient",
+                f"the connection ended after {self._read_bytes} of {self.length} bytes",
+            )
+        if self._read_bytes == self.length:
+            self._done = True
+            self._keeps = self._keeps and self._begin == self._end
 
     def error_body(self) -> bytes:
         """The beginning of a body that tells what went wrong."""

@@ -37,7 +37,7 @@ class FakePeer:
     def peer(self, node: int) -> Peer:
         return Peer(node, self.server.url.removeprefix("http://"))
 
-    def asked_for(self, path: str = "/v1/blobs/") -> int:
+    def asked_for(self, path: str = "/v2/blobs/") -> int:
         """How many requests it had below a path."""
         return sum(asked.path.startswith(path) for asked in self.server.asked)
 
@@ -66,13 +66,14 @@ class FakePeer:
         talk.write(f"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n{lines}\r\n".encode())
 
     def _blob(self, talk: Talk, asked: Asked) -> None:
-        key, span = protocol.key_of(asked.target), asked.span()
+        key = protocol.key_of(asked.target)
+        spans = protocol.ranges_of(asked.headers["range"])
         assert key is not None
-        assert span is not None
+        assert spans is not None
         whole = self.blobs.get(key)
         if whole is None and key in self.parts:
             data, there = self.parts[key]
-            if any(low <= span[0] and span[1] <= high for low, high in there):
+            if all(any(low <= a and b <= high for low, high in there) for a, b in spans):
                 whole = data
             else:
                 more = {
@@ -84,14 +85,16 @@ class FakePeer:
         if whole is None:
             talk.answer(404)
         else:
-            talk.answer(206, whole[span[0] : span[1]], head_of(whole, span))
+            talk.answer(206, b"".join(whole[a:b] for a, b in spans), head_of(whole, *spans))
 
 
-def head_of(whole: bytes, span: tuple[int, int]) -> dict[str, str]:
+def head_of(whole: bytes, *spans: tuple[int, int]) -> dict[str, str]:
     """The headers of an answer 206."""
     return {
-        "Content-Range": protocol.content_range(span, len(whole)),
-        protocol.CRC_HEADER: protocol.crc_text(crc32c(whole[span[0] : span[1]])),
+        "Content-Range": protocol.content_range(spans, len(whole)),
+        protocol.CRC_HEADER: protocol.crcs_text(
+            crc32c(whole[a:b]) for a, b in protocol.stretches(spans)
+        ),
     }
 
 

@@ -120,13 +120,14 @@ class Served:
     def head(
         self,
         path: str,
-        span: protocol.Span | None = None,
+        span: protocol.Span | list[protocol.Span] | None = None,
         *,
         secret: PeerSecret | None = None,
         now_s: float | None = None,
         more: str = "",
     ) -> bytes:
-        range_ = "" if span is None else protocol.range_text(span)
+        spans = [span] if isinstance(span, tuple) else span
+        range_ = "" if spans is None else protocol.ranges_text(spans)
         token = authorize(
             secret or self.secret,
             Question("GET", path, range_),
@@ -137,7 +138,9 @@ class Served:
             f"GET {path} HTTP/1.1\r\nHost: x\r\nAuthorization: {token}\r\n{asked}{more}\r\n"
         ).encode()
 
-    def ask(self, path: str, span: protocol.Span | None = None, **how: object) -> Answer:
+    def ask(
+        self, path: str, span: protocol.Span | list[protocol.Span] | None = None, **how: object
+    ) -> Answer:
         """What one who knows the secret is answered."""
         with contextlib.closing(self.dial()) as sock:
             sock.sendall(self.head(path, span, **how))

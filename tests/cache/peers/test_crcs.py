@@ -1,4 +1,4 @@
-"""Checksums of ranges from those of blocks are the checksums of their bytes."""
+"""Checksums of stretches are those of their bytes, and as few as can be are computed."""
 
 from __future__ import annotations
 
@@ -12,13 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of, crcs_of_file
-from penstock.cache.peers.crcs import (
-    bytes_to_read,
-    combine,
-    crc_of_file,
-    crc_of_range,
-    shift_over,
-)
+from penstock.cache.peers.crcs import bytes_to_read, crc_of_file, noted_crc
+from penstock.cache.peers.protocol import stretches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,31 +25,31 @@ NEAR = [n * BLOCK_BYTES + d for n in range(4) for d in (-1, 0, 1) if n or d >= 0
 PLACES = st.one_of(st.integers(0, SIZE), st.sampled_from([*NEAR, SIZE - 1, SIZE]))
 
 
-@given(st.binary(max_size=60), st.binary(max_size=60))
-def test_the_checksum_of_two_stretches_follows_from_theirs(first: bytes, second: bytes) -> None:
-    found = combine(crc32c(first), crc32c(second), shift=shift_over(len(second)))
-    assert found == crc32c(first + second)
+@given(st.sets(PLACES, min_size=2, max_size=8).map(sorted))
+def test_what_the_books_know_of_stretches_is_theirs_and_all_that_they_can(
+    places: list[int],
+) -> None:
+    spans = list(zip(places[::2], places[1::2], strict=False))
+    wanted = stretches(spans)
+    assert b"".join(DATA[a:b] for a, b in wanted) == b"".join(DATA[a:b] for a, b in spans)
+    assert all(a // BLOCK_BYTES == (b - 1) // BLOCK_BYTES for a, b in wanted)
+    unknown = 0
+    for start, end in wanted:
+        noted = noted_crc(BLOCKS, SIZE, (start, end))
+        assert noted in (None, crc32c(DATA[start:end]))
+        is_block = start % BLOCK_BYTES == 0 and end in (start + BLOCK_BYTES, SIZE)
+        assert is_block == (noted is not None)
+        unknown += 0 if is_block else end - start
+        assert noted_crc(None, SIZE, (start, end)) is None
+    assert bytes_to_read(BLOCKS, SIZE, wanted) == unknown < 2 * BLOCK_BYTES * len(spans)
+    assert bytes_to_read(None, SIZE, wanted) == sum(b - a for a, b in spans)
 
 
-@given(PLACES, PLACES, st.booleans())
-def test_a_ranges_checksum_is_that_of_its_bytes(one: int, other: int, known: bool) -> None:
-    start, end = sorted((one, other))
-    blocks = BLOCKS if known else None
-    read = []
-
-    def compute(low: int, high: int, crc: int) -> int:
-        assert start <= low < high <= end
-        read.append(high - low)
-        return int(crc32c(DATA[low:high], crc))
-
-    if start == end:
-        return
-    assert crc_of_range(blocks, SIZE, start, end, compute) == crc32c(DATA[start:end])
-    assert sum(read) == bytes_to_read(blocks, SIZE, start, end)
-    if known:
-        assert sum(read) < 2 * BLOCK_BYTES
-    if known and start % BLOCK_BYTES == 0 and (end % BLOCK_BYTES == 0 or end == SIZE):
-        assert not read
+def test_blocks_whose_checksums_are_known_are_not_computed() -> None:
+    first = int.from_bytes(BLOCKS[:4], "little")
+    assert crcs_of(memoryview(DATA), known={0: first}) == BLOCKS
+    assert crcs_of(memoryview(DATA), known={0: 7})[4:] == BLOCKS[4:]
+    assert crcs_of(memoryview(DATA), known={0: 7})[:4] == (7).to_bytes(4, "little")
 
 
 def test_a_files_checksums(tmp_path: Path) -> None:
@@ -64,7 +59,6 @@ def test_a_files_checksums(tmp_path: Path) -> None:
     try:
         assert crcs_of_file(fd) == BLOCKS
         assert crc_of_file(fd, 5, SIZE) == crc32c(DATA[5:])
-        assert crc_of_file(fd, 100, 200, crc32c(DATA[:100])) == crc32c(DATA[:200])
         with pytest.raises(EOFError):
             crc_of_file(fd, 0, SIZE + 1)
     finally:

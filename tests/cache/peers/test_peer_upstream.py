@@ -142,8 +142,9 @@ def test_what_peers_hold_comes_from_them_alone(
     assert store.bytes_read == SIZES[5]
     traffic = asking.meter.snapshot()
     assert traffic.bytes_peers == SIZES[0] + SIZES[4]
-    assert traffic.peer_requests == peers[0].asked_for() + peers[1].asked_for() == 17
-    assert peers[0].asked_for("/v1/held/") == peers[1].asked_for("/v1/held/") == 1
+    # The 16 small ranges of a blob are one request.
+    assert traffic.peer_requests == peers[0].asked_for() + peers[1].asked_for() == 2
+    assert peers[0].asked_for("/v2/held/") == peers[1].asked_for("/v2/held/") == 1
 
 
 def test_likely_nodes_are_asked_for_what_they_have_of_a_blob(
@@ -197,20 +198,25 @@ def test_another_jobs_token_gets_nothing_and_costs_little(
 
 @dataclass(frozen=True)
 class Request:
-    """A request for a range of a blob, to be answered."""
+    """A request for ranges of a blob, to be answered."""
 
     talk: Talk
     whole: bytes
-    span: tuple[int, int]
+    spans: list[tuple[int, int]]
 
     @property
     def head(self) -> dict[str, str]:
         """As it should be."""
-        return head_of(self.whole, self.span)
+        return head_of(self.whole, *self.spans)
+
+    @property
+    def body(self) -> bytes:
+        """As it should be."""
+        return b"".join(self.whole[start:end] for start, end in self.spans)
 
     @property
     def size(self) -> int:
-        return self.span[1] - self.span[0]
+        return len(self.body)
 
 
 def drop(talk: Talk) -> None:
@@ -220,16 +226,16 @@ def drop(talk: Talk) -> None:
 def short(to: Request) -> None:
     """It dies in the middle of the body."""
     to.talk.head(206, {**to.head, "Content-Length": str(to.size)})
-    to.talk.write(to.whole[to.span[0] : to.span[0] + to.size // 2])
+    to.talk.write(to.body[: to.size // 2])
     drop(to.talk)
 
 
 def shorter(to: Request) -> None:
-    to.talk.answer(206, to.whole[to.span[0] : to.span[1] - 7], to.head)
+    to.talk.answer(206, to.body[:-7], to.head)
 
 
 def longer(to: Request) -> None:
-    to.talk.answer(206, to.whole[to.span[0] : to.span[1]] + b"more", to.head)
+    to.talk.answer(206, to.body + b"more", to.head)
 
 
 def endless(to: Request) -> None:
@@ -237,12 +243,11 @@ def endless(to: Request) -> None:
 
 
 def elsewhere(to: Request) -> None:
-    other = (
-        (to.span[0] + 1, to.span[1] + 1)
-        if to.span[1] < len(to.whole)
-        else (to.span[0] - 1, to.span[1] - 1)
-    )
-    to.talk.answer(206, to.whole[other[0] : other[1]], head_of(to.whole, other))
+    """The last range comes from beside where it was asked for."""
+    *others, (start, end) = to.spans
+    aside = 1 if end < len(to.whole) else -1
+    wrong = Request(to.talk, to.whole, [*others, (start + aside, end + aside)])
+    to.talk.answer(206, wrong.body, wrong.head)
 
 
 def all_of_it(to: Request) -> None:
@@ -250,20 +255,20 @@ def all_of_it(to: Request) -> None:
 
 
 def flipped(to: Request) -> None:
-    body = bytearray(to.whole[to.span[0] : to.span[1]])
+    body = bytearray(to.body)
     body[len(body) // 2] ^= 1
     to.talk.answer(206, bytes(body), to.head)
 
 
 def of_another_size(to: Request) -> None:
-    more = {**to.head, "Content-Range": protocol.content_range(to.span, 2**40)}
-    to.talk.answer(206, to.whole[to.span[0] : to.span[1]], more)
+    more = {**to.head, "Content-Range": protocol.content_range(to.spans, 2**40)}
+    to.talk.answer(206, to.body, more)
 
 
 def without_checksum(to: Request) -> None:
     head = to.head
     del head[protocol.CRC_HEADER]
-    to.talk.answer(206, to.whole[to.span[0] : to.span[1]], head)
+    to.talk.answer(206, to.body, head)
 
 
 def redirect(to: Request) -> None:
@@ -298,7 +303,7 @@ def stall(to: Request) -> None:
 
 def stall_in_body(to: Request) -> None:
     to.talk.head(206, {**to.head, "Content-Length": str(to.size)})
-    to.talk.write(to.whole[to.span[0] : to.span[0] + 100])
+    to.talk.write(to.body[:100])
     to.talk.closing.wait(20)
     drop(to.talk)
 
@@ -306,8 +311,8 @@ def stall_in_body(to: Request) -> None:
 def drip(to: Request) -> None:
     """Never silent for long, and never done."""
     to.talk.head(206, {**to.head, "Content-Length": str(to.size)})
-    for at in range(to.span[0], to.span[1]):
-        if to.talk.closing.wait(0.05) or not to.talk.write(to.whole[at : at + 1]):
+    for at in range(to.size):
+        if to.talk.closing.wait(0.05) or not to.talk.write(to.body[at : at + 1]):
             break
     drop(to.talk)
 
@@ -344,10 +349,11 @@ def test_a_peer_that_misbehaves_costs_requests_and_never_a_byte(
     hold(peers[1], store, 4)
 
     def act(talk: Talk, asked: Asked) -> bool:
-        key, span = protocol.key_of(asked.target), asked.span()
-        if key is None or span is None:
+        key = protocol.key_of(asked.target)
+        spans = protocol.ranges_of(asked.headers.get("range", ""))
+        if key is None or spans is None:
             return False
-        fault(Request(talk, peers[0].blobs[key], span))
+        fault(Request(talk, peers[0].blobs[key], spans))
         return True
 
     peers[0].act = act
@@ -511,7 +517,7 @@ def test_pieces_that_fail_come_from_the_store(
         span = asked.span()
         if span is None or span[1] != 250_000:
             return False
-        fault(Request(talk, data, span))
+        fault(Request(talk, data, [span]))
         return True
 
     peers[0].act = act

@@ -17,6 +17,7 @@ from penstock.cache.peers.server import listen
 from penstock.cache.peers.tokens import PeerSecret, Question, authorize, server_time
 from tests.cache.peers.serving import (
     GROUP,
+    Answer,
     Served,
     content,
     key_of,
@@ -63,9 +64,34 @@ def test_a_range_of_a_whole_blob_comes_with_its_checksum(
     answer = served.ask(protocol.blob_path(key_of("whole")), span)
     assert answer.status == 206
     assert answer.body == content("whole", SIZE)[slice(*span)]
-    part = protocol.blob_part(answer.headers)
-    assert part is not None
-    assert (part.span, part.size_bytes, part.crc) == (span, SIZE, crc32c(answer.body))
+    check_head(answer, "whole", SIZE, [span])
+
+
+def check_head(answer: Answer, name: str, size: int, spans: list[protocol.Span]) -> None:
+    assert answer.headers["content-range"] == protocol.content_range(spans, size)
+    wanted = protocol.stretches(spans)
+    data = content(name, size)
+    crcs = protocol.crcs_of(answer.headers, len(wanted))
+    assert crcs == [crc32c(data[start:end]) for start, end in wanted]
+
+
+@pytest.mark.parametrize(
+    "spans",
+    [
+        [(0, 1), (1, 2), (100, 200)],
+        [(n * 150_000, n * 150_000 + 100_000) for n in range(24)],
+        [(17, BLOCK_BYTES + 3), (3 * BLOCK_BYTES, SIZE)],
+    ],
+)
+def test_ranges_of_a_blob_come_one_behind_another(
+    served: Served, spans: list[protocol.Span]
+) -> None:
+    answer = served.ask(protocol.blob_path(key_of("whole")), spans)
+    assert answer.status == 206
+    assert answer.body == b"".join(content("whole", SIZE)[slice(*span)] for span in spans)
+    check_head(answer, "whole", SIZE, spans)
+    beyond = served.ask(protocol.blob_path(key_of("whole")), [(0, 10), (SIZE - 5, SIZE + 1)])
+    assert (beyond.status, beyond.body) == (416, b"")
 
 
 def test_what_isnt_held_is_404_and_what_isnt_there_416(served: Served) -> None:
@@ -90,10 +116,7 @@ def test_of_a_half_filled_blob_what_is_marked_is_there(
     fill.write((1, 2), memoryview(data)[slice(*there)])
     answer = served.ask(path, there)
     assert (answer.status, answer.body) == (206, data[slice(*there)])
-    part = protocol.blob_part(answer.headers)
-    assert part is not None
-    assert part.crc == crc32c(answer.body)
-    assert part.size_bytes == len(data)
+    check_head(answer, name, len(data), [there])
     for span in ((there[0] - 1, there[1]), (there[0], there[1] + 1), (0, len(data))):
         answer = served.ask(path, span)
         assert answer.status == 416
@@ -159,8 +182,8 @@ def test_a_token_for_another_question_is_none(served: Served) -> None:
     path = protocol.blob_path(key_of("whole"))
     for changed in (
         served.head(path, (0, 10)).replace(b"0-9", b"0-99"),
-        served.head(protocol.ALIVE).replace(b"/v1/alive", path.encode()),
-        served.head(path, (0, 10)).replace(path.encode(), b"/v1/alive"),
+        served.head(protocol.ALIVE).replace(b"/v2/alive", path.encode()),
+        served.head(path, (0, 10)).replace(path.encode(), b"/v2/alive"),
     ):
         with contextlib.closing(served.dial()) as sock:
             sock.sendall(changed)
@@ -204,9 +227,8 @@ def test_a_blob_that_the_disk_changed_carries_the_checksum_of_what_came(served: 
         file.seek(77)
         file.write(b"x" * 8)
     answer = served.ask(protocol.blob_path(key_of("rotten")), (0, 2 * BLOCK_BYTES))
-    part = protocol.blob_part(answer.headers)
-    assert part is not None
-    assert part.crc == crc32c(content("rotten", 2 * BLOCK_BYTES)) != crc32c(answer.body)
+    check_head(answer, "rotten", 2 * BLOCK_BYTES, [(0, 2 * BLOCK_BYTES)])
+    assert answer.body != content("rotten", 2 * BLOCK_BYTES)
 
 
 def test_it_listens_at_no_name_that_stands_for_every_network(

@@ -215,7 +215,7 @@ def test_an_address_of_ipv6_is_one(tmp_path: Path) -> None:
         context = make_credentials(served.secret, "::1").client_context()
         client = PeerClient(served.secret, tls=lambda: context)
         peer = Peer(0, served.server.address)
-        assert client.blob(peer, key_of("any"), (0, 1000), 1000) is not None
+        assert client.blob(peer, key_of("any"), [(0, 1000)], 1000) is not None
         client.abort()
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 OURS, OTHERS = PeerSecret(b"ours-" * 8), PeerSecret(b"theirs" * 8)
-ASKED = Question("GET", "/v1/blobs/" + "0" * 40, "bytes=0-9")
+ASKED = Question("GET", "/v2/blobs/" + "0" * 40, "bytes=0-9")
 NOW_S = 1.75e9
 
 
@@ -55,7 +55,7 @@ def test_a_token_of_a_clock_that_runs_ahead_is_expired_too() -> None:
 
 @given(
     st.sampled_from(["GET", "HEAD", "PUT"]),
-    st.sampled_from([ASKED.path, ASKED.path[:-1] + "1", "/v1/alive", ""]),
+    st.sampled_from([ASKED.path, ASKED.path[:-1] + "1", "/v2/alive", ""]),
     st.sampled_from(["bytes=0-9", "bytes=0-99", "", "0-9"]),
 )
 def test_a_token_asks_for_nothing_else(method: str, path: str, range_: str) -> None:

@@ -1,0 +1,151 @@
+"""Fills whose bytes are written as they come from a peer: right in the cache, and in its books."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.cache.base.counters import TrafficMeter
+from penstock.cache.base.store import Answer
+from penstock.cache.blobs.cached_blob import CachedBlob
+from penstock.cache.blobs.remote import Remote
+from penstock.cache.blobs.store_upstream import StoreUpstream
+from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of
+from penstock.cache.disk.disk_cache import DiskCache
+from penstock.cache.errors import ClosedError
+from penstock.cache.fetch.fetcher import Fetcher
+from penstock.cache.peers import protocol
+from penstock.cache.peers.deliveries import Deliveries
+from penstock.cache.peers.peer_client import PeerClient
+from penstock.cache.peers.peer_directory import NothingPlanned, Peer, PeerDirectory
+from penstock.cache.peers.peer_ranges import peer_ranges
+from penstock.cache.peers.peer_upstream import PeerUpstream
+from tests.cache.blobs.remotes import single
+from tests.cache.blobs.upstream_contract import range_of
+from tests.cache.peers.fake_peer import GROUP, SECRET, fake_peer, head_of
+from tests.cache.peers.serving import serving
+from tests.stores import MemoryStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from penstock.cache.blobs.upstream import BlobRange
+    from tests.servers.scripted import Asked, Talk
+
+SIZE = 3 * BLOCK_BYTES + 4321
+DATA = np.random.default_rng(3).bytes(SIZE)
+
+
+class Likely(NothingPlanned):
+    """Node 1 may have everything."""
+
+    def likely(self, key: str) -> list[int]:
+        del key
+        return [1]
+
+
+@contextlib.contextmanager
+def remote_of(store: MemoryStore, folder: Path, peer: Peer) -> Iterator[Remote]:
+    """A node with an empty cache beside a peer."""
+    fetcher, cache = Fetcher(store), DiskCache(folder, max_bytes="1GiB")
+    meter = TrafficMeter()
+    upstream = PeerUpstream(StoreUpstream(fetcher), PeerDirectory(group=GROUP), meter=meter)
+    upstream.know([peer], PeerClient(SECRET), planned=Likely())
+    remote = Remote(fetcher, cache, group=GROUP, label="x", upstream=upstream)
+    yield remote
+    remote.close()
+    cache.close()
+
+
+def check(remote: Remote, store: MemoryStore) -> None:
+    source = single(store, 0)
+    blob = remote.open(source)
+    assert isinstance(blob, CachedBlob)
+    assert bytes(blob.data) == DATA
+    assert remote.cache is not None
+    row = remote.cache.use(lambda shelf: shelf.catalogue.blobs.row(source.key))
+    assert row is not None
+    assert row.crcs == crcs_of(memoryview(DATA))
+
+
+def test_what_a_peer_has_is_filled_from_there(tmp_path: Path) -> None:
+    store = MemoryStore({"o0": DATA})
+    source = single(store, 0)
+    with serving(tmp_path / "theirs", secret=SECRET) as served:
+        served.cache.use(
+            lambda shelf: shelf.filling.put(source, memoryview(DATA), group=GROUP, kept=False)
+        )
+        peer = Peer(1, served.server.address)
+        with remote_of(store, tmp_path / "mine", peer) as remote:
+            assert remote.fill(single(store, 0)) == SIZE
+            check(remote, store)
+            assert not store.reads
+
+
+def second_block_wrong(talk: Talk, asked: Asked) -> bool:
+    """Its first block is another, with a checksum that is right; the second's is wrong."""
+    spans = protocol.ranges_of(asked.headers.get("range", ""))
+    if spans is None:
+        return False
+    other = bytes(BLOCK_BYTES) + DATA[BLOCK_BYTES:]
+    (start, end) = spans[0]
+    body = bytearray(other[start:end])
+    body[BLOCK_BYTES + 7 :] = bytes(len(body) - BLOCK_BYTES - 7)
+    talk.answer(206, bytes(body), head_of(other, (start, end)))
+    return True
+
+
+def test_what_a_peer_that_breaks_off_gave_counts_for_nothing(tmp_path: Path) -> None:
+    store = MemoryStore({"o0": DATA})
+    with fake_peer({single(store, 0).key: DATA}) as fake:
+        fake.act = second_block_wrong
+        with remote_of(store, tmp_path / "mine", fake.peer(1)) as remote:
+            fetched = 0
+            while not remote.is_whole(single(store, 0)):
+                fetched += remote.fill(single(store, 0))
+            assert fetched == SIZE
+            check(remote, store)
+        assert fake.asked_for() == 1
+        assert store.bytes_read == SIZE
+
+
+def test_nothing_is_kept_behind_a_delivery_or_the_end() -> None:
+    kept: list[int] = []
+    gate = Deliveries(lambda number, _: kept.append(-number))
+    gate.keep(1, lambda: kept.append(1))
+    gate.give(1, Answer(data=b"", version="", object_bytes=0))
+    with pytest.raises(ClosedError):
+        gate.keep(1, lambda: kept.append(1))
+    gate.end()
+    with pytest.raises(ClosedError):
+        gate.keep(2, lambda: kept.append(2))
+    assert kept == [1, -1]
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.integers(0, SIZE - 1), st.integers(1, SIZE)), max_size=80
+    )
+)
+def test_each_range_is_asked_for_once_and_requests_stay_small(
+    wanted: list[tuple[int, int, int]],
+) -> None:
+    store = MemoryStore({f"o{n}": DATA for n in range(3)})
+    ranges: list[BlobRange] = [
+        range_of(single(store, n), 0, start, min(SIZE, start + size // (1 + start % 97)) + 1)
+        for n, start, size in wanted
+    ]
+    requests = peer_ranges(ranges, range(len(ranges)), lambda _: None)
+    assert sorted(n for one in requests for n in one.numbers) == list(range(len(ranges)))
+    for one in requests:
+        spans = [(ranges[n].start, ranges[n].end) for n in one.numbers]
+        assert list(one.spans) == spans
+        assert {ranges[n].blob.key for n in one.numbers} == {one.key}
+        assert protocol.ranges_of(protocol.ranges_text(one.spans)) == spans
+        assert len(spans) == 1 or one.end - one.start <= 2**22

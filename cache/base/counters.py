@@ -51,11 +51,6 @@ class Traffic:
         """hits / (hits + misses); 1.0 before the first sample."""
         return self.hits / asked if (asked := self.hits + self.misses) else 1.0
 
-    @property
-    def bytes_received(self) -> int:
-        """From the store and from peers."""
-        return self.bytes_remote + self.bytes_peers
-
 
 def joined_traffic(several: Sequence[Traffic]) -> Traffic:
     """The traffic of several counters together, at least one."""

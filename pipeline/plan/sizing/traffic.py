@@ -130,9 +130,3 @@ def _local(read: float, *, found: float) -> EpochTraffic:
         requests=0.0,
         single=0.0,
     )
-
-
-def job_remote_bytes(total_bytes: float, *, epochs: int, kept: float) -> float:
-    """Bytes that a job fetches of a dataset of which its caches keep a part F:
-    D·(1 + (E - 1)·max(0, 1 - F))."""
-    return total_bytes * (1 + (epochs - 1) * max(0.0, 1 - kept))

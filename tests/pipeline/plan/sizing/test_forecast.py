@@ -14,7 +14,7 @@ from penstock.pipeline.bench.accelerators import accelerator
 from penstock.pipeline.plan.needs import CONNECTIONS_MARGIN, connections
 from penstock.pipeline.plan.sizing.changes import changes, unmet_words
 from penstock.pipeline.plan.sizing.forecast import forecast
-from penstock.pipeline.plan.sizing.traffic import job_remote_bytes, memory_share, single_share
+from penstock.pipeline.plan.sizing.traffic import memory_share, single_share
 from penstock.pipeline.plan.sizing.values import DataFigures, JobFigures, NodeFigures
 from tests.pipeline.plan.sizing.setups import SETUP, setup
 
@@ -77,7 +77,7 @@ def test_a_jobs_remote_bytes_are_the_bound(epochs: int, kept: float) -> None:
         else setup(job={"epochs": epochs, "nodes": 1}, node={"nvme_bytes": 0})
     )
     assert found.remote_bytes == pytest.approx(
-        job_remote_bytes(total, epochs=epochs, kept=found.kept), rel=1e-6
+        total * (1 + (epochs - 1) * max(0.0, 1 - found.kept)), rel=1e-6
     )
     assert found.kept == pytest.approx(min(1.0, kept) if kept > 0.01 else 0.0, abs=1e-6)
 

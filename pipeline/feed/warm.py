@@ -82,7 +82,8 @@ def warm(
     shards at a time. dry_run: fetch nothing. progress: called from several threads. stop: ends it
     early; the result tells what came till then. dataset, cache: also a URL and the cache for it.
     executor: whose workers warm their machines, `nodes` of them (docs/packs.md); world is then any
-    rank's of the job, the result the sum of all, and nothing is told of the progress.
+    rank's of the job, the result the sum of all, progress is told as each node is warm, and stop
+    doesn't reach the workers.
 
     Raises ConfigError for a local dataset (nothing to warm), one without cache=, and a limit
     below two open windows; ResumeError for a state of another dataset; WriteError for a cache
@@ -128,4 +129,6 @@ def _warmed(
         return warm_node(dataset, order, world=world or World(0, 1), progress=progress, stop=stop)
     from penstock.pipeline.feed.warm_crew import warm_nodes  # one node needs none
 
-    return warm_nodes(dataset, order, executor=executor, nodes=nodes, world=world)
+    return warm_nodes(
+        dataset, order, executor=executor, nodes=nodes, world=world, progress=progress
+    )

@@ -9,6 +9,7 @@ lost: the job's lanes follow what the nodes hold.
 from __future__ import annotations
 
 import hashlib
+import logging
 import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,18 +17,21 @@ from typing import TYPE_CHECKING, Any
 from penstock.cache.errors import ConfigError
 from penstock.cache.executors import check_executor, dask_client, keep_open, run_tasks, worker_name
 from penstock.pipeline.feed.node_warm import warm_node
-from penstock.pipeline.feed.share_fills import WarmResult
+from penstock.pipeline.feed.share_fills import WarmResult, WarmState
 from penstock.pipeline.options.checks import check_count
 from penstock.pipeline.plan.world import World
 from penstock.readers.index.reach import check_indexes
 from penstock.readers.luggage import Luggage
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
 
     from penstock.pipeline.feed.warm_order import WarmOrder
     from penstock.readers.source import Source
+
+
+_log = logging.getLogger("penstock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,11 @@ def warm_nodes(
     executor: Executor,
     nodes: int | None,
     world: World | None,
+    progress: Callable[[WarmState], None] | None = None,
 ) -> WarmResult:
-    """Warm so many nodes, None is as many hosts as Dask has. world: of the job. Raises ConfigError,
-    and what a node's warm-up raises, with the worker's name."""
+    """Warm so many nodes, None is as many hosts as Dask has. world: of the job. progress: called
+    when a node is warm. Raises ConfigError, and what a node's warm-up raises, with the worker's
+    name."""
     check_executor(executor)
     hosts = _hosts(executor)
     count = len(hosts) if nodes is None else check_count("nodes", nodes, least=1)
@@ -86,9 +92,27 @@ def warm_nodes(
         for node in range(count)
     ]
     run: Any = _Pinned(executor, hosts) if hosts else executor
-    told = [
-        result for _, (_, result) in run_tasks(run, warm_task, tasks, what="nodes", total=count)
-    ]
+    told: list[WarmResult] = []
+    for _, (worker, result) in run_tasks(run, warm_task, tasks, what="nodes", total=count):
+        told.append(result)
+        _log.info("%s has warmed its node: %d of %d", worker, len(told), count)
+        if progress is not None:
+            progress(_state(_sum(told), nodes=count / len(told)))
+    return _sum(told)
+
+
+def _state(done: WarmResult, *, nodes: float) -> WarmState:
+    """How far all are. nodes: that there are, over those that are done: the others keep as much."""
+    return WarmState(
+        wanted_bytes=int(done.kept_bytes * nodes),
+        fetched_bytes=done.bytes,
+        there_bytes=0 if done.failed else max(0, done.kept_bytes - done.bytes),
+        left_out_bytes=done.node_bytes - done.kept_bytes,
+    )
+
+
+def _sum(told: Sequence[WarmResult]) -> WarmResult:
+    """What several nodes' warm-ups have done, side by side."""
     return WarmResult(
         bytes=sum(each.bytes for each in told),
         objects=sum(each.objects for each in told),

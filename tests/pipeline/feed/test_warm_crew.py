@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 import pytest
@@ -31,8 +31,13 @@ def test_each_node_has_its_share_warmed(url: str, tmp_path: Path) -> None:
     alone = warm(url, cache=DiskCache(tmp_path / "alone", max_bytes="1GB"))
     executor = crews.Watched()
     cache = DiskCache(tmp_path / "cache", max_bytes="1GB")
-    told = warm(url, cache=cache, executor=executor, nodes=2, world=World(0, 4))
-    assert len(executor.tasks) == 2
+    states: list[Any] = []
+    told = warm(
+        url, cache=cache, executor=executor, nodes=2, world=World(0, 4), progress=states.append
+    )
+    assert len(executor.tasks) == len(states) == 2
+    assert states[0].fetched_bytes < states[1].fetched_bytes == told.bytes
+    assert states[1].wanted_bytes == told.kept_bytes
     assert told.objects + told.skipped >= alone.objects
     assert (told.bytes, told.failed) == (alone.bytes, ())  # both "nodes" have one cache here
     again = warm(url, cache=cache, executor=executor, nodes=2, world=World(0, 4))

@@ -195,6 +195,9 @@ class NativeSetup:
         state = self._state
         if state is None or self._position.received is not None:
             state = self.state(is_shared=False)
+        elif self.assembly is not None:  # the ranks may have decided since it was loaded
+            decided = self.order.lane_order
+            state = replace(state, lane_order=None if decided is None else decided.text)
         walk = self.order.walk if state.plan.buckets is not None else state.walk
         cursor = walk.cursor_of(step)
         bad = state.bad if cursor.epoch == state.epoch and cursor.position else 0

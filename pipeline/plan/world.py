@@ -158,6 +158,8 @@ class World:
         """
         if not all(isinstance(one, int) and not isinstance(one, bool) for one in (rank, size)):
             raise PlanError(f"data_parallel: got ({rank!r}, {size!r}), wanted (rank, size).")
+        if size < 1:
+            raise PlanError(f"data_parallel: size must be 1 or more, got {size}.")
         if not 0 <= rank < size:
             raise PlanError(f"data_parallel: rank must be in [0, {size}), got {rank}.")
         if self.processes % size:

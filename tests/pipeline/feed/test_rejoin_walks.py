@@ -120,6 +120,7 @@ def datasets(
     return {"plain": plain, "tokens": tokens, "concat": concat([plain, other])}
 
 
+@pytest.mark.filterwarnings("ignore:The state's global batches")
 @pytest.mark.parametrize("kind", OPTIONS)
 @pytest.mark.parametrize(
     "seed", [1, *(pytest.param(n, marks=pytest.mark.grid) for n in range(2, 12))]

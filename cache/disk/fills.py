@@ -146,10 +146,7 @@ class Fill:
 
     def write(self, span: PieceSpan, data: memoryview) -> None:
         """Put pieces to their place, and mark them. Raises OSError."""
-        start, end = self.pieces.span(span)
-        for number in range(start // BLOCK_BYTES, -(-end // BLOCK_BYTES)):
-            self._crcs.pop(number, None)
-        self._put(start, data)
+        self._put(self.pieces.span(span)[0], data)
         self.mark(span)
 
     def put(self, at: int, data: memoryview, crc: int) -> None:
@@ -163,6 +160,8 @@ class Fill:
             self._crcs[at // BLOCK_BYTES] = crc
 
     def _put(self, at: int, data: memoryview) -> None:
+        for number in range(at // BLOCK_BYTES, -(-(at + len(data)) // BLOCK_BYTES)):
+            self._crcs.pop(number, None)
         while data:
             done = os.pwrite(self.fd, data, at)
             data, at = data[done:], at + done

@@ -1,14 +1,16 @@
 """What the nodes of a job say to one another: paths, headers, ranges and limits. Pure.
 
-    GET /v1/blobs/<key>     Range: bytes=a-b   206  bytes of a blob, with their CRC-32C
-                                               404  not held
-                                               416  not these: Held says which bytes are there
-    GET /v1/held/<group>                       200  keys of a dataset's whole blobs, 8 bytes each
-    GET /v1/alive                              200  nothing
-    GET /v1/any             Range: bytes=a-b   as of a blob: of one that the server chooses
+    GET /v2/blobs/<key>   Range: bytes=a-b,c-d   206  bytes of a blob, one range behind another,
+                                                      with the CRC-32C of each stretch of them
+                                                 404  not held
+                                                 416  not these: Held says which bytes are there
+    GET /v2/held/<group>                         200  keys of a dataset's whole blobs, 8 bytes each
+    GET /v2/alive                                200  nothing
+    GET /v2/any           Range: bytes=a-b       as of a blob: of one that the server chooses
 
-It is HTTP/1.1, and nothing of it but this: no other methods, no bodies of requests, one range a
-request. Every request is signed (tokens.py); whoever isn't of the job learns nothing but the time.
+It is HTTP/1.1, and nothing of it but this: no other methods, no bodies of requests, and of several
+ranges no multipart answer. Every request is signed (tokens.py); whoever isn't of the job learns
+nothing but the time.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from penstock.cache.base.blob import BlobSource, Segment
 from penstock.cache.base.folders import Folder
+from penstock.cache.disk.block_crcs import BLOCK_BYTES, crcs_of
 from penstock.cache.disk.fills import Fill, discard
 from penstock.cache.disk.pieces import PIECE_BYTES, Pieces, bridge, cut, merge
 
@@ -147,4 +148,18 @@ def test_a_version_that_was_damaged_is_decided_anew(tmp_path: Path) -> None:
     assert fill.version is None
     assert fill.agree("v1")
     assert not fill.agree("v2")
+    fill.close()
+
+
+def test_a_blocks_checksum_is_that_of_what_came_last(tmp_path: Path) -> None:
+    """A block that a peer gave whole, of a range that it didn't end, may come again in parts."""
+    blob = source(2 * BLOCK_BYTES)
+    fill = make(tmp_path, blob)
+    fill.put(0, memoryview(bytes(BLOCK_BYTES)), 0x12345678)
+    fill.put(4096, memoryview(b"x" * 4096), 0)
+    fill.put(BLOCK_BYTES, memoryview(bytes(BLOCK_BYTES)), 0x12345678)
+    data = memoryview(bytearray(2 * BLOCK_BYTES))
+    data[4096:8192] = b"x" * 4096
+    fill.mark((0, fill.pieces.count))
+    assert fill.block_crcs(data) == crcs_of(data[:BLOCK_BYTES]) + b"\x78\x56\x34\x12"
     fill.close()

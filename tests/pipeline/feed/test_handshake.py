@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass, replace
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 
@@ -116,6 +118,11 @@ class Op:
     size: Any
 
 
+class Side(Enum):
+    LEFT = "left"
+    RIGHT = "right"
+
+
 def test_recipes_are_compared_by_what_is_the_same_in_all_processes() -> None:
     assert recipe_text(imagenet_train(32)) == recipe_text(imagenet_train(32))
     texts = {recipe_text(imagenet_train(32)), recipe_text(imagenet_train(33)), recipe_text(None)}
@@ -125,6 +132,11 @@ def test_recipes_are_compared_by_what_is_the_same_in_all_processes() -> None:
         ", Op(size={'a', 'b'})]"
     )
     assert recipe_text({"image": [Op(object())]}) == "{'image': [Op(size=object)]}"
+    assert recipe_text(np.float64(0.5)) == recipe_text(np.float32(0.5)) == "0.5"
+    weights = [np.array([1.0, 2.0]), np.array([1.0, 3.0]), np.array([[1.0, 2.0]]), np.arange(2)]
+    assert len({recipe_text(Op(one)) for one in weights}) == len(weights)
+    assert recipe_text(weights[0][::-1]) == recipe_text(np.array([2.0, 1.0]))
+    assert [recipe_text(one) for one in Side] == ["Side.LEFT", "Side.RIGHT"]
 
 
 # -- real processes

@@ -1,9 +1,10 @@
 """`python -m benchmarks.peers`: what it costs that nodes serve one another.
 
 CPU-seconds a GB of the process that asks and of the one that serves, over loopback, plain and TLS,
-for ranges of 16 MiB, 1 MiB and 100 KB; both sides check a CRC-32C. Beside it nginx, asked by
-Penstock's own client for web stores, where it is installed. Cases take turns in rounds. Writes
-benchmarks/results/peers.json.
+for ranges of 8 MiB, 1 MiB and 100 KB, and 16 of 100 KB at a time; both sides check a CRC-32C.
+Beside it nginx, asked by Penstock's own client for web stores, where it is installed. And what it
+costs to fill a cache from another node, or from nginx: checksums, files and books are in it. Cases
+take turns in rounds. Writes benchmarks/results/peers.json.
 """
 
 from __future__ import annotations
@@ -43,10 +44,15 @@ from penstock.pipeline.bench.figures import Figure
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from penstock.cache.peers.protocol import Span
+
 MIB = 2**20
 BLOB_BYTES = 128 * MIB
 IN_FLIGHT = 4
-RANGES = {"16 MiB": 16 * MIB, "1 MiB": MIB, "100 KB": 100_000}
+RANGES = {"8 MiB": (8 * MIB, 1), "1 MiB": (MIB, 1), "100 KB": (100_000, 1)}
+"""Bytes of a range, and how many of a blob are asked for together."""
+TOGETHER = {"16 x 100 KB": (100_000, 16)}
+"""As batches ask for samples: only peers are asked so."""
 NGINX = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 _NGINX = """\
@@ -63,10 +69,10 @@ http {{
 
 @dataclass(frozen=True)
 class Case:
-    """One server and how it is asked. fetch: bytes [start, end), checked. pids: of the server."""
+    """One server and how it is asked. fetch: spans of bytes, checked. pids: of the server."""
 
     name: str
-    fetch: Callable[[int, int], object]
+    fetch: Callable[[list[Span]], object]
     pids: Callable[[], list[int]]
 
 
@@ -79,24 +85,26 @@ def cpu_s(pids: list[int]) -> float:
     return total / 1e9
 
 
-def play(case: Case, range_bytes: int, total_bytes: int) -> dict[str, float]:
+def play(case: Case, range_bytes: int, together: int, total_bytes: int) -> dict[str, float]:
     """Fetch ranges at pages drawn by chance, some at a time; what it cost."""
     rng = np.random.default_rng(range_bytes)
-    count = max(IN_FLIGHT, total_bytes // range_bytes)
-    starts = rng.integers(0, (BLOB_BYTES - range_bytes) // 4096, count) * 4096
-    if range_bytes >= MIB:  # as fills ask
-        starts = starts // MIB * MIB
+    count = max(IN_FLIGHT, total_bytes // (range_bytes * together))
+    unit = MIB if range_bytes >= MIB else 4096  # as fills ask, and batches
+    places = BLOB_BYTES // unit - -(-range_bytes // unit)
+    step = -(-range_bytes // unit)
+    wanted = [
+        [(unit * int(at), unit * int(at) + range_bytes) for at in sorted(some)]
+        for some in (
+            rng.choice(places // step, together, replace=False) * step for _ in range(count)
+        )
+    ]
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
-
-        def fetch(start: int) -> None:
-            case.fetch(start, start + range_bytes)
-
-        list(threads.map(fetch, starts[: 2 * IN_FLIGHT].tolist()))
+        list(threads.map(case.fetch, wanted[: 2 * IN_FLIGHT]))
         began_s, mine_s, theirs_s = time.monotonic(), time.process_time(), cpu_s(case.pids())
-        list(threads.map(fetch, starts.tolist()))
+        list(threads.map(case.fetch, wanted))
         mine_s, theirs_s = time.process_time() - mine_s, cpu_s(case.pids()) - theirs_s
         took_s = time.monotonic() - began_s
-    size_gb = count * range_bytes / 1e9
+    size_gb = count * together * range_bytes / 1e9
     return {
         "client": mine_s / size_gb,
         "server": theirs_s / size_gb,
@@ -125,7 +133,7 @@ def penstock(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     try:
         yield Case(
             f"penstock, {'TLS' if tls else 'plain'}",
-            lambda start, end: _held(client.blob(peer, key, [(start, end)], len(data))),
+            lambda spans: _held(client.blob(peer, key, spans, len(data))),
             lambda: [server.pid],
         )
     finally:
@@ -174,7 +182,8 @@ def nginx(folder: str, data: bytes, *, tls: bool) -> Iterator[Case]:
     )
     url = f"http{'s' if tls else ''}://127.0.0.1:{port}/blob"
 
-    def fetch(start: int, end: int) -> None:
+    def fetch(spans: list[Span]) -> None:
+        ((start, end),) = spans
         own = {"Range": f"bytes={start}-{end - 1}"}
         with contextlib.closing(client.ask(Hop(url), headers={}, own=own)) as reply:
             crc32c(reply.read(end - start))
@@ -218,15 +227,17 @@ def measure(*, rounds: int, total_bytes: int, results: Path, console: Console) -
         ]
         for number in range(rounds):
             for case in cases if number % 2 == 0 else cases[::-1]:
-                for name, size in RANGES.items():
-                    told = play(case, size, total_bytes if size >= MIB else total_bytes // 4)
+                ranges = RANGES if case.name.startswith("nginx") else RANGES | TOGETHER
+                for name, (size, together) in ranges.items():
+                    least = total_bytes if size >= MIB else total_bytes // 4
+                    told = play(case, size, together, least)
                     played.setdefault((case.name, name), []).append(told)
     found: dict[str, dict[str, Any]] = {}
     for (case_name, name), runs in played.items():
         figures = {what: Figure.of([run[what] for run in runs]) for what in runs[0]}
         found.setdefault(case_name, {})[name] = {k: asdict(v) for k, v in figures.items()}
         console.print(
-            f"{case_name:15} {name:>7}: client {figures['client'].median:.2f} + server "
+            f"{case_name:15} {name:>11}: client {figures['client'].median:.2f} + server "
             f"{figures['server'].median:.2f} = {figures['both'].median:.2f} CPU-s a GB, "
             f"{statistics.median(run['mb_per_s'] for run in runs):,.0f} MB/s",
             highlight=False,

@@ -175,21 +175,38 @@ class Replies:
         return self._date
 
 
-def is_quick(reply: Reply) -> bool:
-    """Whether `add_crcs` and sending the first bytes hardly wait: for the disk, or for a core. The
-    kernel is told to read what isn't in memory, or may not be."""
+def add_crcs_at_once(reply: Reply) -> bool:
+    """As `add_crcs`, if that and sending the first bytes hardly wait: for the disk, or for a core;
+    whether it is done. The kernel is told to read what isn't in memory, or may not be. Raises
+    OSError, EOFError."""
     file = reply.file
     if file is None:
         return True
-    is_there = all([file.is_in_memory(*part) for part in reply.parts(0, AT_ONCE_BYTES)])
-    if not is_there or reply.length > AT_ONCE_BYTES:
+    crcs = _crcs_at_once(file, protocol.stretches(reply.spans))
+    if crcs is None or reply.length > AT_ONCE_BYTES:
         for span in reply.spans:
             with contextlib.suppress(OSError):
                 file.advise(*span)
-    if not is_there:
-        return False
-    wanted = protocol.stretches(reply.spans)
-    return bytes_to_read(file.crcs, file.size_bytes, wanted) <= AT_ONCE_BYTES
+    if crcs is not None:
+        reply.headers.append((protocol.CRC_HEADER, protocol.crcs_text(crcs)))
+    return crcs is not None
+
+
+def _crcs_at_once(file: HeldFile, wanted: list[protocol.Span]) -> list[int] | None:
+    if bytes_to_read(file.crcs, file.size_bytes, wanted) > AT_ONCE_BYTES:
+        return None
+    crcs, left = [], AT_ONCE_BYTES
+    for start, end in wanted:
+        crc = noted_crc(file.crcs, file.size_bytes, (start, end))
+        if crc is None:
+            crc = crc_of_file(file.fd, start, end, waits=False)
+        elif left > 0 and not file.is_in_memory(start, min(end, start + left)):
+            crc = None
+        if crc is None:
+            return None
+        crcs.append(crc)
+        left -= end - start
+    return crcs
 
 
 def add_crcs(reply: Reply) -> None:
@@ -199,6 +216,6 @@ def add_crcs(reply: Reply) -> None:
         return
     crcs = []
     for stretch in protocol.stretches(reply.spans):
-        noted = noted_crc(file.crcs, file.size_bytes, stretch)
-        crcs.append(crc_of_file(file.fd, *stretch) if noted is None else noted)
+        crc = noted_crc(file.crcs, file.size_bytes, stretch)
+        crcs.append(crc_of_file(file.fd, *stretch) if crc is None else crc)
     reply.headers.append((protocol.CRC_HEADER, protocol.crcs_text(crcs)))

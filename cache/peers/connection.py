@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import socket
 from typing import TYPE_CHECKING, Any, cast
 
-from penstock.cache.peers.answers import AT_ONCE_BYTES, add_crcs, is_quick
+from penstock.cache.peers.answers import AT_ONCE_BYTES, add_crcs, add_crcs_at_once
 from penstock.cache.peers.protocol import MOST_HEAD_BYTES
 from penstock.cache.peers.request_head import END, read_head
 
@@ -129,7 +130,7 @@ class PlainBody:
             self._raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
 
 
-class Connection(asyncio.Protocol):
+class Connection(asyncio.BufferedProtocol):
     """A Connection answers what comes on one socket."""
 
     def __init__(self, office: Office) -> None:
@@ -138,9 +139,12 @@ class Connection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._plain: asyncio.Transport | None = None
         self._transport: asyncio.Transport | None = None
+        # asyncio's own room for what comes, 256 KiB each time, would be pages got and given back.
+        self._room = memoryview(bytearray(MOST_HEAD_BYTES))
         self._buffer = bytearray()
         self._is_busy = False
         self._timer: asyncio.TimerHandle | None = None
+        self._due_s = math.inf
         self._task: asyncio.Task[None] | None = None
         self._drained: asyncio.Future[None] | None = None
         self._raw: socket.socket | None = None  # the same socket, past the transport
@@ -191,8 +195,12 @@ class Connection(asyncio.Protocol):
         self._wait(self._limits.head_s)
         self._next()  # a request may have come with the handshake's end
 
-    def data_received(self, data: bytes) -> None:
-        self._buffer += data
+    def get_buffer(self, sizehint: int) -> memoryview:
+        del sizehint
+        return self._room
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._buffer += self._room[:nbytes]
         if not self._is_busy:
             self._next()
         elif len(self._buffer) > MOST_HEAD_BYTES:
@@ -230,9 +238,22 @@ class Connection(asyncio.Protocol):
 
     def _wait(self, limit_s: float) -> None:
         """Expect something within a time, or end."""
+        self._due_s = due_s = self._loop.time() + limit_s
+        # One that fires too early looks again: a new timer for each request would cost more.
+        if self._timer is None or self._timer.when() > due_s:
+            self._set_timer(due_s)
+
+    def _set_timer(self, at_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(limit_s, self.abort)
+        self._timer = self._loop.call_at(at_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._due_s <= self._loop.time():
+            self.abort()
+        elif self._due_s < math.inf:
+            self._set_timer(self._due_s)
 
     # -- one request behind another
 
@@ -245,8 +266,7 @@ class Connection(asyncio.Protocol):
         request = read_head(self._buffer[:at]) if at >= 0 else None
         del self._buffer[: at + len(END)]
         self._is_busy = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._due_s = math.inf
         self._answer(self._transport, self._office.replies.answer(request))
 
     def _answer(self, transport: asyncio.Transport, reply: Reply) -> None:
@@ -255,10 +275,9 @@ class Connection(asyncio.Protocol):
         elif not reply.keeps:
             self._office.refused(self.address)
         try:
-            if not is_quick(reply):
+            if not add_crcs_at_once(reply):
                 self._begin_task(transport, reply, -1)
                 return
-            add_crcs(reply)
             if self._raw is None or reply.file is None or transport.get_write_buffer_size():
                 at = self._send_head(transport, reply)
                 if at < reply.length:
@@ -277,7 +296,7 @@ class Connection(asyncio.Protocol):
         transport.pause_reading()
         self._body = body
         self._wait(self._limits.write_s)
-        self._loop.add_writer(self._raw, self._send_on, transport, body)
+        self._loop.add_writer(self._raw.fileno(), self._send_on, transport, body)
 
     def _send_on(self, transport: asyncio.Transport, body: PlainBody) -> None:
         """The socket takes more of a plain body."""
@@ -302,14 +321,13 @@ class Connection(asyncio.Protocol):
         body, self._body = self._body, None
         if body is not None:
             assert self._raw is not None
-            self._loop.remove_writer(self._raw)
+            self._loop.remove_writer(self._raw.fileno())
             if not keep:
                 body.reply.close()
 
     def _begin_task(self, transport: asyncio.Transport, reply: Reply, at: int) -> None:
         transport.pause_reading()
-        if self._timer is not None:
-            self._timer.cancel()
+        self._due_s = math.inf
         self._task = self._loop.create_task(self._send(transport, reply, at))
 
     def _send_head(self, transport: asyncio.Transport, reply: Reply) -> int:

@@ -7,9 +7,10 @@ what came, and whoever asked for it notices.
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 from crc32c import crc32c
 
@@ -33,15 +34,33 @@ class _Room(threading.local):
 _room = _Room()
 
 
-def crc_of_file(fd: int, start: int, end: int) -> int:
-    """Compute the checksum of bytes [start, end) of a file.
+@overload
+def crc_of_file(fd: int, start: int, end: int) -> int: ...
+
+
+@overload
+def crc_of_file(fd: int, start: int, end: int, *, waits: bool) -> int | None: ...
+
+
+def crc_of_file(fd: int, start: int, end: int, *, waits: bool = True) -> int | None:
+    """Compute the checksum of bytes [start, end) of a file; None where that had to wait for the
+    disk and may not. waits: it may.
 
     Read, not mapped: a file that is cut meanwhile is an error, not the end of the process. Raises
     OSError, EOFError.
     """
     room, crc = _room.view, 0
+    flags = 0 if waits else os.RWF_NOWAIT
     while start < end:
-        got = os.preadv(fd, [room[: end - start]], start)
+        try:
+            got = os.preadv(fd, [room[: end - start]], start, flags)
+        except OSError as error:
+            if not flags:
+                raise
+            if error.errno == errno.EAGAIN:
+                return None
+            flags = 0  # its file system can't tell
+            continue
         if not got:
             raise EOFError("the file is shorter than it was")
         crc, start = crc32c(room[:got], crc), start + got

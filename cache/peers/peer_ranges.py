@@ -6,6 +6,7 @@ other cache, two heads and two threads that are woken, as much as 100 KB of data
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
@@ -41,7 +42,7 @@ class RangesStore(Protocol):
 class PeerRanges(ObjectRange):
     """Peer ranges are spans of a blob of so many bytes; start and end tell their bytes in all.
 
-    numbers: of each span, for who asks. keep: takes the bytes of the only one, stretch by stretch.
+    numbers: of each span, for who asks. keep: takes the bytes of all, stretch by stretch.
     """
 
     key: str
@@ -121,5 +122,16 @@ def _request(
         blob_bytes=blob.size_bytes,
         spans=spans,
         numbers=tuple(numbers),
-        keep=keep_of(numbers[0]) if len(numbers) == 1 else None,
+        keep=_keep(spans, [keep_of(number) for number in numbers]),
     )
+
+
+def _keep(spans: Sequence[Span], keeps: list[Keep | None]) -> Keep | None:
+    """What keeps each stretch by the span in which it lies; None where not all are kept."""
+    each = [keep for keep in keeps if keep is not None]
+    if len(each) < len(keeps):
+        return None
+    if len(each) == 1:
+        return each[0]
+    starts = [start for start, _ in spans]
+    return lambda start, data, crc: each[bisect_right(starts, start) - 1](start, data, crc)

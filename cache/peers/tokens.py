@@ -8,7 +8,6 @@ so that nobody else sets a client's clock. Tokens and secrets are in no message 
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import os
 import re
@@ -175,6 +174,5 @@ def _signature(secret: PeerSecret, question: Question, expiry: str) -> str:
 
 def _signed(key: bytes, *parts: str) -> bytes:
     # Each part behind its length: no two lists of parts are one text.
-    texts = (part.encode("utf-8", "surrogateescape") for part in ("penstock-peers-1", *parts))
-    message = b"".join(len(text).to_bytes(4, "big") + text for text in texts)
-    return hmac.digest(key, message, hashlib.sha256)
+    text = "".join([f"{len(part)}:{part}" for part in ("penstock-peers-2", *parts)])
+    return hmac.digest(key, text.encode("utf-8", "surrogateescape"), "sha256")

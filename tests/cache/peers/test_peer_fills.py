@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.cache.base.blob import BlobSpans
 from penstock.cache.base.counters import TrafficMeter
 from penstock.cache.base.store import Answer
 from penstock.cache.blobs.cached_blob import CachedBlob
@@ -86,6 +87,22 @@ def test_what_a_peer_has_is_filled_from_there(tmp_path: Path) -> None:
             assert remote.fill(single(store, 0)) == SIZE
             check(remote, store)
             assert not store.reads
+
+
+def test_small_ranges_of_a_batch_are_kept_too(tmp_path: Path) -> None:
+    store = MemoryStore({"o0": DATA})
+    source = single(store, 0)
+    starts = [5, 60_000, BLOCK_BYTES - 50_000, 2 * BLOCK_BYTES, SIZE - 7]
+    ends = [start + size for start, size in zip(starts, [1, 9000, 100_000, 50, 7], strict=True)]
+    with fake_peer({source.key: DATA}) as fake:
+        with remote_of(store, tmp_path / "mine", fake.peer(1)) as remote:
+            want = BlobSpans(blob=remote.open(source), starts=starts, ends=ends)
+            ((*found,),) = remote.load([want])
+            assert [bytes(one) for one in found] == [
+                DATA[start:end] for start, end in zip(starts, ends, strict=True)
+            ]
+        assert fake.asked_for() == 1
+    assert not store.reads
 
 
 def second_block_wrong(talk: Talk, asked: Asked) -> bool:

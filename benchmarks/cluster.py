@@ -10,6 +10,8 @@ Each trial says of each bound whether it held. Needs root.
     rejoin    the same without restarts: a node is killed and the others go on; a cold one joins;
               another is killed, cut off and replaced at once; one leaves and comes back
     tls       `rejoin` with certificates of one's own between the nodes
+    worlds    jobs of 4 to 32 nodes dealt anew, with a node less, half as many, twice as many, with
+              and without peers; in one process, on loopback
     limited   the remote's link has a quarter of what the job takes, each node's twice what it
               takes itself, and all shards move in each epoch: the accelerators' utilisation
     faults    a node that holds all, and whose link is slow, is cut, whose server is killed again
@@ -28,6 +30,7 @@ from benchmarks.cluster_faults import cpu, faults
 from benchmarks.cluster_job import Kill, Sizes, cluster, load
 from benchmarks.cluster_judge import Judge, facts
 from benchmarks.cluster_rejoin import rejoin
+from benchmarks.cluster_worlds import worlds
 from benchmarks.hosts import why_not
 from benchmarks.record import write_result
 
@@ -117,6 +120,7 @@ def main() -> None:
         "change": lambda: change(peers=True),
         "rejoin": rejoin,
         "tls": lambda: rejoin(tls="files"),
+        "worlds": worlds,
         "limited": limited,
         "faults": faults,
         "cpu": cpu,

@@ -101,7 +101,28 @@ def credentials_of(peers: Peers, secret: PeerSecret) -> Credentials | None:
             f"({files.certificate}), its key without a password ({files.key}), and the authority "
             f"that signed it and the other nodes' ({files.authority})."
         ) from None
+    _check_holds(found, files, peers.host)
     return found
+
+
+def _check_holds(own: Credentials, files: TlsFiles, host: str) -> None:
+    """Raise ConfigError for a certificate that the other nodes would refuse: both sides of a
+    handshake are played with it, in memory."""
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = own.client_context().wrap_bio(back, there, server_hostname=host)
+    server = own.server_context().wrap_bio(there, back, server_side=True)
+    for side in (client, server, client, server):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            continue
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", None) or error.reason or "no handshake"
+            raise ConfigError(
+                f"peers: the other nodes would refuse this node's certificate {files.certificate} "
+                f"({reason}). Wanted one that holds for {host}, for both sides of a connection, "
+                f"signed by {files.authority}."
+            ) from None
 
 
 def _read(path: str | os.PathLike[str], what: str) -> str:

@@ -11,12 +11,14 @@ import warnings
 from typing import TYPE_CHECKING
 
 from penstock.cache.errors import (
+    ConfigError,
     JobStoreError,
     PenstockWarning,
     StalledError,
     WorkerError,
 )
 from penstock.cache.peers.certificates import credentials_of
+from penstock.cache.peers.own_settings import check_own_settings
 from penstock.cache.peers.peer_client import PeerClient
 from penstock.cache.peers.peer_directory import Peer
 from penstock.cache.peers.peer_exchange import PeerExchange
@@ -76,7 +78,10 @@ class PeerLink:
         """Serve the others, and have the upstream ask them. secret_of: the job's secret. planned:
         what the plan says of them. held: what this node holds, in words for the others' plans.
         Raises ConfigError for a secret or certificates that can't be."""
-        if not self.is_needed or self._server is not None:
+        if not self.is_needed:
+            self._check_own()
+            return
+        if self._server is not None:
             return
         self._held, self._planned = held, planned
         if self._store is None and not self._settings.nodes:
@@ -101,6 +106,14 @@ class PeerLink:
         tls = None if credentials is None else credentials.client_context
         client = PeerClient(secret, tls=tls)
         self._upstream.know(self._others(peers), client, planned=planned, look=self._look)
+
+    def _check_own(self) -> None:
+        """Say what would be wrong where the job had other nodes: that is when it is noticed else,
+        by whoever waits for the cluster."""
+        try:
+            check_own_settings(self._settings)
+        except ConfigError as error:
+            _warn(f"{error} This job has one node, so it goes on without.")
 
     def renew(self) -> None:
         """Look who is there by now; waits for nobody."""

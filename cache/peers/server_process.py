@@ -23,6 +23,7 @@ from penstock.cache.base.locks import ByteLocks
 from penstock.cache.errors import ConfigError, PenstockWarning, StalledError, WorkerError
 from penstock.cache.forks import check_process, watch
 from penstock.cache.peers.certificates import credentials_of
+from penstock.cache.peers.own_settings import not_local
 from penstock.cache.peers.server_spec import FOLDER, START_BYTE, ServerSpec, server_name
 from penstock.cache.peers.tokens import SECRET_VARIABLE
 from penstock.cache.peers.users import ServerLine
@@ -136,7 +137,7 @@ class PeerServer:
         told = self._run(spec)
         if "port" not in told:
             self._reap(wait_s=_LEAVE_S)
-            raise self._failure(str(told.get("error", "it ended before it served")))
+            raise not_local(self._peers, str(told.get("error", "it ended before it served")))
         if told["is_taken"]:
             warnings.warn(
                 f"peers: port {port} of {self._peers.host} is taken, by another job's server or "
@@ -189,12 +190,6 @@ class PeerServer:
                 process.wait(wait_s)
             except subprocess.TimeoutExpired:
                 process.returncode = 0  # others use it: nobody here waits for it, or warns of it
-
-    def _failure(self, reason: str) -> Exception:
-        return ConfigError(
-            f"peers: the server of the cache can't listen at {self._peers.address} ({reason}). "
-            "Pass an address of this node itself, by which the job's other nodes reach it."
-        )
 
     # -- watching
 

@@ -27,6 +27,11 @@ LEAST_GAIN = 0.01
 """Of the bytes that are held, that another order must have where they are read: less is noise (a
 shard that one node has finished and its neighbour hasn't), and not worth other sums of floats."""
 
+_ALIKE = 32
+"""Lanes that are held but for one part in so many count as held alike, as whole lanes have a few
+bytes more or less. By bytes alone a node would keep the largest of its lanes, here and there one,
+and each that is torn from its neighbour leaves a shard that lies in both to two nodes."""
+
 _VALUE_BITS = 24  # of the most that a group is worth: what differs by less is alike
 
 
@@ -51,7 +56,8 @@ def choose_lane_order(
     """Choose the order of lanes with which nodes hold the most bytes of what they read.
 
     held: bytes that each node holds of each group of lanes (`LaneGroups`), whole numbers, shape
-    (nodes, groups). nodes: how many ranks each has, in the order of their ranks; at least 1. last:
+    (nodes, groups); what is about as much counts as alike. nodes: how many ranks each has, in the
+    order of their ranks; at least 1. last:
     the order so far, None for the identity; it stays unless another one gains `LEAST_GAIN` of what
     is held. Equal arguments give equal answers on every machine. Raises PlanError for what doesn't
     fit together.
@@ -62,6 +68,7 @@ def choose_lane_order(
     before = LaneOrder(tuple(range(lanes))) if last is None else last
     at = before.groups if len(before.places) == lanes else _wrong(before, lanes)
     worth = _Worth.of(held, nodes, groups)
+    alike = _Worth.of(_alike(held), nodes, groups).value
     value, kind = worth.value, worth.kind
     kind_before = np.empty(len(at), np.int64)  # of the place that a group had
     kind_before[at] = kind
@@ -69,7 +76,7 @@ def choose_lane_order(
     stays = value[np.arange(len(at)), kind_before]
     room = np.bincount(kind[:movable], minlength=value.shape[1])
     # What is worth as much elsewhere stays: it counts for less than the least difference in value.
-    wished = value[:movable] * (movable + 1)
+    wished = alike[:movable] * (movable + 1)
     wished[np.arange(movable), kind_before[:movable]] += 1
     taken = kind_before.copy()
     taken[:movable] = best_bins(wished, room)
@@ -87,6 +94,12 @@ def choose_lane_order(
         last=int(last_sum * scale),
         chosen=int((sum_ if is_gain else last_sum) * scale),
     )
+
+
+def _alike(held: Ints) -> Ints:
+    """What is held, where nearly all of the largest is as much as that."""
+    most = int(held.max())
+    return np.where(held >= most - most // _ALIKE, most, held)
 
 
 def _placed(at: Ints, kind: Ints, taken: Ints, movable: int) -> Ints:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import socket
+import warnings
 from contextlib import closing
 from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock import DataLoader, Dataset, DiskCache, Peers
+from penstock import DataLoader, Dataset, DiskCache, Peers, TlsFiles
 from penstock.cache.errors import ConfigError, PenstockWarning
 from penstock.pipeline.cli.main import main
 from penstock.pipeline.feed.warm import warm
@@ -134,6 +135,31 @@ def test_nodes_that_are_gone_are_one_warning(
         _, statistics = epoch(dataset)
     assert statistics.bytes_peers == 0
     assert statistics.samples == SAMPLES
+
+
+@pytest.mark.parametrize(
+    ("peers", "told"),
+    [
+        (Peers("127.0.0.1:0", token_file="/nowhere/token"), "the token_file /nowhere/token"),
+        (Peers("127.0.0.1:0", tls=TlsFiles("/nowhere/a", "/nowhere/b", "c")), "the certificate"),
+        (Peers("192.0.2.7:7077", tls=False), "can't listen at 192.0.2.7:7077"),
+        (Peers("127.0.0.1:0"), None),
+    ],
+)
+def test_a_job_of_one_node_says_what_would_be_wrong_on_several(
+    peers: Peers, told: str | None, server: Server, data: Path, tmp_path: Path
+) -> None:
+    cache = DiskCache(tmp_path / "cache", max_bytes="1GB", peers=peers)
+    with (
+        Dataset(f"{server.url}/{data.name}", cache=cache, fields=("array", "id")) as dataset,
+        warnings.catch_warnings(record=True) as found,
+    ):
+        warnings.simplefilter("always")
+        _, statistics = epoch(dataset)
+    assert statistics.samples == SAMPLES
+    words = [str(one.message) for one in found if "peers:" in str(one.message)]
+    assert len(words) == (told is not None)
+    assert told is None or (told in words[0] and "goes on without" in words[0])
 
 
 def test_a_list_without_a_secret_is_refused(

@@ -53,10 +53,10 @@ def test_keys_are_drawn_anew_and_in_no_words() -> None:
     assert "PRIVATE" not in repr(one)
 
 
-def own_files(folder: Path) -> TlsFiles:
-    """Of an authority of the tests'."""
+def own_files(folder: Path, *, expired: bool = False) -> TlsFiles:
+    """Of an authority of the tests', for 127.0.0.1."""
     root = authority(folder)
-    server_context(folder, root)
+    server_context(folder, root, expired=expired)
     text = next(folder.glob("127.0.0.1-*.pem")).read_text()
     key, _, certificate = text.partition("-----END PRIVATE KEY-----\n")
     (folder / "node.key").write_text(key + "-----END PRIVATE KEY-----\n")
@@ -92,3 +92,19 @@ def test_files_that_are_missing_or_dont_fit_are_named(tmp_path: Path) -> None:
             SECRET,
         )
     assert serialization.load_pem_private_key(other.key.encode(), None)
+
+
+def test_a_certificate_that_others_would_refuse_is_seen_at_home(tmp_path: Path) -> None:
+    files = own_files(tmp_path)
+    assert credentials_of(Peers("127.0.0.1:0", tls=files), SECRET) is not None
+    with pytest.raises(ConfigError, match=r"would refuse .*not valid for '10\.0\.0\.7'"):
+        credentials_of(Peers("10.0.0.7:0", tls=files), SECRET)
+    (tmp_path / "other").mkdir()
+    other = own_files(tmp_path / "other").authority
+    with pytest.raises(ConfigError, match=r"would refuse .*signed by"):
+        credentials_of(
+            Peers("127.0.0.1:0", tls=TlsFiles(files.certificate, files.key, other)), SECRET
+        )
+    (tmp_path / "old").mkdir()
+    with pytest.raises(ConfigError, match=r"would refuse .*expired"):
+        credentials_of(Peers("127.0.0.1:0", tls=own_files(tmp_path / "old", expired=True)), SECRET)

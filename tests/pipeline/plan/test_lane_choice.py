@@ -97,6 +97,17 @@ def test_half_as_many_and_twice_as_many(before: int, now: int) -> None:
     assert share(chosen(held, [8] * now)) == 0.5
 
 
+def test_lanes_of_about_as_many_bytes_stay_beside_their_neighbours() -> None:
+    """Two that are torn apart leave a shard that lies in both to two nodes."""
+    noise = np.random.default_rng(3).integers(0, BYTES // 50, LANES)
+    held = np.zeros((8, LANES), np.int64)
+    held[[1, 6, 3, 4]] = after([8] * 4) - noise * (after([8] * 4) > 0)
+    choice = chosen(held, [8] * 8)
+    node = np.argsort(choice.order.groups) // (LANES // 8)
+    assert np.count_nonzero(np.diff(node)) <= 11  # of 255, where all orders have 7
+    assert share(choice) > 0.49
+
+
 def test_a_cold_node_in_place_of_a_lost_one_gets_what_nobody_holds() -> None:
     held = after([8] * 8)[[5, 3, 1, 7, 0, 2, 6, 4]]
     held[2] = 0
@@ -122,9 +133,11 @@ def test_it_is_worth_as_much_as_can_be(
     got, most_worth = worth(held, ranks, choice.order), best(held, ranks)
     before = worth(held, ranks, last)
     assert got >= before * (1 - 1e-6)
-    assert got >= most_worth - 0.0101 * held.max(axis=0).sum()
+    # What is within 1/32 of the largest is alike.
+    alike = (1 - 1e-6) * 31 / 32 if most > 32 else 1 - 1e-6
+    assert got >= alike * most_worth - 0.0101 * held.max(axis=0).sum()
     if choice.order != last:
-        assert got >= most_worth * (1 - 1e-6)
+        assert got >= alike * most_worth
     assert choice.chosen == pytest.approx(got, rel=1e-5, abs=lanes + most * 1e-6)
     assert choice.last == pytest.approx(before, rel=1e-5, abs=lanes + most * 1e-6)
     again = chosen(held.copy(), list(ranks), last)

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cache.blobs.cached_blob import CachedBlob
-from penstock.cache.blobs.demand_fills import demand_of
+from penstock.cache.blobs.demand_fills import Demand, demand_of
 from penstock.cache.blobs.passing_blob import PassingBlob
 from penstock.cache.disk.access import DISK_ERRORS
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from penstock.cache.base.blob import BlobSpans, ReadMode
     from penstock.cache.base.counters import TrafficMeter
     from penstock.cache.blobs.dataset_cache import DatasetCache
-    from penstock.cache.blobs.demand_fills import Demand, DemandFills
+    from penstock.cache.blobs.demand_fills import DemandFills
     from penstock.cache.blobs.passing_reads import PassingReads
     from penstock.cache.blobs.requester import BlobRequest
 
@@ -67,6 +67,23 @@ class BlobReader:
             loaded.append(found)
         self._meter.add(bytes_disk=disk_bytes, hits=hits)
         return loaded
+
+    def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
+        """Fetch what cached blobs miss, as `Remote.bring` says."""
+        began, demands, missed = time.perf_counter(), list[Demand](), 0
+        for want in wanted:
+            if isinstance(want.blob, CachedBlob):
+                demand, missing = demand_of(want.blob, want.starts, want.ends)
+                missed += missing
+                demands += [demand] if demand is not None else []
+        if demands:
+            try:
+                self._demand_fills.bring(demands, [])
+            except DISK_ERRORS as error:  # who reads meets it again, shard by shard
+                self._cache.give_up(error)
+        hits = here + sum(len(want.starts) for want in wanted) - missed
+        waited_s = time.perf_counter() - began if demands else 0.0
+        self._meter.add(hits=hits, misses=missed, remote_wait_s=waited_s)
 
     def _bring(self, cold: Sequence[BlobSpans]) -> list[list[Bytes] | None]:
         """Fetch what isn't here: into the cache (None in its place), or for passing blobs the

@@ -115,6 +115,12 @@ class Remote:
         """
         return self._reader.load(wanted, mode=mode)
 
+    def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
+        """Fetch what spans of cached blobs miss, over all blobs at once, for who reads them through
+        buffers then. here: samples beside these that are on the local disk, to be counted. Raises
+        FetchError, StalledError, ClosedError."""
+        self._reader.bring(wanted, here=here)
+
     def fill(
         self,
         source: BlobSource,

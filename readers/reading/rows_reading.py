@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from penstock.cache.base.blob import ReadMode
+    from penstock.cache.blobs.remote import Remote
     from penstock.readers.blocks import Blocks
     from penstock.readers.fields.columns import Column
     from penstock.readers.fields.crops import Crop
@@ -75,6 +76,8 @@ def read_by_rows(
     parts: dict[str, dict[int, Column]] = {name: {} for name in choice.rows}
     parts |= {name + PRESENT: {} for name in choice.told}
     pieces = _pieces(visit, choice, crops, mode, reader)
+    if reader.index.remote is not None and outs:
+        _bring(visit, tuple(outs), reader.index.remote)
     small, large_wrong = outs, None
     if len(visit.rows) > 1 and sum(out.nbytes for out in outs.values()) >= _LARGE_BYTES:
         large = _large({n: out for n, out in outs.items() if n not in crops}, reader)
@@ -105,6 +108,21 @@ def read_by_rows(
         joined = joined_columns(in_a_row) if in_a_row else _nothing(choice, name)
         columns[name] = joined if back is None else joined.take(back)
     return columns
+
+
+def _bring(visit: Visit, fields: Sequence[str], remote: Remote) -> None:
+    """Have what the samples miss of shards that aren't whole fetched at once, not shard by shard.
+    Raises FetchError."""
+    wanted, here = [], 0
+    for shard, a, b in visit.pieces():
+        tell = getattr(shard, "cold_spans", None)
+        spans = None if tell is None else tell(fields, visit.rows[a:b])
+        if spans is not None:
+            wanted.append(spans)
+        elif tell is not None:
+            here += b - a
+    if wanted or here:
+        remote.bring(wanted, here=here)
 
 
 def _order(numbers: Sequence[int], choice: Choice, reader: Reader) -> Iterable[int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from crc32c import crc32c
 
+from penstock.cache.base.blob import BlobSpans
 from penstock.cache.errors import CorruptShardError
 from penstock.readers.files.ipc import batch_head_end, footer_start
 from penstock.readers.files.names import printable
@@ -73,12 +74,40 @@ class PackBlob(DenseFields, BlobShard):
         if not self.blob.is_cached and self.columns.fields[field].form.has_ranges:
             self._ranges(field, rows, out, places, wrong, corners)
             return
-        if not self.blob.is_whole:
-            dense = self.dense(field)
-            spans = [dense.span(block) for block in dense.unchecked(rows)]
-            if spans:
-                self.blob.buffer(spans)
         super().gather(field, rows, out, places, wrong, corners=corners)
+
+    def wrong_rows(self, field: str, rows: Ints) -> NDArray[np.bool_] | None:
+        """Which rows have wrong bytes. Of a shard that isn't whole they are brought first: rows that
+        are worth a request by themselves, others in blocks that have a checksum."""
+        own, dense = self.columns.fields[field], self.dense(field)
+        if self.blob.is_whole:
+            return dense.wrong(rows)
+        if own.form.has_ranges and own.crcs is not None:
+            self.blob.buffer(self._row_spans(field, rows))
+            return dense.wrong_alone(rows, own.crcs)
+        spans = [dense.span(block) for block in dense.unchecked(rows)]
+        if spans:
+            self.blob.buffer(spans)
+        return dense.wrong(rows)
+
+    def cold_spans(self, fields: Sequence[str], rows: Ints) -> BlobSpans | None:
+        """What these rows of fields of one shape may lack on the local disk; None of what is whole,
+        and of fields that are brought in blocks."""
+        if self.blob.is_whole:
+            return None
+        if not self.blob.is_cached:  # its rows are asked for one shard behind the other
+            return BlobSpans(blob=self.blob, starts=(), ends=())
+        here = self.columns.fields
+        alone = [name for name in fields if name in here and here[name].form.has_ranges]
+        spans = [span for name in alone for span in self._row_spans(name, rows)]
+        starts, ends = [start for start, _ in spans], [end for _, end in spans]
+        return BlobSpans(blob=self.blob, starts=starts, ends=ends) if spans else None
+
+    def _row_spans(self, name: str, rows: Ints) -> list[tuple[int, int]]:
+        field = self.columns.fields[name]
+        each = field.form.row_bytes
+        starts = field.start + rows * each
+        return [(start, start + each) for start in starts.tolist()]
 
     def _ranges(
         self,

@@ -67,6 +67,22 @@ class DenseRows:
         right = self._is_right[rows // self._each]
         return None if right.all() else ~right
 
+    def wrong_alone(
+        self, rows: NDArray[np.int64], crcs: NDArray[np.uint32]
+    ) -> NDArray[np.bool_] | None:
+        """The same for rows of which little more than themselves may be here, by checksums of their
+        own; crcs: of all samples of the shard."""
+        unsure = rows if self._are_all_right else rows[~self._is_right[rows // self._each]]
+        if self._are_all_right or not len(unsure):
+            return None
+        values = self._values
+        sums = {
+            row: crc32c(values[row].reshape(-1).view(np.uint8)) != crcs[row]
+            for row in np.unique(unsure).tolist()
+        }
+        wrong = np.array([sums.get(row, False) for row in rows.tolist()], np.bool_)
+        return wrong if wrong.any() else None
+
     def _sum(self, block: int) -> int:
         return int(crc32c(self._data[self._bounds[block] : self._bounds[block + 1]]))
 
@@ -129,6 +145,10 @@ class DenseFields:
             found = self._dense[name] = DenseRows(self.columns.fields[name])
         return found
 
+    def wrong_rows(self, field: str, rows: Ints) -> NDArray[np.bool_] | None:
+        """Which rows have wrong bytes, as `DenseRows.wrong` says."""
+        return self.dense(field).wrong(rows)
+
     def gather(
         self,
         field: str,
@@ -142,7 +162,7 @@ class DenseFields:
         """out[places] = the rows of a field, each block checked when it is touched first. wrong:
         where rows of wrong bytes are noted, by place in rows, with the reason."""
         dense = self.dense(field)
-        bad = dense.wrong(rows)
+        bad = self.wrong_rows(field, rows)
         if bad is not None:
             wrong.update(dict.fromkeys(np.flatnonzero(bad).tolist(), WRONG_CRC))
         if corners is None:

@@ -215,6 +215,11 @@ class RemoteShards:
         """The same of whoever gives ranges of shards, other nodes among them."""
         return _slowest([remote.upstream.request_time() for remote in self.remotes])
 
+    def widen(self, times: int) -> None:
+        """Have batches' ranges fetched with their neighbours, as `Remote.widen` says."""
+        for remote in self.remotes:
+            remote.widen(times)
+
     def let_fills(self, room: Callable[[int, int], int]) -> None:
         """Set how many connections fills may use beside batches: room(now, most) of each remote."""
         for remote in self.remotes:

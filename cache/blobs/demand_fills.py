@@ -56,6 +56,8 @@ class DemandFills:
     ) -> None:
         self._upstream, self._requester, self._pieces = upstream, requester, pieces
         self._cache, self._failures, self._meter = cache, failures, meter
+        self.times = 1
+        """What batches wait for is asked for with its neighbours, about so many times as much."""
 
     def ensure(self, blob: CachedBlob, spans: Sequence[tuple[int, int]]) -> None:
         """Bring spans of one blob. Raises FetchError, StalledError."""
@@ -75,7 +77,8 @@ class DemandFills:
         def settled() -> bool:
             nonlocal first, moved_s
             while True:
-                # A stopped process may hold pieces for ever. Fetching them twice is no harm.
+                # Another process that was stopped may hold pieces for ever. Fetching them twice is
+                # no harm; what this one asks for itself is on its way, however slow the remote is.
                 force = time.monotonic() - moved_s > _OTHERS_S
                 done, fetched = self._round(demands, first, force=force, began_s=began_s)
                 first = ()
@@ -100,7 +103,7 @@ class DemandFills:
         began_s: float,
     ) -> tuple[bool, bool]:
         """Claim what nobody fetches and fetch it: (nothing is missing any more, something came).
-        force: fetch what others are at, too; began_s: since when this is waited for."""
+        force: fetch what other processes are at, too; began_s: since when this is waited for."""
         requests = list(beside)
         with contextlib.ExitStack() as held:
             for demand in demands:
@@ -109,10 +112,14 @@ class DemandFills:
                     continue
                 claims = fill.claims()
                 held.callback(claims.close)
-                for pieces in self._pieces.split(fill, missing):
-                    if claims.claim(pieces) or force:
-                        for one in fill.missing([pieces]):
-                            requests += self._pieces.of(demand.blob.source, fill, one)
+                source = demand.blob.source
+                for pieces, exact in self._pieces.widened(fill, missing, times=self.times):
+                    mine = [pieces] if claims.claim(pieces) else []
+                    for one in exact if not mine else ():
+                        if claims.claim(one) or (force and not self._requester.asks(source, one)):
+                            mine.append(one)
+                    for one in fill.missing(mine):
+                        requests += self._pieces.of(source, fill, one)
             # Behind the claims: what was just let go may have failed.
             wanted = ((demand.blob.source.key, demand.missing()) for demand in demands)
             if (failed := self._failures.since(began_s, wanted)) is not None:

@@ -9,7 +9,7 @@ from penstock.cache.base.store import ABSENT, Kept
 from penstock.cache.blobs.object_changes import object_changed
 from penstock.cache.blobs.requester import BlobRequest
 from penstock.cache.blobs.upstream import BlobRange
-from penstock.cache.disk.pieces import OBJECTS_AT_ONCE, PIECE_BYTES, bridge
+from penstock.cache.disk.pieces import OBJECTS_AT_ONCE, PIECE_BYTES, bridge, merge
 from penstock.cache.fetch.object_range import ObjectRange
 
 if TYPE_CHECKING:
@@ -47,6 +47,27 @@ class PieceRequests:
         """Cut spans into such that are asked for at a time."""
         for pieces in missing:
             yield from fill.pieces.cut(pieces, range_bytes=self._range_bytes)
+
+    def widened(
+        self, fill: Fill, missing: list[PieceSpan], *, times: int
+    ) -> Iterator[tuple[PieceSpan, list[PieceSpan]]]:
+        """Cut what somebody waits for into such that are asked for at a time, each with what lies
+        beside it and is missing too: about so many times as much. Gives both, the wider one first.
+
+        Blocks of powers of two, so that those of different sizes don't leave slivers."""
+        wide = missing
+        if times > 1 and fill.pieces.are_small:
+            wide = fill.missing(merge([self._block(fill, one, times) for one in missing]))
+        for low, high in self.split(fill, wide):
+            exact = [(max(a, low), min(b, high)) for a, b in missing if a < high and low < b]
+            if exact:
+                yield (low, high), exact
+
+    def _block(self, fill: Fill, pieces: PieceSpan, times: int) -> PieceSpan:
+        low, high = pieces
+        most = min(times * (high - low), self.most(fill))
+        block = 1 << (max(1, most).bit_length() - 1)
+        return low // block * block, min(-(-high // block) * block, fill.pieces.count)
 
     def ranges(self, fill: Fill) -> Iterator[PieceSpan]:
         """Cut all that a fill misses into few requests: small gaps are fetched again."""

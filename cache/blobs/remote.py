@@ -70,7 +70,7 @@ class Remote:
         self.upstream = upstream = upstream or StoreUpstream(fetcher)
         requester = Requester(upstream, failures)
         pieces = PieceRequests(range_bytes=upstream.range_bytes, meter=meter)
-        demand_fills = DemandFills(
+        self._demand_fills = demand_fills = DemandFills(
             upstream, requester, pieces, cache=dataset_cache, failures=failures, meter=meter
         )
         self._passing = PassingReads(requester, range_bytes=upstream.range_bytes, meter=meter)
@@ -114,6 +114,11 @@ class Remote:
         and EOFError of a failing disk or a file that was truncated.
         """
         return self._reader.load(wanted, mode=mode)
+
+    def widen(self, times: int) -> None:
+        """Have what batches wait for fetched with what lies beside it and is missing too, about so
+        many times as much: fewer requests, and no byte that the cache wouldn't keep."""
+        self._demand_fills.times = times
 
     def bring(self, wanted: Sequence[BlobSpans], *, here: int) -> None:
         """Fetch what spans of cached blobs miss, over all blobs at once, for who reads them through

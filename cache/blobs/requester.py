@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from penstock.cache.errors import FetchError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.cache.base.blob import BlobSource
     from penstock.cache.base.store import Answer
     from penstock.cache.blobs.fill_failures import FillFailures
     from penstock.cache.blobs.upstream import BlobRange, Upstream
@@ -33,12 +35,21 @@ class Requester:
 
     def __init__(self, upstream: Upstream, failures: FillFailures) -> None:
         self._upstream, self._failures = upstream, failures
+        self._lock = threading.Lock()
+        self._asked: dict[str, list[PieceSpan]] = {}  # of fills, by key: on their way
+
+    def asks(self, source: BlobSource, pieces: PieceSpan) -> bool:
+        """Whether this process is fetching some of these pieces."""
+        with self._lock:
+            asked = self._asked.get(source.key, ())
+            return any(low < pieces[1] and pieces[0] < high for low, high in asked)
 
     def send(self, requests: Sequence[BlobRequest], *, urgent: bool = True) -> None:
         """Fetch all; returns when each is taken. urgent: False for a fill in the background.
         Raises as Upstream.fetch does."""
         if not requests:
             return
+        self._note(requests)
         try:
             self._upstream.fetch(
                 [request.range for request in requests],
@@ -54,3 +65,20 @@ class Requester:
             ]
             self._failures.note(failed, error)
             raise
+        finally:
+            self._forget(requests)
+
+    def _note(self, requests: Sequence[BlobRequest]) -> None:
+        with self._lock:
+            for request in requests:
+                if request.pieces is not None:
+                    self._asked.setdefault(request.range.blob.key, []).append(request.pieces)
+
+    def _forget(self, requests: Sequence[BlobRequest]) -> None:
+        with self._lock:
+            for request in requests:
+                if request.pieces is not None:
+                    asked = self._asked[request.range.blob.key]
+                    asked.remove(request.pieces)
+                    if not asked:
+                        del self._asked[request.range.blob.key]

@@ -133,6 +133,8 @@ class Prefetch:
         self._remote.let_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most)
         )
+        # Where shards aren't filled, what lies beside a range may never be wanted.
+        self._remote.widen(self._look_ahead.widening if self._filler is not None else 1)
         mean_s, p99_s = self._remote.range_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)
 

@@ -225,6 +225,11 @@ class RemoteShards:
         for remote in self.remotes:
             remote.upstream.let_fills(room)
 
+    @property
+    def fill_room(self) -> int:
+        """Connections that fills may use beside batches, to the remote that has fewest of them."""
+        return min(remote.fetcher.fills_beside_urgent for remote in self.remotes)
+
     # -- jobs
 
     def join(self, shards: Ints, sizes: Ints) -> RemoteJobs:

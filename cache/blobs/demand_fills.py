@@ -114,10 +114,14 @@ class DemandFills:
                 held.callback(claims.close)
                 source = demand.blob.source
                 for pieces, exact in self._pieces.widened(fill, missing, times=self.times):
-                    mine = [pieces] if claims.claim(pieces) else []
-                    for one in exact if not mine else ():
-                        if claims.claim(one) or (force and not self._requester.asks(source, one)):
-                            mine.append(one)
+                    mine = [pieces]
+                    if not claims.claim(pieces):
+                        asks = self._requester.asks
+                        mine = [
+                            one
+                            for one in exact
+                            if claims.claim(one) or (force and not asks(source, one))
+                        ]
                     for one in fill.missing(mine):
                         requests += self._pieces.of(source, fill, one)
             # Behind the claims: what was just let go may have failed.

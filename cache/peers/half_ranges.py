@@ -33,6 +33,15 @@ def worthwhile(held: Iterable[Span], span: Span) -> list[Span]:
     return sorted(sorted(found, key=lambda part: part[0] - part[1])[:_MOST_PIECES])
 
 
+def gaps_of(span: Span, parts: Iterable[Span]) -> list[Span]:
+    """What a range lacks beside parts that don't overlap, of which others may lie elsewhere;
+    ascending."""
+    inside = sorted(part for part in parts if span[0] <= part[0] and part[1] <= span[1])
+    borders = [span[0], *(end for part in inside for end in part), span[1]]
+    pairs = zip(borders[::2], borders[1::2], strict=True)
+    return [(low, high) for low, high in pairs if low < high]
+
+
 class HalfRange:
     """Puts a range together from pieces and from what lies between them. Safe for several
     threads."""
@@ -41,16 +50,11 @@ class HalfRange:
         self._whole = whole
         self._data = bytearray(whole.end - whole.start)
         self._left_bytes, self._lock = len(self._data), threading.Lock()
-        ends = []
         for start, data in pieces:
             self.put(start, data)
-            ends += [start, start + len(data)]
-        borders = [whole.start, *ends, whole.end]
-        self.gaps = [
-            self._part(low, high)
-            for low, high in zip(borders[::2], borders[1::2], strict=True)
-            if low < high
-        ]
+        parts = [(start, start + len(data)) for start, data in pieces]
+        gaps = gaps_of((whole.start, whole.end), parts)
+        self.gaps = [self._part(low, high) for low, high in gaps]
 
     def put(self, start: int, data: memoryview | bytes) -> bool:
         """Take over bytes from a place in the blob; whether that was the last of them."""

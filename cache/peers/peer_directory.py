@@ -201,6 +201,12 @@ class PeerDirectory:
         due = [peer for peer in well if now_s - said.get(peer, -np.inf) >= older_s]
         return sorted(due, key=lambda peer: said.get(peer, -np.inf))[:most]
 
+    @property
+    def told_blobs(self) -> int:
+        """How many blobs peers said they hold, one that several have for each."""
+        with self._lock:
+            return sum(len(told.marks) for told in self._told.values())
+
     def has_heard(self, peer: Peer) -> bool:
         """Whether a peer has said what it holds."""
         return peer in self._told

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _FIRST_S = 4.0
 """So long the first ranges wait for what peers say they hold."""
-_AGAIN_S = 10.0
+_AGAIN_S, _SOON_S = 10.0, 2.0
+"""Lists are asked for again behind so long: short ones sooner, as they cost little."""
+_SHORT = 100_000  # blobs in all of them
 _MOST = 64
 """Peers that are asked at a time."""
 _SHOWN = 5  # of those that don't answer
@@ -59,16 +61,21 @@ class PeerLists:
         """Have the lists asked for where that is due; the first time wait for them, a while."""
         now_s = self._clock()
         if self._first is None:
-            self._due_s, self._wait_until_s = now_s + _AGAIN_S, now_s + _FIRST_S
+            self._due_s, self._wait_until_s = now_s + _SOON_S, now_s + _FIRST_S
             self._first = self._pool.submit(self._ask, None)
         elif self._has_missed and now_s >= self._due_s:
-            self._due_s, self._has_missed = now_s + _AGAIN_S, False
+            self._due_s, self._has_missed = now_s + self._again_s, False
             self._pool.submit(self._look_and_ask, None)
         if not self._first.done():
             self._first.wait(self._wait_until_s - now_s)
         if not self._has_warned:
             self._has_warned = True
             self._warn_of_silence()
+
+    @property
+    def _again_s(self) -> float:
+        share = min(1.0, self._directory.told_blobs / _SHORT)
+        return _SOON_S + share * (_AGAIN_S - _SOON_S)
 
     def _warn_of_silence(self) -> None:
         directory = self._directory
@@ -93,7 +100,7 @@ class PeerLists:
         self._ask(None)
 
     def _ask(self, _: None) -> None:
-        due = self._directory.unheard(self._clock(), older_s=_AGAIN_S / 2, most=_MOST)
+        due = self._directory.unheard(self._clock(), older_s=self._again_s / 2, most=_MOST)
         wanted = [ObjectRange(path=list_name(peer), start=0, end=1, version=None) for peer in due]
         with contextlib.suppress(PenstockError):  # closed, or late; who is asked notes the rest
             self._fetcher.fetch(wanted, lambda *_: None)

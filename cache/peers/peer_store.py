@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING
 
 from penstock.cache.base.store import Answer, Kept, RequestError
-from penstock.cache.peers.half_ranges import Pieces, worthwhile
+from penstock.cache.peers.half_ranges import Pieces, gaps_of, worthwhile
 from penstock.cache.peers.peer_client import Lacks, WrongAnswerError
 from penstock.cache.peers.peer_ranges import NOT_THERE, Given
 
@@ -70,11 +70,12 @@ class PeerStore:
 
     def ranges(self, wanted: PeerRanges) -> Answer:
         """What peers give of some spans, one behind another until none is left: `Given`, with
-        NOT_THERE where nobody had one; of a single one `Pieces` of the first peer that has some.
-        Raises what keeping raises."""
+        NOT_THERE where nobody had one; of a single one `Pieces` of those that have some: nodes
+        that share a shard have each their samples of it. Raises what keeping raises."""
         left = list(range(len(wanted.spans)))
         found = [NOT_THERE] * len(left)
-        half: tuple[Peer, list[Span]] | None = None
+        halves: list[tuple[Peer, list[Span]]] = []
+        gaps = list(wanted.spans) if len(wanted.spans) == 1 else []
         for peer in self._directory.candidates(wanted.key, self._clock()):
             held = self._ask(peer, wanted, left, found)
             there = [n for n in left if _is_in(wanted.spans[n], held)]
@@ -83,11 +84,12 @@ class PeerStore:
             left = [n for n in left if found[n] is NOT_THERE]
             if not left:
                 break
-            if half is None and len(wanted.spans) == 1:
-                parts = worthwhile(held, wanted.spans[0])
-                half = (peer, parts) if parts else None
-        if left and half is not None:
-            found[0] = self._pieces(*half, wanted)
+            parts = [part for gap in gaps for part in worthwhile(held, gap)]
+            if parts:
+                halves.append((peer, parts))
+                gaps = [one for gap in gaps for one in gaps_of(gap, parts)]
+        if left and halves:
+            found[0] = self._pieces(halves, wanted)
         return Given(
             data=b"",
             version="",
@@ -116,9 +118,13 @@ class PeerStore:
                 found[number] = Kept(data=b"", version="", object_bytes=0)
         return []
 
-    def _pieces(self, peer: Peer, parts: list[Span], wanted: PeerRanges) -> Answer:
-        given = [(part[0], self._given(peer, wanted, [part], None)) for part in parts]
-        pieces = tuple((at, data[0]) for at, data in given if not isinstance(data, Lacks))
+    def _pieces(self, halves: list[tuple[Peer, list[Span]]], wanted: PeerRanges) -> Answer:
+        given = [
+            (part[0], self._given(peer, wanted, [part], None))
+            for peer, parts in halves
+            for part in parts
+        ]
+        pieces = tuple(sorted((at, data[0]) for at, data in given if not isinstance(data, Lacks)))
         return Pieces(data=b"", version="", object_bytes=0, pieces=pieces) if pieces else NOT_THERE
 
     def giver(self, key: str) -> Peer | None:

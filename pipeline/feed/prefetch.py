@@ -14,7 +14,13 @@ import numpy as np
 
 from penstock.pipeline.feed.filler import Filler
 from penstock.pipeline.feed.node_share import NodeShare
-from penstock.pipeline.plan.needs import LookAhead, Needs, room_for_fills, shards_of_ranks
+from penstock.pipeline.plan.needs import (
+    LookAhead,
+    Needs,
+    room_for_fills,
+    shards_of_ranks,
+    widening,
+)
 from penstock.pipeline.report.facts import TierFacts
 from penstock.readers.fields.selection import stored_fields
 
@@ -133,8 +139,8 @@ class Prefetch:
         self._remote.let_fills(
             lambda now, most: room_for_fills(now, ready_share=ready_share, most=most)
         )
-        # Where shards aren't filled, what lies beside a range may never be wanted.
-        self._remote.widen(self._look_ahead.widening if self._filler is not None else 1)
+        if self._filler is not None:  # else what lies beside a range may never be wanted
+            self._remote.widen(widening(self._remote.fill_room))
         mean_s, p99_s = self._remote.range_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)
 

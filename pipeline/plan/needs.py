@@ -33,8 +33,8 @@ CONNECTIONS_MARGIN = 1.25
 # Batches in flight hold their bytes in memory, so this is what a rank spends on them at most.
 AHEAD_BYTES = 2**30
 MOST_AHEAD = 64
-# Of a batch that waits, fetched bytes over those that it needs: more would make its wait longer.
-MOST_WIDENING = 4.0
+# While batches wait, what is fetched for one over what it needs: more would make its wait longer.
+WIDENING = 4
 
 # Fetched over consumed: what is above 1 fills shards that batches haven't asked for yet.
 DEMAND = 1.4
@@ -242,15 +242,6 @@ class LookAhead:
         """Whether bytes were missing from the local disk lately."""
         return self._missing >= _NEWEST
 
-    @property
-    def widening(self) -> int:
-        """How many times as much as a batch needs of a shard is fetched for it at a time.
-
-        A remote that batches wait for leaves no room for fills, so each sample would come by a
-        request of its own, and a store that limits requests would limit training. All of it is read
-        soon, so it costs the later batches nothing."""
-        return int(min(self._late, MOST_WIDENING)) if self.is_cold else 1
-
     def batches(self, *, mean_s: float, p99_s: float) -> int:
         """Batches to keep in flight, for request times' mean and 99th percentile."""
         if not self._batch_bytes or not self.is_cold:
@@ -258,6 +249,17 @@ class LookAhead:
         wanted = math.ceil(self._late * ahead_s(mean_s=mean_s, slow_s=p99_s) / self._busy_s)
         most = min(int(self._max_bytes // self._batch_bytes), MOST_AHEAD)
         return max(self._least, min(self._least + wanted, most))
+
+
+def widening(fill_room: int) -> int:
+    """How many times as much as a batch needs of a shard is fetched for it at a time, where fills
+    have so many connections.
+
+    A remote that batches wait for leaves none for fills, so each sample would come by a request of
+    its own, and a store that limits requests would limit training. What lies beside it is read
+    soon, so it costs the later batches nothing.
+    """
+    return WIDENING if fill_room < 1 else 1
 
 
 def room_for_fills(now: int, *, ready_share: float, most: int) -> int:

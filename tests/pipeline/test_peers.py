@@ -123,5 +123,7 @@ def test_what_the_nodes_hold_leaves_the_remote_once(
     assert total(told, 1, "remote") <= 0.1 * size
     assert total(told, 2, "remote") <= 0.1 * size
     assert total(told, 1, "peers") >= 0.85 * size
-    assert 0 < total(told, 2, "peers") == told[1][2]["peers"] < 0.5 * size
+    assert 0 < told[1][2]["peers"] < 0.5 * size
+    # Others fill up what batches had brought in part.
+    assert total(told, 2, "peers") - told[1][2]["peers"] < 0.1 * size
     assert total(told, 0, "failed") == total(told, 1, "failed") == total(told, 2, "failed") == 0

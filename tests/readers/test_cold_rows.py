@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -120,7 +121,7 @@ def test_a_fill_behind_rows_fetches_the_gaps_alone(
         remote.fill(index.shards.source(shard))
     for path in {path for path, *_ in reads.spans}:
         spans = sorted((start, end) for one, start, end in reads.spans if one == path)
-        assert all(end <= start for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(spans))
     check(reads, packed[1], reads.rows(10))
 
 

@@ -77,8 +77,8 @@ class PackBlob(DenseFields, BlobShard):
         super().gather(field, rows, out, places, wrong, corners=corners)
 
     def wrong_rows(self, field: str, rows: Ints) -> NDArray[np.bool_] | None:
-        """Which rows have wrong bytes. Of a shard that isn't whole they are brought first: rows that
-        are worth a request by themselves, others in blocks that have a checksum."""
+        """Which rows have wrong bytes. Of a shard that isn't whole they are brought first: rows
+        that are worth a request by themselves, others in blocks that have a checksum."""
         own, dense = self.columns.fields[field], self.dense(field)
         if self.blob.is_whole:
             return dense.wrong(rows)

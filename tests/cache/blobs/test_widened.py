@@ -6,7 +6,6 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -21,6 +20,8 @@ from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pytest
 
     from penstock.cache.blobs.remote import Remote
     from tests.stores import MemoryStore
@@ -84,7 +85,7 @@ def test_what_this_process_is_fetching_is_waited_for_however_slow_it_is(
     remote, began, go_on, asked = remotes(store), threading.Event(), threading.Event(), []
 
     def before(path: str, span: object) -> None:
-        asked.append(span)
+        asked.append((path, span))
         began.set()
         assert go_on.wait(PATIENCE_S)
 

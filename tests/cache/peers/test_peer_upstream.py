@@ -505,6 +505,19 @@ def test_pieces_of_a_half_filled_blob_come_from_the_real_server(
     assert (traffic.peer_requests, traffic.peer_failed) == (3, 0)
 
 
+def test_halves_of_a_blob_come_from_the_two_nodes_that_share_it(
+    store: MemoryStore, asking: Asking, peers: list[FakePeer]
+) -> None:
+    blob = single(store, 0)
+    data = content(store, blob)
+    peers[0].parts[blob.key] = data, [(8192, 150_000)]
+    peers[1].parts[blob.key] = data, [(0, 4096), (140_000, SIZES[0])]
+    asking.know([peer.peer(node) for node, peer in enumerate(peers)], Planned([0, 1]))
+    asking.fetch([range_of(blob, 0, 0, SIZES[0])])
+    assert [one[1:] for one in store.reads] == [(0, 8192)]  # a smaller piece isn't worth asking for
+    assert asking.meter.snapshot().bytes_peers == SIZES[0] - 8192
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_pieces_that_fail_come_from_the_store(
     store: MemoryStore, asking: Asking, peers: list[FakePeer], fault: Callable[[Request], None]

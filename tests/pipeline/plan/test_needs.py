@@ -15,13 +15,16 @@ from penstock.pipeline.plan.needs import (
     DEMAND,
     MOST_AHEAD,
     MOST_ROOM,
+    WIDENING,
     LookAhead,
     Needs,
     Pace,
     little_room_words,
     node_ranks,
     open_windows_bytes,
+    room_for_fills,
     shards_of_ranks,
+    widening,
 )
 from penstock.pipeline.plan.order import Plan
 from penstock.pipeline.plan.steps import Cursor, Walk
@@ -203,6 +206,14 @@ def test_another_loaders_traffic_does_not_stop_fills_for_ever() -> None:
     pace.spend_for_batches(10**12)
     pace.count_batch(100)
     assert pace.open
+
+
+def test_while_fills_have_no_connections_batches_fetch_what_lies_beside_theirs() -> None:
+    room, widths = 4, []
+    for ready_share in (1.0, 0.1, 0.1, 0.1, 0.6):
+        room = room_for_fills(room, ready_share=ready_share, most=96)
+        widths.append(widening(room))
+    assert widths == [1, 1, 1, WIDENING, 1]
 
 
 # -- look-ahead

@@ -208,27 +208,20 @@ class RemoteShards:
         return held, sum(p.min_connections * p.range_bytes for p in policies)
 
     def request_time(self) -> tuple[float, float]:
-        """Seconds of recent requests, mean and 99th percentile: of the slowest remote."""
-        return _slowest([remote.fetcher.request_time() for remote in self.remotes])
+        """Seconds of recent requests, mean and 99th percentile: of the slowest remote, other nodes
+        that are asked before it among them."""
+        times = [remote.upstream.request_time() for remote in self.remotes]
+        return max(mean for mean, _ in times), max(p99 for _, p99 in times)
 
-    def range_time(self) -> tuple[float, float]:
-        """The same of whoever gives ranges of shards, other nodes among them."""
-        return _slowest([remote.upstream.request_time() for remote in self.remotes])
-
-    def widen(self, times: int) -> None:
-        """Have batches' ranges fetched with their neighbours, as `Remote.widen` says."""
-        for remote in self.remotes:
-            remote.widen(times)
-
-    def let_fills(self, room: Callable[[int, int], int]) -> None:
-        """Set how many connections fills may use beside batches: room(now, most) of each remote."""
+    def let_fills(
+        self, room: Callable[[int, int], int], *, widening: Callable[[int], int] | None = None
+    ) -> None:
+        """Set how many connections fills may use beside batches: room(now, most) of each remote.
+        widening: what `Remote.widen` is told, by that room; None: nothing."""
         for remote in self.remotes:
             remote.upstream.let_fills(room)
-
-    @property
-    def fill_room(self) -> int:
-        """Connections that fills may use beside batches, to the remote that has fewest of them."""
-        return min(remote.fetcher.fills_beside_urgent for remote in self.remotes)
+            if widening is not None:
+                remote.widen(widening(remote.fetcher.fills_beside_urgent))
 
     # -- jobs
 
@@ -253,10 +246,6 @@ class RemoteShards:
         """Each provider, and the places of its shards among some."""
         for number, provider in enumerate(self._providers):
             yield np.flatnonzero(self._of[shards] == number), provider
-
-
-def _slowest(times: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    return max(mean for mean, _ in times), max(p99 for _, p99 in times)
 
 
 def _mark(key: str) -> int:

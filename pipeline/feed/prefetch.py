@@ -137,11 +137,11 @@ class Prefetch:
                 missed=self._seen.misses > seen.misses,
             )
         self._remote.let_fills(
-            lambda now, most: room_for_fills(now, ready_share=ready_share, most=most)
+            lambda now, most: room_for_fills(now, ready_share=ready_share, most=most),
+            # Where shards aren't filled, what lies beside a range may never be wanted.
+            widening=widening if self._filler is not None else None,
         )
-        if self._filler is not None:  # else what lies beside a range may never be wanted
-            self._remote.widen(widening(self._remote.fill_room))
-        mean_s, p99_s = self._remote.range_time()
+        mean_s, p99_s = self._remote.request_time()
         return self._look_ahead.batches(mean_s=mean_s, p99_s=p99_s)
 
     def fill(self, size_bytes: int, *, epoch: int) -> None:

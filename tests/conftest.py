@@ -52,6 +52,13 @@ def write_photographs(folder: Path, samples: int = SAMPLES, classes: int = CLASS
     return folder
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish() -> None:
+    from tests import warm  # the plugin above, that it imports, is rewritten by pytest first
+
+    warm.close()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _a_cache_directory_of_the_tests_own(
     tmp_path_factory: pytest.TempPathFactory,

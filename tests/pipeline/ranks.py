@@ -1,7 +1,6 @@
 """Real processes of a job on loopback, each with a script and gloo's group; what they printed.
 
-They are forked from one that has imported what all need, and has done nothing else: importing torch
-in each would take most of a test's time.
+Importing torch in each would take most of a test's time: they are warm (tests/warm.py).
 """
 
 from __future__ import annotations
@@ -10,89 +9,45 @@ import contextlib
 import json
 import os
 import socket
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.watchdog import PATIENCE_S
+from tests.warm import ROOT, Warm
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-ROOT = Path(__file__).resolve().parents[2]
 _LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "JOB_COMPLETION_INDEX")
-
-_PARENT = """
-import json, os, sys
-import torch.distributed
-from penstock import DataLoader, Dataset, DiskCache, Peers, World
-from penstock.pipeline.feed import lane_agreement, handshake, job_waits, prefetch
-import penstock.pipeline.loader, penstock.readers.dataset
-
-script, folder, children = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
-pids = []
-for number, (arguments, told) in enumerate(children):
-    pid = os.fork()
-    if not pid:
-        for fd, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{folder}/{number}.{name}", os.O_CREAT | os.O_WRONLY), fd)
-        os.environ.update(told)
-        sys.argv[:] = ["-c", *arguments]
-        break
-    pids.append(pid)
-else:
-    print(json.dumps(pids), flush=True)
-    script = f"codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in {pids}]\\n"
-    script += "print(json.dumps(codes), flush=True)"
-exec(compile(script, "the script", "exec"), {"__name__": "__main__", "os": os, "json": json})
-"""
 
 
 @dataclass
 class Forked:
     """Processes that run. pids: of each. done() waits for all."""
 
-    pids: list[int]
-    _parent: subprocess.Popen[str]
-    _folder: Path
+    processes: list[Warm]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
 
     def done(self) -> list[tuple[int, str, str]]:
         """Exit status, output and errors of each."""
-        out = self._parent.communicate(timeout=PATIENCE_S)[0]
-        codes = json.loads(out.splitlines()[-1])
-        return [
-            (code, *((self._folder / f"{n}.{name}").read_text() for name in ("out", "err")))
-            for n, code in enumerate(codes)
-        ]
+        texts = [process.communicate() for process in self.processes]
+        return [(p.wait(), *text) for p, text in zip(self.processes, texts, strict=True)]
 
 
 @contextlib.contextmanager
 def forked(script: str, children: Sequence[tuple[list[str], dict[str, str]]]) -> Iterator[Forked]:
     """Run a script in several processes, each with its arguments and variables."""
     kept = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
-    with tempfile.TemporaryDirectory() as folder:
-        parent = subprocess.Popen(
-            [sys.executable, "-c", _PARENT, script, folder, json.dumps(children)],
-            env={**kept, "GLOO_SOCKET_IFNAME": "lo"},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            text=True,
+    kept["GLOO_SOCKET_IFNAME"] = "lo"
+    with contextlib.ExitStack() as running:
+        yield Forked(
+            [
+                running.enter_context(Warm(["-c", script, *words], cwd=ROOT, env={**kept, **told}))
+                for words, told in children
+            ]
         )
-        pids: list[int] = []
-        try:
-            assert parent.stdout is not None
-            pids = json.loads(parent.stdout.readline())
-            yield Forked(pids, parent, Path(folder))
-        finally:
-            if parent.poll() is None:  # else all have been waited for
-                for pid in pids:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, 9)
-            parent.kill()
-            parent.communicate()
 
 
 def free_port() -> int:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from penstock.cache.errors import ForkedError
 from penstock.cache.threads import Ordered, Workers
+from tests import warm
 
-ROOT = Path(__file__).resolve().parents[2]
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SCRIPT = """
-import os, sys
+import os, sys, warnings
 import fsspec
 from penstock.augment import imagenet_train
 from penstock.cache import DiskCache
@@ -24,6 +24,8 @@ from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
 from tests.torch_datasets import Squares
 
+# Of forking where threads run, Python 3.12 on.
+warnings.simplefilter("ignore", DeprecationWarning)
 kind, pack, folder = sys.argv[1:4]
 
 def make():
@@ -80,14 +82,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("kind", ["native", "cached", "workers"])
 def test_a_forked_child_is_refused_and_ends(kind: str, pack: Path, tmp_path: Path) -> None:
-    quiet = ("-W", "ignore::DeprecationWarning")  # of forking where threads run, Python 3.12 on
-    done = subprocess.run(
-        [sys.executable, *quiet, "-c", SCRIPT, kind, str(pack), str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-    )
+    done = warm.run(["-c", SCRIPT, kind, pack, tmp_path], cwd=warm.ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "went on\n"
     assert not done.stderr

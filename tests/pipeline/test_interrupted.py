@@ -1,6 +1,6 @@
 """Ctrl-C while a server hangs ends the process at once, in every phase of a job.
 
-Every timeout of the job is ten minutes, and the guard of a test one: a process that waits for a
+Every timeout of the job is ten minutes, and the guard of a test five: a process that waits for a
 request's own end doesn't pass.
 """
 
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import threading
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
@@ -18,12 +16,13 @@ import pytest
 
 from tests.conftest import write_photographs
 from tests.servers.scripted import Asked, ScriptedServer, Talk, scripted
+from tests.warm import Warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-GUARD_S = 60.0
+GUARD_S = 300.0
 JOB = """
 import sys, warnings
 warnings.simplefilter("ignore")
@@ -113,19 +112,13 @@ class Files:
             talk.answer(404)
 
 
-def job(phase: str, url: str, place: Path, server: ScriptedServer) -> subprocess.Popen[str]:
+def job(phase: str, url: str, place: Path, server: ScriptedServer) -> Warm:
     program = place / "job.py"
     program.write_text(JOB)
-    return subprocess.Popen(
-        [sys.executable, str(program), phase, url, str(place / "cache"), server.url],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.getcwd()},
-    )
+    return Warm([program, phase, url, place / "cache", server.url])
 
 
-def end(process: subprocess.Popen[str], act: Callable[[], object]) -> tuple[str, str]:
+def end(process: Warm, act: Callable[[], object]) -> tuple[str, str]:
     """What the process printed behind act()."""
     try:
         act()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import subprocess
-import sys
 import textwrap
 import warnings
 from pathlib import Path
@@ -19,10 +17,10 @@ from penstock.cache import DiskCache
 from penstock.cache.errors import ConfigError, FetchError, PenstockWarning
 from penstock.pipeline import DataLoader
 from penstock.readers import Dataset
+from tests import warm
 from tests.conftest import SAMPLES
 from tests.servers import Faults, Server, serving
 from tests.servers.nginx import NGINX, nginx
-from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -208,6 +206,7 @@ CHILD = """
     from tests.pipeline.test_loader_remote import Reading
 
     if __name__ == "__main__":
+        warnings.simplefilter("ignore")
         url, folder, how, where = sys.argv[1:]
         cache = DiskCache(folder, max_bytes="64MiB")
         used = Dataset(url, cache=cache)
@@ -233,18 +232,8 @@ def test_torch_workers_beside_a_used_store_work_or_are_refused(
 ) -> None:
     program = tmp_path / "job.py"
     program.write_text(textwrap.dedent(CHILD))
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(program),
-            f"{server.url}/{pack.name}",
-            str(tmp_path / "c"),
-            how,
-            where,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+    done = warm.run(
+        [program, f"{server.url}/{pack.name}", tmp_path / "c", how, where],
         env={**os.environ, "PYTHONPATH": os.getcwd(), "PYTHONWARNINGS": "ignore"},
     )
     if (how, where) != ("fork", "made before"):

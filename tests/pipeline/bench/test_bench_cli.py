@@ -8,7 +8,6 @@ import io
 import json
 import re
 import signal
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -41,8 +40,8 @@ from penstock.pipeline.report.diagnosis import Diagnosis
 from penstock.pipeline.report.facts import LoaderFacts
 from penstock.readers import Dataset
 from penstock.readers.formats.sampling import check_sampling
+from tests import warm
 from tests.conftest import SAMPLES
-from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -148,12 +147,7 @@ def test_a_folder_is_no_picture(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_ends_with_130_and_no_thread_is_left(pack: Path) -> None:
-    workload = subprocess.run(
-        [sys.executable, "-c", INTERRUPTED, str(pack)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    workload = warm.run(["-c", INTERRUPTED, pack])
     assert workload.returncode == 130, workload.stderr
     assert "Traceback" not in workload.stderr
     assert workload.stdout.split() == ["MainThread"]

@@ -13,6 +13,7 @@ import pytest
 import typer
 
 from penstock.pipeline.cli.main import app
+from tests import warm
 from tests.conftest import SAMPLES, write_photographs
 from tests.images import jpeg
 from tests.tars import archive, tar_folder
@@ -23,12 +24,7 @@ if TYPE_CHECKING:
 
 
 def penstock(*arguments: object, code: int = 0) -> subprocess.CompletedProcess[str]:
-    run = subprocess.run(
-        [sys.executable, "-m", "penstock.pipeline.cli", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    run = warm.run(["-m", "penstock.pipeline.cli", *arguments])
     assert run.returncode == code, run.stderr
     assert "Traceback" not in run.stderr
     return run
@@ -107,11 +103,8 @@ def test_wrong_use_is_told_with_its_exit_code(
     folder: Path, tmp_path: Path, arguments: list[str], code: int | tuple[int, int], told: str
 ) -> None:
     places = {"FOLDER": str(folder), "OUT": str(tmp_path / "out")}
-    run = subprocess.run(
-        [sys.executable, "-m", "penstock.pipeline.cli", *(places.get(a, a) for a in arguments)],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
+    run = warm.run(
+        ["-m", "penstock.pipeline.cli", *(places.get(a, a) for a in arguments)],
         env={**os.environ, "COLUMNS": "200"},
     )
     assert run.returncode in (code if isinstance(code, tuple) else (code,)), run.stderr
@@ -128,14 +121,9 @@ def test_a_destination_with_other_data_is_left_alone(folder: Path, tmp_path: Pat
 
 
 def test_interrupted_is_130(folder: Path, tmp_path: Path) -> None:
-    job = subprocess.Popen(
-        [sys.executable, "-c", INTERRUPTED, str(folder), str(tmp_path / "out")],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    _, err = job.communicate(timeout=PATIENCE_S)
+    job = warm.run(["-c", INTERRUPTED, folder, tmp_path / "out"])
     assert job.returncode == 130
-    assert "goes on from there" in err.replace("\n", " ")
+    assert "goes on from there" in job.stderr.replace("\n", " ")
 
 
 # A packer that gets Ctrl-C as soon as it reports its first progress.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,18 +18,18 @@ from penstock.pipeline.cli.contact_sheet import Picture, class_color, contact_sh
 from penstock.pipeline.cli.inspect_batch import look, pixels_for_the_eye
 from penstock.pipeline.loader import DataLoader
 from penstock.readers import Dataset
+from tests import warm
 from tests.conftest import SAMPLES, write_photographs
-from tests.watchdog import PATIENCE_S
 
 if TYPE_CHECKING:
+    import subprocess
     from pathlib import Path
 
 FIELDS = ("image", "label", "id")
 
 
 def inspect(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "penstock.pipeline.cli", "inspect", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S)
+    return warm.run(["-m", "penstock.pipeline.cli", "inspect", *arguments])
 
 
 def test_it_is_the_batch_that_the_loader_gives(pack: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +17,7 @@ from penstock.pipeline.facade.late_world import LateWorld
 from penstock.readers import Dataset
 from tests.conftest import SAMPLES
 from tests.torch_datasets import Squares
-from tests.watchdog import PATIENCE_S
+from tests.warm import Warm
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -273,17 +271,15 @@ def test_a_launcher_that_starts_its_group_late(pack: Path, tmp_path: Path) -> No
     told = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo"}
     clean = {name: value for name, value in os.environ.items() if name not in LAUNCHERS}
     ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(pack), str(tmp_path), str(rank)],
+        Warm(
+            ["-c", SCRIPT, pack, tmp_path, rank],
             env={**clean, **told, **(CHILD if rank else {})},
             cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
         )
         for rank in (0, 1)
     ]
     try:
-        errors = [rank.communicate(timeout=PATIENCE_S)[1] for rank in ranks]
+        errors = [rank.communicate()[1] for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
-import sys
 import textwrap
 import threading
 import warnings
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch.distributed as dist
@@ -27,7 +24,10 @@ from penstock.pipeline.feed.agreement import (
 from penstock.pipeline.feed.handshake import SharedFacts, check_same_plan
 from penstock.pipeline.plan.world import World
 from tests.pipeline.feed.test_bad_samples import build
-from tests.watchdog import PATIENCE_S
+from tests.warm import ROOT, Warm
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 FACTS = SharedFacts(dataset="d", samples=10, seed=1, plan="p", size=2)
 
@@ -218,7 +218,7 @@ SCRIPT = textwrap.dedent(
         with DataLoader(data, **options) as loader:
             if case in ("seed", "twice"):
                 store.set(f"built {rank}", "")
-                store.wait([f"built {1 - rank}"], timedelta(seconds=20))
+                store.wait([f"built {1 - rank}"], timedelta(seconds=300))
             if case == "fails" and rank == 1:
                 def fail(*_, **__):
                     raise OSError("planted")
@@ -237,7 +237,7 @@ SCRIPT = textwrap.dedent(
     if case in ("seed", "twice"):  # the store stays until both have ended
         store.set(f"built {rank}", "")
         store.set(f"ended {rank}", "")
-        store.wait([f"ended {1 - rank}"], timedelta(seconds=20))
+        store.wait([f"ended {1 - rank}"], timedelta(seconds=300))
     if case == "limit":
         if rank == 0:
             store.compare_set("rank 0", "", "exits")
@@ -250,21 +250,14 @@ def two_ranks(path: Path, case: str) -> list[dict[str, Any]]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         store = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    told_all = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
     processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, str(rank), store, str(path), case],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).resolve().parents[3],
-            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo"},
-        )
-        for rank in range(2)
+        Warm(["-c", SCRIPT, rank, store, path, case], cwd=ROOT, env=told_all) for rank in range(2)
     ]
     told = []
     try:
         for process in processes:
-            out, errors = process.communicate(timeout=PATIENCE_S)
+            out, errors = process.communicate()
             assert out, errors
             told.append(json.loads(out.splitlines()[-1]))
     finally:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock import Array, DataLoader, Dataset, Map, Text
+from tests import warm
 from tests.house import ROOT
 from tests.pipeline.feed.mapping import functions
 from tests.pipeline.test_life import descriptors
-from tests.watchdog import PATIENCE_S
 
 pytestmark = pytest.mark.filterwarnings("ignore:Labels cluster inside shards")
 
@@ -105,7 +103,7 @@ FOR_EVER = """
 
 
 def job(pack: Path, end: str) -> list[str]:
-    return [sys.executable, "-c", JOB.replace("    END", end), str(pack)]
+    return ["-c", JOB.replace("    END", end), str(pack)]
 
 
 @pytest.mark.parametrize(
@@ -115,27 +113,17 @@ def job(pack: Path, end: str) -> list[str]:
 )
 def test_they_end_with_their_program(pack: Path, end: str, code: int) -> None:
     """What reads to the end of its output waits for all who have that open: the processes too."""
-    done = subprocess.run(
-        job(pack, end), capture_output=True, text=True, timeout=PATIENCE_S, cwd=ROOT, check=False
-    )
+    done = warm.run(job(pack, end), cwd=ROOT)
     assert (done.returncode, done.stderr) == (code, "")
     assert len(done.stdout.split()) == 2
 
 
 def test_ctrl_c_is_the_program_s_to_hear(pack: Path) -> None:
     """A terminal tells all processes of it; the workers say nothing."""
-    with subprocess.Popen(
-        job(pack, FOR_EVER),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-        start_new_session=True,
-    ) as running:
-        assert running.stdout is not None
+    with warm.Warm(job(pack, FOR_EVER), cwd=ROOT, start_new_session=True) as running:
         assert len(running.stdout.readline().split()) == 2
         assert running.stdout.readline() == "step\n"
         os.killpg(running.pid, signal.SIGINT)
-        _, said = running.communicate(timeout=PATIENCE_S)
+        _, said = running.communicate()
     assert running.returncode == 7
     assert said == ""

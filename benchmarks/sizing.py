@@ -28,8 +28,9 @@ import pyarrow.parquet as pq
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.hosts import hosts, why_not
+from benchmarks.hosts import TALK_DEVICE, hosts, why_not
 from benchmarks.record import RESULTS, write_result
+from benchmarks.sizing_setups import SET_UPS, SetUp, Shape
 from penstock import pack
 
 if TYPE_CHECKING:
@@ -37,70 +38,35 @@ if TYPE_CHECKING:
 
     from benchmarks.hosts import Host
 
-SAMPLES, SAMPLE_BYTES, BATCH = 4_096, 50_000, 64
-SHARD_BYTES = "2MiB"
-MB = 1_000_000
 WITHIN = 0.15
 _CGROUP = Path("/sys/fs/cgroup/blkio")
 _PATIENCE_S = 240
 _PORT, _PEER_PORT = 29_700, 7_177
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetUp:
-    """One set-up. store: (seconds of latency, bytes/s), None for local data. step_s: of a step;
-    decode: seconds that decoding a sample sleeps, on two workers. room: of the cache, over the
-    data. link, disk: bits/s and bytes/s where these are throttled. nodes: that change places before
-    the last epoch. told: further options of the plan. epoch: the kind of epoch that is compared."""
-
-    name: str
-    epoch: str
-    store: tuple[float, float] | None = (0.005, 1000 * MB)
-    step_s: float = 0.02
-    decode: float = 0.0
-    room: float = 4.0
-    link: float | None = None
-    disk: float | None = None
-    nodes: int = 1
-    told: tuple[str, ...] = ()
-
-
-SET_UPS = (
-    SetUp(name="model", epoch="later", step_s=0.1),
-    SetUp(name="remote", epoch="first", store=(0.005, 12.5 * MB)),
-    SetUp(name="small cache", epoch="later", store=(0.005, 10 * MB), room=0.5),
-    SetUp(name="latency", epoch="first", store=(0.4, 1000 * MB)),
-    SetUp(name="decode", epoch="later", decode=0.008),
-    SetUp(name="disk", epoch="first", store=None, disk=25 * MB),
-    SetUp(name="nic", epoch="first", link=50e6),
-    SetUp(name="peer", epoch="first", link=25e6, store=(0.005, 2 * MB), nodes=2),
-)
-
-
-def make_data(folder: Path) -> int:
+def make_data(folder: Path, shape: Shape) -> int:
     """A pack of bytes that nothing has to decode, each sample to be had alone; returns its bytes.
     (Arrays of one shape lie in blocks of a MiB: a cold batch fetches those.)"""
     random = np.random.default_rng(1)
-    data = [random.bytes(SAMPLE_BYTES) for _ in range(SAMPLES)]
+    data = [random.bytes(shape.sample_bytes) for _ in range(shape.samples)]
     with tempfile.TemporaryDirectory(dir=folder.parent) as place:
         table = pa.table({"data": pa.array(data, pa.binary())})
         pq.write_table(table, Path(place) / "data.parquet")
-        pack(str(Path(place) / "data.parquet"), str(folder), shard_bytes=SHARD_BYTES, seed=1)
+        pack(str(Path(place) / "data.parquet"), str(folder), shard_bytes=shape.shard_bytes, seed=1)
     return sum(path.stat().st_size for path in folder.rglob("*.arrow"))
 
 
 def planned(wanted: SetUp, pack_url: Path, data_bytes: int) -> dict[str, Any]:
     """What `penstock plan` says of a set-up, told its figures."""
-    words = [str(pack_url), "--nodes", str(wanted.nodes), "--gpus", "1", "--epochs", "3"]
-    words += ["--global-batch-size", str(BATCH)]
-    words += ["--samples-per-s", str(BATCH / wanted.nodes / wanted.step_s)]
-    words += ["--cores", "2", "--ram", "16GB", "--nvme-bandwidth", f"{wanted.disk or 1e9:.0f}B/s"]
-    words += [
-        "--nvme",
-        str(int(wanted.room * data_bytes)),
-        "--nic",
-        f"{wanted.link or 1e11:.0f}b/s",
-    ]
+    rate = wanted.batch / wanted.nodes / wanted.gpus / wanted.step_s
+    words = [str(pack_url), "--nodes", str(wanted.nodes), "--gpus", str(wanted.gpus)]
+    words += ["--epochs", "3", "--global-batch-size", str(wanted.batch)]
+    words += ["--samples-per-s", f"{rate:g}", "--ram", "16GB"]
+    # Sleeping functions take no core: as many run at a time as there are processes.
+    words += ["--cores", str(wanted.processes * wanted.gpus)]
+    words += ["--nvme-bandwidth", f"{wanted.disk or 1e9:.0f}B/s"]
+    words += ["--nvme", str(int(wanted.room * data_bytes))]
+    words += ["--nic", f"{wanted.link or 1e11:.0f}b/s"]
     if wanted.store is None:
         words.append("--local")
     else:
@@ -110,13 +76,13 @@ def planned(wanted: SetUp, pack_url: Path, data_bytes: int) -> dict[str, Any]:
     if wanted.decode:
         words += ["--cpu-s-per-1000", str(1000 * wanted.decode)]
     if wanted.nodes > 1:
-        words += ["--peers", "--moved", "1.0"]
+        words += ["--peers", *(["--moved", "1.0"] if wanted.moved else [])]
     command = [sys.executable, "-m", "penstock.pipeline.cli", "plan", *words, *wanted.told]
     done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
     found: dict[str, Any] = json.loads(done.stdout)
-    return found | {"command": " ".join(["PACK", *words[1:]])}
+    return found | {"command": " ".join(["PACK", *words[1:], *wanted.told])}
 
 
 @contextlib.contextmanager
@@ -170,35 +136,40 @@ def forget_pages(folder: Path) -> None:
 
 @dataclass(slots=True)
 class Bench:
-    """Runs set-ups over one pack. data: its folder; scratch: for caches."""
+    """Runs set-ups. scratch: for their data and caches."""
 
-    data: Path
     scratch: Path
-    data_bytes: int
     runs: int = field(default=0)
+    packs: dict[Shape, tuple[Path, int]] = field(default_factory=dict)
+
+    def pack(self, shape: Shape) -> tuple[Path, int]:
+        """A pack's folder and its bytes; written once."""
+        if shape not in self.packs:
+            folder = self.scratch / f"pack-{len(self.packs)}"
+            self.packs[shape] = folder, make_data(folder, shape)
+        return self.packs[shape]
 
     def measured(self, wanted: SetUp) -> dict[str, float]:
         """The epoch of a set-up, measured."""
         self.runs += 1
-        cache = self.scratch / f"cache-{self.runs}"
-        if wanted.nodes > 1:
-            return self._peers(wanted, cache)
+        data, data_bytes = self.pack(wanted.shape)
         task = {
-            "cache": str(cache) if wanted.store is not None and wanted.room else "",
-            "max_bytes": int(wanted.room * self.data_bytes),
-            "batch": BATCH,
+            "cache": str(self.scratch / f"cache-{self.runs}") if wanted.store else "",
+            "max_bytes": int(wanted.room * data_bytes),
+            "batch": wanted.batch,
             "step_s": wanted.step_s,
             "decode": wanted.decode,
-            # A small cache settles in the first two.
-            "epochs": 1 if wanted.epoch == "first" else 3,
+            "processes": wanted.processes,
+            "reshuffle": wanted.reshuffle,
+            "epochs": wanted.epochs,
         }
-        if wanted.link is not None:
-            return self._linked(wanted, task)
         if wanted.store is None:
-            forget_pages(self.data)
-            with throttled_disk(self.data, wanted.disk) as group:
-                return self._child(task | {"url": str(self.data)}, group=group)[-1]
-        with store_server(self.data, wanted.store) as url:
+            forget_pages(data)
+            with throttled_disk(data, wanted.disk) as group:
+                return self._child(task | {"url": str(data)}, group=group)[-1]
+        if wanted.is_linked:
+            return self._linked(wanted, task)
+        with store_server(data, wanted.store) as url:
             return self._child(task | {"url": url})[-1]
 
     def _child(self, task: dict[str, Any], *, group: Path | None = None) -> list[dict[str, float]]:
@@ -218,72 +189,61 @@ class Bench:
         return found
 
     def _linked(self, wanted: SetUp, task: dict[str, Any]) -> dict[str, float]:
-        """One node behind a link."""
-        assert wanted.store is not None
-        with hosts(2) as (node, far), store_server(self.data, wanted.store, far) as url:
-            node.set_rate(wanted.link)
-            command = [sys.executable, "-m", "benchmarks.sizing_child"]
-            told = json.dumps(task | {"url": url})
-            process = node.start([*command, told], stdout=subprocess.PIPE)
-            out, _ = process.communicate(timeout=_PATIENCE_S)
-            found: dict[str, float] = json.loads(out)[-1]
-            return found
-
-    def _peers(self, wanted: SetUp, cache: Path) -> dict[str, float]:
-        """Nodes fill their caches, then change places: what each reads lies on another."""
+        """Ranks on nodes behind links. Where they change places they fill their caches first, and
+        what each reads lies on another then."""
         assert wanted.store is not None
         with hosts(wanted.nodes + 1) as made:
             *nodes, far = made
-            # One server for both: the caches know the data by its URL.
-            with store_server(self.data, (wanted.store[0], 1e9), far) as url:
-                self._job(wanted, nodes, range(wanted.nodes), url, cache)
-                far.set_rate(8 * wanted.store[1])
+            latency_s, bandwidth = wanted.store
+            # One server for both jobs: the caches know the data by its URL.
+            figures = (latency_s, 1e9 if wanted.moved else bandwidth)
+            with store_server(self.pack(wanted.shape)[0], figures, far) as url:
+                places = list(range(wanted.nodes))
+                if wanted.moved:
+                    self._job(wanted, nodes, places, task | {"url": url, "epochs": 1})
+                    far.set_rate(8 * bandwidth)
+                    places = [*places[1:], 0]
                 for node in nodes:
                     node.set_rate(wanted.link)
-                return self._job(wanted, nodes, [*range(1, wanted.nodes), 0], url, cache)
+                return self._job(wanted, nodes, places, task | {"url": url})
 
     def _job(
-        self, wanted: SetUp, nodes: Sequence[Host], order: Sequence[int], url: str, cache: Path
+        self, wanted: SetUp, nodes: Sequence[Host], order: Sequence[int], task: dict[str, Any]
     ) -> dict[str, float]:
-        """A job under torchrun, node order[r] with rank r: the epoch of its slowest rank."""
+        """A job under torchrun, node order[r] at place r: the epoch of its slowest rank."""
         self.runs += 1
         out = self.scratch / f"out-{self.runs}"
         out.mkdir()
         jobs = []
-        for rank, number in enumerate(order):
+        for place, number in enumerate(order):
             host = nodes[number]
-            task = {
-                "url": url,
-                "cache": f"{cache}-{number}",
-                "max_bytes": int(wanted.room * self.data_bytes),
-                "peers": f"{host.address}:{_PEER_PORT}",
-                "batch": BATCH,
-                "step_s": wanted.step_s,
-                "decode": 0.0,
-                "epochs": 1,
-                "slots": "rank",
-                "group": str(out),
-            }
+            more: dict[str, Any] = {"cache": f"{task['cache']}-{number}", "group": str(out)}
+            if wanted.nodes > 1:
+                more |= {"peers": f"{host.address}:{_PEER_PORT}"}
+            if wanted.moved:
+                more |= {"slots": "rank"}
             launcher = ["-m", "torch.distributed.run", "--nnodes", str(len(nodes))]
-            launcher += ["--node-rank", str(rank), "--nproc-per-node", "1"]
-            launcher += ["--master-addr", nodes[order[0]].address]
+            launcher += ["--node-rank", str(place), "--nproc-per-node", str(wanted.gpus)]
+            launcher += ["--master-addr", nodes[order[0]].talk_address]
             launcher += ["--master-port", str(_PORT + self.runs), "-m", "benchmarks.sizing_child"]
             jobs.append(
                 host.start(
-                    [sys.executable, *launcher, json.dumps(task)],
-                    env={"GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"},
+                    [sys.executable, *launcher, json.dumps(task | more)],
+                    env={"GLOO_SOCKET_IFNAME": TALK_DEVICE, "OMP_NUM_THREADS": "1"},
                 )
             )
         if any(job.wait(_PATIENCE_S) for job in jobs):
             raise RuntimeError(f"{wanted.name}: a rank failed.")
         ranks = [json.loads(path.read_text())[-1] for path in sorted(out.glob("rank-*.json"))]
         slowest: dict[str, float] = max(ranks, key=lambda rank: float(rank["seconds"]))
-        return slowest | {"bytes_peers": sum(rank["bytes_peers"] for rank in ranks)}
+        return slowest | {
+            name: sum(rank[name] for rank in ranks) for name in ("bytes_remote", "bytes_peers")
+        }
 
 
 def compare(wanted: SetUp, bench: Bench, rounds: int) -> dict[str, Any]:
     """A set-up's plan and its measured epochs, of which the median counts."""
-    plan = planned(wanted, bench.data, bench.data_bytes)
+    plan = planned(wanted, *bench.pack(wanted.shape))
     told = plan[wanted.epoch]
     runs = [bench.measured(wanted) for _ in range(rounds)]
     seconds = statistics.median(run["seconds"] for run in runs)
@@ -313,10 +273,9 @@ def main() -> None:
     wanted = [one for one in SET_UPS if not options.names or one.name in options.names]
     console, found, left_out = Console(), {}, {}
     with tempfile.TemporaryDirectory(prefix="penstock-sizing-") as place:
-        data = Path(place) / "pack"
-        bench = Bench(data, Path(place), make_data(data))
+        bench = Bench(Path(place))
         for one in wanted:
-            needs_root = one.link is not None or one.disk is not None
+            needs_root = one.is_linked or one.disk is not None
             if needs_root and (words := why_not()):
                 left_out[one.name] = words
                 continue

@@ -21,7 +21,8 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
     """Train over a dataset.
 
     task: url, cache ("": none), max_bytes, peers ("": none), batch (global), epochs, step_s, decode
-    (seconds a sample that a function sleeps), world ([rank, size]), slots.
+    (seconds a sample that a function sleeps, in so many `processes`), world ([rank, size]), slots,
+    reshuffle.
     """
     cache = None
     if task["cache"]:
@@ -29,7 +30,7 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
         cache = DiskCache(task["cache"], max_bytes=task["max_bytes"], peers=peers)
     augment: Any = None
     if task["decode"]:
-        augment = [Map(_sleeper(task["decode"]), fields=("data",), processes=2)]
+        augment = [Map(_sleeper(task["decode"]), fields=("data",), processes=task["processes"])]
     with (
         Dataset(task["url"], cache=cache, fields=("data",)) as dataset,
         DataLoader(
@@ -40,6 +41,7 @@ def epochs(task: dict[str, Any]) -> list[dict[str, float]]:
             seed=7,
             augment=augment,
             world=World(*task["world"]) if task.get("world") else None,
+            reshuffle=task["reshuffle"],
             **({"slots": task["slots"]} if task.get("slots") else {}),
         ) as loader,
     ):

@@ -103,13 +103,12 @@ class Dispatcher:
     # -- a fetch thread
 
     def _work(self, call: Call, attempt: Attempt) -> None:
-        """An attempt, and others of the call behind it: waking the caller for each of many small
-        ones would cost more than the requests do."""
-        following: Attempt | None = attempt
+        """An attempt, and behind it others that wait for a connection."""
+        following: tuple[Call, Attempt] | None = (call, attempt)
         while following is not None:
-            following = self._make(call, following)
+            following = self._make(*following)
 
-    def _make(self, call: Call, attempt: Attempt) -> Attempt | None:
+    def _make(self, call: Call, attempt: Attempt) -> tuple[Call, Attempt] | None:
         """One attempt, and what becomes of it; the next one for this thread."""
         began_s = time.monotonic()
         request = attempt.request
@@ -133,7 +132,9 @@ class Dispatcher:
             return None
         return self._deliver(call, attempt, answer, time.monotonic() - began_s)
 
-    def _deliver(self, call: Call, attempt: Attempt, answer: Any, seconds: float) -> Attempt | None:
+    def _deliver(
+        self, call: Call, attempt: Attempt, answer: Any, seconds: float
+    ) -> tuple[Call, Attempt] | None:
         size_bytes = answer.size_bytes if isinstance(answer, Answer) else 0
         self._meter.add(bytes_remote=size_bytes)
         self._meter.request(seconds)

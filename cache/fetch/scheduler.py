@@ -6,6 +6,7 @@ Times are seconds of one monotonic clock that the caller reads.
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from typing import TYPE_CHECKING
 
@@ -67,7 +68,9 @@ class Scheduler:
             return chosen, 0.0
         wait_s = call.limit_s
         while call.is_due(now_s):
-            pause_s = self.budget.wait_s(now_s, urgent=call.urgent)
+            first = self._first_in_line(now_s)
+            is_behind = first is not None and first.began_s < call.began_s
+            pause_s = math.inf if is_behind else self._wait_s(call, now_s)
             if pause_s > 0:
                 wait_s = min(wait_s, pause_s)
                 self._waiting.add(call)
@@ -114,6 +117,8 @@ class Scheduler:
         """Begin nothing more for a call."""
         call.is_open = False
         self._waiting.discard(call)
+        if self._waiting:
+            self._changed()
 
     # -- what became of an attempt
 
@@ -134,22 +139,37 @@ class Scheduler:
 
     def delivered(
         self, call: Call, attempt: Attempt, now_s: float, error: BaseException | None
-    ) -> Attempt | None:
-        """Note a delivery; the call's next attempt, if nobody else has to decide or to know
-        anything. error: of the delivery."""
+    ) -> tuple[Call, Attempt] | None:
+        """Note a delivery; the next attempt for its thread, with the call that it is of. error: of
+        the delivery."""
         call.delivering -= 1
         call.undelivered -= 1
         call.error = call.error or error
         self._end(call, attempt)
-        following = None
-        others_wait = len(self._waiting) > (call in self._waiting)
-        may_go_on = call.is_open and call.error is None and not self.is_closed
-        if may_go_on and call.unsent and not others_wait and not self._wait_s(call, now_s):
-            following = self._begin(call, call.unsent.popleft(), now_s)
-        # More room than this one needs: K has grown, and the caller starts more.
-        if following is None or call.retries or (call.unsent and not self._wait_s(call, now_s)):
+        following = self._following(now_s)
+        # Whoever has to decide or to know something is woken: waking all for each of many small
+        # requests would cost more than these do.
+        is_over = not call.undelivered or call.error is not None or not call.is_open
+        if following is None or is_over or call.retries or self._first_in_line(now_s):
             self._changed()
         return following
+
+    def _following(self, now_s: float) -> tuple[Call, Attempt] | None:
+        """The request that gets the connection that is free now."""
+        call = None if self.is_closed else self._first_in_line(now_s)
+        # A caller alone looks after what has to be repeated, and after its own end.
+        if call is None or call.error is not None or not call.unsent or call.is_due_again(now_s):
+            return None
+        attempt = self._begin(call, call.unsent.popleft(), now_s)
+        if not call.unsent:
+            self._waiting.discard(call)
+        return call, attempt
+
+    def _first_in_line(self, now_s: float) -> Call | None:
+        """Of the calls that wait and may send now the one that came first: calls that share the
+        connections would all take as long as all of them together, and training waits for one."""
+        may_send = (call for call in self._waiting if not self._wait_s(call, now_s))
+        return min(may_send, key=lambda call: call.began_s, default=None)
 
     def _wait_s(self, call: Call, now_s: float) -> float:
         return self.budget.wait_s(now_s, urgent=call.urgent)

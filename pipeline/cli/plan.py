@@ -38,6 +38,7 @@ from penstock.pipeline.cli.plan_options import (
     PlanPlot,
     Price,
     Ram,
+    Reshuffle,
     SampleBytes,
     Samples,
     SamplesPerS,
@@ -83,6 +84,7 @@ def plan(
     cpu_s_per_1000: CpuPer1000 = None,
     peers: WithPeers = False,
     moved: Moved = None,
+    reshuffle: Reshuffle = 0.0,
     cores: Cores = 128,
     ram: Ram = "1TB",
     nvme: Nvme = "1.5TB",
@@ -122,8 +124,8 @@ def _plan(told: dict[str, Any]) -> None:
         from penstock.pipeline.bench.plot import check_plot
 
         check_plot(told["plot"])
-    if told["measure"] and told["url"] is None:
-        raise ConfigError("--measure probes a dataset and its store: pass the URL too.")
+    if told["url"] is None:
+        _check_without_url(told)
     known = None
     if told["url"] is not None:
         place: dict[str, Any] = {
@@ -142,6 +144,25 @@ def _plan(told: dict[str, Any]) -> None:
         plot=told["plot"],
         as_json=told["as_json"],
     )
+
+
+_OF_A_URL = {
+    "measure": "--measure",
+    "format": "--format",
+    "index_folder": "--index",
+    "cache": "--cache",
+    "storage_option": "-o",
+}
+
+
+def _check_without_url(told: dict[str, Any]) -> None:
+    wrong = [option for name, option in _OF_A_URL.items() if name in told["given"]]
+    if wrong:
+        raise ConfigError(
+            f"{', '.join(wrong)}: got no URL, and "
+            f"{'these say' if len(wrong) > 1 else 'this says'} how one is read or probed. Pass the "
+            "URL of the data too, or leave out what is of a URL."
+        )
 
 
 def _measured(url: str, place: dict[str, Any], known: KnownData) -> KnownData:
@@ -196,7 +217,7 @@ def _report(
 ) -> None:
     from penstock.pipeline.cli.plan_inputs import setup_of
     from penstock.pipeline.cli.plan_report import plan_values, show_plan
-    from penstock.pipeline.plan.sizing.changes import changes, unmet_words
+    from penstock.pipeline.plan.sizing.changes import unmet_words
     from penstock.pipeline.plan.sizing.forecast import forecast
 
     if au is not None and not 0 < au <= 100:
@@ -214,16 +235,18 @@ def _report(
         plot_plan(setup, plot, title=_title(options, found))
         Console(stderr=as_json).print("Picture:", str(plot), markup=False, soft_wrap=True)
     if au is not None and (words := unmet_words(found, au=au)):
-        first = next(iter(changes(found)), None)
-        raise ConfigError(
-            f"{words} {'First of all: ' + first.words + '.' if first else ''}".strip()
-        )
+        raise ConfigError(words)
 
 
 def _walked(setup: Setup) -> list[SimulatedEpoch]:
     """Two epochs of the real order. Raises ConfigError for one that would take minutes."""
     from penstock.pipeline.plan.sizing.simulation import simulate
 
+    if setup.job.reshuffle:
+        raise ConfigError(
+            f"--simulate: got --reshuffle {setup.job.reshuffle:g}, and it walks orders that stay. "
+            "Leave one of them out; the formulas have both."
+        )
     pairs = setup.steps * setup.job.nodes
     if pairs > _MOST_PAIRS or setup.data.samples > _MOST_SAMPLES:
         raise ConfigError(

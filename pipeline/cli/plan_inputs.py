@@ -60,6 +60,7 @@ class PlanOptions:
     cpu_s_per_1000: float | None
     peers: bool
     moved: float | None
+    reshuffle: float
     cores: float
     ram: str
     nvme: str
@@ -210,6 +211,7 @@ def _job(
     notes.note("peers", "yes" if options.peers else "no", _origin(options, "peers"))
     caches = "empty" if options.moved is None else f"filled, {options.moved:.0%} on other nodes"
     notes.note("caches at the start", caches, _origin(options, "moved"))
+    notes.note("reshuffle", f"{options.reshuffle:g}", _origin(options, "reshuffle"))
     return JobFigures(
         nodes=options.nodes,
         gpus=options.gpus,
@@ -219,6 +221,7 @@ def _job(
         cpu_s_per_1000=cpu,
         peers=options.peers,
         moved=options.moved,
+        reshuffle=options.reshuffle,
     )
 
 

@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 DATA, JOB, NODE, STORE, OUT = "The data", "The job", "A node", "The store", "What comes out"
+
+_PLAIN = re.compile(r"[0-9]+([,_]?[0-9]{3})*")
+_POWER = re.compile(r"[0-9]+(\.[0-9]+)?[eE]\+?[0-9]{1,2}")
+
+
+def parse_count(told: str | int) -> int:
+    """A whole number as people write it: 1281167, 1,281,167, 1_281_167 or 1e9; a default as it is."""
+    text = str(told).strip()
+    if _PLAIN.fullmatch(text):
+        return int(text.replace(",", "").replace("_", ""))
+    if _POWER.fullmatch(text) and (number := float(text)).is_integer():
+        return int(number)
+    raise typer.BadParameter(
+        f"got {text!r}, wanted a whole number such as 1281167, 1,281,167 or 1e9."
+    )
+
+
+def _count(help: str, panel: str, *names: str) -> Any:
+    return typer.Option(
+        *names, help=help, rich_help_panel=panel, parser=parse_count, metavar="<int>"
+    )
+
 
 PlannedUrl = Annotated[
     str | None,
     typer.Argument(help="The data, if they are there: a path or an fsspec URL. Else --samples."),
 ]
 Samples = Annotated[
-    int | None,
-    typer.Option(
-        help="How many; by default the URL's or the model's published dataset's.",
-        rich_help_panel=DATA,
-    ),
+    int | None, _count("How many; by default the URL's or the model's published dataset's.", DATA)
 ]
 SampleBytes = Annotated[
     str | None,
@@ -54,21 +73,15 @@ SamplesPerS = Annotated[
         rich_help_panel=JOB,
     ),
 ]
-Nodes = Annotated[int, typer.Option(help="Nodes of the job.", rich_help_panel=JOB)]
-Gpus = Annotated[int, typer.Option(help="GPUs of a node, a rank each.", rich_help_panel=JOB)]
+Nodes = Annotated[int, _count("Nodes of the job.", JOB)]
+Gpus = Annotated[int, _count("GPUs of a node, a rank each.", JOB)]
 Batch = Annotated[
-    int | None,
-    typer.Option(
-        help="Samples of a GPU's batch; by default the model's, else 256.", rich_help_panel=JOB
-    ),
+    int | None, _count("Samples of a GPU's batch; by default the model's, else 256.", JOB)
 ]
 GlobalBatch = Annotated[
-    int | None,
-    typer.Option(
-        "--global-batch-size", help="Of all GPUs, instead of --batch.", rich_help_panel=JOB
-    ),
+    int | None, _count("Of all GPUs, instead of --batch.", JOB, "--global-batch-size")
 ]
-Epochs = Annotated[int, typer.Option(help="Epochs of the job.", rich_help_panel=JOB)]
+Epochs = Annotated[int, _count("Epochs of the job.", JOB)]
 CpuPer1000 = Annotated[
     float | None,
     typer.Option(
@@ -92,6 +105,13 @@ Moved = Annotated[
         help="The caches are filled, and this share of what a node reads lies on other nodes: 1/N "
         "after one of N was added, 0.5 after halving, 1 - 1/N for nodes dealt anew; 0 after "
         "`penstock warm`. Without: they are empty.",
+        rich_help_panel=JOB,
+    ),
+]
+Reshuffle = Annotated[
+    float,
+    typer.Option(
+        help="The loader's reshuffle=: share of the shards that take another place in each epoch.",
         rich_help_panel=JOB,
     ),
 ]

@@ -85,16 +85,20 @@ def plan_values(
 
 
 def peer_values(found: Forecast) -> dict[str, float]:
-    """What comes from other nodes' caches in a first epoch, and when a node joins; the cores of a
-    node that it takes, both sides, while the first epoch lasts. What one node holds that is lost,
-    the store gives again."""
+    """What comes from other nodes' caches in a first epoch, and when a node joins, with the cores
+    of a node that it takes, both sides, while that lasts. A node that joins reads its part in an
+    epoch, or as long as its network takes for that. What one node holds that is lost, the store
+    gives again."""
     job, total = found.setup.job, found.setup.data.total_bytes
     each_gb = PEER_TLS_CLIENT_S_PER_GB if job.tls else PEER_CLIENT_S_PER_GB
+    joins = total * found.kept / (job.nodes + 1) if job.peers else 0.0
+    joins_s = max(found.later.seconds, joins / found.setup.link_bytes_per_s) if joins else 0.0
     return {
         "bytes_first": round(found.first.traffic.peer),
         "cores_first": found.first.peer_cpu_s / found.first.seconds / job.nodes,
-        "bytes_node_joins": round(total * found.kept / (job.nodes + 1)) if job.peers else 0,
-        "cores_node_joins": each_gb * found.bytes_per_s / 1e9 if job.peers else 0.0,
+        "bytes_node_joins": round(joins),
+        "seconds_node_joins": joins_s,
+        "cores_node_joins": each_gb * joins / 1e9 / joins_s if joins else 0.0,
         "remote_bytes_node_lost": round(total * found.kept / job.nodes) if job.nodes > 1 else 0,
     }
 
@@ -135,18 +139,11 @@ def show_plan(
     console: Console,
     walked: Sequence[SimulatedEpoch] = (),
 ) -> None:
-    """Tables: what is needed, each kind of epoch, what to change, what it stands on."""
+    """What comes of it and what to change first, then tables: what is needed, each kind of epoch,
+    what it stands on."""
     whole = not console.is_terminal  # lines in a file or a pipe; a terminal would cut words
-    values = plan_values(found, assumptions)
-    job = found.setup.job
-    console.print(
-        f"[bold]{job.ranks:,} GPUs[/] on {job.nodes:,} node{'s' if job.nodes > 1 else ''} take "
-        f"{format_size(values['bytes_per_s_gpu'])}/s each, "
-        f"{format_size(found.bytes_per_s)}/s a node, "
-        f"{format_size(values['bytes_per_s'])}/s in all.",
-        highlight=False,
-        soft_wrap=whole,
-    )
+    for line in [*_head(found), *(f"[yellow]{words}[/]" for words in warnings_of(found))]:
+        console.print(line, highlight=False, soft_wrap=whole)
     console.print(_settings(found))
     console.print(_epochs(found))
     for number, epoch in enumerate(walked):
@@ -158,8 +155,6 @@ def show_plan(
             soft_wrap=whole,
         )
     console.print(_LEGEND, highlight=False, soft_wrap=whole, style="dim")
-    for line in _lines(found, values):
-        console.print(line, highlight=False, soft_wrap=whole)
     table = Table(
         "assumption", "value", "from", box=None, title_justify="left", title="What this stands on"
     )
@@ -168,25 +163,55 @@ def show_plan(
     console.print(table)
 
 
-def _lines(found: Forecast, values: dict[str, Any]) -> list[str]:
-    lines = []
-    for name, epoch in (("first epoch", found.first), ("later", found.later)):
-        behind = f", then {WORDS[epoch.next_limit]}" if epoch.next_limit else ""
-        lines.append(f"[bold]{name}:[/] the limit is {WORDS[epoch.limit]}{behind}.")
-    lines += [
-        f"[bold]{change['gain']:.2f} x as fast[/] with {change['words']}: "
-        f"AU {change['au_first']:.0f} % in the first epoch, {change['au_later']:.0f} % later; "
-        f"then the limit is {WORDS[change['limit']]}."
-        for change in values["advice"]
+def _head(found: Forecast) -> list[str]:
+    """The answer in a few lines: how each kind of epoch goes, and what to change first."""
+    job, later = found.setup.job, found.later
+    per_gpu = job.samples_per_s * found.setup.data.sample_bytes
+    lines = [
+        f"[bold]{_many(job.ranks, 'GPU')}[/] on {_many(job.nodes, 'node')} take "
+        f"{format_size(per_gpu)}/s each, {format_size(found.bytes_per_s)}/s a node, "
+        f"{format_size(found.bytes_per_s * job.nodes)}/s in all.",
+        f"[bold]First epoch:[/] {duration(found.first.seconds)}, AU {found.first.au:.1f} %. "
+        f"{_limit_words(found.first)}",
     ]
-    return lines + [f"[yellow]{words}[/]" for words in values["warnings"]]
+    if job.epochs > 1:
+        lines.append(
+            f"[bold]Later epochs:[/] {duration(later.seconds)} each, AU {later.au:.1f} %. "
+            f"{_limit_words(later)} All {job.epochs} epochs take {duration(found.seconds)}."
+        )
+    made = changes(found)
+    for change in made:
+        lines.append(
+            f"[bold]{'Change first' if change is made[0] else 'Or'}:[/] {change.words}. The job is "
+            f"then {change.gain:.2f} x as fast, with AU {change.au_first:.0f} % in the first epoch"
+            + (f" and {change.au_later:.0f} % later" if job.epochs > 1 else "")
+            + f", and the limit is {WORDS[change.limit]}."
+        )
+    return lines if made else [*lines, f"[bold]Change first:[/] {_no_change_words(found)}"]
+
+
+def _limit_words(epoch: EpochForecast) -> str:
+    behind = WORDS[epoch.next_limit] if epoch.next_limit else ""
+    if epoch.limit == "model":
+        return f"The GPUs never wait{f'; the next limit would be {behind}' if behind else ''}."
+    return f"The limit is {WORDS[epoch.limit]}{f', then {behind}' if behind else ''}."
+
+
+def _no_change_words(found: Forecast) -> str:
+    if found.first.limit == found.later.limit == "model":
+        return "nothing, the GPUs never wait."
+    return "nothing, no single change makes the whole job 2 % faster."
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count:,} {what}{'s' if count != 1 else ''}"
 
 
 def _settings(found: Forecast) -> Table:
     geometry, peers = found.geometry, peer_values(found)
     rows = [
         ("shards", f"{geometry.shards:,} of {format_size(geometry.shard_bytes)}"),
-        ("lanes", f"{geometry.lanes:,}, each {geometry.window} shards wide (docs/order.md)"),
+        ("lanes", f"{geometry.lanes:,}, each {_many(geometry.window, 'shard')} wide"),
         ("nodes that read a shard", f"{geometry.readers:.2f}"),
         ("the cache keeps", f"{found.kept:.0%} of what a node reads"),
         ("from the store, whole job", format_size(found.remote_bytes)),
@@ -204,9 +229,13 @@ def _settings(found: Forecast) -> Table:
                 f"{format_size(peers['bytes_first'])}, {peers['cores_first']:.2f} cores a node",
             )
         )
-        joins = format_size(peers["bytes_node_joins"])
         rows.append(
-            ("from peers, a node joins", f"{joins}, {peers['cores_node_joins']:.2f} of its cores")
+            (
+                "from peers, a node joins",
+                f"{format_size(peers['bytes_node_joins'])} in its first epoch of "
+                f"{duration(peers['seconds_node_joins'])}, {peers['cores_node_joins']:.2f} of its "
+                "cores meanwhile",
+            )
         )
     table = Table(box=None, show_header=False)
     for name, value in rows:

@@ -10,8 +10,8 @@ from penstock.cache.base.sizes import format_size
 from penstock.pipeline.plan.sizing.costs import MARGIN_SHARE
 from penstock.pipeline.plan.sizing.forecast import Forecast, forecast
 from penstock.pipeline.plan.sizing.geometry import geometry_of
-from penstock.pipeline.plan.sizing.tiers import PLURAL, WORDS
-from penstock.pipeline.plan.sizing.traffic import node_set_bytes
+from penstock.pipeline.plan.sizing.tiers import WORDS
+from penstock.pipeline.plan.sizing.traffic import node_epoch_bytes, node_set_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,7 +69,7 @@ def _warmed(now: Forecast) -> SetupChange | None:
     gain = now.seconds / seconds
     if gain < _LEAST_GAIN:
         return None
-    size = node_set_bytes(now.setup, now.geometry) * now.kept
+    size = node_epoch_bytes(now.setup, now.geometry) * now.kept
     rate = min(store.bytes_per_s / nodes, now.setup.link_bytes_per_s, node.nvme_bytes_per_s)
     return SetupChange(
         words=f"`penstock warm` before the GPUs are held: {format_size(size)} a node, at least "
@@ -164,18 +164,26 @@ def shortfall(epoch: EpochForecast, tier: Tier) -> float:
 
 
 def unmet_words(now: Forecast, *, au: float) -> str | None:
-    """What keeps a job from an AU in per cent from its second epoch on (in its only one), and by
-    how much; None for one that reaches it."""
+    """What keeps a job from an AU in per cent from its second epoch on (in its only one), by how
+    much, and which change helps most; None for one that reaches it."""
     epoch = now.main
     if epoch.au >= au:
         return None
-    limit = epoch.limit
     which = "from epoch 2 on" if epoch is now.later else "in the one epoch"
-    return (
-        f"An AU of {au:g} % can't be met: {epoch.au:.1f} % {which}, as {WORDS[limit]} "
-        f"{'are' if limit in PLURAL else 'is'} the limit: the GPUs ask "
-        f"for {shortfall(epoch, limit):.2f} x what it gives."
+    slow = {tier: shortfall(epoch, tier) for tier in epoch.tiers}
+    slow = {tier: by for tier, by in slow.items() if by > max(1.0, au / 100)} or {
+        epoch.limit: shortfall(epoch, epoch.limit)
+    }
+    tiers = sorted(slow, key=lambda tier: -slow[tier])
+    words = "; ".join(f"{WORDS[tier]} ({slow[tier]:.2f} x)" for tier in tiers)
+    said = (
+        f"An AU of {au:g} % can't be met: it is {epoch.au:.1f} % {which}. The GPUs ask for more "
+        f"than there is of: {words}."
     )
+    then = [(c.au_later if epoch is now.later else c.au_first, c.words) for c in changes(now)]
+    if not then or (best := max(then))[0] <= epoch.au:
+        return said
+    return f"{said} First of all: {best[1]}, for an AU of {best[0]:.1f} %."
 
 
 def duration(seconds: float) -> str:

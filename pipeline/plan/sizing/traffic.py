@@ -40,8 +40,32 @@ def cache_share(setup: Setup, geometry: Geometry) -> float:
 
 
 def node_set_bytes(setup: Setup, geometry: Geometry) -> float:
+    """Bytes of the shards that one node may ever read, whole: with `reshuffle` all that there are,
+    of which a cache keeps the same random part on each node."""
+    if setup.job.reshuffle:
+        return setup.data.total_bytes
+    return node_epoch_bytes(setup, geometry)
+
+
+def node_epoch_bytes(setup: Setup, geometry: Geometry) -> float:
     """Bytes of the shards that one node reads in an epoch, whole."""
     return setup.data.total_bytes * geometry.readers / setup.job.nodes
+
+
+def reshuffled_share(reshuffle: float, *, nodes: int, epochs: int) -> float:
+    """Of what nodes read in an epoch after the first, the part that is new to the node, on average
+    over these epochs.
+
+    A node reads a shard of its own lanes in an epoch with probability a = 1 - p + p/n, each other
+    one with b = p/n: so epoch e brings a·(1 - a)^e + (n - 1)·b·(1 - b)^e of the dataset to nodes
+    that have never read it.
+    """
+    if epochs < 2:
+        return 0.0
+    own, other = 1 - reshuffle + reshuffle / nodes, reshuffle / nodes
+    brought = (1 - own) * (1 - (1 - own) ** (epochs - 1))
+    brought += (nodes - 1) * (1 - other) * (1 - (1 - other) ** (epochs - 1))
+    return brought / (epochs - 1)
 
 
 def memory_share(kept: float) -> float:
@@ -97,26 +121,37 @@ def first_traffic(setup: Setup, geometry: Geometry, *, starved: bool = False) ->
 
 
 def warm_traffic(setup: Setup, geometry: Geometry) -> EpochTraffic:
-    """An epoch over caches that hold all that they keep."""
-    data, kept = setup.data, cache_share(setup, geometry)
-    local = _local(data.total_bytes * kept, found=_found(setup, geometry, kept))
-    if setup.store is None or kept >= 1:
+    """An epoch over caches that hold all that they keep; with `reshuffle` over those that hold
+    what the epochs before have brought, the mean of all later ones."""
+    data, job, kept = setup.data, setup.job, cache_share(setup, geometry)
+    total = data.total_bytes
+    local = _local(total * kept, found=_found(setup, geometry, kept))
+    if setup.store is None:
         return local
-    requests = data.samples * (1 - kept) * math.ceil(data.sample_bytes / REQUEST_BYTES)
+    new = kept * reshuffled_share(job.reshuffle, nodes=job.nodes, epochs=job.epochs)
+    if kept >= 1 and not new:
+        return local
+    here = _local(total * (kept - new), found=_found(setup, geometry, kept))
+    filled = total * new * geometry.readers
+    from_store = 0.0 if job.peers else filled
+    each = math.ceil(data.sample_bytes / REQUEST_BYTES)
+    alone = 0.0 if job.peers else new * single_share(geometry.open_share)
+    single = data.samples * each * (1 - kept + alone)
+    ranges = from_store / geometry.shard_bytes * math.ceil(geometry.shard_bytes / REQUEST_BYTES)
     return EpochTraffic(
-        remote=data.total_bytes * (1 - kept),
-        peer=0.0,
-        disk_read=local.disk_read,
-        disk_write=0.0,
-        memory=local.memory,
-        requests=requests,
-        single=requests,
+        remote=total * (1 - kept) + from_store,
+        peer=filled - from_store,
+        disk_read=here.disk_read,
+        disk_write=filled,
+        memory=here.memory + total * new,  # what was just written is in memory still
+        requests=single + ranges,
+        single=single,
     )
 
 
 def _found(setup: Setup, geometry: Geometry, kept: float) -> float:
     """Of what an epoch reads locally, the part that is in memory."""
-    on_disk = max(1.0, kept * node_set_bytes(setup, geometry))
+    on_disk = max(1.0, kept * node_epoch_bytes(setup, geometry))
     return memory_share(min(1.0, RAM_SHARE * setup.node.ram_bytes / on_disk))
 
 

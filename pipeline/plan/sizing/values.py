@@ -94,7 +94,8 @@ class JobFigures:
     augmenting a thousand samples take of the cores (0: the GPU does it, or there is nothing to
     decode). peers: nodes ask one another before the store; tls: and encrypt that. moved: the caches
     are filled, and so much of what each node reads, 0 to 1, lies on other nodes, as after a change
-    of nodes; None: the caches are empty."""
+    of nodes; None: the caches are empty. reshuffle: the loader's, the share of the shards that
+    take another place in each epoch."""
 
     nodes: int
     gpus: int
@@ -105,6 +106,7 @@ class JobFigures:
     peers: bool = False
     tls: bool = False
     moved: float | None = None
+    reshuffle: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("nodes", self.nodes)
@@ -113,8 +115,9 @@ class JobFigures:
         check_count("epochs", self.epochs)
         check_figure("samples/s of a GPU", self.samples_per_s)
         check_figure("CPU seconds per 1,000", self.cpu_s_per_1000, may_be_zero=True)
-        if self.moved is not None and not 0 <= self.moved <= 1:
-            raise ConfigError(f"moved: got {self.moved:g}, wanted a share from 0 to 1.")
+        for what, share in (("moved", self.moved or 0.0), ("reshuffle", self.reshuffle)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"{what}: got {share:g}, wanted a share from 0 to 1.")
         if self.global_batch < self.ranks:
             raise ConfigError(
                 f"global batch: got {self.global_batch}, {self.ranks - self.global_batch} fewer "

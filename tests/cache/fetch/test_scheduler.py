@@ -33,7 +33,9 @@ class Clocked:
         self.told += 1
 
 
-def call_of(count: int, *, urgent: bool = True, limit_s: float = 50.0) -> Call:
+def call_of(
+    count: int, *, urgent: bool = True, limit_s: float = 50.0, began_s: float = 100.0
+) -> Call:
     requests = deque(
         Request(number=n, uri=f"test://{n}", run=int, size_bytes=10, may_hedge=urgent)
         for n in range(count)
@@ -43,7 +45,7 @@ def call_of(count: int, *, urgent: bool = True, limit_s: float = 50.0) -> Call:
         urgent=urgent,
         unsent=requests,
         undelivered=count,
-        began_s=100.0,
+        began_s=began_s,
         began_round=0,
         limit_s=limit_s,
     )
@@ -63,20 +65,40 @@ def test_as_many_as_there_are_connections_and_one_more_for_each_that_ends() -> N
     assert clocked.scheduler.succeeded(call, chosen[1], 101.0, size_bytes=10, seconds=1.0)
     following = clocked.scheduler.delivered(call, chosen[1], 101.0, None)
     assert following is not None
-    assert following.request.number == 4
+    assert following[0] is call
+    assert following[1].request.number == 4
     assert clocked.told == 0  # the thread goes on by itself
     assert call.undelivered == 5
     assert clocked.scheduler.budget.in_flight == 4
 
 
-def test_who_waits_for_a_connection_gets_the_next_one() -> None:
+def test_who_came_first_gets_the_next_connection() -> None:
     clocked = Clocked()
-    first, second = call_of(5), call_of(1)
+    first, second = call_of(5, began_s=99.0), call_of(2, began_s=99.5)
     chosen, _ = clocked.scheduler.choose(first, 100.0)
     assert clocked.scheduler.choose(second, 100.0)[0] == []
-    assert clocked.scheduler.succeeded(first, chosen[0], 101.0, size_bytes=10, seconds=1.0)
-    assert clocked.scheduler.delivered(first, chosen[0], 101.0, None) is None
-    assert clocked.told == 1
+    served = []
+    for attempt in chosen[:3]:
+        assert clocked.scheduler.succeeded(first, attempt, 101.0, size_bytes=10, seconds=1.0)
+        served += [clocked.scheduler.delivered(first, attempt, 101.0, None)]
+    assert [(each[0], each[1].request.number) for each in served if each is not None] == [
+        (first, 4),
+        (second, 0),
+        (second, 1),
+    ]
+    assert clocked.told == 0
+
+
+def test_who_comes_later_leaves_a_free_connection_to_who_waits() -> None:
+    clocked = Clocked()
+    first, second = call_of(5, began_s=99.0), call_of(1, began_s=99.5)
+    chosen, _ = clocked.scheduler.choose(first, 100.0)
+    clocked.scheduler.failed(first, chosen[0], 100.5, RequestError("transient", "cut"))
+    assert clocked.scheduler.choose(second, 101.0)[0] == []
+    assert numbers(clocked.scheduler.choose(first, 101.0)[0])  # its caller was told
+    clocked.scheduler.leave(first)
+    for attempt in chosen[1:]:
+        clocked.scheduler.end(first, attempt)
     assert numbers(clocked.scheduler.choose(second, 101.0)[0]) == [0]
 
 
@@ -116,7 +138,7 @@ def test_the_twin_of_a_late_request_is_sent_once() -> None:
         now_s += 0.001
         assert clocked.scheduler.succeeded(warm, sent, now_s, size_bytes=10, seconds=0.001)
         following = clocked.scheduler.delivered(warm, sent, now_s, None)
-        ready += [following] if following is not None else []
+        ready += [following[1]] if following is not None else []
     call = call_of(1)
     (first,), wait_s = clocked.scheduler.choose(call, now_s)
     assert wait_s <= POLICY.hedge_floor_s + 1e-9
